@@ -121,6 +121,7 @@ class Options:
     served: ServedServices = served_services.ALL_SERVICES
     scheduler: str = scheduler.RANDOM  # one of SCHEDULERS, of Services without the annotation
     shadow: bool = False  # decisions are counted, and not carried out
+    namespace_share: float = 0.8  # of each map, for one namespace; from 0 to 1
     serve_external_ips: bool = True
     nodeport_source_ranges: tuple[Network, ...] = ()  # none: everybody
     external_ips: ExternalIps = external_ips.ALL_EXTERNAL_IPS  # those that are served, if any are

@@ -22,7 +22,7 @@ from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.parts import Parts, cluster_state, open_parts, start
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
-from ebpflb.agent.service_sync import NO_SHARES, ServiceSync
+from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.unreleased_sockets import UnreleasedSockets
 from ebpflb.configuration.translation import EXTERNAL_IPS
 from ebpflb.datapath import probe
@@ -86,8 +86,8 @@ def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
     cluster = cluster_state(options)
     node_sync = NodeSync(options, datapath, cluster, parts.engine, parts.flowtable)
     former = status.read(options.paths)
-    had = former.kept_for if former else NO_SHARES
-    service_sync = ServiceSync(datapath, cluster, node_sync, had=had)
+    record_lack = parts.servers.record_lack
+    service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=record_lack)
     reporter = _reporter(parts.servers, metrics)
     hooks = HooksCheck(node_sync, lock, lambda: inbox.put(Stop()))
     maps = MapsCheck(datapath, node_sync, service_sync)
@@ -141,6 +141,7 @@ def _reporter(servers: HttpServers, metrics: Metrics) -> Reporter:
         record_drift=servers.record_drift,
         record_annotation=servers.record_annotation,
         ports_not_open=servers.ports_not_open,
+        record_limit=lambda warning: servers.record_lack(warning.key, warning.reason),
     )
 
 

@@ -4,8 +4,7 @@
 Doctor connects through them to an endpoint of its own, so what it tries is what the programs in
 force do with the maps that they read. Doctor takes a lease of some seconds and renews it, so if it
 is killed they are gone soon after; with the agent they are withdrawn, or by the next one. They
-take no space that a Service could need: where a map is nearly full, or one waits for space, doctor
-is refused.
+take no space that a Service could need: where a map is nearly full doctor is refused.
 """
 
 import math
@@ -128,8 +127,6 @@ class CanarySync:
 
     def _check_space(self) -> None:
         planner = self._service_sync.planner
-        if planner.not_programmed:
-            raise CanaryRefused("Services wait for space in the maps: see `ebpflb status`")
         capacity, used = planner.capacity, planner.used_entries()
         for name, most in (
             ("services", capacity.services),

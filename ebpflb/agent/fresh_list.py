@@ -26,6 +26,7 @@ from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.slow_starts import SlowStarts
+from ebpflb.plan.space import Shares
 from ebpflb.serve.metrics import Metrics
 
 LIST_SECONDS = 30.0
@@ -66,7 +67,11 @@ class Missing(NamedTuple):
 
 
 def missing(
-    cluster: ClusterState, contents: MapContents, capacity: Capacity, but: Set[PortName] = NONE
+    cluster: ClusterState,
+    contents: MapContents,
+    capacity: Capacity,
+    shares: Shares,
+    but: Set[PortName] = NONE,
 ) -> Missing:
     """Of all service ports but these, and `ebpflb doctor`'s canary, which no object asks for."""
     starts, now = SlowStarts(), time.monotonic()
@@ -81,7 +86,8 @@ def missing(
         for port, selection in cluster.ports(key)
         if port.name not in but
     }
-    planner = Planner(capacity, _without(contents, but | set(filter(is_canary, contents.entries))))
+    canaries = set(filter(is_canary, contents.entries))
+    planner = Planner(capacity, _without(contents, but | canaries), shares)
     return Missing(planner.plan_everything(desired, now), planner.actual)
 
 

@@ -150,6 +150,7 @@ def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str
         yield f"invalid: {invalid} ({cluster.effect(Kind.SERVICE, key)})"
     elif not cluster.services.get(key):
         yield NOTHING_SERVED
+    yield from cluster.warnings_of(key)
     for slice in cluster.slices_of.get(key, ()):
         if wrong := cluster.invalid.get((Kind.ENDPOINT_SLICE, slice)):
             effect = cluster.effect(Kind.ENDPOINT_SLICE, slice)

@@ -177,9 +177,9 @@ class Agent:
         """
         if self._has_changes() and not self.sync_error:
             return self.last_sync + self.options.min_sync_period
-        if self.sync_error or self.node_sync.not_served or self.service_sync.not_programmed:
+        if self.sync_error or self.node_sync.not_served:
             return self.last_sync + WRITE_RETRY_SECONDS
-        return math.inf
+        return self.service_sync.retry_due
 
     def _sync_if_due(self) -> None:
         if has_changes := self._has_changes():

@@ -59,7 +59,6 @@ def fields_of(agent: "Agent") -> dict[str, Any]:
         "object_warnings": dict(islice(agent.cluster.warnings(), MAX_LISTED)),
         "contested": agent.service_sync.contested,
         "not_programmed": agent.service_sync.not_programmed,
-        "kept_for": agent.service_sync.had,
         "reset_on_removal": agent.on_removal.watched_ports,
         "devices_not_served": agent.node_sync.not_served,
         "ports_not_open": agent.reporter.ports_not_open(),

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from ebpflb.model import annotations, drift
+from ebpflb.model import annotations, drift, services
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.applied import Applied, ObjectWarning, SliceChange
 from ebpflb.model.cluster_state import ClusterState
@@ -40,13 +40,15 @@ class Reporter:
         record_unknown_node: Callable[[str], None] = lambda note: None,
         record_drift: Callable[[str], None] = lambda note: None,
         record_annotation: Callable[[ObjectWarning], None] = lambda warning: None,
+        record_limit: Callable[[ObjectWarning], None] = lambda warning: None,
         ports_not_open: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """``clock`` gives seconds since the epoch; the ``record_`` make an event.
         ``ports_not_open``: server -> why it cannot listen.
         """
         self.ports_not_open = ports_not_open
-        self._record_annotation, self._may_warn = record_annotation, object_limit().allows
+        self._record_annotation, self._record_limit = record_annotation, record_limit
+        self._may_warn = object_limit().allows
         self._record_unknown_node, self._node_unknown = record_unknown_node, ""
         self._record_drift = record_drift
         self._health, self._metrics, self._service_health = health, metrics, service_health
@@ -63,6 +65,8 @@ class Reporter:
                 log.warning("%s", warning)
                 if annotations.is_about_one(warning.text):
                     self._record_annotation(warning)
+                elif services.is_about_limit(warning.text):
+                    self._record_limit(warning)
         for each in change.slices.values():
             self._observe_trigger(each)
         self._pending_services |= change.services

@@ -31,16 +31,13 @@ from ebpflb.plan.planner import Planner
 from ebpflb.plan.removed_endpoints import DELETED, Change
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.slow_starts import SlowStarts
+from ebpflb.plan.space import Shares
 from ebpflb.plan.watched_ports import Watched
 from ebpflb.plan.wording import protocol_name
-from ebpflb.serve.status import log_new
 
 SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice
 log = logging.getLogger(__name__)
-_NOT_PROGRAMMED = "Service %s: %s; what it still wants of what it has stays"
-
-Had = Mapping[str, Mapping[str, int]]
-NO_SHARES: Had = {}
+_NOT_PROGRAMMED = "Service %s: %s; it keeps what it has and still wants"
 Changes = Mapping[PortName, DesiredService | None]
 MakePlan = Callable[[Changes, float], Plan]
 
@@ -48,8 +45,8 @@ MakePlan = Callable[[Changes, float], Plan]
 class ServiceSync:
     """Raises KernelError, also when it is made, where the maps cannot be read.
 
-    ``clock`` is a monotonic one, in seconds. ``had``: what service ports that do not fit had of the
-    maps, by an earlier agent.
+    ``clock`` is a monotonic one, in seconds. ``record_lack`` makes an event of what does not fit.
+    ``not_programmed``: Service -> why a port of it does not fit.
     """
 
     def __init__(
@@ -58,29 +55,32 @@ class ServiceSync:
         cluster: ClusterState,
         node_sync: NodeSync,
         clock: Callable[[], float] = time.monotonic,
-        had: Had = NO_SHARES,
+        record_lack: Callable[[Key, str], None] = lambda service, reason: None,
     ) -> None:
         self._clock = clock
         self.datapath = datapath
         self.cluster = cluster
         self.node_sync = node_sync
-        self.not_programmed: Mapping[str, str] = {}  # service port -> why it does not fit
+        self.not_programmed: Mapping[str, str] = {}
         self.contested: Mapping[str, str] = {}  # frontend -> who has it, and who has not
-        self.without_table = 0  # how many service ports lack their scheduler's table
+        self._record_lack = record_lack
+        self._lacking: set[Key] = set()
+        self._shares = Shares(node_sync.options.namespace_share)
         self._canary: frozenset[PortName] = frozenset()
         self.write_log = WriteLog(clock)
         self.slow_starts = SlowStarts()
         self._watched: dict[PortName, Change] = {}  # what ``take_watched`` returns next
         self.port_names: dict[Key, tuple[PortName, ...]] = {}  # Service -> its ports in the plan
-        self._start_over(had)
+        self._start_over()
 
-    def _start_over(self, had: Had) -> None:
+    def _start_over(self) -> None:
         """Reads the maps; every service is to be planned anew."""
-        self.planner = Planner(self.datapath.capacity, self.datapath.read_contents())
+        contents = self.datapath.read_contents()
+        self.planner = Planner(self.datapath.capacity, contents, self._shares)
+        self.planner.waiting.changed |= self._lacking
         # In force until the cluster's own are received: addresses in them that are not used are
         # dropped meanwhile, as before.
         self.planner.cluster_ips.cover(frozenset(self.datapath.service_ranges()))
-        self.planner.waiting.load(had, self.planner.actual)
         self.health_checks: dict[Key, HealthCheck] = {}  # the answers of health-check node ports
         self.no_local = NoLocalEndpoints()
         self._covering: Mapping[Family, Prefix] | None = None  # as they were written last
@@ -98,11 +98,6 @@ class ServiceSync:
     def backends(self) -> int:
         """Of all service ports that are programmed, without the canary's."""
         return self.planner.totals.backends - sum(len(it.backends) for it in self._canary_entries())
-
-    @property
-    def had(self) -> Had:
-        """Of the service ports that do not fit, what each had, and gets before others grow."""
-        return self.planner.waiting.named()
 
     def cover_service_cidrs(self) -> dict[Family, Prefix]:
         """The prefixes that cover all cluster IPs, and from now on all ranges of cluster IPs."""
@@ -127,6 +122,11 @@ class ServiceSync:
             else:
                 self.slow_starts.forget(name)
 
+    @property
+    def retry_due(self) -> float:
+        """When ``write`` is to try again what did not fit, by the clock."""
+        return self.planner.retry_due
+
     def take_watched(self) -> dict[PortName, Change]:
         """Whose connections are to be reset when endpoints go, of what changed since the last call.
 
@@ -142,12 +142,12 @@ class ServiceSync:
         return changes
 
     def write(self) -> None:
-        """Writes the services that changed, and those that did not fit before.
+        """Writes the services that changed, and some that did not fit before.
 
         Raises KernelError having written a part; the next call writes everything.
         """
         if self.must_start_over:
-            self._start_over(self.had)
+            self._start_over()
         self.must_start_over = True
         keys = sorted(self.cluster.take_changed_services())
         for start in range(0, len(keys), SERVICES_PER_PLAN):
@@ -155,7 +155,7 @@ class ServiceSync:
         if not self.all_written:
             self._write_batch([], self.planner.plan_everything)
             self.node_sync.flowtable.start_over(self.planner.frontends.owners)
-        elif self.planner.not_programmed:
+        elif self.retry_due <= self._clock():
             self._write_batch([], self.planner.plan_changes)
         self.must_start_over, self.all_written = False, True
         self._set_not_programmed()
@@ -170,12 +170,12 @@ class ServiceSync:
         former: dict[PortName, DesiredService | None] = dict.fromkeys(self._canary)
         self._write_changes(former | dict(wanted), self.planner.plan_changes)
         self._canary = frozenset(wanted)
-        full = next(filter(None, map(self.planner.not_programmed.get, wanted)), None)
+        full = next(filter(None, map(self.planner.waiting.lacks.get, wanted)), None)
         if full:
             self._write_changes(dict.fromkeys(wanted), self.planner.plan_changes)
             self._canary = frozenset()
         self.must_start_over = False
-        return full
+        return full.reason if full else None
 
     @property
     def has_canary(self) -> bool:
@@ -264,10 +264,16 @@ class ServiceSync:
         self.contested = found
 
     def _set_not_programmed(self) -> None:
-        reasons = {str(name): reason for name, reason in self.planner.not_programmed.items()}
-        log_new(self.not_programmed, reasons, _NOT_PROGRAMMED)
-        self.not_programmed = reasons
-        without = len(self.planner.space.tables.without_table)
-        if without != self.without_table:
-            log.warning("map choices is full: %d service ports are served at random", without)
-        self.without_table = without
+        """Names each Service that has begun to lack something in log and event."""
+        waiting, before = self.planner.waiting, self.not_programmed
+        changed, waiting.changed = waiting.changed, set()
+        if not changed:
+            return
+        now = {name: reason for name, reason in before.items() if name not in map(str, changed)}
+        for key in sorted(changed & waiting.of_service.keys()):
+            reason = next(iter(waiting.of_service[key].values())).reason
+            now[str(key)] = reason
+            if before.get(str(key)) != reason:
+                log.warning(_NOT_PROGRAMMED, key, reason)
+                self._record_lack(key, reason)
+        self.not_programmed, self._lacking = now, set(waiting.of_service)

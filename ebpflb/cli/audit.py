@@ -21,10 +21,10 @@ from ebpflb.diagnose import kube_proxy, place, service_audit
 from ebpflb.diagnose import node_audit as comparisons
 from ebpflb.diagnose.service_audit import Damage, Planned
 from ebpflb.errors import ClusterError, NodeError, one_line
-from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import Drift
 from ebpflb.options import Options, Paths
 from ebpflb.plan.allocators import Capacity
+from ebpflb.plan.space import Shares
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
 
@@ -104,7 +104,7 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
         found += comparisons.inconsistent(maps, damage.contents)
         if options is not None:
             try:
-                asked = _not_as_asked(fresh_list.listed(options), damage, capacity_of(maps))
+                asked = _not_as_asked(options, damage, capacity_of(maps))
             except ClusterError as error:
                 not_listed = str(error)
         found += asked.drifts
@@ -114,10 +114,11 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
     return Compared(found, not_listed)
 
 
-def _not_as_asked(cluster: ClusterState, damage: Damage, capacity: Capacity) -> Planned:
+def _not_as_asked(options: Options, damage: Damage, capacity: Capacity) -> Planned:
     """Without entries of backend_slots that contradict the slots: these are named already."""
     contents = replace(damage.contents, wrong_backend_slots=[])
-    missing = fresh_list.missing(cluster, contents, capacity, damage.names)
+    cluster, shares = fresh_list.listed(options), Shares(options.namespace_share)
+    missing = fresh_list.missing(cluster, contents, capacity, shares, damage.names)
     return service_audit.planned(missing.plan, contents.entries, missing.entries)
 
 

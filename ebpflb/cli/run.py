@@ -100,6 +100,7 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
         master=redaction.without_user(values["master"] or ""),
         readyz_address=values["readyz_bind_address"],
         map_sizes=values["map_size"],
+        namespace_share=values["namespace_share"] / 100,
         served=ServedServices(values["namespaces"], values["services"]),
         **by_configuration,
         **{name: values[name] for name in by_option},

@@ -192,6 +192,15 @@ _EBPFLB_OPTIONS = (
         " serves the others.  [default: all]",
     ),
     click.option(
+        "--namespace-share",
+        metavar="PERCENT",
+        type=click.IntRange(1, 100),
+        default=round(100 * Options.namespace_share),
+        show_default=True,
+        help="How much of each map of services, endpoints, source ranges and tables the Services of"
+        " one namespace may use. What does not fit is named by `ebpflb status` and an Event.",
+    ),
+    click.option(
         "--scheduler",
         type=click.Choice(scheduler.SCHEDULERS),
         help="How new connections get their endpoint, unless the Service's annotation"

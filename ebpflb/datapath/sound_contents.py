@@ -20,7 +20,6 @@ from ebpflb.plan.entries import (
     NO_SLOT,
     Backend,
     BackendName,
-    Choice,
     Frontend,
     Range,
     ServiceEntry,
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 
 _NO_BACKEND = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # of no service: their ids begin at 1
 _NO_BLOCK = Range(0, 0)
-_NO_CHOICE = Choice(0, 0, 0)
 _PROTOCOLS, _FAMILIES = frozenset(Protocol), frozenset(Family)
 _SOURCE_RANGE_BITS = 32 + 32 + 128
 
@@ -65,10 +63,6 @@ class SoundContents:
         found: int = self._maps["backend_slots"].get(id)
         return found if found < self._capacity.slots else NO_SLOT
 
-    def choice(self, index: int) -> Choice:
-        found: Choice = self._maps["choices"].get(index)
-        return found if max(found[:2]) < self._capacity.slots else _NO_CHOICE
-
     def read_back(self) -> MapContents:
         """For the planner. Slots are read in their order: so each part of them is mapped once."""
         services, names = self.services(), self.service_names()
@@ -77,7 +71,6 @@ class SoundContents:
             services,
             self.slots,
             self.backend_slot,
-            self.choice,
             {id: names[id] for id in sorted(names, key=lambda id: blocks.get(id, _NO_BLOCK))},
             self.backend_names(),
             self.source_ranges(),

@@ -91,6 +91,10 @@ class ClusterState:
         ):
             yield from ((f"{kind} {key}", text) for key, text in found.current())
 
+    def warnings_of(self, service: Key) -> tuple[str, ...]:
+        """What is wrong with parts of a Service, and not with all of it."""
+        return self._service_warnings.known(service)
+
     def take_changed_services(self) -> set[Key]:
         """Those that have changed since the last call."""
         changed, self.changed_services = self.changed_services, set()

@@ -23,6 +23,10 @@ class NewWarnings:
         """Each object with its warnings."""
         return ((key, "; ".join(texts)) for key, texts in self._last.items())
 
+    def known(self, key: Key) -> tuple[str, ...]:
+        """The warnings about the object's last version."""
+        return self._last.get(key, ())
+
     def forget(self, key: Key) -> None:
         """The object was deleted."""
         self._last.pop(key, None)

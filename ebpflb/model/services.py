@@ -12,10 +12,11 @@ Next: endpoints.py finds the endpoints of a service port, selection.py those tha
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from ebpflb import errors
@@ -29,16 +30,22 @@ from ebpflb.model import (
 )
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.admission import OF_KUBE_PROXY, Admission
+from ebpflb.model.annotations import annotation_field
 from ebpflb.model.scheduler import RANDOM
 
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # its presence: it is another proxy's
 DEFAULT_AFFINITY_SECONDS = 10800  # 3 hours, the API's default
 MAX_AFFINITY_SECONDS = 86400  # a day
 
+# Of one Service; the API allows more.
+MOST_PORTS, MOST_SOURCE_RANGES = 1000, 1000
+
 _EXTERNAL = {"ClusterIP": False, "NodePort": True, "LoadBalancer": True, "ExternalName": False}
 _STICKY = {"None": False, "ClientIP": True}
 _LOCAL = {"Cluster": False, "Local": True}
 
+_LIMIT = "too many"
+_Entry = TypeVar("_Entry")
 _Parsed = TypeVar("_Parsed", Address, Network)
 
 
@@ -132,13 +139,12 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     name = field_checks.filled("metadata.name", meta.name)
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
-    listed = address_fields.external_ips(spec) if admission.serve_external_ips else ()
-    found = _parsed(addresses.parse_frontend, listed, warnings)
-    external_ips = admission.external_ips.of(found, warnings)
+    external_ips = _external_ips(spec, admission, warnings)
     ingress = address_fields.ingress_ips(service.status)
     load_balancer_ips = _parsed(addresses.parse_frontend, ingress, warnings)
-    source_ranges = _parsed(addresses.parse_network, address_fields.source_ranges(spec), warnings)
-    to_nodeports = nodeport_ranges.of(service, admission.nodeport_source_ranges)
+    source_ranges = _source_ranges(spec, warnings)
+    to_nodeports = _nodeport_ranges(service, admission, warnings)
+    spec_ports = _ports(spec, warnings)
     chosen = service_choices.of(service, admission, warnings)
     ports = tuple(
         ServicePort(
@@ -149,8 +155,8 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             node_port=port.node_port,
             external_ips=_of(family, external_ips),
             load_balancer_ips=_of(family, load_balancer_ips),
-            source_ranges=_restricting(_of(family, source_ranges)),
-            nodeport_source_ranges=_restricting(_of(family, to_nodeports)),
+            source_ranges=source_ranges[family],
+            nodeport_source_ranges=to_nodeports[family],
             affinity_seconds=_affinity_seconds(spec),
             internal_local=_is_local("spec.internalTrafficPolicy", spec.internal_traffic_policy),
             external_local=_is_external_local(spec),
@@ -160,7 +166,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             slow_start=chosen.slow_start,
         )
         for family, cluster_ip in cluster_ips.items()
-        for port, protocol in _ports(spec, warnings)
+        for port, protocol in spec_ports
     )
     return ParsedService(ports, tuple(warnings))
 
@@ -170,6 +176,28 @@ def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:
     is_wanted = PROXY_NAME_LABEL not in (service.metadata.labels or {})
     is_wanted &= service.spec.type != "ExternalName" and admission.served.has(service.metadata)
     return is_wanted and not service.spec.cluster_ip
+
+
+def _first(
+    entries: Sequence[_Entry], most: int, field: str, warnings: list[str]
+) -> Sequence[_Entry]:
+    """The first ``most`` entries, with a warning where there are more."""
+    if len(entries) > most:
+        warnings.append(f"{field}: {_LIMIT}: the first {most} of {len(entries)} are used")
+    return entries[:most]
+
+
+def is_about_limit(message: str) -> bool:
+    """Whether a warning is about a limit of one Service."""
+    return f": {_LIMIT}: " in message
+
+
+def _external_ips(
+    spec: objects.ServiceSpec, admission: Admission, warnings: list[str]
+) -> list[Address]:
+    listed = address_fields.external_ips(spec) if admission.serve_external_ips else ()
+    found = _parsed(addresses.parse_frontend, listed, warnings)
+    return admission.external_ips.of(found, warnings)
 
 
 def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family, Address]:
@@ -192,11 +220,28 @@ def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family,
     return found
 
 
+def _source_ranges(
+    spec: objects.ServiceSpec, warnings: list[str]
+) -> dict[Family, tuple[Network, ...]]:
+    listed = spec.load_balancer_source_ranges or ()
+    used = len(_first(listed, MOST_SOURCE_RANGES, "spec.loadBalancerSourceRanges", warnings))
+    entries = islice(address_fields.source_ranges(spec), used)
+    return _restricting(_parsed(addresses.parse_network, entries, warnings))
+
+
+def _nodeport_ranges(
+    service: objects.Service, admission: Admission, warnings: list[str]
+) -> dict[Family, tuple[Network, ...]]:
+    found = nodeport_ranges.of(service, admission.nodeport_source_ranges)
+    field = annotation_field(nodeport_ranges.ANNOTATION)
+    return _restricting(_first(found, MOST_SOURCE_RANGES, field, warnings))
+
+
 def _ports(
     spec: objects.ServiceSpec, warnings: list[str]
 ) -> list[tuple[objects.ServicePortSpec, Protocol]]:
     checked: dict[tuple[str, Protocol], objects.ServicePortSpec] = {}
-    for index, port in enumerate(spec.ports or ()):
+    for index, port in enumerate(_first(spec.ports or (), MOST_PORTS, "spec.ports", warnings)):
         field = f"spec.ports[{index}]"
         field_checks.within(f"{field}.port", port.port, field_checks.PORTS)
         if port.node_port:
@@ -229,9 +274,11 @@ def _of(family: Family, values: Iterable[_Parsed]) -> tuple[_Parsed, ...]:
     return tuple(value for value in values if value.version == family)
 
 
-def _restricting(ranges: tuple[Network, ...]) -> tuple[Network, ...]:
-    """A range that holds every address makes the others ineffective."""
-    return () if any(network.prefixlen == 0 for network in ranges) else ranges
+def _restricting(ranges: Sequence[Network]) -> dict[Family, tuple[Network, ...]]:
+    """Of each family; a range that holds every address makes the others ineffective."""
+    found = {family: _of(family, ranges) for family in Family}
+    is_open = {family: any(it.prefixlen == 0 for it in found[family]) for family in Family}
+    return {family: () if is_open[family] else found[family] for family in Family}
 
 
 def _affinity_seconds(spec: objects.ServiceSpec) -> int:

@@ -13,8 +13,8 @@ What the planner is made of:
 
 allocators       ids and ranges of slots: which are free, which are in quarantine
 totals           what all of them have together
-space            whether a service port fits, and what of it does if it does not
-table_space      the same of its tables, which may be overwritten
+space            how much of a service port fits, and the shares of namespaces
+waiting          the service ports of which something does not fit, and when they are tried again
 scheduling       a scheduler as flags of frontends
 service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend

@@ -5,6 +5,7 @@ A program in the kernel may have looked up a service just before it changed. Wha
 stays as it was for QUARANTINE_SECONDS after the update was written to the maps.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -24,10 +25,6 @@ class Capacity(NamedTuple):
     backend_ids: int
     source_ranges: int
     choices: int = 0
-
-
-class MapFull(Exception):
-    """A map has too few free entries; some may still be in quarantine."""
 
 
 class UsedIds(Collection[int]):
@@ -68,8 +65,7 @@ class IdAllocator:
         return self.capacity - 1 - len(self.used)
 
     def allocate(self) -> int:
-        if not self.available:
-            raise MapFull("no free id")
+        """The next free id; there must be one ``available``."""
         self.last = self._after(self.last)
         while self.last in self.used:
             self.last = self._after(self.last)
@@ -95,24 +91,21 @@ class IdAllocator:
 class SlotAllocator:
     """Allocates ranges of an array: first fit; neighbouring free ranges are joined."""
 
-    def __init__(self, capacity: int, name: str = "slots") -> None:
+    def __init__(self, capacity: int) -> None:
         self.free_ranges = [Range(0, capacity)]
-        self.name = name
+        self.available = capacity  # slots that are free, in whatever ranges
 
-    @property
-    def available(self) -> int:
-        """How many slots are free, in whatever ranges; a thread that only reads may ask too."""
-        return sum(gap.size for gap in list(self.free_ranges))
-
-    def allocate(self, size: int) -> Range:
+    def allocate(self, size: int) -> Range | None:
+        """The first range of this size; None where no free range is as large."""
         if not size:
             return Range(0, 0)
         for index, gap in enumerate(self.free_ranges):
             if gap.size >= size:
                 rest = Range(gap.base + size, gap.size - size)
                 self.free_ranges[index : index + 1] = [rest] if rest.size else []
+                self.available -= size
                 return Range(gap.base, size)
-        raise MapFull(f"map {self.name} has no {size} free slots in a row")
+        return None
 
     def mark_used(self, taken: Range) -> list[Range]:
         """The maps refer to this range already; it may overlap ranges that are marked as used.
@@ -138,11 +131,13 @@ class SlotAllocator:
             )
             still_free += [part for part in (before, after) if part.size > 0]
         self.free_ranges[first:last] = still_free
+        self.available -= sum(part.size for part in taken_parts)
         return taken_parts
 
     def free(self, taken: Range) -> None:
         if not taken.size:
             return
+        self.available += taken.size
         index = bisect_left(self.free_ranges, taken)
         base, end = taken.base, taken.base + taken.size
         if index < len(self.free_ranges) and self.free_ranges[index].base == end:
@@ -173,6 +168,11 @@ class Quarantine:
         if self.pending:
             self.waiting.append((now, self.pending))
             self.pending = []
+
+    @property
+    def due(self) -> float:
+        """When ``release`` frees something; infinity: nothing is in quarantine."""
+        return self.waiting[0][0] + QUARANTINE_SECONDS if self.waiting else math.inf
 
     def release(self, now: float) -> None:
         """Frees what has been in quarantine long enough."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.allocators import MapFull
 from ebpflb.plan.cluster_ips import ClusterIps
 from ebpflb.plan.entries import Frontend, ServiceEntry
 
@@ -42,13 +41,10 @@ class Frontends:
         """Whether the map has an entry for it, of whichever service port: it needs no new one."""
         return frontend in self.owners or frontend in self.removed
 
-    def check_capacity(self, frontends: Iterable[Frontend], kept: int = 0) -> None:
-        """Raises MapFull if the map has no free entries, but for those that are to be ``kept``, for
-        those that it does not have yet.
-        """
-        new = sum(not self.has(f) for f in frontends)
-        if new and new > self.capacity - len(self.owners) - len(self.removed) - kept:
-            raise MapFull(f"map services is full ({self.capacity} entries)")
+    @property
+    def free(self) -> int:
+        """How many more entries the map has space for."""
+        return self.capacity - len(self.owners) - len(self.removed)
 
     def change(
         self,

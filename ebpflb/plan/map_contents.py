@@ -19,7 +19,6 @@ from ebpflb.plan.entries import (
     NO_SLOT,
     Backend,
     BackendName,
-    Choice,
     Frontend,
     Range,
     ServiceEntry,
@@ -45,7 +44,6 @@ class MapContents:
     leftover_translations: list[Translation] = field(default_factory=list)
     leftover_blocks: set[Range] = field(default_factory=set)
     leftover_tables: set[Range] = field(default_factory=set)
-    wrong_tables: set[PortName] = field(default_factory=set)  # overwritten in part
     leftover_source_ranges: list[SourceRange] = field(default_factory=list)
     cluster_ips: set[Address] = field(default_factory=set)
     # entries of backend_slots as they have to be written
@@ -62,7 +60,6 @@ def read_back(
     services: Iterable[tuple[Frontend, ServiceEntry]],
     slots: Callable[[Range], list[Backend]],
     backend_slots: Callable[[int], int],
-    choices: Callable[[int], Choice],
     service_names: Mapping[int, PortName],
     backend_names: Mapping[int, BackendName],
     source_ranges: Iterable[SourceRange] = (),
@@ -93,7 +90,6 @@ def read_back(
             contents.leftover_blocks |= {s.block for s in found.services.values()} - {found.block}
             contents.leftover_tables |= {s.tables for s in found.services.values()} - {found.tables}
             _check_backend_slots(contents, found, backend_slots)
-            _check_table(contents, name, slots, choices)
     _find_leftovers(contents, by_id, ranges_of, backend_names)
     contents.leftover_translations = _translations(contents, slots, backend_slots)
     return contents
@@ -140,27 +136,6 @@ def _check_backend_slots(
         if written != slot:
             contents.wrong_backend_slots.append((id, slot))
             contents.leftover_blocks.add(Range(written, 1))
-
-
-def _check_table(
-    contents: MapContents,
-    name: PortName,
-    slots: Callable[[Range], list[Backend]],
-    choices: Callable[[int], Choice],
-) -> None:
-    """The slots that wrong places refer to must stay until these are overwritten; so must the ids
-    of their backends, which connections may have.
-    """
-    found = contents.entries[name]
-    wrong = {written for at, place in found.choices() if (written := choices(at)) != place}
-    if not wrong:
-        return
-    contents.wrong_tables.add(name)
-    for slot in {slot for place in wrong for slot in place[:2]}:
-        contents.leftover_blocks.add(Range(slot, 1))
-        (backend,) = slots(Range(slot, 1))
-        if backend.service == found.id:
-            contents.leftover_backend_ids.add(backend.id)
 
 
 def _find_leftovers(

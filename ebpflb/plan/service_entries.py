@@ -68,11 +68,6 @@ class ServiceEntries(NamedTuple):
             for at, (one, other, below) in enumerate(found, first):
                 yield at, Choice(slot + one, slot + other, below)
 
-    def has_other_places(self, old: "ServiceEntries") -> bool:
-        """Whether ``choices`` have to be written, if the old ones are."""
-        here, there = ((it.block, it.tables, it.scheduler) for it in (self, old))
-        return bool(self.tables.size) and here != there
-
     @property
     def used_lists(self) -> Flags:
         return used_lists(each.flags for each in self.services.values())
@@ -171,7 +166,7 @@ def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandi
             yield StaleCandidates(frontend, backend)
 
 
-_NO_FLAGS, _RESTRICTED = frozenset[str](), frozenset({"restricted"})
+_NO_FLAGS = frozenset[str]()
 NO_ENTRIES = ServiceEntries(0, Range(0, 0), {}, (), ())
 
 
@@ -187,29 +182,6 @@ def service_entries(
     services = _services(service_id, desired, frontends, block, table)
     new = ServiceEntries(service_id, block, services, desired.backends, ids)
     return new._replace(source_ranges=source_ranges(service_id, desired)) if new.restricted else new
-
-
-def retained_entries(
-    old: ServiceEntries,
-    own: Iterable[Frontend],
-    desired: DesiredService,
-    frontends: Mapping[Frontend, Flags],
-) -> ServiceEntries | None:
-    """The last good entries of a service port whose desired state does not fit; None: it has none.
-
-    ``own`` are the frontends that it still has. Those that are to be restricted become so even
-    now; those that refer to another block since a crash refer to ``old.block`` again.
-    """
-    valid = old.valid
-    if valid is None:
-        return None
-    flags_of = {f: old.services[f].flags | (frontends.get(f, _NO_FLAGS) & _RESTRICTED) for f in own}
-    new = old._replace(services={f: valid._replace(flags=flags_of[f]) for f in flags_of})
-    if not new.restricted:
-        return new._replace(source_ranges=frozenset())
-    if any(_RESTRICTED & flags for flags in frontends.values()):
-        return new._replace(source_ranges=source_ranges(old.id, desired))
-    return new
 
 
 def source_ranges(service_id: int, desired: DesiredService) -> frozenset[SourceRange]:

@@ -58,7 +58,7 @@ def port_facts(port: ServicePort, planner: Planner) -> PortFacts:
         desired,
         planner.actual.get(name, NO_ENTRIES),
         {f: claims.claimants[f][0] for f in (desired.frontends if desired else ())},
-        planner.not_programmed.get(name, ""),
+        lack.reason if (lack := planner.waiting.lacks.get(name)) else "",
     )
 
 

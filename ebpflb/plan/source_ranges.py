@@ -45,12 +45,10 @@ class SourceRanges:
         self.present.update(ranges)
         self.removed.update(ranges)
 
-    def fitting(self, ranges: _Ranges) -> _Ranges:
-        """Those that the map has already, and as many others as it has free entries for."""
-        if ranges <= self.present:  # nearly all services have none
-            return ranges
-        more = sorted(ranges - self.present, key=str)
-        return (ranges & self.present) | frozenset(more[: self.capacity - len(self.present)])
+    @property
+    def free(self) -> int:
+        """How many more entries the map has space for."""
+        return self.capacity - len(self.present)
 
     def change(self, service_id: int, ranges: _Ranges, *, restricted: bool) -> None:
         """The ranges of a service from now on; there are none unless it is restricted."""

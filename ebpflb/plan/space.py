@@ -1,199 +1,291 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a service port fits into the maps, and what of it does if it does not.
+"""How much of a service port fits into the maps, and why the rest does not.
 
-A service port that has more endpoints than fit waits. What it still wants of what it has stays,
-what it does not want any more goes, and no other service port may grow into what it so gives up: it
-gets as much as it had, as soon as that is out of quarantine. Some backend ids are kept for service
-ports that exchange endpoints, which therefore need not wait.
+A namespace has at most its share of each map, so one tenant cannot take the space of all others;
+what its Services gave up counts until it is out of quarantine. The tables of one Service have a
+share of map choices besides.
+
+Each part of a service port fits or does not. Frontends that do not fit are left out. Backends that
+do not fit are left out with all new ones; those that the service port has and still wants stay.
+Source ranges that do not fit are left out, so a restricted frontend never admits too many clients.
+Without a table connections go at random. A new service port without space for its backends is not
+programmed.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Set
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from ebpflb.model.addresses import Family
-from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.allocators import Capacity, IdAllocator, MapFull, Quarantine, SlotAllocator
-from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import Frontend
+from ebpflb.model.events import Key
+from ebpflb.model.services import PortName
+from ebpflb.plan import scheduling, tables
+from ebpflb.plan.allocators import Capacity, IdAllocator, Quarantine, SlotAllocator
+from ebpflb.plan.desired_service import DesiredBackend, DesiredService
+from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
 from ebpflb.plan.frontends import Frontends
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
-from ebpflb.plan.table_space import TableSpace
+from ebpflb.plan.service_entries import LISTS, ServiceEntries, in_list, service_entries
+from ebpflb.plan.source_ranges import SourceRanges
+from ebpflb.plan.waiting import EVERYONE, Lack, Waiting, service_of
 
-_FAMILIES = {str(family): family for family in Family}
-_NAME = re.compile(rf"(.+)/(.+):(.*)/({'|'.join(Protocol.__members__)})/({'|'.join(_FAMILIES)})")
-KEPT_PART = 64  # one in so many backend ids is kept
-
-
-Actual = Mapping[PortName, ServiceEntries]
+_AT_RANDOM = "its connections go to any endpoint at random"
 
 
-class MapUsage(NamedTuple):
-    """How much of the maps a service port has, or may have again."""
+class Shares(NamedTuple):
+    """Parts of a map, from 0 to 1.
 
-    service_ids: int = 0
-    backend_ids: int = 0
-    frontends: int = 0
+    ``namespace``: of each map, for one namespace. ``service_tables``: of the places of map choices,
+    for the tables of one Service.
+    """
+
+    namespace: float
+    service_tables: float = 1 / 8
 
 
-class Waiting:
-    """The service ports that do not fit: what each had at most, and may have again."""
+UNLIMITED = Shares(1.0, 1.0)
 
-    def __init__(self) -> None:
-        self._had: dict[PortName, MapUsage] = {}
-        self._owed: dict[PortName, MapUsage] = {}
-        self._total = MapUsage()
 
-    def __contains__(self, name: PortName) -> bool:
-        return name in self._had
+class _Backends(NamedTuple):
+    """Backends with their ids, and the block of their slots."""
 
-    def had(self, name: PortName) -> MapUsage:
-        return self._had.get(name, MapUsage())
-
-    def reduced(self, name: PortName, before: ServiceEntries, now: ServiceEntries) -> None:
-        """A service port that waits has been reduced from one to the other."""
-        had = MapUsage(*map(max, self.had(name), _share(before)))
-        self._had[name] = had
-        self._set(name, MapUsage(*(max(0, a - b) for a, b in zip(had, _share(now), strict=True))))
-
-    def load(self, had: Mapping[str, Mapping[str, int]], actual: Actual) -> None:
-        """What ``named`` gave, of an earlier planner of the same maps, which hold ``actual``.
-
-        What cannot be read is left out.
-        """
-        for text, share in had.items():
-            name = _name(text)
-            if name is not None:
-                now = actual.get(name, NO_ENTRIES)
-                self._had[name] = MapUsage(1, share.get("backends", 0), share.get("frontends", 0))
-                self.reduced(name, now, now)
-
-    def named(self) -> dict[str, dict[str, int]]:
-        """What each had, by a text that tells the service port, for people and for ``load``."""
-        had = sorted(self._had.items())
-        return {
-            _text(name): {"backends": share.backend_ids, "frontends": share.frontends}
-            for name, share in had
-        }
-
-    def names(self) -> Set[PortName]:
-        return self._had.keys()
-
-    def forget(self, name: PortName) -> None:
-        """The service port fits, or is deleted."""
-        if self._had.pop(name, None):
-            self._set(name, MapUsage())
-            del self._owed[name]
-
-    def owed_to_others(self, name: PortName) -> MapUsage:
-        return MapUsage(
-            *(a - b for a, b in zip(self._total, self._owed.get(name, MapUsage()), strict=True))
-        )
-
-    def _set(self, name: PortName, owed: MapUsage) -> None:
-        others = self.owed_to_others(name)
-        self._owed[name] = owed
-        self._total = MapUsage(*(a + b for a, b in zip(others, owed, strict=True)))
+    backends: tuple[DesiredBackend, ...]
+    block: Range
+    ids: tuple[int, ...]
 
 
 class Space:
-    """The allocators of the maps, and who waits for them."""
+    """The allocators of the maps, what each namespace uses, and which service ports wait."""
 
-    def __init__(self, capacity: Capacity, frontends: Frontends) -> None:
-        self.capacity = capacity
-        self.frontends = frontends
+    def __init__(
+        self, capacity: Capacity, frontends: Frontends, ranges: SourceRanges, shares: Shares
+    ) -> None:
+        self.frontends, self.ranges, self.shares = frontends, ranges, shares
         self.service_ids = IdAllocator(capacity.service_ids)
         self.backend_ids = IdAllocator(capacity.backend_ids)
         self.slots = SlotAllocator(capacity.slots)
-        self.tables = TableSpace(capacity.choices)
+        self.choices = SlotAllocator(capacity.choices)
         self.waiting = Waiting()
+        self.sizes = {
+            "services": capacity.services,
+            "service_stats": capacity.service_ids,
+            "backend_slots": capacity.backend_ids,
+            "slots": capacity.slots,
+            "source_ranges": capacity.source_ranges,
+            "choices": capacity.choices,
+        }
+        self._free: dict[str, Callable[[], int]] = {
+            "services": lambda: frontends.free,
+            "service_stats": lambda: self.service_ids.available,
+            "backend_slots": lambda: self.backend_ids.available,
+            "slots": lambda: self.slots.available,
+            "source_ranges": lambda: ranges.free,
+            "choices": lambda: self.choices.available,
+        }
+        self._used: defaultdict[str, Counter[str]] = defaultdict(Counter)  # namespace -> map
+        self._tables: Counter[Key] = Counter()  # Service -> places of its tables
 
     def used_entries(self) -> dict[str, int]:
-        """As ``Planner.used_entries``, of the maps that are allocated here."""
+        """Map -> how many of its entries are in use, those in quarantine included.
+
+        Another thread may be planning at the same time: each count is right at some time.
+        """
+        ids = {"backend_slots": self.backend_ids.used, "service_stats": self.service_ids.used}
+        free = ("slots", "choices")
         return {
             "services": len(self.frontends.owners),
-            "slots": self.capacity.slots - self.slots.available,
-            "choices": self.capacity.choices - self.tables.choices.available,
-            "backend_slots": len(self.backend_ids.used),
-            "service_stats": len(self.service_ids.used),
+            "source_ranges": len(self.ranges.present),
+            **{part: self.sizes[part] - self._free[part]() for part in free},
+            **{part: len(used) for part, used in ids.items()},
         }
 
-    def check(
-        self,
-        name: PortName,
-        old: ServiceEntries,
-        known: tuple[int, ...],
-        frontends: Iterable[Frontend],
-    ) -> None:
-        """Raises MapFull with the map's name; nothing has been allocated by then.
+    def most(self, part: str) -> int:
+        """How many entries of a map one namespace may have."""
+        return math.ceil(self.sizes[part] * self.shares.namespace)
 
-        ``known``: the id of each desired backend; 0: it needs one.
+    def used_by(self, namespace: str) -> Mapping[str, int]:
+        """Map -> how many of its entries a namespace has, those at rest included."""
+        return dict(self._used.get(namespace, {}))
+
+    def replace(
+        self, name: PortName, old: ServiceEntries, new: ServiceEntries
+    ) -> Callable[[], None] | None:
+        """The service port has the entries ``new`` instead of ``old``.
+
+        Returns what ends the rest of the entries that it gave up; None where nothing rests.
         """
-        owed = self.waiting.owed_to_others(name)
-        self.frontends.check_capacity(frontends, owed.frontends)
-        if not old.id and self.service_ids.available <= owed.service_ids:
-            raise MapFull(f"map service_stats is full ({self.capacity.service_ids} ids)")
-        if (new := known.count(0)) and new > self._backend_ids(name, old, len(known)):
-            raise MapFull(f"map backend_slots is full ({self.capacity.backend_ids} ids)")
+        resting, used = _resting(old, new), self._used[name.namespace]
+        before, after = _usage(old), _usage(new)
+        for part in before:
+            used[part] += after[part] - before[part] + resting[part]
+        self._tables[service_of(name)] += after["choices"] - before["choices"]
+        if any(after[part] < before[part] for part in ("services", "source_ranges")):
+            self.waiting.freed(name.namespace)
+        return partial(self._end_rest, name.namespace, resting) if +resting else None
+
+    def lack(self, name: PortName, part: str, more: int, given_up: int = 0) -> Lack | None:
+        """What keeps a service port from having so many entries more of a map.
+
+        ``given_up``: places of its tables that it gives up for them.
+        """
+        if more <= 0:
+            return None
+        size, found = self.sizes[part], partial(Lack, part=part, more=more)
+        if more > self._free[part]():
+            return found(EVERYONE, reason=f"map {part} is full ({size} entries)")
+        most = self.most(part)
+        if most < self._used[name.namespace][part] + more:
+            share = f"namespace {name.namespace} has its share of map {part}"
+            reason = f"{share} ({most} of {size} entries, see --namespace-share)"
+            return found(name.namespace, reason=reason)
+        most, tables_now = int(size * self.shares.service_tables), self._tables[service_of(name)]
+        if part == "choices" and most < tables_now - given_up + more:
+            reason = f"the tables of one Service have at most {most} of {size} places of map {part}"
+            return found(name.namespace, reason=reason)
+        return None
+
+    def fit(
+        self, desired: DesiredService, wanted: Mapping[Frontend, Flags], old: ServiceEntries
+    ) -> tuple[ServiceEntries | None, Lack | None]:
+        """The entries of what fits, and what the rest lacks; None: nothing of it fits."""
+        lacks: list[Lack] = []
+        frontends = self._fit_frontends(desired.name, wanted, lacks)
+        found = self._fit_backends(desired, old, lacks) if frontends else None
+        if found is None:
+            return None, lacks[0]
+        desired = replace(desired, backends=found.backends)
+        table = self._fit_table(desired, frontends, old, lacks, same_block=found.block == old.block)
+        if table is None:
+            frontends = {f: scheduling.at_random(flags) for f, flags in frontends.items()}
+        id = old.id or self.service_ids.allocate()
+        new = service_entries(id, desired, frontends, found.block, found.ids, table or NO_TABLE)
+        return self._fit_source_ranges(desired.name, new, old, lacks), next(iter(lacks), None)
 
     def free_leftovers(self, contents: MapContents, quarantine: Quarantine) -> None:
         """A leftover block may overlap one that is used; only the rest of it is freed."""
-        self.tables.wrong |= contents.wrong_tables
         leftovers = (
             (self.slots, contents.leftover_blocks),
-            (self.tables.choices, contents.leftover_tables),
+            (self.choices, contents.leftover_tables),
         )
         for allocator, blocks in leftovers:
             for part in (part for block in blocks for part in allocator.mark_used(block)):
                 quarantine.add(partial(allocator.free, part))
+        quarantine.add(partial(self.waiting.freed, EVERYONE))
 
-    def reduced(self, desired: DesiredService, old: ServiceEntries) -> DesiredService:
-        """With the backends only that it has already, and with as many new ones as it had others,
-        as far as they fit. Raises MapFull if what stays does not fit either.
+    def _end_rest(self, namespace: str, resting: Counter[str]) -> None:
+        self._used[namespace] -= resting
+        self.waiting.freed(namespace)
+        if not self._used[namespace]:
+            del self._used[namespace]
+
+    def _fit_frontends(
+        self, name: PortName, wanted: Mapping[Frontend, Flags], lacks: list[Lack]
+    ) -> Mapping[Frontend, Flags]:
+        present = {f: flags for f, flags in wanted.items() if self.frontends.has(f)}
+        lack = self.lack(name, "services", len(wanted) - len(present))
+        lacks += [lack] if lack else []
+        return present if lack else wanted
+
+    def _fit_backends(
+        self, desired: DesiredService, old: ServiceEntries, lacks: list[Lack]
+    ) -> _Backends | None:
+        """All; else those that it has and still wants; else those that it has."""
+        if not old.id:
+            if lack := self.lack(desired.name, "service_stats", 1):
+                lacks.append(lack)
+                return None
+            return self._allocate(desired, old, lacks)
+        found = self._allocate(desired, old, lacks)
+        known = zip(desired.backends, old.ids_for(desired), strict=True)
+        kept = replace(desired, backends=tuple(backend for backend, id in known if id))
+        return (
+            found or self._allocate(kept, old, lacks) or _Backends(old.backends, old.block, old.ids)
+        )
+
+    def _allocate(
+        self, desired: DesiredService, old: ServiceEntries, lacks: list[Lack]
+    ) -> _Backends | None:
+        if old.has_backends_of(desired):
+            return _Backends(desired.backends, old.block, old.ids)
+        name, known, size = desired.name, old.ids_for(desired), len(desired.backends)
+        lack = self.lack(name, "backend_slots", known.count(0)) or self.lack(name, "slots", size)
+        block = None if lack else self.slots.allocate(size)
+        if block is None:
+            row = f"map slots has no {size} free slots in a row"
+            lacks.append(lack or Lack(EVERYONE, "slots", size, row))
+            return None
+        ids = tuple([id or self.backend_ids.allocate() for id in known])
+        return _Backends(desired.backends, block, ids)
+
+    def _fit_table(
+        self,
+        desired: DesiredService,
+        frontends: Mapping[Frontend, Flags],
+        old: ServiceEntries,
+        lacks: list[Lack],
+        *,
+        same_block: bool,
+    ) -> Range | None:
+        """The first of its tables; NO_TABLE: it needs none; None: it needs one that does not fit.
+
+        A table is never overwritten: other slots, weights or another scheduler get a new one.
         """
-        known = old.ids_for(desired)
-        stay = len(known) - known.count(0)
-        had = max(len(old.ids), self.waiting.had(desired.name).backend_ids)
-        new = min(had - stay, self._backend_ids(desired.name, old, 0))
-        gap = max((gap.size for gap in self.slots.free_ranges), default=0)
-        for count in (new, max(0, min(new, gap - stay))):
-            found = _only(desired, known, count)
-            if old.has_backends_of(found) or len(found.backends) <= gap:
-                return found
-        raise MapFull(f"map slots has no {stay} free slots in a row")
-
-    def _backend_ids(self, name: PortName, old: ServiceEntries, wanted: int) -> int:
-        """How many ids it may get if it wants so many backends."""
-        grows = wanted > max(len(old.ids), self.waiting.had(name).backend_ids)
-        kept = self.capacity.backend_ids // KEPT_PART if grows else 0
-        owed = self.waiting.owed_to_others(name).backend_ids
-        return max(0, self.backend_ids.available - owed - kept)
-
-
-def _only(desired: DesiredService, known: tuple[int, ...], new: int) -> DesiredService:
-    """With the first ``new`` of the backends that have no id yet."""
-    backends = []
-    for backend, id in zip(desired.backends, known, strict=True):
-        new -= not id
-        if id or new >= 0:
-            backends.append(backend)
-    return replace(desired, backends=tuple(backends))
-
-
-def _text(name: PortName) -> str:
-    return f"{name.namespace}/{name.service}:{name.port}/{name.protocol.name}/{name.family}"
-
-
-def _name(text: str) -> PortName | None:
-    parts = _NAME.fullmatch(text)
-    if parts is None:
+        scheduler = scheduling.scheduler_of(next(iter(frontends.values())))
+        size = _table_size(scheduler, desired.backends)
+        had = old.valid.table if old.valid else NO_TABLE
+        if not size or (same_block and (old.scheduler, had.size) == (scheduler, size)):
+            return had if size else NO_TABLE
+        lack = self.lack(desired.name, "choices", 2 * size, old.tables.size)
+        row = f"map choices has no {2 * size} free places in a row"
+        taken = None if lack else self.choices.allocate(2 * size)
+        if taken:
+            return taken._replace(size=size)
+        lack = lack or Lack(EVERYONE, "choices", 2 * size, row)
+        lacks.append(lack._replace(reason=f"{lack.reason}: {_AT_RANDOM}"))
         return None
-    namespace, service, port, protocol, family = parts.groups()
-    return PortName(namespace, service, port, Protocol[protocol], _FAMILIES[family])
+
+    def _fit_source_ranges(
+        self, name: PortName, new: ServiceEntries, old: ServiceEntries, lacks: list[Lack]
+    ) -> ServiceEntries:
+        """The same entries with those source ranges that fit."""
+        if new.source_ranges <= old.source_ranges:  # nearly all service ports have none
+            return new
+        more = sorted(new.source_ranges - self.ranges.present, key=str)
+        share = self.most("source_ranges")
+        room = min(self.ranges.free, share - self._used[name.namespace]["source_ranges"])
+        lack = self.lack(name, "source_ranges", len(more))
+        if not lack:
+            return new
+        lacks.append(lack._replace(more=1))
+        fitting = (new.source_ranges & self.ranges.present) | frozenset(more[: max(0, room)])
+        return new._replace(source_ranges=fitting)
 
 
-def _share(entries: ServiceEntries) -> MapUsage:
-    return MapUsage(int(entries is not NO_ENTRIES), len(entries.ids), len(entries.services))
+def _table_size(scheduler: str, backends: Sequence[DesiredBackend]) -> int:
+    if tables.is_needless(scheduler, [each.weight for each in backends]):
+        return 0
+    return tables.size(scheduler, [in_list(backends, name) for name in LISTS])
+
+
+def _usage(entries: ServiceEntries) -> dict[str, int]:
+    return {
+        "services": len(entries.services),
+        "service_stats": int(entries.id > 0),
+        "backend_slots": len(entries.ids),
+        "slots": entries.block.size,
+        "source_ranges": len(entries.source_ranges),
+        "choices": entries.tables.size,
+    }
+
+
+def _resting(old: ServiceEntries, new: ServiceEntries) -> Counter[str]:
+    """What a service port gives up, and no one gets before its quarantine is over."""
+    return Counter(
+        service_stats=int(old.id > new.id),
+        backend_slots=len(set(old.ids) - set(new.ids)),
+        slots=old.block.size if old.block != new.block else 0,
+        choices=old.tables.size if old.tables != new.tables else 0,
+        source_ranges=len(old.source_ranges) if new.id and not new.restricted else 0,
+    )

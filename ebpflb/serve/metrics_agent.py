@@ -94,13 +94,12 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
 
 
 def _not_programmed(status: AgentStatus) -> Iterator[Metric]:
-    ports = Counter(map(_service, status.not_programmed))
-    text = "Services with a port that does not fit: its last good state stays"
-    yield GaugeMetricFamily("ebpflb_services_not_programmed", text, len(ports))
-    text = f"How many ports of a Service do not fit; of {MAX_SERIES} Services at most"
+    text = "Services with a port that does not fit: it keeps what it has and still wants"
+    yield GaugeMetricFamily("ebpflb_services_not_programmed", text, len(status.not_programmed))
+    text = f"1 for each of them; for {MAX_SERIES} Services at most"
     each = GaugeMetricFamily("ebpflb_service_not_programmed", text, labels=["namespace", "name"])
-    for service, count in islice(sorted(ports.items()), MAX_SERIES):
-        each.add_metric(service, count)
+    for service in islice(sorted(status.not_programmed), MAX_SERIES):
+        each.add_metric(service.split("/"), 1)
     yield each
 
 
@@ -111,9 +110,3 @@ def _invalid_objects(status: AgentStatus) -> Metric:
     for kind in Kind:
         metric.add_metric([kind], kinds[kind])
     return metric
-
-
-def _service(port: str) -> tuple[str, str]:
-    """Namespace and name, of a service port's name."""
-    namespace, _, name = port.partition(":")[0].partition("/")
-    return namespace, name

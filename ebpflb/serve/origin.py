@@ -30,6 +30,7 @@ class Origin(msgspec.Struct, frozen=True):
     namespaces: str = ""
     services: str = ""
     scheduler: str = scheduler.RANDOM
+    namespace_share: float = Options.namespace_share
     masquerade_mark: int = Options.masquerade_mark
     masquerade_ports: tuple[int, int] = Options.masquerade_ports
     be_liberal: bool = False  # with segments that conntrack finds invalid
@@ -41,6 +42,8 @@ class Origin(msgspec.Struct, frozen=True):
         """
         if self.scheduler not in scheduler.SCHEDULERS:
             raise ValueError(f"{self.scheduler} is no scheduler")
+        if not 0 < self.namespace_share <= 1:
+            raise ValueError(f"{self.namespace_share} is no share")
         if not 0 < self.masquerade_mark < 1 << 32:
             raise ValueError(f"{self.masquerade_mark} is no mark")
         if not 0 < self.masquerade_ports[0] <= self.masquerade_ports[1] < 1 << 16:
@@ -61,6 +64,7 @@ class Origin(msgspec.Struct, frozen=True):
                 served_services.parse(self.services),
             ),
             scheduler=self.scheduler,
+            namespace_share=self.namespace_share,
             masquerade_mark=self.masquerade_mark,
             masquerade_ports=self.masquerade_ports,
             conntrack=ConntrackOptions(be_liberal=self.be_liberal),
@@ -88,6 +92,7 @@ def origin(options: Options) -> Origin:
         namespaces=served_services.show_namespaces(options.served.namespaces),
         services=served_services.show(options.served.selector),
         scheduler=options.scheduler,
+        namespace_share=options.namespace_share,
         masquerade_mark=options.masquerade_mark,
         masquerade_ports=options.masquerade_ports,
         be_liberal=options.conntrack_wanted.be_liberal,

@@ -17,6 +17,7 @@ from ebpflb.cluster.event_recorder import EventRecorder
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
 from ebpflb.model.applied import ObjectWarning
+from ebpflb.model.events import Key
 from ebpflb.options import Options
 from ebpflb.serve.health import Health, OnResponse
 from ebpflb.serve.http import JSON, Handler, Request, Response
@@ -29,6 +30,7 @@ from ebpflb.serve.service_health import ServiceHealth
 MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32
 DRIFT_REASON, DRIFT_ACTION = "DataPlaneDrift", "Audit"
 ANNOTATION_REASON, ANNOTATION_ACTION = "InvalidAnnotation", "Configure"
+LACK_REASON, LACK_ACTION = "DoesNotFit", "Program"
 START_ACTION = "StartKubeProxy"  # of all events at the start
 
 
@@ -102,6 +104,12 @@ class HttpServers:
     def record_drift(self, note: str) -> None:
         """An event: the node differs from what is planned. It takes no time."""
         self._events.event(self._node, "Warning", DRIFT_REASON, DRIFT_ACTION, note)
+
+    def record_lack(self, service: Key, reason: str) -> None:
+        """An event: a Service does not fit into the maps, as a log line has said already."""
+        if not self._events.is_log:
+            about = event_recorder.service(service)
+            self._events.event(about, "Warning", LACK_REASON, LACK_ACTION, reason)
 
     def record_annotation(self, warning: ObjectWarning) -> None:
         """An event: an object's annotation cannot be read, as a log line has said already."""

@@ -61,8 +61,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     invalid_objects: Mapping[str, str] = {}  # object -> what is wrong with it
     object_warnings: Mapping[str, str] = {}  # object -> what of it is not served, and why
     contested: Mapping[str, str] = {}  # frontend -> which Service has it, and which has not
-    not_programmed: Mapping[str, str] = {}  # service port -> which map is full
-    kept_for: Mapping[str, Mapping[str, int]] = {}  # those of them that had more -> what they had
+    not_programmed: Mapping[str, str] = {}  # Service -> why a port of it does not fit
     reset_on_removal: tuple[WatchedPort, ...] = ()  # whose connections the agent may have to reset
     devices_not_served: Mapping[str, str] = {}  # device -> why its packets are not served
     sync_error: str | None = None  # of the last sync, if it failed
@@ -86,9 +85,11 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
     @property
     def not_ready(self) -> list[str]:
-        """Why not all is in force: this agent's programs everywhere, and every service."""
+        """Why not all is in force: this agent's programs everywhere, and what is planned.
+
+        A Service that does not fit is no reason: else one tenant could take every node away.
+        """
         lists = {
-            "does not fit": self.not_programmed,
             "is not served": self.devices_not_served,
             "differs from what is planned": self.drift,
         }

@@ -248,8 +248,8 @@ _RULES: tuple[Callable[[AgentStatus], Iterator[VerdictReason]], ...] = (
     _counted(
         Cause.NOT_PROGRAMMED,
         "not_programmed",
-        "a service port does not fit",
-        "service ports do not fit",
+        "a Service does not fit",
+        "Services do not fit",
     ),
     _counted(
         Cause.DEVICES_NOT_SERVED,

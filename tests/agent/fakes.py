@@ -302,6 +302,7 @@ class Harness:
         self.source = FakeSource()
         self.events: list[str] = []
         self.annotations: list[ObjectWarning] = []  # events about them
+        self.lacks: list[tuple[Key, str]] = []  # events about Services that do not fit
         self.lock = FakeLock()
         self.sent = 0
         self.error: BaseException | None = None
@@ -326,8 +327,9 @@ class Harness:
             record_unknown_node=lambda note: self.record_unknown_node(note),
             record_drift=self.events.append,
             record_annotation=self.annotations.append,
+            record_limit=lambda warning: self._record_lack(warning.key, warning.reason),
         )
-        service_sync = ServiceSync(datapath, cluster, node_sync)
+        service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=self._record_lack)
         source: Any = self.source
         objects = ObjectsCheck(source, cluster, node_sync, service_sync)
         lock: Any = self.lock
@@ -347,6 +349,9 @@ class Harness:
         )
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
+
+    def _record_lack(self, service: Key, reason: str) -> None:
+        self.lacks.append((service, reason))
 
     def send(self, *events: Event | DevicesChanged) -> None:
         """Returns when the agent has taken them and has done what it could at once."""

@@ -18,6 +18,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
 from ebpflb.model.served_services import ServedServices
 from ebpflb.plan.canary import is_canary
+from ebpflb.plan.space import UNLIMITED
 from ebpflb.serve.http import Request, Response
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
@@ -101,7 +102,7 @@ def test_it_is_no_drift(harness: Harness, asked: CanaryRequests) -> None:
     begin(harness, "10.96.0.0/24")
     assert ask(asked, "begin", WISH)[0] == 200
     contents = harness.datapath.read_contents()
-    assert not fresh_list.missing(harness.agent.cluster, contents, CAPACITY).plan
+    assert not fresh_list.missing(harness.agent.cluster, contents, CAPACITY, UNLIMITED).plan
     agent = harness.agent
     check = ObjectsCheck(agent.source, agent.cluster, agent.node_sync, agent.service_sync)
     assert [it for found in check.steps() for it in found or ()] == []

@@ -7,7 +7,8 @@ import pytest
 
 from ebpflb.agent import loop
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
-from ebpflb.model.events import Kind, Removed, SourceStatus
+from ebpflb.lab import manifests
+from ebpflb.model.events import Key, Kind, Removed, SourceStatus
 from ebpflb.plan.entries import Range
 from ebpflb.plan.map_contents import MapContents
 from tests.agent.fakes import Harness, changed, found, listed, service, slices
@@ -108,23 +109,31 @@ def test_source_error(serving: Harness) -> None:
     assert "the API" not in serving.status.source_errors
 
 
-def test_not_programmed(
-    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A service that does not fit is named in log and status; later there is room, and it fits."""
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
+def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """A Service that does not fit is named once in log, event and status, and the node is ready
+    all the same; when space is freed it is served without a change of its own.
+    """
     everywhere = Range(0, 1 << 30)
     harness.datapath.leftovers = MapContents(leftover_blocks={everywhere})  # rests for a second
     harness.start()
     harness.send(*EVERYTHING)
-    name, reason = next(iter(harness.status.not_programmed.items()))
-    assert "default/a" in name
-    assert "slots" in reason
-    assert any(name in record.getMessage() for record in caplog.records)
-    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
-    harness.send()
+    assert harness.status.not_programmed["default/a"].startswith("map slots is full")
+    assert harness.status.not_ready == []
+    lines = [it.getMessage() for it in caplog.records if "Service default/a: " in it.getMessage()]
+    assert len(lines) == 1 and "map slots is full" in lines[0]
+    assert [str(key) for key, _ in harness.lacks].count("default/a") == 1
     harness.wait_for(lambda status: not status.not_programmed)
     assert len(harness.datapath.maps.services) == 2
+
+
+def test_too_many_ports_are_an_event(harness: Harness) -> None:
+    """On the Service, beside the line in the log."""
+    harness.start()
+    ports = [{"name": f"p{number}", "port": number} for number in range(1, 1002)]
+    harness.send(changed(Kind.SERVICE, manifests.service("a", ["10.96.0.7"], ports)))
+    assert harness.lacks == [
+        (Key("default", "a"), "spec.ports: too many: the first 1000 of 1001 are used")
+    ]
 
 
 def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ OTHERS: dict[str, Any] = {
     "namespaces": ["default", "shop"],
     "services": "tier=web,stage in (test,canary)",
     "scheduler": "round-robin",
+    "namespaceShare": 50,
     "shadow": True,
     "socketTranslation": "host",
     "audit": "report",

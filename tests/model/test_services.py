@@ -324,3 +324,23 @@ def test_unreadable_entries_are_skipped_with_a_remark() -> None:
         'status.loadBalancer.ingress[0].ip: "198.51.100" is not an IP address',
         'spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is not a CIDR such as 10.0.0.0/8',
     )
+
+
+def test_a_service_with_too_many_ports_or_ranges() -> None:
+    """The first 1000 are served, in the order of the spec; the warning says so."""
+    many = services.MOST_PORTS + 1
+    ports = [{"name": f"p{number}", "port": number} for number in range(1, many + 1)]
+    ranges = [f"10.{number >> 8}.{number & 255}.0/24" for number in range(many)]
+    found, warnings = services.parse(
+        builders.service(
+            ports=ports,
+            type="LoadBalancer",
+            loadBalancerSourceRanges=ranges,
+            annotations={"ebpflb.io/nodeport-source-ranges": ",".join(ranges)},
+        )
+    )
+    assert [port.port for port in found] == list(range(1, many))
+    assert {len(port.source_ranges) for port in found} == {1000}
+    assert {len(port.nodeport_source_ranges) for port in found} == {1000}
+    assert all(map(services.is_about_limit, warnings)) and len(warnings) == 3
+    assert "spec.ports: too many: the first 1000 of 1001 are used" in warnings

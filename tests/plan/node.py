@@ -14,6 +14,7 @@ from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Frontend, ServiceEntry
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
+from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan.builders import CAPACITY, CLIENTS
 from tests.plan.simulation import Backends, Drawn, Found, Maps, Rights, Write, WrongLookup, writes
 
@@ -47,10 +48,10 @@ class PlannedNode:
     no name, which only a crash leaves: the audit finds them.
     """
 
-    def __init__(self, capacity: Capacity = CAPACITY) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: Capacity = CAPACITY, shares: Shares = UNLIMITED) -> None:
+        self.capacity, self.shares = capacity, shares
         self.maps = Maps()
-        self.planner = Planner(capacity)
+        self.planner = Planner(capacity, shares=shares)
         self.desired: dict[PortName, DesiredService] = {}
         self.now = 100.0
         self.readers: dict[tuple[Frontend, ServiceEntry], Reader] = {}
@@ -79,9 +80,7 @@ class PlannedNode:
         self.nameless = self.maps.translations.keys() - self.maps.backend_names.keys()
         if not damaged:
             self._check_translations()
-        had = self.planner.waiting.named()
-        self.planner = Planner(self.capacity, self.maps.read_back())
-        self.planner.waiting.load(had, self.planner.actual)
+        self.planner = Planner(self.capacity, self.maps.read_back(), self.shares)
         plan = self.planner.plan_everything(self.desired, self.now)
         self.write_rows(list(writes(plan)), stop)
         return plan
@@ -147,16 +146,11 @@ class PlannedNode:
                 raise WrongLookup(f"netfilter does not translate to {backend}")
 
     def _check_frontends(self, before: Lookups, after: Lookups) -> None:
-        """Each frontend refers to what it did before the plan, or to what it will after it; while
-        its table is overwritten, places may lead to other slots of the service (``Maps.drawn``).
-        """
+        """Each frontend refers to what it did before the plan, or to what it will after it."""
         now = self.maps.lookups()
         for frontend in before.keys() | after.keys():
-            found, was = now.get(frontend), before.get(frontend)
-            if found in (was, after.get(frontend)):
-                continue
-            same = found and was and found._replace(drawn=was.drawn) == was
-            if not (same and self._is_overwritten(self.maps.services[frontend])):
+            found = now.get(frontend)
+            if found not in (before.get(frontend), after.get(frontend)):
                 raise WrongLookup(f"{frontend} leads to {found} meanwhile")
 
     def _check_cluster_ips(self, complete: set[Frontend]) -> None:
@@ -195,24 +189,16 @@ class PlannedNode:
 
     def _check_readers(self) -> None:
         """Less than the quarantine later, the slots are as they were, what netfilter makes of them,
-        and the places of its table; but one that is overwritten leads to other slots of the service
-        (``Maps.drawn``).
+        and the places of its table.
         """
         for (frontend, service), reader in [*self.readers.items()]:
             if self.now - reader.since < QUARANTINE_SECONDS:
                 backends = self.maps.backends(service, service.block)
-                drawn = self.maps.drawn(service)
-                kept = drawn == reader.drawn or self._is_overwritten(service)
+                kept = self.maps.drawn(service) == reader.drawn
                 translated = all(map(self.maps.is_translated, reader.backends))
                 if backends != reader.backends or not kept or not translated:
                     raise WrongLookup(f"{service} was overwritten under a reader")
-                self.readers[frontend, service] = reader._replace(drawn=drawn)
                 self._check_admitted(frontend, service, reader)
-
-    def _is_overwritten(self, read: ServiceEntry) -> bool:
-        """Whether its table now is that of other slots, or of another scheduler."""
-        mine = [it for it in self.planner.actual.values() if it.id == read.id]
-        return any(it.tables == read.tables for it in mine)
 
     def _check_admitted(self, frontend: Frontend, service: ServiceEntry, reader: Reader) -> None:
         """A client that was admitted by the service as read stays so, if the new service admits it.
@@ -281,7 +267,7 @@ def _check_ranges(node: PlannedNode) -> None:
     space, entries = node.planner.space, node.planner.actual.values()
     for allocator, taken, size in (
         (space.slots, [p.block for p in entries], node.capacity.slots),
-        (space.tables.choices, [p.tables for p in entries], node.capacity.choices),
+        (space.choices, [p.tables for p in entries], node.capacity.choices),
     ):
         freed = [call.args[0] for call in _quarantined(node.planner) if call.func == allocator.free]
         runs = sorted(run for run in (*allocator.free_ranges, *taken, *freed) if run.size)

@@ -130,7 +130,6 @@ class Maps:
             self.services.items(),
             lambda block: [self.slots.get(block.base + at, ZERO) for at in range(block.size)],
             lambda number: self.backend_slots.get(number, 0),
-            lambda at: self.choices.get(at, Choice(0, 0, 0)),
             dict(self.service_names),
             dict(self.backend_names),
             self.source_ranges,

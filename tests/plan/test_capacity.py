@@ -12,9 +12,9 @@ from tests.plan.node import PlannedNode, check_tidy
 A, B = desired("a", [1, 2], [1, 2]), desired("b", [3, 4], [3, 4])
 FULL = [
     (CAPACITY._replace(services=3), "map services is full (3 entries)"),
-    (CAPACITY._replace(service_ids=2), "map service_stats is full (2 ids)"),
-    (CAPACITY._replace(backend_ids=4), "map backend_slots is full (4 ids)"),
-    (CAPACITY._replace(slots=3), "map slots has no 2 free slots in a row"),
+    (CAPACITY._replace(service_ids=2), "map service_stats is full (2 entries)"),
+    (CAPACITY._replace(backend_ids=4), "map backend_slots is full (4 entries)"),
+    (CAPACITY._replace(slots=3), "map slots is full (3 entries)"),
 ]
 each_map = pytest.mark.parametrize(("capacity", "message"), FULL)
 
@@ -31,7 +31,7 @@ def test_new_service_does_not_fit(capacity: Capacity, message: str) -> None:
 
 @each_map
 def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
-    """It is tried again with every plan, of whatever services, once the quarantine is over."""
+    """It is tried again, without a change of its own, once the quarantine is over."""
     node = PlannedNode(capacity)
     node.change(by_name(A, B))
     node.change({name("a"): None})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Map choices is full: a service that has a table keeps it, overwritten place by place."""
+"""Map choices is full: a service without a table is served at random, until there is space."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +11,11 @@ from ebpflb.model.scheduler import MAGLEV, RANDOM
 from ebpflb.plan import scheduling, tables
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NO_TABLE, Range
-from ebpflb.plan.table_space import PLACES_KEPT
+from ebpflb.plan.entries import NO_TABLE
+from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan import histories
 from tests.plan.builders import CAPACITY, SERVING, backend, by_name, desired, name
 from tests.plan.node import PlannedNode, check_tidy
-from tests.plan.simulation import writes
 
 FULL = CAPACITY._replace(choices=12)  # one table of a prime of 5 places for each list, and 2 more
 
@@ -37,95 +36,48 @@ def weighted(*weights: int) -> DesiredService:
     return desired("a", [1], backends)
 
 
-def node_with(port: DesiredService, capacity: Capacity = FULL) -> PlannedNode:
-    node = PlannedNode(capacity)
+def node_with(
+    port: DesiredService, capacity: Capacity = CAPACITY, shares: Shares = UNLIMITED
+) -> PlannedNode:
+    node = PlannedNode(capacity, shares)
     node.change(by_name(port))
     return node
 
 
-def in_an_empty_map(port: DesiredService) -> object:
-    return node_with(port, CAPACITY).maps.view()
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        (hashed(1, 2), hashed(1, 3)),
-        (hashed(1, 2), hashed(2)),
-        (weighted(1, 2, 3, 4, 5), weighted(5, 4, 3, 2, 1)),
-        (weighted(1, 2, 3, 4, 5), weighted(1, 0, 3, 4, 5)),
-    ],
+    [(hashed(1, 2), hashed(1, 3)), (weighted(1, 2, 3, 4, 5), weighted(5, 4, 3, 2, 1))],
 )
-def test_a_change_is_in_force_at_once(before: DesiredService, after: DesiredService) -> None:
-    """As with an empty map: new weights and endpoints, and none of those that went."""
-    node = node_with(before)
-    had = node.planner.actual[name("a")].tables
+def test_a_change_is_served_at_random_until_the_former_table_is_free(
+    before: DesiredService, after: DesiredService
+) -> None:
+    """Its endpoints are in force at once; it is named, and needs no change to get its table."""
+    node = node_with(before, FULL)
     node.change(by_name(after))
-    assert node.planner.actual[name("a")].tables == had
-    assert node.maps.view() == in_an_empty_map(after)
-    assert not node.planner.space.tables.without_table
-    check_tidy(node)
-
-
-def test_too_small_a_table_is_lost_and_another_one_tried_again() -> None:
-    """Only then: connections go at random until there is room."""
-    node = node_with(hashed(1, 2))
-    node.change(by_name(hashed(1, 2, 3, 4, 5, 6)))
-    assert node.planner.space.tables.without_table.keys() == {name("a")}
     assert node.planner.actual[name("a")].scheduler == RANDOM
-    node.change(by_name(hashed(1, 2)))
+    assert len(node.planner.actual[name("a")].backends) == len(after.backends)
+    (reason,) = node.planner.not_programmed.values()
+    assert reason.startswith("map choices is full (12 entries)") and "at random" in reason
+    check_tidy(node)
     node.wait(2)
+    assert node.planner.retry_due <= node.now
     node.change({})
-    assert node.maps.view() == in_an_empty_map(hashed(1, 2))
+    assert node.maps.view() == node_with(after).maps.view()
     check_tidy(node)
 
 
-def test_a_table_of_another_size_is_exchanged_when_there_is_room() -> None:
-    """Of three endpoints it should have 11 places: it has 5, until another service goes."""
-    node = node_with(hashed(1, 2), CAPACITY._replace(choices=32))
-    node.change(by_name(hashed(7, 8, service="b", first=2)))
-    node.change(by_name(hashed(1, 2, 3)))
-    assert node.planner.actual[name("a")].tables.size == 10
-    assert node.planner.space.tables.cramped.keys() == {name("a")}
-    node.change({name("b"): None})
-    node.wait(2)
-    node.change({})
-    assert node.maps.view() == in_an_empty_map(hashed(1, 2, 3))
+def test_the_tables_of_one_service_have_a_share() -> None:
+    """Its next port goes at random, and another Service gets a table."""
+    ports = [hashed(1, 2), hashed(3, 4, first=2), hashed(5, 6, service="b", first=3)]
+    ports[1] = replace(ports[1], name=name("a")._replace(port="second"))
+    node = PlannedNode(CAPACITY._replace(choices=80), Shares(1.0, service_tables=0.2))
+    node.change(by_name(*ports))
+    (reason,) = node.planner.not_programmed.values()
+    assert node.planner.not_programmed.keys() == {ports[1].name}
+    assert reason.startswith("the tables of one Service have at most 16 of 80 places")
+    node.change(by_name(hashed(7, 8)))
+    assert node.planner.actual[name("a")].scheduler == MAGLEV, "a change does not count twice"
     check_tidy(node)
-
-
-def test_some_places_are_kept_for_who_has_a_table() -> None:
-    """A new service cannot have the last ones; one that has a table can, and exchanges it."""
-    node = node_with(hashed(1, 2), CAPACITY._replace(choices=10 * PLACES_KEPT))
-    for number in range(2, PLACES_KEPT):
-        node.change(by_name(hashed(3, service=f"s{number}", first=number)))
-    assert not node.planner.space.tables.without_table
-    node.change(by_name(hashed(3, service="last", first=PLACES_KEPT)))
-    assert node.planner.space.tables.without_table.keys() == {name("last")}
-    had = node.planner.actual[name("a")].tables
-    node.change(by_name(hashed(1, 3)))
-    assert node.planner.actual[name("a")].tables != had
-
-
-@pytest.mark.parametrize("back", [False, True])
-def test_a_crash_while_a_table_is_overwritten_is_mended(back: bool) -> None:
-    """Whatever is desired then, also if it is what was there before; and what the places lead to is
-    not given away until they are overwritten.
-    """
-    before, after = hashed(1, 2), hashed(1, 3)
-    rows = len(list(writes(node_with(before).change(by_name(after)))))
-    for stop in range(rows + 1):
-        node = node_with(before)
-        node.change(by_name(after), stop=stop)
-        node.desired = by_name(before if back else after, desired("new", [9], [7, 8]))
-        node.restart()
-        check_tidy(node)
-        assert node.planner.actual[name("a")].tables == Range(0, 10)
-        found, wanted = node.maps.view(), in_an_empty_map(before if back else after)
-        assert isinstance(wanted, dict)
-        assert {at: found[at] for at in wanted} == wanted
-        node.wait_for_quarantine()
-        assert not node.restart()
 
 
 def test_equal_weights_are_told_with_maglev_alone() -> None:
@@ -133,7 +85,7 @@ def test_equal_weights_are_told_with_maglev_alone() -> None:
     uneven = replace(hashed(), backends=(backend(1, weight=1), backend(2)))
     drained = replace(hashed(), backends=(backend(2), backend(1, SERVING, weight=1)))
     by_flags = {
-        port: {"even" in it.flags for it in node_with(found, CAPACITY).maps.services.values()}
+        port: {"even" in it.flags for it in node_with(found).maps.services.values()}
         for port, found in {
             "even": hashed(1, 2),
             "uneven": uneven,
@@ -144,6 +96,6 @@ def test_equal_weights_are_told_with_maglev_alone() -> None:
     assert by_flags == {"even": {True}, "uneven": {False}, "drained": {True}, "random": {False}}
 
 
-def test_without_a_table_none_is_overwritten() -> None:
-    node = node_with(replace(hashed(), backends=()))
+def test_without_endpoints_there_is_no_table() -> None:
+    node = node_with(replace(hashed(), backends=()), FULL)
     assert node.planner.actual[name("a")].tables == NO_TABLE

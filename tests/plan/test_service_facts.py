@@ -120,7 +120,7 @@ def test_no_space() -> None:
         builders.service(), builders.slice(*(entry(f"10.1.0.{n}") for n in range(9))), capacity=full
     )
     (port,) = page.ports
-    reason = "no space: map backend_slots is full (2 ids)"
+    reason = "no space: map backend_slots is full (2 entries)"
     assert {row.reason for row in port.endpoints} == {port.problem} == {reason}
     assert [row.problem for row in port.frontends] == [reason]
 

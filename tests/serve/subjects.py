@@ -32,7 +32,7 @@ BUSY = AgentStatus(
     packet_path=PacketPath(Engine.FLOWS, "a test"),
     source_errors={"https://api/v1/services": "gone"},
     invalid_objects={"Service shop/odd": "spec.ports[0].port: 0"},
-    not_programmed={"shop/web:http": "map slots is full"},
+    not_programmed={"shop/web": "map slots is full"},
 )
 
 

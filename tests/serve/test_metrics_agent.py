@@ -69,18 +69,18 @@ def test_fields(fields: dict[str, Any], name: str, now: dict[str, float]) -> Non
 
 
 def test_services_not_programmed() -> None:
-    """Services are counted, not their ports, and each is named with how many of its ports."""
-    reasons = dict.fromkeys(("shop/web:http", "shop/web:https", "shop/db", "a/web"), "full")
+    """They are counted, and each is named."""
+    reasons = dict.fromkeys(("shop/web", "shop/db", "a/web"), "full")
     made = reading([STATUS.changed(not_programmed=reasons)])
     assert value(made, "ebpflb_services_not_programmed") == 3
-    assert value(made, SERVICE, namespace="shop", name="web") == 2
+    assert value(made, SERVICE, namespace="shop", name="web") == 1
     assert value(made, SERVICE, namespace="shop", name="db") == 1
     assert value(made, SERVICE, namespace="a", name="web") == 1
 
 
 def test_only_so_many_are_named() -> None:
     """However many there are, the number of series stays bounded; the count does not."""
-    reasons = {f"shop/web-{number}:http": "full" for number in range(3 * MAX_SERIES)}
+    reasons = {f"shop/web-{number}": "full" for number in range(3 * MAX_SERIES)}
     made = reading([STATUS.changed(not_programmed=reasons)])
     assert value(made, "ebpflb_services_not_programmed") == 3 * MAX_SERIES
     assert sum(name == SERVICE for name, _ in values(made)) == MAX_SERIES

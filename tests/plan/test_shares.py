@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No tenant stops another one: a namespace has at most its share of each map."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from ipaddress import IPv4Address
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan import scheduling, tables
+from ebpflb.plan.allocators import Capacity
+from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.space import Shares
+from ebpflb.plan.waiting import EVERYONE, MOST_TRIED, Lack, Waiting
+from tests.load import scaled
+from tests.plan import histories
+from tests.plan.builders import FIRST, RESTRICTED, SECOND, THIRD, backend, desired
+from tests.plan.node import PlannedNode, check_tidy
+
+CAPACITY = Capacity(
+    services=16, slots=256, service_ids=16, backend_ids=33, source_ranges=12, choices=160
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_tables() -> Iterator[None]:
+    """Each place is looked up after each write."""
+    with patch.multiple(tables, **histories.SMALL_TABLES):
+        yield
+
+
+HALF = Shares(namespace=0.5, service_tables=1.0)
+RANGES = (FIRST, SECOND, THIRD)
+
+
+def port(
+    namespace: str, number: int, backends: range, ranges: int = 0, scheduler: str = "random"
+) -> DesiredService:
+    """One frontend, whose address is this namespace's."""
+    address = IPv4Address(f"172.30.{len(namespace)}.{number}")
+    flags = (RESTRICTED if ranges else frozenset({"endpoints"})) | scheduling.flags_of(scheduler)
+    found = desired("", {Frontend(address, 80, 6): flags}, [backend(each) for each in backends])
+    name = PortName(namespace, f"s{number}", "", Protocol.TCP, Family.IPV4)
+    return replace(found, name=name, source_ranges=RANGES[:ranges])
+
+
+_greedy = some.builds(
+    port,
+    some.just("tenant"),
+    some.integers(1, 12),
+    some.builds(range, some.integers(1, 20), some.integers(20, 40)),
+    some.integers(0, 3),
+    some.sampled_from(["random", "maglev"]),
+)
+# In use and at rest it never has more than half of a map.
+_small = some.builds(
+    port,
+    some.just("v"),
+    some.integers(1, 2),
+    some.builds(range, some.integers(1, 3), some.integers(4, 5)),
+    some.integers(0, 1),
+    some.sampled_from(["random", "maglev"]),
+)
+_steps = some.lists(
+    some.tuples(
+        some.lists(some.tuples(_greedy, some.booleans()), max_size=4),
+        some.none() | _small,
+        some.sampled_from([0.0, 0.5, 1.0]),
+    ),
+    max_size=8,
+)
+
+
+@given(_steps)
+@settings(max_examples=scaled(60), deadline=None)
+def test_a_greedy_namespace_takes_nothing_from_another_one(
+    steps: list[tuple[list[tuple[DesiredService, bool]], DesiredService | None, float]],
+) -> None:
+    """The other one's changes are in force at once, and the greedy one has no more than its half,
+    with what it gave up a moment ago.
+    """
+    node = PlannedNode(CAPACITY, HALF)
+    for greedy, small, seconds in steps:
+        changes = {it.name: None if gone else it for it, gone in greedy}
+        node.change(changes | ({small.name: small} if small else {}))
+        assert {name.namespace for name in node.planner.not_programmed} <= {"tenant"}
+        for part, used in node.planner.space.used_by("tenant").items():
+            assert used <= node.planner.space.most(part)
+        if small:
+            assert node.planner.actual[small.name].backends == small.backends
+            assert len(node.planner.actual[small.name].source_ranges) == len(small.source_ranges)
+        check_tidy(node)
+        node.wait(seconds)
+    node.change(dict.fromkeys(node.desired))
+    node.wait_for_quarantine()
+    assert not any(node.planner.space.used_by("tenant").values())
+
+
+def test_the_share_is_named_with_the_option() -> None:
+    """As it stands in the log, an Event and `services get`."""
+    node = PlannedNode(CAPACITY, HALF)
+    node.change({(wanted := port("tenant", 1, range(1, 30))).name: wanted})
+    (reason,) = node.planner.not_programmed.values()
+    share = "namespace tenant has its share of map backend_slots"
+    assert reason == f"{share} (17 of 33 entries, see --namespace-share)"
+
+
+def test_what_others_free_is_not_tried_by_who_has_its_share() -> None:
+    """So another tenant's changes cost nothing, however many ports wait."""
+    node = PlannedNode(CAPACITY, HALF)
+    many = {it.name: it for it in (port("tenant", n, range(1, 9)) for n in range(1, 6))}
+    node.change(many | {(small := port("v", 1, range(1, 3))).name: small})
+    assert len(node.planner.waiting.lacks) == 3
+    node.change({small.name: None})
+    node.wait(2)
+    node.change({})
+    assert node.planner.waiting.take(lambda name, lack: False) == []
+
+
+@given(some.integers(0, 200), some.integers(1, 3))
+@settings(max_examples=scaled(30), deadline=None)
+def test_each_waiting_port_is_tried_once_for_what_was_freed(count: int, frees: int) -> None:
+    """A few at a time, whoever of them still does not fit."""
+    waiting = Waiting()
+    names = [port("tenant", number % 250, range(1)).name for number in range(1, count + 1)]
+    for number, name in enumerate(names):
+        scope = "tenant" if number % 2 else EVERYONE
+        waiting.set(name._replace(port=str(number)), Lack(scope, "slots", 1, "full"))
+    assert not waiting.take(lambda name, lack: False)
+    for _ in range(frees):
+        waiting.freed("tenant")
+    tried: list[PortName] = []
+    while waiting.has_tries:
+        found = waiting.take(lambda name, lack: False)
+        assert len(found) <= 2 * MOST_TRIED
+        tried += found
+    assert sorted(tried) == sorted(waiting.lacks)
