@@ -12,6 +12,7 @@ node_sync         writes what the datapath knows of this node: devices, addresse
 fresh_list        what a fresh list asks for that the maps do not hold
 program_loader    loads the programs, again where that failed
 service_sync      selects, plans and writes the services that changed
+backlog           those that are still to be planned, of each namespace in turn
 audit             compares the kernel with what is planned, and puts back what differs
 audit_checks      what it compares
 objects_check     likewise: what is planned, with a fresh list of the API

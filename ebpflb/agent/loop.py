@@ -166,8 +166,9 @@ class Agent:
 
     def _has_changes(self) -> bool:
         """Whether there is anything new to write; nothing before the needed lists are received."""
-        changed = self.cluster.changed_services or self.node_sync.changed or not self.in_sync
-        return self.cluster.complete and bool(changed)
+        services = bool(self.cluster.changed_services or self.service_sync.backlog)
+        changed = services or self.node_sync.changed or not self.in_sync
+        return self.cluster.complete and changed
 
     def _next_sync(self) -> float:
         """When the next sync is due; infinity where only a message can make one necessary.
@@ -176,7 +177,8 @@ class Agent:
         one, and for what could not be done, it is WRITE_RETRY_SECONDS.
         """
         if self._has_changes() and not self.sync_error:
-            return self.last_sync + self.options.min_sync_period
+            pause = 0.0 if self.service_sync.backlog else self.options.min_sync_period
+            return self.last_sync + pause
         if self.sync_error or self.node_sync.not_served:
             return self.last_sync + WRITE_RETRY_SECONDS
         return self.service_sync.retry_due
@@ -245,6 +247,7 @@ class Agent:
             checks=self.service_sync.health_checks,
             listening=self.node_sync.health_check_addresses,
             no_local=self.service_sync.no_local,
+            complete=not self.service_sync.backlog,
         )
 
     def _choose_engine(self) -> None:

@@ -130,7 +130,8 @@ class ObjectsCheck:
             yield self._unplanned(key, any(port.name == name for port in ports))
 
     def _unplanned(self, key: Key, is_planned: bool) -> list[Drift]:
-        if is_planned or key in self._cluster.changed_services:
+        is_pending = key in self._cluster.changed_services or key in self._service_sync.backlog
+        if is_planned or is_pending:
             return []
         self._plan_anew.add(key)
         return [Drift(Part.OBJECT, f"{Kind.SERVICE} {key}", _OTHERWISE)]

@@ -101,17 +101,19 @@ class Reporter:
         checks: Mapping[Key, HealthCheck],
         listening: Mapping[Family, Collection[Address]],
         no_local: NoLocalEndpoints,
+        complete: bool,
     ) -> None:
-        """All pending changes are in the maps, in the order of kube-proxy.md 16.7.
+        """Pending changes are in the maps, all if ``complete``, in the order of kube-proxy.md 16.7.
 
         ``checks`` are the answers of health-check node ports, and ``listening`` their addresses:
         in a family that is not named, all addresses.
         """
         self._metrics.synced(seconds, full=full)
-        self._pending_services, self._pending_slices = set(), set()
-        now = self._clock()
-        for family, times in self._triggers.take().items():
-            self._metrics.programmed(family, [now - time for time in times])
+        if complete:
+            self._pending_services, self._pending_slices = set(), set()
+            now = self._clock()
+            for family, times in self._triggers.take().items():
+                self._metrics.programmed(family, [now - time for time in times])
         self._health.synced()
         self._metrics.no_local_endpoints(no_local.counts)
         self._service_health.update(checks, listening)

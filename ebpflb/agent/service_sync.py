@@ -7,9 +7,10 @@ are read again, and everything is planned anew from what they hold.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
+from ebpflb.agent.backlog import Backlog, Step
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.write_log import WriteLog
 from ebpflb.datapath.datapath import Datapath
@@ -18,11 +19,8 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import MAX_LISTED
 from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
-from ebpflb.model.no_local_endpoints import (
-    NoLocalEndpoints,
-    TrafficPolicy,
-    policies_without_endpoints,
-)
+from ebpflb.model.no_local_endpoints import NoLocalEndpoints, policies_without_endpoints
+from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, ServicePort
 from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.entries import Prefix
@@ -35,6 +33,7 @@ from ebpflb.plan.space import Shares
 from ebpflb.plan.watched_ports import Watched
 from ebpflb.plan.wording import protocol_name
 
+_PORT_COST = 16  # of a step, without its endpoints and source ranges
 SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice
 log = logging.getLogger(__name__)
 _NOT_PROGRAMMED = "Service %s: %s; it keeps what it has and still wants"
@@ -71,6 +70,7 @@ class ServiceSync:
         self.slow_starts = SlowStarts()
         self._watched: dict[PortName, Change] = {}  # what ``take_watched`` returns next
         self.port_names: dict[Key, tuple[PortName, ...]] = {}  # Service -> its ports in the plan
+        self.backlog = Backlog(self._steps)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -88,6 +88,7 @@ class ServiceSync:
         self.all_written = False  # every service has been written once
         # Also those that have gone since, so that who is told of ports hears of that.
         self.cluster.changed_services |= self.cluster.services.keys() | self.port_names.keys()
+        self.backlog = Backlog(self._steps)
 
     @property
     def service_ports(self) -> int:
@@ -144,22 +145,31 @@ class ServiceSync:
     def write(self) -> None:
         """Writes the services that changed, and some that did not fit before.
 
-        Raises KernelError having written a part; the next call writes everything.
+        Once everything was written, one slice of the backlog: while that has more the next call
+        goes on. Raises KernelError having written a part; the next call writes everything.
         """
         if self.must_start_over:
             self._start_over()
         self.must_start_over = True
-        keys = sorted(self.cluster.take_changed_services())
-        for start in range(0, len(keys), SERVICES_PER_PLAN):
-            self._write_batch(keys[start : start + SERVICES_PER_PLAN], self.planner.plan_changes)
-        if not self.all_written:
-            self._write_batch([], self.planner.plan_everything)
-            self.node_sync.flowtable.start_over(self.planner.frontends.owners)
-        elif self.retry_due <= self._clock():
-            self._write_batch([], self.planner.plan_changes)
+        changed = self.cluster.take_changed_services()
+        if self.all_written:
+            self.backlog.add(changed)
+            self._write_changes(self.backlog.take_slice(), self.planner.plan_changes)
+        else:
+            self._write_everything(sorted(changed))
         self.must_start_over, self.all_written = False, True
         self._set_not_programmed()
         self._set_contested()
+
+    def _write_everything(self, keys: list[Key]) -> None:
+        for start in range(0, len(keys), SERVICES_PER_PLAN):
+            steps = (
+                step for key in keys[start : start + SERVICES_PER_PLAN] for step in self._steps(key)
+            )
+            changes = {step.name: step.desired for step in steps if step.name}
+            self._write_changes(changes, self.planner.plan_changes)
+        self._write_changes({}, self.planner.plan_everything)
+        self.node_sync.flowtable.start_over(self.planner.frontends.owners)
 
     def write_canary(self, wanted: Mapping[PortName, DesiredService]) -> str | None:
         """At once, in place of the former ones; the reason why they do not fit, and are not there.
@@ -185,10 +195,6 @@ class ServiceSync:
     def _canary_entries(self) -> list[ServiceEntries]:
         return [self.planner.actual[it] for it in self._canary if it in self.planner.actual]
 
-    def _write_batch(self, keys: list[Key], make_plan: MakePlan) -> None:
-        changes = {name: desired for key in keys for name, desired in self._desired(key)}
-        self._write_changes(changes, make_plan)
-
     def _write_changes(self, changes: Changes, make_plan: MakePlan) -> None:
         began = self._clock()
         plan = make_plan(changes, began)
@@ -207,27 +213,31 @@ class ServiceSync:
             self.node_sync.write_settings(covering)
             self._covering = covering
 
-    def _desired(self, key: Key) -> list[tuple[PortName, DesiredService | None]]:
-        """What a service's ports want now; None for ports that it no longer has."""
-        desired: dict[PortName, DesiredService | None] = dict.fromkeys(self.port_names.pop(key, ()))
-        policies = dict.fromkeys(desired, frozenset[TrafficPolicy]())
-        self._watched |= dict.fromkeys(desired, None if self._is_left(key) else DELETED)
-        for port, selection in self.cluster.ports(key):
-            self._watched[port.name] = self._watch(port)
-            found = desired_service(port, selection, self.cluster.primary)
-            programmed = self.planner.actual.get(port.name, NO_ENTRIES)
-            desired[port.name] = self.slow_starts.apply(
-                found, port.slow_start, programmed, self._clock()
-            )
-            policies[port.name] = policies_without_endpoints(port, selection)
-        for name, local in policies.items():
-            self.no_local.update(name, local)
-            if desired[name] is None:
-                self.slow_starts.forget(name)
-        if names := tuple([name for name, each in desired.items() if each]):
-            self.port_names[key] = names
+    def _steps(self, key: Key) -> Iterator[Step]:
+        """What a service's ports want now; those that it no longer has come first."""
+        former = self.port_names.pop(key, ())
+        names = tuple([port.name for port in self.cluster.services.get(key, ())])
+        self.port_names[key] = tuple(dict.fromkeys((*former, *names)))  # until all are planned
         self._set_health_check(key)
-        return list(desired.items())
+        for name in set(former).difference(names):
+            self._watched[name] = None if self._is_left(key) else DELETED
+            self.no_local.update(name, frozenset())
+            self.slow_starts.forget(name)
+            yield Step(_PORT_COST, name)
+        for port, selection in self.cluster.ports(key):
+            desired = self._desired(port, selection)
+            entries = len(desired.backends) + len(desired.source_ranges)
+            yield Step(_PORT_COST + entries, port.name, desired)
+        self.port_names.pop(key, None)
+        if names:
+            self.port_names[key] = names
+
+    def _desired(self, port: ServicePort, selection: Selection) -> DesiredService:
+        self._watched[port.name] = self._watch(port)
+        self.no_local.update(port.name, policies_without_endpoints(port, selection))
+        programmed = self.planner.actual.get(port.name, NO_ENTRIES)
+        wanted = desired_service(port, selection, self.cluster.primary)
+        return self.slow_starts.apply(wanted, port.slow_start, programmed, self._clock())
 
     def _is_left(self, key: Key) -> bool:
         """Whether the Service exists, and another proxy has to serve it now."""

@@ -7,7 +7,7 @@ still has stays the same object: whatever compares it later sees that at once.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -70,13 +70,19 @@ class StoredEndpoint(Struct, frozen=True, gc=False):
     hints: Hints
 
 
+Ports = Mapping[tuple[str, str], tuple[int, ...]]
+
+
 class StoredSlice(Struct, frozen=True, gc=False):
-    """An EndpointSlice of ``service``; ``family`` is None where its addresses are of none."""
+    """An EndpointSlice of ``service``; ``family`` is None where its addresses are of none.
+
+    ``ports``: name and protocol -> numbers.
+    """
 
     name: str
     service: Key
     family: Family | None
-    ports: tuple[objects.SlicePort, ...]
+    ports: Ports
     endpoints: tuple[StoredEndpoint, ...]
     trigger_time: str | None  # when the change happened (kube-proxy.md 16.4)
     weight: int = weights.DEFAULT_WEIGHT
@@ -107,7 +113,7 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
     Raises InvalidObject for an invalid addressType, protocol or port number.
     """
     family = field_checks.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
-    ports = _shared_ports(tuple(slice.ports or ()))
+    ports = tuple(slice.ports or ())
     found = tuple([_stored(entry, family) for entry in slice.endpoints or ()])
     warnings = (
         ("addressType: FQDN endpoints are not served",)
@@ -124,7 +130,8 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
         return ReadSlice(None, warnings)
     trigger = slice.metadata.annotation(objects.TRIGGER_TIME)
     name, weight = slice.metadata.name, weights.of(slice)
-    stored = StoredSlice(name, service, family, ports, found, trigger, weight)
+    shared = _shared_ports(ports)
+    stored = StoredSlice(name, service, family, shared, found, trigger, weight)
     return ReadSlice(stored, warnings)
 
 
@@ -139,9 +146,7 @@ def reused(slice: StoredSlice, former: StoredSlice) -> StoredSlice:
 
 def port_numbers(slice: StoredSlice, name: services.PortName) -> Iterator[int]:
     """Where the slice's endpoints listen for a service port, by its name and protocol."""
-    for port in slice.ports:
-        if port.port and port.name == name.port and _protocol(port) == name.protocol.name:
-            yield port.port
+    yield from slice.ports.get((name.port, name.protocol.name), ())
 
 
 def _stored(entry: objects.SliceEndpoint, family: Family | None) -> StoredEndpoint:
@@ -163,9 +168,14 @@ def _address(text: str, family: Family | None) -> Address | str:
 
 
 @lru_cache(maxsize=4096)
-def _shared_ports(ports: tuple[objects.SlicePort, ...]) -> tuple[objects.SlicePort, ...]:
+def _shared_ports(ports: tuple[objects.SlicePort, ...]) -> Ports:
     """One value for all slices with the same ports, as most of a cluster have."""
-    return ports
+    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    for port in ports:
+        if port.port and port.name is not None:
+            key = port.name, _protocol(port)
+            found[key] = (*found.get(key, ()), port.port)
+    return found
 
 
 @cache

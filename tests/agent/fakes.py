@@ -330,10 +330,9 @@ class Harness:
             record_limit=lambda warning: self._record_lack(warning.key, warning.reason),
         )
         service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=self._record_lack)
-        source: Any = self.source
-        objects = ObjectsCheck(source, cluster, node_sync, service_sync)
-        lock: Any = self.lock
-        checks = [HooksCheck(node_sync, lock, self._end), objects]
+        fakes: Any = self
+        objects = ObjectsCheck(fakes.source, cluster, node_sync, service_sync)
+        checks = [HooksCheck(node_sync, fakes.lock, self._end), objects]
         self.loader = ProgramLoader(datapath, self.options)
         self.agent = Agent(
             options=self.options,

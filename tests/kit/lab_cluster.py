@@ -64,8 +64,8 @@ class LabCluster:
                 wait_until("the manifests are in force", lambda it=agent: self.in_force(it))
 
     def write(self, *said: Manifest | list[Manifest]) -> None:
-        """As ``publish``, without waiting. A marker Service tells ``in_force`` the end: of a file's
-        events that of its last Service is the last.
+        """As ``publish``, without waiting. A marker Service tells ``in_force`` the end: the agent
+        plans it last of its namespace, which is that of nearly all Services of tests.
         """
         self.published += 1
         marker = [{"name": "it", "port": self.published}]
@@ -73,16 +73,10 @@ class LabCluster:
         if not any(it["kind"] == "Node" for it in everything):
             nodes = [agent.node for agent in self.agents]
             everything += [manifests.node(node.name, node.v4, node.v6) for node in nodes]
-        everything.append(manifests.service("zzz", [MARKER], marker, namespace=self._last()))
+        everything.append(manifests.service("zzz", [MARKER], marker))
         self._manifests = manifests.text(everything)
         for agent in self.agents:
             self._write_to(agent)
-
-    def _last(self) -> str:
-        """The last namespace by name; where only some are served, that of the labs' Services."""
-        options = [option for agent in self.agents for option in agent.options]
-        is_limited = any(option.startswith("--namespaces=") for option in options)
-        return "default" if is_limited else "zzz"
 
     def _write_to(self, agent: LabAgent) -> None:
         manifests.replace(agent.manifests / "all.yaml", self._manifests)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services are planned a slice at a time, of each namespace in turn."""
+
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from ebpflb.agent.backlog import SLICE_COST, Backlog, Step
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.addresses import Family
+from ebpflb.model.events import Key, Kind, Removed
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import Frontend
+from tests.agent.fakes import Harness, changed, listed, service, slices
+from tests.load import scaled
+
+_costs = some.lists(some.integers(1, 2 * SLICE_COST), max_size=6)
+_services = some.dictionaries(
+    some.builds(Key, some.sampled_from("abc"), some.sampled_from("xyz")), _costs, min_size=1
+)
+
+
+def port(key: Key, number: int) -> PortName:
+    return PortName(key.namespace, key.name, str(number), Protocol.TCP, Family.IPV4)
+
+
+def backlog_of(services: dict[Key, list[int]]) -> Backlog:
+    """Each Service has a port of each of these costs."""
+
+    def begin(key: Key) -> Iterator[Step]:
+        return (Step(cost, port(key, at)) for at, cost in enumerate(services[key]))
+
+    return Backlog(begin)
+
+
+@given(_services)
+@settings(max_examples=scaled(100), deadline=None)
+def test_each_namespace_takes_its_turn(services: dict[Key, list[int]]) -> None:
+    """Whatever one namespace has to do, another one's next port is in one of the next slices, one
+    for each namespace; and nothing is left out.
+    """
+    backlog = backlog_of(services)
+    backlog.add(services)
+    waited = dict.fromkeys((key.namespace for key, costs in services.items() if costs), 0)
+    left = {port(key, at) for key, costs in services.items() for at in range(len(costs))}
+    while backlog:
+        taken = backlog.take_slice().keys()
+        left -= taken
+        for namespace in waited:
+            is_served = namespace in {name.namespace for name in taken}
+            is_done = namespace not in {name.namespace for name in left}
+            waited[namespace] = 0 if is_served or is_done else waited[namespace] + 1
+        assert max(waited.values(), default=0) <= len(waited)
+    assert not left
+
+
+@given(some.lists(some.integers(1, SLICE_COST // 4), min_size=1, max_size=60))
+@settings(max_examples=scaled(50), deadline=None)
+def test_a_slice_ends_when_its_cost_is_reached(costs: list[int]) -> None:
+    """With the step that reaches it."""
+    key = Key("a", "x")
+    backlog = backlog_of({key: costs})
+    backlog.add([key])
+    at = 0
+    while backlog:
+        count = len(backlog.take_slice())
+        assert sum(costs[at : at + count - 1]) < SLICE_COST
+        at += count
+    assert at == len(costs)
+
+
+def test_what_changes_meanwhile_is_planned_once_more() -> None:
+    """After the steps that were begun, which are not begun again: the last port is planned too,
+    however often the Service changes.
+    """
+    key = Key("a", "x")
+    backlog = backlog_of({key: [SLICE_COST] * 3})
+    taken = []
+    for _ in range(4):
+        backlog.add([key])
+        assert key in backlog
+        taken += [name.port for name in backlog.take_slice()]
+    assert taken == ["0", "1", "2", "0"]
+
+
+def test_a_service_with_many_ports_holds_no_other_one_up(harness: Harness) -> None:
+    """It is written in several plans, and the other one with the first of them; all of it is there
+    in the end, and goes when it is deleted.
+    """
+    harness.start()
+    harness.send(
+        listed(Kind.SERVICE, service("a", "10.96.0.1")),
+        listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")),
+        listed(Kind.NODE),
+    )
+    ports = [{"name": f"p{number}", "port": number} for number in range(1, 301)]
+    big = manifests.service("big", ["10.96.0.7"], ports, namespace="tenant")
+    before = len(harness.datapath.plans)
+    harness.send(
+        changed(Kind.SERVICE, big),
+        changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.77")),
+    )
+    address, written = IPv4Address("10.96.0.7"), harness.datapath.maps.services
+    every = {Frontend(address, number, 6) for number in range(1, 301)}
+    wait_until("all of it is written", lambda: every <= written.keys())
+    plans = harness.datapath.plans[before:]
+    assert any(slot.address == IPv4Address("10.1.0.77") for _, slot in plans[0].slots)
+    assert len(plans) > 3
+    harness.send(Removed(Kind.SERVICE, Key("tenant", "big")))
+    wait_until("all of it has gone", lambda: not every & written.keys())
