@@ -33,6 +33,7 @@ from ebpflb.plan.space import Shares
 from ebpflb.plan.watched_ports import Watched
 from ebpflb.plan.wording import protocol_name
 
+_TABLE_COST = 400  # of a step that makes a part of a table
 _PORT_COST = 16  # of a step, without its endpoints and source ranges
 SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice
 log = logging.getLogger(__name__)
@@ -226,8 +227,11 @@ class ServiceSync:
             yield Step(_PORT_COST, name)
         for port, selection in self.cluster.ports(key):
             desired = self._desired(port, selection)
-            entries = len(desired.backends) + len(desired.source_ranges)
-            yield Step(_PORT_COST + entries, port.name, desired)
+            cost = _PORT_COST + len(desired.backends) + len(desired.source_ranges)
+            for _ in self.planner.prepare(desired):
+                cost += _TABLE_COST // 4  # to write what was made
+                yield Step(_TABLE_COST)
+            yield Step(cost, port.name, desired)
         self.port_names.pop(key, None)
         if names:
             self.port_names[key] = names

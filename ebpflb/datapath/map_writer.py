@@ -23,7 +23,7 @@ from ebpflb.datapath.maps.no_frontends import NoFrontends
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import NO_SLOT, Flags, Settings
+from ebpflb.plan.entries import NO_SLOT, Flags, Settings, Table
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import TRANSLATIONS, Plan
 from ebpflb.plan.prefixes import network_of
@@ -115,6 +115,8 @@ class MapWriter:
                     continue
                 if part.name == "removed_backend_slots":
                     self.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
+                elif part.name == "tables":
+                    self._write_tables(rows)
                 elif part.name.startswith(_REMOVED):
                     self.maps[part.name.removeprefix(_REMOVED)].delete(rows)
                 else:
@@ -122,6 +124,12 @@ class MapWriter:
             self.no_frontends.after_removing(plan.removed_services)
             self._counters("service_stats").zero(plan.removed_service_names)
             self._begin_generation(plan.removed_backend_slots)
+
+    def _write_tables(self, tables: Iterable[Table]) -> None:
+        choices = self.maps["choices"]
+        assert isinstance(choices, MappedArray)
+        for table in tables:
+            choices.write_run(table.first, table.places)
 
     def _moves_frontends(self, plan: Plan) -> bool:
         """Whether UDP frontends get another service than they have, or one where they have none."""

@@ -113,7 +113,9 @@ def planned(
         if old[name].block != new[name].block:
             drifts += _slot_drifts(service_name(name, 0), old[name], new[name])
             moved.add(old[name], new[name])
-    rows = ((field, row) for field, rows in vars(plan).items() for row in rows)
+    # Of a table its first place stands for all of it.
+    named = vars(plan).items()
+    rows = ((name.replace("tables", "choices"), row) for name, rows in named for row in rows)
     others = [Wrong(*it, _NOT_ASKED) for it in rows if not moved.has(*it)]
     return Planned(drifts + [each.drift for each in others], moved.ids)
 

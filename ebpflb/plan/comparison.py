@@ -50,9 +50,13 @@ def corrections(wrong: Iterable[Wrong]) -> Plan:
 def compare_service(planner: Planner, name: PortName, read: Read) -> Iterator[Wrong | None]:
     """Each entry of a service port; None where it is as planned."""
     entries = planner.actual.get(name)
-    for field, row in _rows(name, entries) if entries else ():
+    for found_row in _rows(name, entries) if entries else ():
         if planner.actual.get(name) is not entries:
             return
+        if found_row is None:
+            yield None
+            continue
+        field, row = found_row
         key, wanted = row
         if field == "services" and planner.frontends.owners.get(key) != name:
             continue
@@ -102,14 +106,15 @@ def removed_backends(planner: Planner, slots: Iterable[tuple[int, int]]) -> Iter
             yield Wrong("removed_backend_slots", id, NOT_PLANNED)
 
 
-def _rows(name: PortName, entries: ServiceEntries) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """In the order of Plan."""
+def _rows(name: PortName, entries: ServiceEntries) -> Iterator[tuple[str, tuple[Any, Any]] | None]:
+    """In the order of Plan; None while a table is being made."""
     for slot in entries.slots():
         yield "slots", slot
     for pair in entries.backend_slots():
         yield "backend_slots", pair
-    for place in entries.choices():
-        yield "choices", place
+    for table in (yield from entries.making_tables()):
+        for place in table.rows():
+            yield "choices", place
     yield "service_names", (entries.id, name)
     for id, backend in zip(entries.ids, entries.backends, strict=True):
         yield "backend_names", (id, backend.name)

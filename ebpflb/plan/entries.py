@@ -5,6 +5,8 @@ Flags are sets of words: ``SERVICE_EXTERNAL`` in C is ``"external"`` here. datap
 these values into the structs and refuses to start if the two disagree about a field.
 """
 
+from array import array
+from collections.abc import Iterator
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
@@ -109,6 +111,18 @@ class Choice(NamedTuple):
     slot: int
     other: int
     below: int
+
+
+class Table(NamedTuple):
+    """Places of map choices that follow each other: the fields of one Choice after the other."""
+
+    first: int
+    places: "array[int]"
+
+    def rows(self) -> Iterator[tuple[int, Choice]]:
+        """The same as entries of the map."""
+        found = map(Choice, self.places[0::3], self.places[1::3], self.places[2::3])
+        return enumerate(found, self.first)
 
 
 class SourceRange(NamedTuple):

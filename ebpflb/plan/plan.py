@@ -12,6 +12,7 @@ from ebpflb.plan.entries import (
     Frontend,
     ServiceEntry,
     SourceRange,
+    Table,
     Translation,
 )
 
@@ -31,7 +32,8 @@ class Plan:
     translations: list[Translation] = field(default_factory=list)
     slots: list[tuple[int, Backend]] = field(default_factory=list)
     backend_slots: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
-    choices: list[tuple[int, Choice]] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)  # new ones, in map choices
+    choices: list[tuple[int, Choice]] = field(default_factory=list)  # those that were wrong
     service_names: list[tuple[int, PortName]] = field(default_factory=list)
     backend_names: list[tuple[int, BackendName]] = field(default_factory=list)
     source_ranges: list[tuple[SourceRange, int]] = field(default_factory=list)

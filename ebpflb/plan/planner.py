@@ -13,10 +13,11 @@ is always freed. It waits until something is freed that it could use (``Space``,
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ebpflb.model.services import PortName
+from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity, Quarantine
 from ebpflb.plan.claims import Claims
 from ebpflb.plan.cluster_ips import ClusterIps
@@ -25,7 +26,7 @@ from ebpflb.plan.entries import Translation
 from ebpflb.plan.frontends import Frontends
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.service_entries import NO_ENTRIES, BackendChange, ServiceEntries
+from ebpflb.plan.service_entries import NO_ENTRIES, BackendChange, MadeTables, ServiceEntries
 from ebpflb.plan.source_ranges import SourceRanges
 from ebpflb.plan.space import UNLIMITED, Shares, Space
 from ebpflb.plan.totals import Totals
@@ -58,6 +59,7 @@ class Planner:
         self.service_ids, self.backend_ids = self.space.service_ids, self.space.backend_ids
         self.slots, self.waiting = self.space.slots, self.space.waiting
         self.backend_changes: list[BackendChange] = []
+        self._made: dict[PortName, MadeTables] = {}  # for the next plan
         self.plan = Plan()
         self._load(contents)
 
@@ -76,6 +78,16 @@ class Planner:
         """As ``plan_changes``, after all others: also removes service ports that are no more."""
         deleted = self.actual.keys() - self.claims.desired.keys()
         return self.plan_changes({**dict.fromkeys(deleted), **desired}, now)
+
+    def prepare(self, desired: DesiredService) -> Iterator[None]:
+        """Makes large tables that the next plan of a service port needs, in steps.
+
+        Without that they are made with the plan.
+        """
+        kind = self.space.new_table(desired, self.actual.get(desired.name, NO_ENTRIES))
+        if kind.size > tables.PLACES_A_STEP:
+            parts = yield from kind.making()
+            self._made[desired.name] = MadeTables(kind, parts)
 
     def written(self, now: float) -> None:
         """The last plan has been written to the maps: the quarantine of what it freed begins."""
@@ -166,6 +178,7 @@ class Planner:
             self._change(name, new)
         else:
             self._remove(name)
+        self._made.pop(name, None)
 
     def _remove(self, name: PortName) -> None:
         old = self.actual.pop(name, None)
@@ -202,7 +215,7 @@ class Planner:
             self.plan.slots += new.slots()
             self.plan.backend_slots += new.backend_slots()
         if new.tables != old.tables:
-            self.plan.choices += new.choices()
+            self.plan.tables += tables.finished(new.making_tables(self._made.get(name)))
             self.quarantine.add(partial(self.space.choices.free, old.tables))
         if not old.id:
             self.plan.service_names.append((new.id, name))

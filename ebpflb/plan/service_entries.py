@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The map entries of one service port, with the ids and slots that were allocated for it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from array import array
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import count
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
@@ -13,16 +15,37 @@ from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
     NO_TABLE,
     Backend,
-    Choice,
     Flags,
     Frontend,
     Range,
     ServiceEntry,
     SourceRange,
+    Table,
     Translation,
 )
 from ebpflb.plan.prefixes import source_range
 from ebpflb.plan.wording import host_port
+
+
+class TableKind(NamedTuple):
+    """What the tables of a service port depend on, but where its slots and its places are."""
+
+    scheduler: str
+    size: int
+    backends: tuple[DesiredBackend, ...]
+
+    def making(self) -> Generator[None, None, list["array[int]"]]:
+        """Makes the table of each of LISTS, in steps."""
+        parts = []
+        for name in LISTS:
+            found = in_list(self.backends, name)
+            parts.append((yield from tables.making(self.scheduler, found, self.size)))
+        return parts
+
+
+class MadeTables(NamedTuple):
+    kind: TableKind
+    parts: list["array[int]"]
 
 
 class ServiceEntries(NamedTuple):
@@ -59,14 +82,19 @@ class ServiceEntries(NamedTuple):
         has_table = self.valid is not None and self.valid.table.size > 0
         return has_table and (self.scheduler not in HASHING or len(weights(self.backends)) > 1)
 
-    def choices(self) -> Iterator[tuple[int, Choice]]:
-        """The entries of map choices."""
+    def making_tables(self, made: MadeTables | None = None) -> Generator[None, None, list[Table]]:
+        """Makes the entries of map choices in steps, unless they are ``made``."""
         table = self.valid.table if self.valid else NO_TABLE
-        for part, name in enumerate(LISTS if table.size else ()):
-            found = tables.places(self.scheduler, in_list(self.backends, name), table.size)
-            first, slot = table.base + part * table.size, self.block.base
-            for at, (one, other, below) in enumerate(found, first):
-                yield at, Choice(slot + one, slot + other, below)
+        kind = TableKind(self.scheduler, table.size, self.backends)
+        if not table.size:
+            return []
+        parts = made.parts if made and made.kind == kind else (yield from kind.making())
+        firsts = count(table.base, table.size)
+        return [
+            Table(first, tables.in_block(part, self.block.base))
+            for first, part in zip(firsts, parts, strict=False)
+            if part
+        ]
 
     @property
     def used_lists(self) -> Flags:

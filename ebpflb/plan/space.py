@@ -27,7 +27,7 @@ from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
 from ebpflb.plan.frontends import Frontends
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.service_entries import LISTS, ServiceEntries, in_list, service_entries
+from ebpflb.plan.service_entries import LISTS, ServiceEntries, TableKind, in_list, service_entries
 from ebpflb.plan.source_ranges import SourceRanges
 from ebpflb.plan.waiting import EVERYONE, Lack, Waiting, service_of
 
@@ -163,6 +163,15 @@ class Space:
         new = service_entries(id, desired, frontends, found.block, found.ids, table or NO_TABLE)
         return self._fit_source_ranges(desired.name, new, old, lacks), next(iter(lacks), None)
 
+    def new_table(self, desired: DesiredService, old: ServiceEntries) -> TableKind:
+        """What a service port's new tables are to be; of size 0 where it gets none."""
+        scheduler = scheduling.scheduler_of(next(iter(desired.frontends.values())))
+        kind = TableKind(scheduler, _table_size(scheduler, desired.backends), desired.backends)
+        lacks = self.lack(desired.name, "choices", 2 * kind.size, old.tables.size)
+        if lacks or (old.has_backends_of(desired) and _has_table(old, scheduler, kind.size)):
+            return kind._replace(size=0)
+        return kind
+
     def free_leftovers(self, contents: MapContents, quarantine: Quarantine) -> None:
         """A leftover block may overlap one that is used; only the rest of it is freed."""
         leftovers = (
@@ -234,9 +243,10 @@ class Space:
         """
         scheduler = scheduling.scheduler_of(next(iter(frontends.values())))
         size = _table_size(scheduler, desired.backends)
-        had = old.valid.table if old.valid else NO_TABLE
-        if not size or (same_block and (old.scheduler, had.size) == (scheduler, size)):
-            return had if size else NO_TABLE
+        if not size:
+            return NO_TABLE
+        if same_block and old.valid and _has_table(old, scheduler, size):
+            return old.valid.table
         lack = self.lack(desired.name, "choices", 2 * size, old.tables.size)
         row = f"map choices has no {2 * size} free places in a row"
         taken = None if lack else self.choices.allocate(2 * size)
@@ -267,6 +277,10 @@ def _table_size(scheduler: str, backends: Sequence[DesiredBackend]) -> int:
     if tables.is_needless(scheduler, [each.weight for each in backends]):
         return 0
     return tables.size(scheduler, [in_list(backends, name) for name in LISTS])
+
+
+def _has_table(entries: ServiceEntries, scheduler: str, size: int) -> bool:
+    return (entries.scheduler, entries.tables.size) == (scheduler, 2 * size)
 
 
 def _usage(entries: ServiceEntries) -> dict[str, int]:

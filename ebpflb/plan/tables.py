@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that a service draws its backends from instead of its slots (map choices).
 
-``places`` makes the table of one list, by scheduler and weights, always the same of the same
-backends: every node has the same table, whatever its ids and slots.
+``making`` makes the table of one list, by scheduler and weights, always the same of the same
+backends: every node has the same table, whatever its ids and slots. A large one takes a tenth of a
+second, so it is made in steps.
 
 maglev    Maglev's consistent hashing (Eisenbud et al., NSDI 2016, 3.4): the size is a prime, of at
           least 100 places for each backend, and a backend fills as many as its weight says, or a
@@ -14,13 +15,16 @@ alias     Walker's alias method, as Vose builds it: one place for each backend, 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from heapq import heapify, heapreplace
-from typing import NamedTuple
+from heapq import heapify, heapreplace, merge
+from itertools import chain, islice
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from ebpflb.model.scheduler import HASHING, ROUND_ROBIN
 
+PLACES_A_STEP = 4096
 PRIMES = (1021, 4093, 16381, 65521)
 PLACES = 100  # of a backend, at least, as long as the largest prime allows
 ALWAYS = 2**32 - 1
@@ -42,6 +46,10 @@ class TablePlace(NamedTuple):
     below: int
 
 
+PackedPlaces: TypeAlias = "array[int]"  # of 32-bit numbers: those of one TablePlace after the other
+_Made = TypeVar("_Made")
+
+
 def is_needless(scheduler: str, weights: Iterable[int]) -> bool:
     """Whether ``size`` is 0 for all lists of backends with these weights, as it is for most."""
     return scheduler not in HASHING and len(set(weights)) <= 1
@@ -60,21 +68,49 @@ def size(scheduler: str, lists: Sequence[Sequence[Weighted]]) -> int:
     return longest
 
 
-def fits(scheduler: str, lists: Sequence[Sequence[Weighted]], count: int) -> bool:
-    """Whether tables of so many places can be theirs, even if ``size`` says another number."""
-    is_right = count in PRIMES if scheduler in HASHING else count > 0
-    return is_right and count >= max(map(len, lists))
-
-
-def places(scheduler: str, backends: Sequence[Weighted], count: int) -> list[TablePlace]:
-    """A table of so many places; of no backends it is empty."""
+def making(
+    scheduler: str, backends: Sequence[Weighted], count: int
+) -> Generator[None, None, PackedPlaces]:
+    """Makes a table of so many places, about PLACES_A_STEP with each step; of no backends it is
+    empty.
+    """
     if not backends:
-        return []
+        return array("I")
     if scheduler in HASHING:
-        return [TablePlace(index, index, ALWAYS) for index in _maglev(backends, count)]
+        return _of_slots((yield from _maglev(backends, count)))
     if scheduler == ROUND_ROBIN:
-        return [TablePlace(index, index, ALWAYS) for index in _rotation(backends, count)]
-    return _alias(backends, count)
+        return _of_slots((yield from _rotation(backends, count)))
+    return array("I", chain.from_iterable(_alias(backends, count)))
+
+
+def finished(making: Generator[None, None, _Made]) -> _Made:
+    """What is made, after all steps."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as end:
+            made: _Made = end.value
+            return made
+
+
+def unpacked(places: PackedPlaces) -> Iterator[TablePlace]:
+    return map(TablePlace, places[0::3], places[1::3], places[2::3])
+
+
+def in_block(places: PackedPlaces, first: int) -> PackedPlaces:
+    """The same places, with the numbers of slots instead of indexes in a block."""
+    found = array("I", places)
+    found[0::3] = array("I", [first + slot for slot in places[0::3]])
+    found[1::3] = array("I", [first + slot for slot in places[1::3]])
+    return found
+
+
+def _of_slots(slots: Sequence[int]) -> PackedPlaces:
+    """A table whose places have one slot each."""
+    found, column = array("I", bytes(12 * len(slots))), array("I", slots)
+    found[0::3] = found[1::3] = column
+    found[2::3] = array("I", [ALWAYS]) * len(slots)
+    return found
 
 
 def _round(backends: Sequence[Weighted]) -> int:
@@ -82,7 +118,7 @@ def _round(backends: Sequence[Weighted]) -> int:
     return sum(weights) // math.gcd(*weights)
 
 
-def _maglev(backends: Sequence[Weighted], count: int) -> list[int]:
+def _maglev(backends: Sequence[Weighted], count: int) -> Generator[None, None, list[int]]:
     """Backends take turns in the order of their names; one of a smaller weight leaves some out."""
     order = sorted(backends, key=lambda each: each.name)
     most = max(each.weight for each in order)
@@ -90,7 +126,7 @@ def _maglev(backends: Sequence[Weighted], count: int) -> list[int]:
     walks = [_permutation(each.name, count) for each in order]
     credits = [0] * len(order)
     table = [-1] * count
-    left = count
+    left = step_at = count
     while True:
         for turn, each in enumerate(order):
             credits[turn] += weights[turn]
@@ -105,6 +141,9 @@ def _maglev(backends: Sequence[Weighted], count: int) -> list[int]:
             left -= 1
             if not left:
                 return table
+            if step_at - left > min(PLACES_A_STEP, left // 8):  # the last places are hard to find
+                step_at = left
+                yield
 
 
 def _permutation(name: str, count: int) -> tuple[int, int]:
@@ -114,15 +153,21 @@ def _permutation(name: str, count: int) -> tuple[int, int]:
     return first % count, second % (count - 1) + 1
 
 
-def _rotation(backends: Sequence[Weighted], count: int) -> list[int]:
+def _rotation(backends: Sequence[Weighted], count: int) -> Generator[None, None, list[int]]:
     """Each backend's turns in the middle of as many equal parts of the round."""
     counts = _apportioned([each.weight for each in backends], count)
-    turns = [
-        ((2 * turn + 1) / (2 * its), each.slot)
-        for each, its in zip(backends, counts, strict=True)
-        for turn in range(its)
-    ]
-    return [index for _, index in sorted(turns)]
+    turns = merge(*map(_turns, backends, counts))
+    found: list[int] = []
+    while len(found) < count:
+        if found:
+            yield
+        found += [slot for _, slot in islice(turns, PLACES_A_STEP)]
+    return found
+
+
+def _turns(backend: Weighted, count: int) -> Iterator[tuple[float, int]]:
+    """When a backend has its turns, from 0 to 1."""
+    return (((2 * turn + 1) / (2 * count), backend.slot) for turn in range(count))
 
 
 def _apportioned(weights: Sequence[int], count: int) -> list[int]:

@@ -156,6 +156,8 @@ class Cluster:
             rows = getattr(plan, part.name)
             if part.name == "removed_backend_slots":
                 self.node.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
+            elif part.name == "tables":
+                self.node.maps["choices"].write([row for table in rows for row in table.rows()])
             elif part.name not in TRANSLATIONS:
                 write = self.node.delete if part.name.startswith("removed_") else self.node.write
                 write(part.name.removeprefix("removed_"), rows)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
+from ebpflb.plan import tables
 from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Frontend, ServiceEntry
@@ -273,7 +274,8 @@ def _check_ranges(node: PlannedNode) -> None:
         runs = sorted(run for run in (*allocator.free_ranges, *taken, *freed) if run.size)
         assert [run.base for run in runs] == [0, *(sum(run) for run in runs[:-1])]
         assert sum(runs[-1]) == size
-    for at, choice in (row for p in entries for row in p.choices()):
+    made = (table for p in entries for table in tables.finished(p.making_tables()))
+    for at, choice in (row for table in made for row in table.rows()):
         assert node.maps.choices[at] == choice
 
 

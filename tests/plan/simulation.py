@@ -72,7 +72,9 @@ def writes(plan: Plan) -> Iterator[Write]:
         ("removed_translations", row) for row in plan.removed_translations if row.id not in new
     )
     for part in fields(plan):
-        if part.name not in TRANSLATIONS:
+        if part.name == "tables":
+            yield from (("choices", row) for table in plan.tables for row in table.rows())
+        elif part.name not in TRANSLATIONS:
             for row in getattr(plan, part.name):
                 yield part.name, row
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from ebpflb.model.scheduler import MAGLEV, RANDOM
-from ebpflb.plan import scheduling, tables
+from ebpflb.plan import comparison, scheduling, tables
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NO_TABLE
@@ -99,3 +99,27 @@ def test_equal_weights_are_told_with_maglev_alone() -> None:
 def test_without_endpoints_there_is_no_table() -> None:
     node = node_with(replace(hashed(), backends=()), FULL)
     assert node.planner.actual[name("a")].tables == NO_TABLE
+
+
+def test_a_table_that_was_prepared_is_used() -> None:
+    """It is made in steps before the plan; one of other backends is not used, and made anew."""
+    with patch.object(tables, "PLACES_A_STEP", 2):
+        node = PlannedNode()
+        steps = list(node.planner.prepare(hashed(1, 2)))
+        assert len(steps) >= 2
+        with patch.object(tables, "making", side_effect=AssertionError):
+            node.change(by_name(hashed(1, 2)))
+            assert not list(node.planner.prepare(hashed(1, 2))), "it has that table"
+        list(node.planner.prepare(hashed(1, 3)))
+        node.change(by_name(hashed(2, 3)))
+        assert node.maps.view() == node_with(hashed(2, 3)).maps.view()
+        check_tidy(node)
+
+
+def test_an_audit_makes_a_table_in_steps() -> None:
+    """It has nothing to say meanwhile."""
+    node = node_with(hashed(1, 2))
+    parts = {part: getattr(node.maps, part).get for part in vars(node.maps)}
+    found = list(comparison.compare_service(node.planner, name("a"), parts))
+    rows = sum(len(entries) for part, entries in vars(node.maps).items() if part != "translations")
+    assert set(found) == {None} and len(found) > rows

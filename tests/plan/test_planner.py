@@ -224,7 +224,8 @@ def test_order_of_a_plan() -> None:
     """First what is referred to, then the frontends, then what nothing refers to any more."""
     assert [part.name for part in fields(Plan)] == [
         "translations",
-        "slots", "backend_slots", "choices", "service_names", "backend_names", "source_ranges",
+        "slots", "backend_slots", "tables", "choices",
+        "service_names", "backend_names", "source_ranges",
         "services", "cluster_ips",
         "removed_cluster_ips", "removed_services", "removed_source_ranges",
         "removed_service_names", "removed_backend_slots", "removed_backend_names",

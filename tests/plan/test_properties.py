@@ -2,16 +2,17 @@
 """The theorem: a look-up that succeeds before and after an update succeeds during it, and a crash
 between any two writes leaves a working state. PlannedNode looks at everything after each write."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 
-from ebpflb.plan import tables
+from ebpflb.model.services import PortName
+from ebpflb.plan import scheduling, tables
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import Frontend
+from ebpflb.plan.desired_service import DesiredBackend
 from ebpflb.plan.plan import Plan
 from tests.load import scaled
 from tests.plan import histories
@@ -105,15 +106,14 @@ def test_crash_after_crash(steps: list[Step]) -> None:
 @settings(max_examples=scaled(150), deadline=None)
 def test_full_maps(steps: list[Step]) -> None:
     """Where room runs out, what has a place is as desired, and all else has what it still wants of
-    what it had, and nothing that it does not want; or it is as it was, if not closed.
-    Nothing waits that would fit.
+    what it had, and nothing that it does not want; or its endpoints are as they were. Nothing
+    waits that would fit.
     """
     node = PlannedNode(TIGHT)
     for step in steps:
-        before, owners = node.maps.view(), dict(node.planner.frontends.owners)
+        before = {name: entries.backends for name, entries in node.planner.actual.items()}
         histories.run(node, [step])
-        kept = (f for f, owner in node.planner.frontends.owners.items() if owners.get(f) == owner)
-        _check_full(node, {frontend: before[frontend] for frontend in kept})
+        _check_full(node, before)
         _check_nobody_slips_in(node)
         check_tidy(node)
     node.wait_for_quarantine()
@@ -124,36 +124,28 @@ def test_full_maps(steps: list[Step]) -> None:
     check_tidy(node)
 
 
-def _check_full(node: PlannedNode, before: dict[Frontend, tuple[Any, ...]]) -> None:
-    """``before``: what a frontend showed that is still the same service port's."""
+def _check_full(node: PlannedNode, before: Mapping[PortName, tuple[DesiredBackend, ...]]) -> None:
+    """``before``: the backends that each service port had."""
     desired, view = from_nothing(node).view(), node.maps.view()
     for frontend, owner in node.planner.frontends.owners.items():
         if owner in node.planner.not_programmed:
-            former, wanted = before.get(frontend), desired.get(frontend)
-            assert (former and _for_any_client(view[frontend]) == _for_any_client(former)) or (
-                wanted and _is_what_fits(view[frontend], former, wanted)
-            )
+            had, now = before.get(owner, ()), node.planner.actual[owner].backends
+            assert now == had or _is_what_fits(now, had, node.desired[owner].backends)
+            assert _for_any_endpoint(view[frontend]) == _for_any_endpoint(desired[frontend])
         else:
             assert view[frontend] == desired[frontend]
 
 
-def _for_any_client(seen: tuple[Any, ...]) -> tuple[Any, ...]:
-    flags, affinity_seconds, _ranges, *lists = seen
-    return flags - {"restricted"}, affinity_seconds, *lists
+def _for_any_endpoint(seen: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Flags without the scheduler, which goes where its table does not fit, and the affinity."""
+    flags, affinity_seconds, *_ = seen
+    return scheduling.at_random(flags) - {"even"}, affinity_seconds
 
 
-def _is_what_fits(
-    seen: tuple[Any, ...], former: tuple[Any, ...] | None, wanted: tuple[Any, ...]
-) -> bool:
-    """Whether each list of backends has what was there and is wanted, and only what is wanted."""
-    wants = [_places(listed) for listed in wanted[3:6]]
-    had = [_places(listed) for listed in former[3:6]] if former else [set() for _ in wants]
-    has = [_places(listed) for listed in seen[3:6]]
-    return all(h & w <= now <= w for h, w, now in zip(had, wants, has, strict=True))
-
-
-def _places(backends: Iterable[Any]) -> set[tuple[Any, int]]:
-    return {(backend.address, backend.port) for backend in backends}
+def _is_what_fits(*lists: tuple[DesiredBackend, ...]) -> bool:
+    """Whether a port has what was there and is wanted, and only what is wanted."""
+    now, had, wanted = ({each.endpoint for each in backends} for backends in lists)
+    return had & wanted <= now <= wanted
 
 
 def _check_nobody_slips_in(node: PlannedNode) -> None:

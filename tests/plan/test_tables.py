@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from ebpflb.model.scheduler import HASHING, MAGLEV, RANDOM, ROUND_ROBIN, SCHEDULERS
 from ebpflb.plan import tables
-from ebpflb.plan.tables import ALWAYS, Weighted
+from ebpflb.plan.tables import ALWAYS, TablePlace, Weighted
 
 weights = some.lists(some.integers(1, 1000), min_size=1, max_size=30)
 
@@ -21,10 +21,14 @@ def backends(*weights: int, first: int = 1) -> list[Weighted]:
     ]
 
 
+def places(scheduler: str, found: list[Weighted], count: int) -> list[TablePlace]:
+    return [*tables.unpacked(tables.finished(tables.making(scheduler, found, count)))]
+
+
 def shares(scheduler: str, found: list[Weighted], count: int) -> dict[int, float]:
     """The part of all draws that each slot gets, from 0 to 1."""
     got: Counter[int] = Counter()
-    for place in tables.places(scheduler, found, count):
+    for place in places(scheduler, found, count):
         below = 2**32 if place.below == ALWAYS else place.below
         got.update({place.slot: below})
         got.update({place.other: 2**32 - below})
@@ -50,7 +54,7 @@ def test_a_round_has_each_backend_as_often_as_its_weight_says(its: list[int]) ->
     """But once at least: those turns are taken from others."""
     found = backends(*its)
     size = tables.size(ROUND_ROBIN, [found]) or len(its)
-    turns = Counter(place.slot for place in tables.places(ROUND_ROBIN, found, size))
+    turns = Counter(place.slot for place in places(ROUND_ROBIN, found, size))
     rare = sum(weight * size < sum(its) for weight in its)
     assert turns.keys() == set(range(len(its)))
     assert all(abs(turns[at] - w * size / sum(its)) < 1 + rare for at, w in enumerate(its))
@@ -74,7 +78,7 @@ def test_maglev_bounds_the_ratio_of_weights() -> None:
 def test_a_round_is_spread_evenly() -> None:
     """Never twice in a row what has a third of the turns."""
     found = backends(1, 2, 3)
-    order = [place.slot for place in tables.places(ROUND_ROBIN, found, 6)]
+    order = [place.slot for place in places(ROUND_ROBIN, found, 6)]
     assert Counter(order) == {0: 1, 1: 2, 2: 3}
     assert all(a != b for a, b in pairwise(order))
 
@@ -92,7 +96,7 @@ def test_maglev_is_even(count: int) -> None:
     found = backends(*[100] * count)
     size = tables.size(MAGLEV, [found])
     assert size >= 100 * count or size == tables.PRIMES[-1]
-    got = Counter(place.slot for place in tables.places(MAGLEV, found, size))
+    got = Counter(place.slot for place in places(MAGLEV, found, size))
     assert len(got) == count
     assert max(got.values()) - min(got.values()) <= 1
 
@@ -109,7 +113,7 @@ def test_every_node_has_the_same_table(order: list[int]) -> None:
     moved = [Weighted(slot, found[at].name, 100) for slot, at in enumerate(order)]
     names = [[each.name for each in its] for its in (found, moved)]
     one, other = (
-        [name[place.slot] for place in tables.places(MAGLEV, its, 1021)]
+        [name[place.slot] for place in places(MAGLEV, its, 1021)]
         for its, name in zip((found, moved), names, strict=True)
     )
     assert one == other
@@ -128,7 +132,7 @@ def test_a_change_of_maglev_moves_little_else(count: int) -> None:
     pairs = [
         (one.slot, other.slot)
         for one, other in zip(
-            tables.places(MAGLEV, before, size), tables.places(MAGLEV, after, size), strict=True
+            places(MAGLEV, before, size), places(MAGLEV, after, size), strict=True
         )
     ]
     stay = [(one, other) for one, other in pairs if one != gone.slot]
@@ -143,3 +147,11 @@ def test_what_needs_no_table_is_known_by_the_weights(
     """Then no list of the service's backends has one."""
     if tables.is_needless(scheduler, [weight for its in found for weight in its]):
         assert tables.size(scheduler, [backends(*its) for its in found]) == 0
+
+
+@pytest.mark.parametrize("scheduler", [MAGLEV, ROUND_ROBIN])
+def test_a_large_table_is_made_in_steps(scheduler: str) -> None:
+    """So that nothing else waits for all of it."""
+    making = tables.making(scheduler, backends(*range(1, 701)), tables.PRIMES[-1])
+    steps = sum(1 for _ in making)
+    assert steps >= tables.PRIMES[-1] // tables.PLACES_A_STEP - 1

@@ -230,7 +230,7 @@ def _endpoints(slices: list[ReadSlice], port: str, version: int) -> Endpoints:
         assert stored
         if stored.family != version:
             continue
-        numbers = [at.port or 0 for at in stored.ports if at.name == port]
+        numbers = [at for (name, _), found in stored.ports.items() if name == port for at in found]
         for endpoint in stored.endpoints:
             here = endpoint.name.node == NODE
             places = {((str(endpoint.address), number), here) for number in numbers}

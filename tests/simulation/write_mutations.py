@@ -171,14 +171,10 @@ _select = cluster_state.select
 
 def tables_name_the_wrong_slot() -> Any:
     """The one behind."""
-
-    def places(*arguments: Any) -> list[tables.TablePlace]:
-        return [each._replace(slot=each.slot + 1) for each in _places(*arguments)]
-
-    return patch.object(tables, "places", places)
+    return patch.object(tables, "in_block", lambda places, first: _in_block(places, first + 1))
 
 
-_places = tables.places
+_in_block = tables.in_block
 
 
 def every_backend_counts_as_here() -> Any:

@@ -4,8 +4,10 @@
 import errno
 import os
 import struct
+from array import array
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -229,26 +231,37 @@ def sample(name: str, index: int) -> Any:
     return Backend(address, index % 65_536, frozenset({"cluster"}), index + 1, 7)
 
 
+def test_a_run_is_written_at_once(all_maps: dict[str, Map]) -> None:
+    """The elements are those that a write one by one leaves, and the others stay."""
+    choices = all_maps["choices"]
+    assert isinstance(choices, MappedArray)
+    wanted = [sample("choices", index) for index in range(5000)]
+    choices.write([(99, sample("choices", 99)), (5100, sample("choices", 5100))])
+    choices.write_run(100, array("I", chain.from_iterable(wanted)))
+    assert choices.get_range(100, 5000) == wanted
+    assert [choices.get(at) for at in (99, 5100)] == [sample("choices", at) for at in (99, 5100)]
+
+
 @pytest.mark.parametrize("name", MAPPED)
 def test_written_through_memory(all_maps: dict[str, Map], name: str) -> None:
     """What is written in place is what the kernel, and so a program, reads at that index."""
-    array = all_maps[name]
-    indexes = [0, 1, 2, 3, 511, 512, 513, array.spec.entries - 2, array.spec.entries - 1]
-    array.write([(index, sample(name, index)) for index in indexes])
+    opened = all_maps[name]
+    indexes = [0, 1, 2, 3, 511, 512, 513, opened.spec.entries - 2, opened.spec.entries - 1]
+    opened.write([(index, sample(name, index)) for index in indexes])
     for index in indexes:
-        packed = kernel.map_lookup(array.fd, array.key.pack(index), array.spec.value_size)
-        assert packed == array.packed(index, sample(name, index))[1], f"element {index}"
-    assert array.get(4) == array.value.unpack(bytes(array.spec.value_size))
+        packed = kernel.map_lookup(opened.fd, opened.key.pack(index), opened.spec.value_size)
+        assert packed == opened.packed(index, sample(name, index))[1], f"element {index}"
+    assert opened.get(4) == opened.value.unpack(bytes(opened.spec.value_size))
 
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
     """What the kernel has at an index is read in place."""
-    array = all_maps[name]
-    for index in (5, 6, array.spec.entries - 1):
+    opened = all_maps[name]
+    for index in (5, 6, opened.spec.entries - 1):
         value = sample(name, index + 1)
-        kernel.map_update(array.fd, *array.packed(index, value))
-        assert array.get(index) == value
+        kernel.map_update(opened.fd, *opened.packed(index, value))
+        assert opened.get(index) == value
 
 
 def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
