@@ -99,7 +99,9 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
     with common.pinned_maps(state) as maps:
         place.require_namespace(maps)
         found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
-        damage = service_audit.damage(maps, comparisons.contents(maps))
+        contents = comparisons.contents(maps)
+        found += comparisons.wrong_bits(maps, contents)
+        damage = service_audit.damage(maps, contents)
         found += damage.drifts
         found += comparisons.inconsistent(maps, damage.contents)
         if options is not None:

@@ -14,7 +14,8 @@ from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.device_programs import attacher
 from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.map_writer import capacity_of
-from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.bpf_map import Map, MappedArray
+from ebpflb.datapath.maps.no_frontends import NoFrontends
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.translations import Translations
 from ebpflb.datapath.sound_contents import SoundContents
@@ -58,6 +59,15 @@ def inconsistent(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]
     for port in planner.actual:
         wrong += filter(None, comparison.compare_service(planner, port, read))
     yield from (each.drift for each in wrong)
+
+
+def wrong_bits(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]:
+    """Words of map no_frontends that do not fit to map services."""
+    bits = maps["no_frontends"]
+    assert isinstance(bits, MappedArray)
+    wanted = NoFrontends(bits)
+    wanted.load(found.frontends())
+    yield from (Drift(Part.MAP, f"map no_frontends: #{at}", DIFFERS) for at in wanted.wrong())
 
 
 def table(maps: Mapping[str, Map], options: Options | None, but: Set[int]) -> Iterator[Drift]:

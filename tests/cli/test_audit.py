@@ -77,6 +77,7 @@ def test_hooks_pins_entries_and_objects(cluster: Cluster) -> None:
     maps = state.open_maps()
     key = next(key for key, _ in maps["cluster_ips"].items())
     maps["cluster_ips"].delete([key])
+    maps["no_frontends"].write([(7, 0)])
     cluster.agent.stop()
     code, found = audit(cluster)
     texts = [f"{each['name']} {each['found']}" for each in found]
@@ -84,6 +85,7 @@ def test_hooks_pins_entries_and_objects(cluster: Cluster) -> None:
     assert "hook connect4 is not attached" in texts
     assert any(text.startswith("hook sendmsg4 has no pin") for text in texts)
     assert any(text.startswith(f"map cluster_ips: {key} ") for text in texts)
+    assert "map no_frontends: #7 differs" in texts
     assert not maps["cluster_ips"].get(key)
     for opened in maps.values():
         opened.close()
