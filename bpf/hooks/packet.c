@@ -11,6 +11,7 @@
  * routes, filters and tracks their packets as any others.
  */
 #include "compat.h"
+#include "core/note.h"
 #include "maps.h"
 #include "net/rewrite.h"
 #include "path/egress.h"
@@ -18,7 +19,6 @@
 #include "path/ingress.h"
 #include "path/parse.h"
 #include "path/reject_packet.h"
-#include "path/translated.h"
 #include "record/event_packet.h"
 
 /*

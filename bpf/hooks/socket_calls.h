@@ -7,10 +7,10 @@
 #define EBPFLB_HOOKS_SOCKET_CALLS_H
 
 #include "hooks/socket_context.h"
-#include "path/bind.h"
-#include "path/reject_socket.h"
 #include "path/socket.h"
 #include "record/event_call.h"
+#include "sockets/bind.h"
+#include "sockets/reject.h"
 
 #define ALLOW 1
 

@@ -7,8 +7,8 @@
 #include "compat.h"
 #include "maps.h"
 #include "net/header.h"
-#include "path/socket_datagram.h"
-#include "path/socket_stream.h"
+#include "sockets/datagram.h"
+#include "sockets/stream.h"
 
 PROGRAM("tc/ingress")
 int socket_ending(struct __sk_buff *ctx)

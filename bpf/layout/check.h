@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* How map elements name their keys (path/check.h); a part of layout.h. */
+/* How map elements name their keys (core/check.h); a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_CHECK_H
 #define EBPFLB_LAYOUT_CHECK_H
 

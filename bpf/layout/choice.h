@@ -17,7 +17,7 @@ struct datagram_choice {
 	__u32 service;
 	__u32 chosen;		/* enum chosen */
 	__u32 frontend_moves;	/* as in the settings when the backend was chosen */
-	__u32 check;		/* names the flow (path/check.h); what follows changes in place */
+	__u32 check;		/* names the flow (core/check.h); what follows changes in place */
 	__u64 last_used;	/* nanoseconds of CLOCK_MONOTONIC */
 };
 SIZE(struct datagram_choice, 24);

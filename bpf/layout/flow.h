@@ -68,7 +68,7 @@ struct flow {
 	__u32 ifindex;		/* where the client's packets come in */
 	__u8 kind;		/* enum flow_kind */
 	__u8 pad_kind[3];
-	__u32 check;		/* path/check.h; what follows is changed in place */
+	__u32 check;		/* core/check.h; what follows is changed in place */
 	__u16 flags;		/* enum flow_flag */
 	__u8 scale;		/* of TCP's windows */
 	__u8 pad;

@@ -35,7 +35,7 @@ SIZE(struct packet, 96);
 struct selection {
 	struct backend backend;
 	struct service service;
-	__u8 is_local_client;	/* client_is_local (path/client.h) */
+	__u8 is_local_client;	/* client_is_local (core/client.h) */
 	__u8 is_assigned;	/* a datagram socket keeps the backend that it has */
 	__u8 is_pending;	/* session affinity is to be remembered once the client is known */
 	__u8 pad;

@@ -17,11 +17,11 @@ enum service_flag {
 	SERVICE_ENDPOINTS = 8,	/* some node has an endpoint that is usable */
 	SERVICE_RESTRICTED = 16,	/* only clients in its source_ranges are admitted */
 	SERVICE_NODEPORT = 32,	/* the frontend is a NodePort: it has no address */
-	/* the scheduler (path/scheduler.h); none of these: random */
+	/* the scheduler (rules/scheduler.h); none of these: random */
 	SERVICE_ROUND_ROBIN = 64,
 	SERVICE_BY_TUPLE = 128,	/* the same for all packets of a flow, on every node */
 	SERVICE_BY_CLIENT = 256,	/* the same for all that a client sends, on every node */
-	SERVICE_LEAST_CONNECTIONS = 512,	/* its open connections are counted (path/connection.h) */
+	SERVICE_LEAST_CONNECTIONS = 512,	/* its open connections are counted (core/connection.h) */
 	SERVICE_EVEN = 1024,	/* with SERVICE_BY_TUPLE: no backend of a list has another weight */
 };
 
@@ -38,7 +38,7 @@ struct service {
 	struct range cluster;
 	struct range local;
 	struct range table;	/* of choices: the cluster list's, behind it as many of the local list */
-	__u32 check;		/* names the frontend (path/check.h) */
+	__u32 check;		/* names the frontend (core/check.h) */
 };
 SIZE(struct service, 44);
 
@@ -56,7 +56,7 @@ struct backend {
 	__u32 id;
 	__u16 service;		/* there are 65,536 ids */
 	__u16 weight;		/* among the backends of its lists */
-	__u32 check;		/* names the slot (path/check.h) */
+	__u32 check;		/* names the slot (core/check.h) */
 };
 SIZE(struct backend, 32);
 

@@ -32,7 +32,7 @@ DEFINE_MAP(flow_gate, ARRAY, __u32, struct flow_gate, 1, MMAPABLE)
 
 /*
  * Where no frontend is: a bit for each place of a frontend, then one for each port of NodePorts. Bits
- * that are not set say nothing (path/frontend.h).
+ * that are not set say nothing (rules/frontend.h).
  */
 DEFINE_MAP(no_frontends, ARRAY, __u32, __u64, 17408, MMAPABLE)
 

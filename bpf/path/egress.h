@@ -17,9 +17,9 @@
 #include "engine/flows/gate.h"
 #include "engine/netfilter/choose.h"
 #include "path/forwarded.h"
-#include "path/frontend.h"
+#include "rules/frontend.h"
 #include "engine/flows/masquerade.h"
-#include "path/selected.h"
+#include "rules/selected.h"
 
 /*
  * Whether the packet was forwarded, and the kernel's NAT translates: then nothing is done here, and it

@@ -16,7 +16,7 @@
 #ifndef EBPFLB_PATH_FORWARDED_H
 #define EBPFLB_PATH_FORWARDED_H
 
-#include "path/frontend.h"
+#include "rules/frontend.h"
 
 #define TRIAL 3000000000ULL	/* ns */
 #define TRIAL_EXPIRY 600000000000ULL	/* ns; then the tuple may be another connection's */

@@ -8,7 +8,7 @@
 
 #include "net/icmp_error.h"
 #include "engine/flows/direct.h"
-#include "path/outcome.h"
+#include "core/outcome.h"
 #include "path/reply_path.h"
 
 static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx,

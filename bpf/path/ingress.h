@@ -17,10 +17,10 @@
 #include "engine/flows/open.h"
 #include "engine/netfilter/choose.h"
 #include "path/fast_forward.h"
-#include "path/outcome.h"
+#include "core/outcome.h"
 #include "path/reply_path.h"
 #include "path/select.h"
-#include "path/translated.h"
+#include "core/note.h"
 
 static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const struct packet *packet,
 					       const struct settings *settings,

@@ -3,7 +3,7 @@
 #ifndef EBPFLB_PATH_PACKET_ROUTE_H
 #define EBPFLB_PATH_PACKET_ROUTE_H
 
-#include "path/route.h"
+#include "rules/route.h"
 
 #define GSO_BY_FRAGS 0xffff	/* SCTP: the segments are of different lengths */
 

@@ -6,9 +6,9 @@
 #ifndef EBPFLB_PATH_PARSE_H
 #define EBPFLB_PATH_PARSE_H
 
+#include "core/outcome.h"
 #include "net/transport.h"
 #include "path/fragment.h"
-#include "path/outcome.h"
 
 #define TO_OTHER_HOST 3	/* PACKET_OTHERHOST: the frame has a MAC address that is not the device's */
 

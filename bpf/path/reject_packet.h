@@ -6,9 +6,9 @@
 #ifndef EBPFLB_PATH_REJECT_PACKET_H
 #define EBPFLB_PATH_REJECT_PACKET_H
 
+#include "core/tuple.h"
 #include "net/reset.h"
 #include "net/unreachable.h"
-#include "path/tuple.h"
 
 #define REJECTS 1000
 #define REFILL 1000000000ULL	/* ns */

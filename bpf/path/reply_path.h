@@ -9,9 +9,9 @@
 #ifndef EBPFLB_PATH_REPLY_PATH_H
 #define EBPFLB_PATH_REPLY_PATH_H
 
+#include "core/outcome.h"
 #include "engine/flows/follow.h"
 #include "net/hops.h"
-#include "path/outcome.h"
 #include "path/packet_route.h"
 
 /*

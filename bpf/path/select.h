@@ -12,12 +12,12 @@
 #ifndef EBPFLB_PATH_SELECT_H
 #define EBPFLB_PATH_SELECT_H
 
-#include "path/affinity.h"
-#include "path/counters.h"
-#include "path/frontend.h"
-#include "path/scheduler.h"
-#include "path/selected.h"
-#include "path/socket_datagram.h"
+#include "core/counters.h"
+#include "rules/affinity.h"
+#include "rules/frontend.h"
+#include "rules/scheduler.h"
+#include "rules/selected.h"
+#include "sockets/datagram.h"
 
 /* Source ranges. The address of a pod's socket is unknown until its packets leave. */
 enum admission { ADMITTED, DENIED, CLIENT_UNKNOWN };

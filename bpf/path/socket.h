@@ -7,11 +7,11 @@
 #ifndef EBPFLB_PATH_SOCKET_H
 #define EBPFLB_PATH_SOCKET_H
 
-#include "path/reject_socket.h"
 #include "path/select.h"
-#include "path/socket_datagram.h"
-#include "path/socket_stream.h"
 #include "record/event_call.h"
+#include "sockets/datagram.h"
+#include "sockets/reject.h"
+#include "sockets/stream.h"
 
 /* The system calls that name a peer, and those that are told one. */
 enum call { CONNECT, SENDMSG, RECVMSG, GETPEERNAME };

@@ -3,7 +3,7 @@
 #ifndef EBPFLB_RECORD_EVENT_CALL_H
 #define EBPFLB_RECORD_EVENT_CALL_H
 
-#include "path/client.h"
+#include "core/client.h"
 #include "record/event.h"
 
 #ifdef MONITOR

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends counted connections that nothing remembers any more (bpf/path/connection.h).
+"""Ends counted connections that nothing remembers any more (bpf/core/connection.h).
 
 Programs end a connection that they see end. What they do not see leaves an element in the map
 connections: an LRU evicted a socket or a flow, a sweep or ``ebpflb flows`` deleted it, or two CPUs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service port's scheduler as flags of its frontends, and back (bpf/path/scheduler.h)."""
+"""A service port's scheduler as flags of its frontends, and back (bpf/rules/scheduler.h)."""
 
 from ebpflb.model.scheduler import (
     LEAST_CONNECTIONS,

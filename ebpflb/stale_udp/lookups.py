@@ -21,7 +21,7 @@ def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
     """The service of a frontend, for a socket in the node's own network namespace.
 
     Other namespaces differ only in that loopback serves no NodePorts there, so no socket in one
-    is ever given a backend for a loopback address. bpf/path/frontend.h.
+    is ever given a backend for a loopback address. bpf/rules/frontend.h.
     """
     service: ServiceEntry | None = None
     if not frontend.address.is_unspecified:
@@ -33,14 +33,14 @@ def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
 
 
 def node_serves(maps: Maps, address: Address) -> bool:
-    """Whether NodePorts are served at an address. bpf/path/frontend.h."""
+    """Whether NodePorts are served at an address. bpf/rules/frontend.h."""
     if address.is_loopback or address.is_unspecified:  # Linux connects both to loopback
         return True
     return maps["node_addresses"].get(address) is not None
 
 
 def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
-    """The backend with this id, if it still belongs to the service. bpf/path/backend.h."""
+    """The backend with this id, if it still belongs to the service. bpf/rules/backend.h."""
     slot, slots = maps["backend_slots"].get(id), maps["slots"]
     if slot >= slots.spec.entries:  # NOWHERE
         return None
@@ -49,12 +49,12 @@ def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
 
 
 def policy_is_local_only(service: ServiceEntry) -> bool:
-    """Whether the policy Local holds for sockets, which count as pods. bpf/path/policy.h."""
+    """Whether the policy Local holds for sockets, which count as pods. bpf/rules/policy.h."""
     return "local" in service.flags and "external" not in service.flags
 
 
 def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool:
-    """Whether the service's source ranges admit the node itself. bpf/path/policy.h."""
+    """Whether the service's source ranges admit the node itself. bpf/rules/policy.h."""
     settings: Settings = maps["settings"].get(0)
     node = settings.node_v4 if frontend.address.version == 4 else settings.node_v6
     nodeport = int("nodeport" in service.flags)

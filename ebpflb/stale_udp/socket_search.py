@@ -70,7 +70,7 @@ def is_untranslated(entry: PeerFrontend) -> bool:
 
 
 def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
-    """What a datagram socket remembers of its peer. bpf/path/socket_datagram.h."""
+    """What a datagram socket remembers of its peer. bpf/sockets/datagram.h."""
     own: SocketEntry | None = maps["sockets"].get(peer.socket)
     is_own = own and (own.peer.address, own.peer.port) == (peer.address, peer.port)
     if own and is_own and not own.is_shared:

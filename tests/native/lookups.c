@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Look-ups of bpf/path/, and what flows note, as functions that Python can call, beside the hooks. */
+/* Look-ups of bpf/rules/, and what flows note, as functions that Python can call, beside the hooks. */
 #include "hooks/socket.c"
 #include "engine/flows/follow.h"
 

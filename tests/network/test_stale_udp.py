@@ -180,7 +180,7 @@ def test_only_those_translated(cluster: Cluster, changes: Changes, sockets: Sock
 
 def test_nothing_is_left(cluster: Cluster, changes: Changes, client: Socket, vip: str) -> None:
     """What was remembered of an ended socket goes with it, used again or not."""
-    before = remembered(cluster)  # MPTCP sockets are never released (path/socket_stream.h)
+    before = remembered(cluster)  # MPTCP sockets are never released (sockets/stream.h)
     one, other, _ = cluster.web
     changes.apply(dual_stack_web(one))
     connect(client, vip)

@@ -81,7 +81,7 @@ def test_the_tables_of_one_service_have_a_share() -> None:
 
 
 def test_equal_weights_are_told_with_maglev_alone() -> None:
-    """Then a socket needs no table (path/scheduler.h)."""
+    """Then a socket needs no table (rules/scheduler.h)."""
     uneven = replace(hashed(), backends=(backend(1, weight=1), backend(2)))
     drained = replace(hashed(), backends=(backend(2), backend(1, SERVING, weight=1)))
     by_flags = {

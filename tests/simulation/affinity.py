@@ -23,7 +23,7 @@ class Affinity:
 
     def answered(self, who: Who) -> None:
         """Of packets: what such a client has counts more than what it was given later without an
-        answer (bpf/path/affinity.h), so it is not judged any more.
+        answer (bpf/rules/affinity.h), so it is not judged any more.
         """
         self._answered.add(who)
 

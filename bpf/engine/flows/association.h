@@ -11,8 +11,8 @@
 #ifndef EBPFLB_ENGINE_FLOWS_ASSOCIATION_H
 #define EBPFLB_ENGINE_FLOWS_ASSOCIATION_H
 
+#include "core/settings.h"
 #include "engine/flows/window.h"
-#include "path/settings.h"
 
 /* The first numbers of a side, from its SYN; or its tag, from its INIT. */
 static __always_inline void side_begin(struct __sk_buff *ctx, struct flow *flow,

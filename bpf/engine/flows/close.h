@@ -6,8 +6,8 @@
 #ifndef EBPFLB_ENGINE_FLOWS_CLOSE_H
 #define EBPFLB_ENGINE_FLOWS_CLOSE_H
 
+#include "core/settings.h"
 #include "engine/flows/count.h"
-#include "path/settings.h"
 
 /* The tuple of the requests of a flow, from the tuple and the entry of its replies at egress. */
 static __always_inline struct tuple request_tuple_of(const struct tuple *reply_tuple,

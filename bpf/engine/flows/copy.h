@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * An entry names its tuple and its translation by a check (path/check.h). Packets are translated, and
+ * An entry names its tuple and its translation by a check (core/check.h). Packets are translated, and
  * entries of other tuples deleted, by copies whose check is right, or where the entries that would be
  * deleted lead back (request_leads_to). What a packet notes in an entry is written if it still is the
  * one that was copied.
@@ -8,7 +8,7 @@
 #ifndef EBPFLB_ENGINE_FLOWS_COPY_H
 #define EBPFLB_ENGINE_FLOWS_COPY_H
 
-#include "path/check.h"
+#include "core/check.h"
 
 /*
  * Whether the copy of an entry is one of this tuple; false if the LRU has given the entry to another

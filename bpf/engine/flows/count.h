@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Flows of services that count their connections (path/connection.h). Such a flow has a number, in
+ * Flows of services that count their connections (core/connection.h). Such a flow has a number, in
  * its entries between client and frontend; a direct connection and all other flows have none.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_COUNT_H
 #define EBPFLB_ENGINE_FLOWS_COUNT_H
 
+#include "core/connection.h"
 #include "engine/flows/table.h"
-#include "path/connection.h"
 
 #define FLOW_NUMBERS (1ULL << 63)	/* no socket's cookie has this bit */
 

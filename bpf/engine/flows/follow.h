@@ -7,8 +7,8 @@
 #define EBPFLB_ENGINE_FLOWS_FOLLOW_H
 
 #include "engine/flows/touch.h"
-#include "path/backend.h"
-#include "path/frontend.h"
+#include "rules/backend.h"
+#include "rules/frontend.h"
 
 #define REPLY_TIMEOUT 3000000000ULL	/* ns; a SYN is sent again after 1 s and after 3 s (RFC 6298) */
 

@@ -6,8 +6,8 @@
 #ifndef EBPFLB_ENGINE_FLOWS_IDLE_H
 #define EBPFLB_ENGINE_FLOWS_IDLE_H
 
+#include "core/settings.h"
 #include "engine/flows/close.h"
-#include "path/settings.h"
 
 #define PORT_IDLE 0		/* its flow has been idle for its time, or there is none */
 #define PORT_KEPT (~0ULL)	/* it must not be taken */

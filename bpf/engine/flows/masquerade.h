@@ -7,12 +7,12 @@
 #ifndef EBPFLB_ENGINE_FLOWS_MASQUERADE_H
 #define EBPFLB_ENGINE_FLOWS_MASQUERADE_H
 
+#include "core/outcome.h"
+#include "core/settings.h"
 #include "engine/flows/association.h"
 #include "engine/flows/port.h"
 #include "engine/flows/source_port.h"
-#include "path/outcome.h"
-#include "path/route.h"
-#include "path/settings.h"
+#include "rules/route.h"
 
 /* On success the destination of scratch->reply_tuple is the new source of the flow. */
 static __always_inline enum port un_snat_create(const struct settings *settings,

@@ -7,8 +7,8 @@
 #ifndef EBPFLB_ENGINE_FLOWS_SOURCE_PORT_H
 #define EBPFLB_ENGINE_FLOWS_SOURCE_PORT_H
 
+#include "core/check.h"
 #include "net/packet.h"
-#include "path/check.h"
 
 #define PRIVILEGED 1024	/* ports below it are only for processes of root */
 #define PORTS_WORD (__builtin_offsetof(struct tuple, source_port) / 4)

@@ -8,8 +8,8 @@
 #ifndef EBPFLB_ENGINE_FLOWS_TABLE_H
 #define EBPFLB_ENGINE_FLOWS_TABLE_H
 
+#include "core/tuple.h"
 #include "engine/flows/copy.h"
-#include "path/tuple.h"
 
 /*
  * Here and below OPAQUE keeps the two calls apart: the compiler would merge them into one call on

@@ -5,7 +5,7 @@
 
 #include "engine/flows/association.h"
 #include "engine/flows/count.h"
-#include "path/affinity.h"
+#include "rules/affinity.h"
 
 /*
  * Whether a packet shows that its sender gets the packets of the other end. One that opens a

@@ -21,10 +21,10 @@
 #ifndef EBPFLB_ENGINE_NETFILTER_CHOOSE_H
 #define EBPFLB_ENGINE_NETFILTER_CHOOSE_H
 
-#include "path/backend.h"
-#include "path/outcome.h"
-#include "path/policy.h"
-#include "path/tuple.h"
+#include "core/outcome.h"
+#include "core/tuple.h"
+#include "rules/backend.h"
+#include "rules/policy.h"
 
 static __always_inline bool has_choice(const struct __sk_buff *ctx)
 {

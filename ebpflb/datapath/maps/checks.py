@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks by which elements of maps name their keys (bpf/path/check.h)."""
+"""The checks by which elements of maps name their keys (bpf/core/check.h)."""
 
 import struct
 from operator import mul

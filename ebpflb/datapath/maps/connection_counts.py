@@ -2,7 +2,7 @@
 """How many connections each backend has, where one of the three maps that say it has lost its pin.
 
 An element of sockets or connections takes from backend_loads what it has added to it
-(bpf/path/connection.h). If one of them were made anew beside the others, what the lost elements
+(bpf/core/connection.h). If one of them were made anew beside the others, what the lost elements
 have added would stay for ever, or elements would take what was never added. So backend_loads is
 made anew too, with a generation that no element has. An earlier agent's programs go on with theirs.
 """

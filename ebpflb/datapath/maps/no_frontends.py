@@ -16,7 +16,7 @@ from ebpflb.plan.entries import Frontend
 
 WORDS = MAPS["no_frontends"].entries
 _PORTS = 1 << 16
-PLACES = 64 * WORDS - _PORTS  # FRONTEND_PLACES of bpf/path/frontend.h
+PLACES = 64 * WORDS - _PORTS  # FRONTEND_PLACES of bpf/rules/frontend.h
 _ALL = (1 << 64) - 1
 _MAPPED = 0xFFFF << 32  # of a v4-mapped address
 
@@ -73,7 +73,7 @@ class NoFrontends:
 
 
 def bit_of(frontend: Frontend) -> int:
-    """As frontend_may_exist of bpf/path/frontend.h computes it."""
+    """As frontend_may_exist of bpf/rules/frontend.h computes it."""
     address, port, protocol = frontend
     number = int(address)
     if not number:

@@ -19,7 +19,7 @@ ACTIONS = {testrun.PASS: "pass", testrun.DROP: "drop", testrun.REDIRECT: "redire
 
 
 class Answer(StrEnum):
-    """What a hook does with a call, as enum answer in bpf/path/reject_socket.h."""
+    """What a hook does with a call, as enum answer in bpf/sockets/reject.h."""
 
     DENY = "deny"
     LEAVE = "leave"

@@ -243,7 +243,7 @@ class Words:
 
 
 def affinity_key(client: Client, service: int, *, is_packet: bool) -> Any:
-    """The key by which a client's session affinity is remembered (bpf/path/affinity.h)."""
+    """The key by which a client's session affinity is remembered (bpf/rules/affinity.h)."""
     if is_packet and client.address is not None:
         return AffinityKey(0, client.address, service)
     return AffinityKey(client.netns, _NO_ADDRESS, service)

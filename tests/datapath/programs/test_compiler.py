@@ -62,7 +62,7 @@ def test_variants_differ(cache: Path) -> None:
     ("file", "old", "new", "complaint"),
     [
         (
-            "path/frontend.h",
+            "rules/frontend.h",
             "enum found found = ABSENT;",
             "enum found found = nil;",
             "'nil'",
@@ -134,7 +134,7 @@ class TestNotCached:
 
     @pytest.mark.parametrize(
         "file",
-        [SOURCE, "layout.h", "layout/flow.h", "path/counters.h", "stub/include/asm/page.h"],
+        [SOURCE, "layout.h", "layout/flow.h", "core/counters.h", "stub/include/asm/page.h"],
     )
     def test_source(self, cache: Path, sources: Path, file: str) -> None:
         """Another character in any file, the stub headers included."""

@@ -3,12 +3,12 @@
  * The rules of kube-proxy.md 4 to 7, the same for sockets and packets: which endpoints a client may
  * use, which clients are admitted, which flows need SNAT, and what an address is used for.
  */
-#ifndef EBPFLB_PATH_POLICY_H
-#define EBPFLB_PATH_POLICY_H
+#ifndef EBPFLB_RULES_POLICY_H
+#define EBPFLB_RULES_POLICY_H
 
 #include "net/address.h"
 #include "record/record.h"
-#include "path/settings.h"
+#include "core/settings.h"
 
 /*
  * Whether only this node's endpoints may be used. At external addresses local clients use all

@@ -3,12 +3,12 @@
  * bind() to a NodePort in the node's own namespace fails, unless the operator switched that off:
  * traffic from outside goes to the service, and the process would never see it.
  */
-#ifndef EBPFLB_PATH_BIND_H
-#define EBPFLB_PATH_BIND_H
+#ifndef EBPFLB_SOCKETS_BIND_H
+#define EBPFLB_SOCKETS_BIND_H
 
-#include "path/counters.h"
-#include "path/frontend.h"
-#include "path/reject_socket.h"
+#include "core/counters.h"
+#include "rules/frontend.h"
+#include "sockets/reject.h"
 
 static __always_inline bool bind_is_guarded(__u64 netns)
 {

@@ -6,13 +6,13 @@
  * is looked up. On loopback, NodePorts are served in the node's own namespace alone: a pod's
  * loopback is not the node's.
  */
-#ifndef EBPFLB_PATH_FRONTEND_H
-#define EBPFLB_PATH_FRONTEND_H
+#ifndef EBPFLB_RULES_FRONTEND_H
+#define EBPFLB_RULES_FRONTEND_H
 
+#include "core/check.h"
+#include "core/settings.h"
+#include "core/tuple.h"
 #include "net/address.h"
-#include "path/check.h"
-#include "path/settings.h"
-#include "path/tuple.h"
 #include "record/record.h"
 
 enum found { ABSENT, FOUND, RECYCLED };

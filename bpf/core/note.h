@@ -4,8 +4,8 @@
  * leave recognize them, and look nothing up. One whose note is lost on the way, as a bridge's own
  * ingress takes it away, is looked up at egress, where nothing is found to do.
  */
-#ifndef EBPFLB_PATH_TRANSLATED_H
-#define EBPFLB_PATH_TRANSLATED_H
+#ifndef EBPFLB_CORE_NOTE_H
+#define EBPFLB_CORE_NOTE_H
 
 #include "maps.h"
 #include "net/hops.h"

@@ -6,8 +6,8 @@
  * on share a part: so connections are added atomically. By backend_counters the agent knows whether a
  * backend may have open sockets.
  */
-#ifndef EBPFLB_PATH_COUNTERS_H
-#define EBPFLB_PATH_COUNTERS_H
+#ifndef EBPFLB_CORE_COUNTERS_H
+#define EBPFLB_CORE_COUNTERS_H
 
 #include "maps.h"
 #include "record/record.h"

@@ -3,10 +3,10 @@
  * Which of the slots that a client may choose from gets a new connection: what the service's flags
  * say (layout/service.h), for sockets and packets alike, by a fixed number of look-ups.
  */
-#ifndef EBPFLB_PATH_SCHEDULER_H
-#define EBPFLB_PATH_SCHEDULER_H
+#ifndef EBPFLB_RULES_SCHEDULER_H
+#define EBPFLB_RULES_SCHEDULER_H
 
-#include "path/client.h"
+#include "core/client.h"
 #include "record/record.h"
 
 #define NO_SLOT 0xffffffff	/* beyond the array */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* The settings of this node, working memory of this CPU, and which network namespace is the node's own. */
-#ifndef EBPFLB_PATH_SETTINGS_H
-#define EBPFLB_PATH_SETTINGS_H
+#ifndef EBPFLB_CORE_SETTINGS_H
+#define EBPFLB_CORE_SETTINGS_H
 
 #include "maps.h"
 

@@ -11,8 +11,8 @@
  * DROP leads: a connect() times out, here at once; a datagram is not permitted. On older kernels
  * such a connect() is refused.
  */
-#ifndef EBPFLB_PATH_REJECT_SOCKET_H
-#define EBPFLB_PATH_REJECT_SOCKET_H
+#ifndef EBPFLB_SOCKETS_REJECT_H
+#define EBPFLB_SOCKETS_REJECT_H
 
 #include "compat.h"
 #include "layout.h"

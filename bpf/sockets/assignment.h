@@ -9,12 +9,12 @@
  * list from there, so that all of them are deleted when the socket is released, up to ASSIGNMENTS;
  * the LRU evicts the rest, and those of sockets that have no entry as the table was full.
  */
-#ifndef EBPFLB_PATH_ASSIGNMENT_H
-#define EBPFLB_PATH_ASSIGNMENT_H
+#ifndef EBPFLB_SOCKETS_ASSIGNMENT_H
+#define EBPFLB_SOCKETS_ASSIGNMENT_H
 
-#include "path/backend.h"
-#include "path/client.h"
-#include "path/socket_memory.h"
+#include "core/client.h"
+#include "rules/backend.h"
+#include "sockets/memory.h"
 
 #define ASSIGNMENTS 16
 
@@ -110,7 +110,7 @@ static __always_inline void peer_remember(__u64 socket, const struct peer_fronte
 		bpf_map_update_elem(MAP(peers), &peer, entry, BPF_ANY);
 }
 
-/* The service of a socket's own entry may count its flows (path/connection.h). */
+/* The service of a socket's own entry may count its flows (core/connection.h). */
 static __always_inline void own_begin(__u64 socket, const struct socket_entry *own)
 {
 	struct assignment_key key = { .socket = socket, .frontend = own->peer.frontend };

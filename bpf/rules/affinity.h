@@ -11,11 +11,11 @@
  * with its first packet too), and a flood of forged sources evicts no client from the other map.
  * On the engine netfilter no program sees whether a flow was answered: its clients stay in that map.
  */
-#ifndef EBPFLB_PATH_AFFINITY_H
-#define EBPFLB_PATH_AFFINITY_H
+#ifndef EBPFLB_RULES_AFFINITY_H
+#define EBPFLB_RULES_AFFINITY_H
 
-#include "path/backend.h"
-#include "path/client.h"
+#include "core/client.h"
+#include "rules/backend.h"
 
 static __always_inline struct affinity_key affinity_key_of(const struct request *request,
 							   const struct service *service)

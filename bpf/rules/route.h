@@ -4,10 +4,10 @@
  * would choose, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where
  * programs cannot ask for it (before 6.7) the agent has asked (ebpflb/node/listed_route_sources.py).
  */
-#ifndef EBPFLB_PATH_ROUTE_H
-#define EBPFLB_PATH_ROUTE_H
+#ifndef EBPFLB_RULES_ROUTE_H
+#define EBPFLB_RULES_ROUTE_H
 
-#include "path/client.h"
+#include "core/client.h"
 
 /*
  * Flags of bpf_fib_lookup: without the neighbour (6.3), with the route's source (6.7), with the

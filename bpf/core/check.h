@@ -12,8 +12,8 @@
  * longer its key's; so that matters only where something else is done by it: another key's element
  * is translated by it, written or deleted. For these only checked values are used.
  */
-#ifndef EBPFLB_PATH_CHECK_H
-#define EBPFLB_PATH_CHECK_H
+#ifndef EBPFLB_CORE_CHECK_H
+#define EBPFLB_CORE_CHECK_H
 
 #include "maps.h"
 

@@ -16,8 +16,8 @@
  *
  * Programs before 5.12 cannot add to a number and learn what it was, but they need not.
  */
-#ifndef EBPFLB_PATH_CONNECTION_H
-#define EBPFLB_PATH_CONNECTION_H
+#ifndef EBPFLB_CORE_CONNECTION_H
+#define EBPFLB_CORE_CONNECTION_H
 
 #include "maps.h"
 

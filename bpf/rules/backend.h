@@ -7,10 +7,10 @@
  * notices that the slots were given to another service meanwhile. The agent fills slots before it
  * writes the services that refer to them, and leaves them as they are for a second afterwards.
  */
-#ifndef EBPFLB_PATH_BACKEND_H
-#define EBPFLB_PATH_BACKEND_H
+#ifndef EBPFLB_RULES_BACKEND_H
+#define EBPFLB_RULES_BACKEND_H
 
-#include "path/check.h"
+#include "core/check.h"
 #include "record/record.h"
 
 /* False if the slot belongs to another service, or is being written. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What a datagram socket remembers: its backend for each frontend (path/assignment.h), and which
+ * What a datagram socket remembers: its backend for each frontend (sockets/assignment.h), and which
  * frontend a backend's replies are from. Most send to one frontend: that takes one write.
  */
-#ifndef EBPFLB_PATH_SOCKET_DATAGRAM_H
-#define EBPFLB_PATH_SOCKET_DATAGRAM_H
+#ifndef EBPFLB_SOCKETS_DATAGRAM_H
+#define EBPFLB_SOCKETS_DATAGRAM_H
 
-#include "path/assignment.h"
+#include "sockets/assignment.h"
 
 /* The socket's own entry gets another backend. */
 static __always_inline void own_replace(__u64 socket, struct socket_entry *own,

@@ -3,12 +3,12 @@
  * Stream sockets: the frontend that a socket's peer stands for is remembered, so that getpeername
  * can show it, until the socket is released.
  */
-#ifndef EBPFLB_PATH_SOCKET_STREAM_H
-#define EBPFLB_PATH_SOCKET_STREAM_H
+#ifndef EBPFLB_SOCKETS_STREAM_H
+#define EBPFLB_SOCKETS_STREAM_H
 
-#include "path/socket_memory.h"
+#include "sockets/memory.h"
 
-/* The entry's connection is counted once, as long as the entry is there (path/connection.h). */
+/* The entry's connection is counted once, as long as the entry is there (core/connection.h). */
 static __always_inline void stream_release(__u64 socket)
 {
 	struct socket_entry *entry = socket_find(socket);

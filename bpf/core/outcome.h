@@ -3,10 +3,10 @@
  * What a packet hook has decided: the verdict to count, and whether the packet gets a new tuple.
  * Verdicts are counted and lead to an action; which step is next is told by `decided`.
  */
-#ifndef EBPFLB_PATH_OUTCOME_H
-#define EBPFLB_PATH_OUTCOME_H
+#ifndef EBPFLB_CORE_OUTCOME_H
+#define EBPFLB_CORE_OUTCOME_H
 
-#include "path/settings.h"
+#include "core/settings.h"
 
 /* What becomes of a packet. A program returns it to the kernel, but for REJECT. */
 enum action {

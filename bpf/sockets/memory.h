@@ -4,13 +4,13 @@
  * released. In a full table nothing is remembered: a connection goes on all the same, but
  * getpeername shows its backend, and it counts as closed at once, for no release would count it.
  */
-#ifndef EBPFLB_PATH_SOCKET_MEMORY_H
-#define EBPFLB_PATH_SOCKET_MEMORY_H
+#ifndef EBPFLB_SOCKETS_MEMORY_H
+#define EBPFLB_SOCKETS_MEMORY_H
 
+#include "core/client.h"
+#include "core/connection.h"
+#include "core/counters.h"
 #include "net/address.h"
-#include "path/client.h"
-#include "path/connection.h"
-#include "path/counters.h"
 
 #define ALREADY_THERE (-17)	/* EEXIST, of an update with BPF_NOEXIST */
 

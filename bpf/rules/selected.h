@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* The result of the selection of a backend (path/select.h), and the verdict if nothing else decides. */
-#ifndef EBPFLB_PATH_SELECTED_H
-#define EBPFLB_PATH_SELECTED_H
+#ifndef EBPFLB_RULES_SELECTED_H
+#define EBPFLB_RULES_SELECTED_H
 
-#include "path/policy.h"
+#include "rules/policy.h"
 
 enum selected {
 	SELECTED,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Tuples of packets: the reply's, whether two are equal, and a number that spreads them evenly. */
-#ifndef EBPFLB_PATH_TUPLE_H
-#define EBPFLB_PATH_TUPLE_H
+#ifndef EBPFLB_CORE_TUPLE_H
+#define EBPFLB_CORE_TUPLE_H
 
 #include "maps.h"
 #include "net/packet.h"

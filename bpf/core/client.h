@@ -4,11 +4,11 @@
  * things, and some need a look-up, which is made only when the result is needed. Whether requests
  * come from sockets or packets is a constant in each program.
  */
-#ifndef EBPFLB_PATH_CLIENT_H
-#define EBPFLB_PATH_CLIENT_H
+#ifndef EBPFLB_CORE_CLIENT_H
+#define EBPFLB_CORE_CLIENT_H
 
-#include "path/settings.h"
-#include "path/tuple.h"
+#include "core/settings.h"
+#include "core/tuple.h"
 
 #define FAMILY_V4 2
 #define FAMILY_V6 10
