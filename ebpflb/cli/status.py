@@ -125,7 +125,7 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
             tracked = {} if elsewhere else _conntrack(maps)
     except NodeError:
         flows, elsewhere, tracked = {}, "", _conntrack(None)
-    seen = {"socket_hooks": facts.socket_hooks, "flows": flows}
+    seen = {"maps": state.foreign_maps(), "socket_hooks": facts.socket_hooks, "flows": flows}
     if elsewhere:
         return seen | {"network": f"unknown: {elsewhere}"}
     ahead = device_programs.others_programs(state).before

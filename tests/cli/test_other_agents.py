@@ -18,6 +18,7 @@ from tests.cli.conftest import Ebpflb
 from tests.kit.cluster import Cluster, endpoint, web
 
 OLDER = MonitorAnswer("the agent is of another version: use the `ebpflb` of the agent")
+OTHER_MAPS = "of another version of ebpflb: use the `ebpflb` of the agent that made them"
 STRANGE = b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"pages": 1}'
 
 
@@ -139,7 +140,16 @@ def test_maps_of_another_version(
     done = ebpflb(*words, "--state-dir", state, *where_it_runs(words, run_dir))
     assert (done.status, done.out) == (1, "")
     assert done.err.count("\n") == 1
-    assert "of another version of ebpflb: use the `ebpflb` of the agent that made them" in done.err
+    assert OTHER_MAPS in done.err
+
+
+def test_status_says_that_maps_are_of_another_version(
+    ebpflb: Ebpflb, tmp_path: Path, run_dir: Path
+) -> None:
+    """What it cannot count is not left out in silence."""
+    (tmp_path / "state/0123456789ab").mkdir(parents=True)
+    done = ebpflb("status", "--state-dir", tmp_path / "state", "--run-dir", run_dir)
+    assert OTHER_MAPS in " ".join(done.out.split())
 
 
 def where_it_runs(words: tuple[str, ...], run_dir: Path) -> list[str]:

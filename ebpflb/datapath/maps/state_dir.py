@@ -262,13 +262,17 @@ class StateDir:
         """Why there are no maps, and what to do."""
         if unseen := why_unseen(self.directory):
             return unseen
-        if self.directory.is_dir() and any(it.is_dir() for it in self.old_layouts()):
-            return (
-                f"the maps in {self.directory} are of another version of ebpflb: use the `ebpflb`"
-                " of the agent that made them (in a cluster: kubectl exec into its pod)"
-            )
         where = f"no maps of this version in {self.directory}"
-        return f"{where}: did `ebpflb run` start, with this --state-dir?"
+        return self.foreign_maps() or f"{where}: did `ebpflb run` start, with this --state-dir?"
+
+    def foreign_maps(self) -> str | None:
+        """That only another version of ebpflb can read the maps, and what to do; None if not so."""
+        if self.exists() or not self.directory.is_dir() or not self.old_layouts():
+            return None
+        return (
+            f"the maps in {self.directory} are of another version of ebpflb: use the `ebpflb`"
+            " of the agent that made them (in a cluster: kubectl exec into its pod)"
+        )
 
     def _adopt_or_create(self, spec: MapSpec) -> int:
         pin = self._pin(spec)
