@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one build to another whose maps have another layout, and back, under load."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ebpflb
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab.sockets import Socket
+from ebpflb.model.packet_path import Engine
+from tests.kit import requests, two_nodes
+from tests.kit.two_nodes import Frontends, TwoNodes
+
+# In a struct of maps that an upgrade keeps if it can, and in one of maps that it makes anew.
+NEW_FIELDS = {"layout/service.h": "service", "layout/node.h": "device"}
+FIRST, SECOND = Frontends(10), Frontends(20)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[TwoNodes]:
+    """Service "first" has the endpoint on the near node, "second" the one on the far node; a new
+    agent would number their backends in the other order.
+    """
+    two_nodes.require(Engine.NETFILTER)
+    folder = tmp_path / "nodes"
+    with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=Engine.NETFILTER) as made:
+        made.publish(made.service("second", 20, made.there))
+        made.publish(made.service("second", 20, made.there), made.service("first", 10, made.here))
+        yield made
+
+
+@pytest.fixture
+def other_build(tmp_path: Path) -> Path:
+    """What PYTHONPATH leads to: this build with NEW_FIELDS."""
+    shutil.copytree(Path(ebpflb.__file__).parent, tmp_path / "other/ebpflb")
+    sources = Path(shutil.copytree(layout.SOURCES, tmp_path / "other/bpf"))
+    for header, struct in NEW_FIELDS.items():
+        begin = f"struct {struct} {{\n"
+        text = (sources / header).read_text()
+        assert begin in text
+        (sources / header).write_text(text.replace(begin, f"{begin}\t__u32 pad_new[2];\n"))
+    _forget_sizes(sources / "layout.h")
+    assert layout.layout_hash(sources) != layout.layout_hash()
+    assert layout.persistent_hash(sources) != layout.persistent_hash()
+    return tmp_path / "other"
+
+
+def _forget_sizes(header: Path) -> None:
+    """The sizes that the other build asserts are those of this one."""
+    text, count = re.subn(
+        r"(?<=\bSIZE\(type, bytes\)) .*", " extern int ignored", header.read_text()
+    )
+    assert count == 1
+    header.write_text(text)
+
+
+def ways(two: TwoNodes) -> Iterator[tuple[str, str, tuple[str, int]]]:
+    """Who asks, whose name comes back, and by which address and port."""
+    for who, kind in (("outside", "nodeport"), ("unhooked", "cluster"), ("hooked", "cluster")):
+        for name, frontends in (("here", FIRST), ("there", SECOND)):
+            for v6 in (False, True):
+                yield who, name, frontends.to(kind, two.near, v6=v6)
+
+
+def connected(two: TwoNodes, who: str, to: tuple[str, int]) -> Socket:
+    client = requests.tcp_socket(two.sockets(getattr(two, who)), to[0])
+    client.connect(to)
+    client.recv(64)
+    return client
+
+
+def is_alive(client: Socket) -> bool:
+    client.send(b"still there?")
+    return bool(client.recv(64) == b"still there?")
+
+
+def test_no_connection_is_lost_or_led_astray(two: TwoNodes, other_build: Path) -> None:
+    """On netfilter established connections go on, and each new one reaches its own Service."""
+    asked = list(ways(two))
+    established = [connected(two, who, to) for who, _, to in asked]
+    pressing = [two.start_client(getattr(two, who), "tcp", *to, pause=0.01) for who, _, to in asked]
+    for environment, is_known in ((["env", f"PYTHONPATH={other_build}"], False), ([], True)):
+        for agent in two.agents:
+            agent.stop()
+            agent.under = environment
+            agent.start()
+            assert StateDir(agent.paths.state).exists() == is_known
+        assert all(map(is_alive, established))
+    counts = [two.stop_client(client) for client in pressing]
+    assert [count["errors"] for count in counts] == [{}] * len(counts)
+    assert [list(count["names"]) for count in counts] == [[name] for _, name, _ in asked]
