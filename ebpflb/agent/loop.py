@@ -204,6 +204,7 @@ class Agent:
             if not self.node_sync.attached:
                 self.ports_not_reserved = self.host.make()
                 self.node_sync.attach()
+                self.service_sync.planner.programs_replaced()
                 log.info("serving %d service ports", self.service_sync.service_ports)
         except KernelError as error:
             self._set_error(error)

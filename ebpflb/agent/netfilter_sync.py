@@ -4,6 +4,9 @@
 An element is written before the slots and services that lead to it, and removed when its id leaves
 the quarantine (plan.py). Which elements there should be stands in the maps, so that a restart, and
 the thread that puts a removed table back, read it there.
+
+After an upgrade with another layout the maps are empty, and until the new programs are attached the
+former ones choose by former ids: their elements stay until then (plan.allocators.FormerIds).
 """
 
 import logging
@@ -15,11 +18,11 @@ from ebpflb.datapath.maps.translations import Translations
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.node import nat, netfilter_table, nft
-from ebpflb.node.netfilter_elements import Change, Elements, unpack
+from ebpflb.node.netfilter_elements import Change, Elements, read_backends, unpack
 from ebpflb.node.netfilter_rules import table_options
 from ebpflb.node.netfilter_table import Keeper, NetfilterTable
 from ebpflb.options import Options
-from ebpflb.plan.entries import Flags
+from ebpflb.plan.entries import Flags, Translation
 from ebpflb.plan.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -45,11 +48,23 @@ class NetfilterSync:
         self._table: NetfilterTable | None = None
         self._elements: Elements | None = None
         self._keeper = Keeper()
+        self._former: set[int] = set()  # ids whose elements ``start`` is to leave
 
     @property
     def flags(self) -> Flags:
         """Those of the map settings with which programs choose."""
         return frozenset(self._flags)
+
+    def former(self) -> list[Translation]:
+        """The elements of ids that are not in the maps; ``start`` leaves them in place."""
+        try:
+            existing = read_backends()
+        except NodeError:
+            return []
+        for id, _ in self._wanted.packed():
+            existing.pop(id, None)
+        self._former = set(existing)
+        return [Translation(id, *unpack(endpoint)) for id, endpoint in existing.items()]
 
     def start(self) -> None:
         """Makes the table and all elements as they should be; not with --shadow.
@@ -69,7 +84,7 @@ class NetfilterSync:
                 self._keeper.open()
             self._fill(wanted)
             nft.delete(nat.FORMER)
-            self.active = True
+            self.active, self._former = True, set()
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:
         """Writes what differs. Until then the rules drop what has no element, so ``wanted`` is read
@@ -82,7 +97,8 @@ class NetfilterSync:
                 del found[id]
             else:
                 new.append((id, *unpack(endpoint)))
-        self._elements.write(new, [(id, *unpack(endpoint)) for id, endpoint in found.items()])
+        removed = found.keys() - self._former
+        self._elements.write(new, [(id, *unpack(found[id])) for id in removed])
 
     def end(self) -> None:
         """New flows go to the flow tables; ``release`` removes the table later."""

@@ -35,6 +35,7 @@ from ebpflb.datapath.programs.program_set import ProgramSet
 from ebpflb.errors import KernelError
 from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift
+from ebpflb.plan.map_contents import MapContents
 
 SOCKET_SOURCE, PACKET_SOURCE = "hooks/socket.c", "hooks/packet.c"
 # By whether packets have a link header; without one they begin with the IP header.
@@ -107,6 +108,13 @@ class Datapath(MapWriter):
         self._close_programs()
         for opened in self.maps.values():
             opened.close()
+
+    def read_contents(self) -> MapContents:
+        """As the maps have it, and what programs of another layout choose."""
+        contents = super().read_contents()
+        if self.state.old_layouts():
+            contents.former_translations = self.netfilter.former()
+        return contents
 
     def load(self, cache: Path) -> bool:
         """Loads the programs; returns whether they had to be compiled.

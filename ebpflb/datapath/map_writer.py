@@ -23,7 +23,7 @@ from ebpflb.datapath.maps.no_frontends import NoFrontends
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import NO_SLOT, Flags, Settings, Table
+from ebpflb.plan.entries import NO_SLOT, Flags, Settings, Table, Translation
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import TRANSLATIONS, Plan
 from ebpflb.plan.prefixes import network_of
@@ -65,12 +65,18 @@ class Translations(TypingProtocol):
 
     def write(self, plan: Plan) -> None: ...
 
+    def former(self) -> list[Translation]: ...
+
 
 class NoTranslations:
     """Where nothing needs them."""
 
     def write(self, plan: Plan) -> None:
         """Nothing is written."""
+
+    def former(self) -> list[Translation]:
+        """There are none."""
+        return []
 
 
 class MapWriter:

@@ -7,11 +7,13 @@ stays as it was for QUARANTINE_SECONDS after the update was written to the maps.
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ebpflb.plan.entries import Range
+from ebpflb.model.addresses import Address
+from ebpflb.plan.desired_service import DesiredBackend
+from ebpflb.plan.entries import Range, Translation
 
 QUARANTINE_SECONDS = 1.0
 
@@ -86,6 +88,44 @@ class IdAllocator:
 
     def _after(self, id: int) -> int:
         return id + 1 if id + 1 < self.capacity else 1
+
+
+class FormerIds:
+    """Backend ids that the programs of another layout choose, as long as they are attached.
+
+    Meanwhile such an id must lead to the endpoint that it led to: only a backend with that endpoint
+    gets it. ``taken``: those whose translation is in force already.
+    """
+
+    def __init__(self, translations: Iterable[Translation]) -> None:
+        self.taken: set[int] = set()
+        self._left = {translation.id: translation for translation in translations}
+        self._ids: dict[tuple[Address, int], list[int]] = defaultdict(list)
+        for id, address, port in self._left.values():
+            self._ids[address, port].append(id)
+
+    def fill(self, known: Sequence[int], backends: Sequence[DesiredBackend]) -> tuple[int, ...]:
+        """The id of each backend; where it is 0 the former one of its endpoint, if there is one."""
+        if not self._left:
+            return tuple(known)
+        pairs = zip(known, backends, strict=True)
+        return tuple([id or self._last(backend.endpoint) for id, backend in pairs])
+
+    def _last(self, endpoint: tuple[Address, int]) -> int:
+        ids = self._ids.get(endpoint)
+        return ids[-1] if ids else 0
+
+    def take(self, ids: Iterable[int]) -> None:
+        """Backends have got these ids, of which some may be former ones."""
+        for id in self._left.keys() & ids if self._left else ():
+            _, address, port = self._left.pop(id)
+            self._ids[address, port].remove(id)
+            self.taken.add(id)
+
+    def take_left(self) -> list[Translation]:
+        """Those that no backend got, once nothing chooses them any more."""
+        left, self._left, self.taken = list(self._left.values()), {}, set()
+        return left
 
 
 class SlotAllocator:

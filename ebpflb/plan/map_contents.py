@@ -42,6 +42,8 @@ class MapContents:
     leftover_service_ids: set[int] = field(default_factory=set)
     leftover_backend_ids: set[int] = field(default_factory=set)
     leftover_translations: list[Translation] = field(default_factory=list)
+    # In force, and not in these maps: programs of another layout choose them.
+    former_translations: list[Translation] = field(default_factory=list)
     leftover_blocks: set[Range] = field(default_factory=set)
     leftover_tables: set[Range] = field(default_factory=set)
     leftover_source_ranges: list[SourceRange] = field(default_factory=list)

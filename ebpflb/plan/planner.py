@@ -18,7 +18,7 @@ from functools import partial
 
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
-from ebpflb.plan.allocators import Capacity, Quarantine
+from ebpflb.plan.allocators import Capacity, FormerIds, Quarantine
 from ebpflb.plan.claims import Claims
 from ebpflb.plan.cluster_ips import ClusterIps
 from ebpflb.plan.desired_service import DesiredService
@@ -58,6 +58,7 @@ class Planner:
         self.space = Space(capacity, self.frontends, self.source_ranges, shares)
         self.service_ids, self.backend_ids = self.space.service_ids, self.space.backend_ids
         self.slots, self.waiting = self.space.slots, self.space.waiting
+        self.former_ids = self.space.former_ids = FormerIds(contents.former_translations)
         self.backend_changes: list[BackendChange] = []
         self._made: dict[PortName, MadeTables] = {}  # for the next plan
         self.plan = Plan()
@@ -105,6 +106,13 @@ class Planner:
         """The service ports of which something does not fit -> why."""
         return {name: lack.reason for name, lack in self.waiting.lacks.items()}
 
+    def programs_replaced(self) -> None:
+        """No program chooses by the maps of another layout any more."""
+        for translation in self.former_ids.take_left():
+            if translation.id < self.capacity.backend_ids:
+                self.quarantine.add(partial(self.backend_ids.free, translation.id))
+            self.quarantine.add(partial(self._end_translation, translation))
+
     def take_backend_changes(self) -> list[BackendChange]:
         """All since the last call; to be called when the plans have been written."""
         changes, self.backend_changes = self.backend_changes, []
@@ -143,6 +151,8 @@ class Planner:
             if entries.restricted:
                 self.source_ranges.load(entries.id, entries.source_ranges)
             self.backend_ids.mark_all_used(entries.ids)
+        former = (translation.id for translation in contents.former_translations)
+        self.backend_ids.mark_all_used(id for id in former if id < self.capacity.backend_ids)
         self._load_leftovers(contents)
         self.frontends.load_leftovers(contents.leftover_services)
         self._load_wrong_backend_slots(dict(contents.wrong_backend_slots))
@@ -211,7 +221,7 @@ class Planner:
         if new == old and all(self.frontends.owners[f] == name for f in new.services):
             return
         if new.block != old.block:
-            self.plan.translations += new.translations(but=frozenset(old.ids))
+            self.plan.translations += new.translations(but=self.former_ids.taken.union(old.ids))
             self.plan.slots += new.slots()
             self.plan.backend_slots += new.backend_slots()
         if new.tables != old.tables:
@@ -243,6 +253,7 @@ class Planner:
         """Clients' affinity to the backend and sockets' assignments to it end with this write: the
         hooks look its slot up by its id, and find that it has none.
         """
+        self.former_ids.taken.discard(id)
         self.plan.removed_backend_slots.append(id)
         self.plan.removed_backend_names.append(id)
         self.quarantine.add(partial(self.backend_ids.free, id))

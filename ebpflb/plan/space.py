@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName
 from ebpflb.plan import scheduling, tables
-from ebpflb.plan.allocators import Capacity, IdAllocator, Quarantine, SlotAllocator
+from ebpflb.plan.allocators import Capacity, FormerIds, IdAllocator, Quarantine, SlotAllocator
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
 from ebpflb.plan.frontends import Frontends
@@ -65,6 +65,7 @@ class Space:
         self.frontends, self.ranges, self.shares = frontends, ranges, shares
         self.service_ids = IdAllocator(capacity.service_ids)
         self.backend_ids = IdAllocator(capacity.backend_ids)
+        self.former_ids = FormerIds(())
         self.slots = SlotAllocator(capacity.slots)
         self.choices = SlotAllocator(capacity.choices)
         self.waiting = Waiting()
@@ -218,13 +219,15 @@ class Space:
     ) -> _Backends | None:
         if old.has_backends_of(desired):
             return _Backends(desired.backends, old.block, old.ids)
-        name, known, size = desired.name, old.ids_for(desired), len(desired.backends)
+        name, size = desired.name, len(desired.backends)
+        known = self.former_ids.fill(old.ids_for(desired), desired.backends)
         lack = self.lack(name, "backend_slots", known.count(0)) or self.lack(name, "slots", size)
         block = None if lack else self.slots.allocate(size)
         if block is None:
             row = f"map slots has no {size} free slots in a row"
             lacks.append(lack or Lack(EVERYONE, "slots", size, row))
             return None
+        self.former_ids.take(known)
         ids = tuple([id or self.backend_ids.allocate() for id in known])
         return _Backends(desired.backends, block, ids)
 

@@ -127,6 +127,26 @@ def test_start_after_another_agent(sync: NetfilterSync, maps: dict[str, Map]) ->
 
 
 @pytest.mark.usefixtures("is_owned")
+def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None:
+    """What another layout's programs choose is left in place by the start, until a plan ends it."""
+    sync.start()
+    sync.write(Plan(translations=[LEFT]))
+    sync.close()
+    other = NetfilterSync(maps, OPTIONS)
+    assert other.former() == [LEFT]
+    other.start()
+    assert elements() == {WEB, DNS, LEFT}
+    other.write(Plan(removed_translations=[LEFT]))
+    assert elements() == {WEB, DNS}
+    other.close()
+
+
+def test_no_former_elements_without_a_table(sync: NetfilterSync) -> None:
+    """Also where no table was ever made."""
+    assert sync.former() == []
+
+
+@pytest.mark.usefixtures("is_owned")
 def test_write(sync: NetfilterSync, maps: dict[str, Map]) -> None:
     """Elements come and go with plans; an endpoint stays as long as any backend has it."""
     sync.start()

@@ -3,6 +3,7 @@
 
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import ebpflb
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab import manifests
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
@@ -19,6 +22,7 @@ from tests.kit.two_nodes import Frontends, TwoNodes
 # In a struct of maps that an upgrade keeps if it can, and in one of maps that it makes anew.
 NEW_FIELDS = {"layout/service.h": "service", "layout/node.h": "device"}
 FIRST, SECOND = Frontends(10), Frontends(20)
+IDLE = 500  # Services that nobody asks: their plans make the upgrade longer
 
 
 @pytest.fixture
@@ -30,8 +34,19 @@ def two(tmp_path: Path) -> Iterator[TwoNodes]:
     folder = tmp_path / "nodes"
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=Engine.NETFILTER) as made:
         made.publish(made.service("second", 20, made.there))
-        made.publish(made.service("second", 20, made.there), made.service("first", 10, made.here))
+        services = made.service("second", 20, made.there), made.service("first", 10, made.here)
+        made.publish(*services, *map(idle_service, range(IDLE)))
         yield made
+
+
+def idle_service(number: int) -> list[Manifest]:
+    """One that is written after those two."""
+    name, port = f"z{number:03}", [{"port": 80}]
+    endpoint = manifests.endpoint(f"10.200.0.{number % 250 + 1}", node="elsewhere", target=name)
+    return [
+        manifests.service(name, [f"10.96.{1 + number // 250}.{number % 250 + 1}"], port),
+        manifests.endpoint_slice(name, "IPv4", [endpoint], port),
+    ]
 
 
 @pytest.fixture
@@ -79,17 +94,30 @@ def is_alive(client: Socket) -> bool:
     return bool(client.recv(64) == b"still there?")
 
 
+def dropped(two: TwoNodes) -> int:
+    """Packets whose choice had no endpoint, since the agent on the near node was started."""
+    command = [*two.near.enter, "nft", "list", "chain", "inet", "ebpflb", "translate"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (count,) = re.findall(r"counter packets (\d+) .*the endpoint was removed", text)
+    return int(count)
+
+
 def test_no_connection_is_lost_or_led_astray(two: TwoNodes, other_build: Path) -> None:
-    """On netfilter established connections go on, and each new one reaches its own Service."""
+    """On netfilter established connections go on, and each new one reaches its own Service at
+    once, also between the new agent's first writes and its programs.
+    """
     asked = list(ways(two))
     established = [connected(two, who, to) for who, _, to in asked]
-    pressing = [two.start_client(getattr(two, who), "tcp", *to, pause=0.01) for who, _, to in asked]
+    pressing = [
+        two.start_client(getattr(two, who), "tcp", *to, pause=0.003) for who, _, to in asked
+    ]
     for environment, is_known in ((["env", f"PYTHONPATH={other_build}"], False), ([], True)):
         for agent in two.agents:
             agent.stop()
             agent.under = environment
             agent.start()
             assert StateDir(agent.paths.state).exists() == is_known
+        assert dropped(two) == 0
         assert all(map(is_alive, established))
     counts = [two.stop_client(client) for client in pressing]
     assert [count["errors"] for count in counts] == [{}] * len(counts)

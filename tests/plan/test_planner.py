@@ -8,6 +8,7 @@ from msgspec import structs
 
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import BackendName, Range, Translation
+from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import BackendChange
@@ -291,3 +292,27 @@ def test_unwanted_is_not_tried_again() -> None:
     assert planner.not_programmed.keys() == {name("web")}
     assert not planner.plan_changes({name("web"): None}, 0)
     assert planner.not_programmed == {}
+
+
+def test_programs_of_another_layout_find_what_they_choose() -> None:
+    """In empty maps a backend gets the id that led to its endpoint before, and no other backend
+    gets such an id; those of endpoints that have gone end once these programs are replaced.
+    """
+    kept, gone = (
+        Translation(id, b.address, b.port) for id, b in ((2, backend(1)), (1, backend(9)))
+    )
+    node = PlannedNode()
+    node.maps.translations = {it.id: it for it in (kept, gone)}
+    node.planner = Planner(CAPACITY, MapContents(former_translations=[kept, gone]))
+    plan = node.change(by_name(WEB))
+    assert ids(node, "web") == {1: kept.id, 2: 3}
+    assert [it.id for it in plan.translations] == [3], "the other one is in force already"
+    node.wait(2)
+    node.change(by_name(desired("web", [1, 2], [2])))
+    node.wait(2)
+    assert node.change(by_name(WEB)).removed_translations == [kept]
+    node.planner.programs_replaced()
+    node.change(by_name(desired("other", [3], [3])))
+    node.wait(2)
+    assert node.change({}).removed_translations == [gone]
+    assert gone.id not in node.planner.backend_ids.used

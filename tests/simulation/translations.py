@@ -47,6 +47,7 @@ class SimTable:
         return [
             (netfilter_sync, "NetfilterTable", lambda options: _Table(self)),
             (netfilter_sync, "Elements", lambda session, options: _Elements(self)),
+            (netfilter_sync, "read_backends", self.read),
             (netfilter_sync, "nft", SimpleNamespace(delete=lambda name: None)),
         ]
 
