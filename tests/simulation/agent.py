@@ -84,6 +84,7 @@ ENTRIES = {
     "other_flows": 128,
     "affinity": 256,
     "new_affinity": 256,
+    "no_frontends": layout.MAPS["no_frontends"].entries,  # programs compute its bits
 }
 SPECS: dict[str, MapSpec] = {
     name: spec._replace(entries=ENTRIES.get(name, min(spec.entries, 64)))

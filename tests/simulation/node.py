@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from math import inf
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 from ebpflb.agent.inbox import Stop
@@ -167,20 +166,22 @@ class SimNode:
 
     # The inbox
 
+    def handled(self, count: int) -> None:
+        """Nothing here asks how long messages wait."""
+
     def put(self, message: Any) -> None:
         self.queue.append(message)
 
-    def empty(self) -> bool:
-        return not self.queue
-
-    def get(self, timeout: float | None = None) -> Any:
-        if timeout is not None:
+    def take(self, seconds: float) -> Any:
+        if seconds:
             self._between_turns()
-            until = self.now + timeout
+            until = self.now + seconds
             while not self.queue:
                 self._workers_turn()
                 if not self._next_step(min(until, self._workers_due())) and self.now >= until:
-                    raise Empty
+                    return None
+        if not self.queue:
+            return None
         message = self.queue.popleft()
         self.known.take(message)
         if isinstance(message, Stop):
