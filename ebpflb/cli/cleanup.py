@@ -10,7 +10,7 @@ from ebpflb.datapath.attach import cgroup_links, netns_cookie
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
 from ebpflb.datapath.maps.state_lock import StateLock
-from ebpflb.diagnose.forwarding import dropping
+from ebpflb.diagnose.firewall.forwarding import dropping
 from ebpflb.errors import NodeError
 from ebpflb.node import (
     flowtable,

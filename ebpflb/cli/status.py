@@ -18,7 +18,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.diagnose import ask, kube_proxy, place
-from ebpflb.diagnose.forwarding import dropping
+from ebpflb.diagnose.firewall.forwarding import dropping
 from ebpflb.errors import NodeError
 from ebpflb.model.kube_proxy import RULES_RETURNED
 from ebpflb.node import ctnetlink

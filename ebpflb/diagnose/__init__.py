@@ -13,8 +13,7 @@ canary_probe     one of them
 check_result     what it says of one feature
 neighbours       what it says of others' programs and rules that handle the same traffic
 kube_proxy       a kube-proxy beside programs that no agent updates
-firewall         which rules of netfilter do not see services as beside kube-proxy
-forwarding       whether FORWARD drops requests to pods that kube-proxy's chains accept
+firewall         which rules of netfilter may not see Services, or drop what pods are sent
 pod_replies      endpoints whose replies to clients outside leave by another device
 service_pages    one Service on a page, or a list of them
 ask              what the running agent answers

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps import state_dir
-from ebpflb.diagnose import forwarding, kube_proxy, pod_replies
+from ebpflb.diagnose import kube_proxy, pod_replies
 from ebpflb.diagnose.check_result import CheckResult
+from ebpflb.diagnose.firewall import forwarding
 from ebpflb.diagnose.firewall.survey import survey
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model.packet_path import Engine
@@ -46,7 +47,7 @@ def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
 def _firewall(
     state_directory: Path, engine: Engine, *, fast_forward: bool
 ) -> Iterator[CheckResult]:
-    """Rules of netfilter that do not see services as beside kube-proxy (docs/firewalls.md)."""
+    """Rules of netfilter that may not see requests to Services (docs/firewalls.md)."""
     try:
         surveyed = survey(state_directory, engine)
     except (EbpflbError, OSError) as error:

@@ -54,7 +54,7 @@ def test_check_says_what_to_do(routed: PolicyRouted) -> None:
     routed.serve("Local")
     ((line, remedy),) = said(routed)
     assert line.startswith("table inet aws, chain prerouting: handle ")
-    assert "does not match requests to NodePort 30080 (default/web:" in line
+    assert "may not match requests to NodePort 30080 (default/web:" in line
     assert remedy.startswith("--reply-path=request-device, or ")
     assert "ip rule add iif <pod's device> to <clients> lookup main" in remedy
     assert "--packet-path=netfilter" in remedy

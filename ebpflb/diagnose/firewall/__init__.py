@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rules of netfilter do not see services as they would beside kube-proxy: docs/firewalls.md.
+"""What ebpflb changes for the firewall rules of this node, read plainly (docs/firewalls.md).
 
-A rule is compared with what each service's requests look like at its hook, before ebpflb and now
-(``views``). All but ``survey`` is pure.
-
-survey           reads the rules of the node and of its pods, and returns the findings
-rule_search      walks the chains and compares rule by rule
-per_packet       rules for each packet, which --fast-forward leads established flows past
-earlier          what the rules before one leave of the packets in its chain
-advice           a finding in words, with what to do instead
-views            what a request looks like at a hook, with each engine
-service_traffic  the frontends and endpoints whose requests are translated
-rules            tables, chains and rules, whichever tool has printed them
-matches          what a rule asks of a packet
-nft_parser       reads what nft -j prints
-nft_match        reads one match of a rule of nft
-nft_each         reads what a rule of nft does with each packet of a connection
-iptables_parser  reads what iptables-save prints
-ipset            reads what ipset save prints
+survey           reads the rules of the node and of its pods, and answers (a) and (b)
+missed           (a) which rules name a Service and may not match requests to it
+per_packet       (b) which rules do something with each packet, which --fast-forward leads past
+forwarding       (c) whether FORWARD drops what nothing but kube-proxy's rules accepts
+frontends        the Services, and what of the node's settings matters
+rules            tables, chains and rules, in the words of iptables-save
+read_iptables    reads what iptables-save prints, with ipsets
+read_nft         reads what nft -j prints
 """

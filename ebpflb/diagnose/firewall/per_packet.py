@@ -8,23 +8,34 @@ states, and NAT, which is asked for openings alone.
 
 from collections.abc import Generator, Iterator
 
-from ebpflb.diagnose.firewall.rules import Chain, Does, FirewallTable
+from ebpflb.diagnose.firewall.rules import Chain, Option, Rule, Table, mark_and_mask
 from ebpflb.model import kube_proxy
 
 _HOOKS = ("prerouting", "forward", "postrouting")
+_STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
+_SILENT = {"-m", "-j", "-g", "--comment", "--counter", "--ctstate", "--state"}
+_TAKING = {"ACCEPT", "DROP", "REJECT"}
+_DOES = {  # by target or option
+    "logs": {"LOG", "NFLOG", "ULOG"},
+    "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY"},
+    "marks": {"MARK", "CONNMARK"},
+    "queues": {"NFQUEUE"},
+    "copies": {"TEE"},
+    "counts": {"--quota", "--connbytes", "--counter"},
+    "limits": {"--limit", "--hashlimit-name"},
+}
+_MARKS = ("--set-xmark", "--set-mark", "--or-mark")
 
 
-def per_packet(table: FirewallTable) -> Iterator[str]:
+def per_packet(table: Table) -> Iterator[str]:
     """A line for each such rule."""
     taking: dict[str, bool] = {}
     for chain in table.chains.values():
-        if chain.hook in _HOOKS and not chain.is_nat and not table.of_bridges:
+        if chain.hook in _HOOKS and not chain.is_nat:
             yield from _of_chain(table, chain, taking)
 
 
-def _of_chain(
-    table: FirewallTable, chain: Chain, taking: dict[str, bool]
-) -> Generator[str, None, bool]:
+def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[str, None, bool]:
     """Returns whether the chain takes every packet of established connections; what was returned
     of chains before stands in ``taking``.
     """
@@ -32,14 +43,40 @@ def _of_chain(
         return taking.get(chain.name, False)
     taking[chain.name] = False
     for rule in chain.rules:
-        if rule.states and "established" not in rule.states:
+        states = _states(rule)
+        if states and "established" not in states:
             continue
-        if rule.each:
-            yield f"{table.title}, chain {chain.name}: {rule.where}: {rule.each} each packet"
-        takes = rule.does in (Does.ACCEPT, Does.DROP)
-        if rule.jump in table.chains:
-            takes = yield from _of_chain(table, table.chains[rule.jump], taking)
-        if takes and rule.only_states:
+        if done := _done(rule):
+            yield f"{table.title}, chain {chain.name}: {rule.text}: {done} each packet"
+        takes = bool(_TAKING & rule.targets)
+        for name in rule.targets & table.chains.keys():
+            takes = yield from _of_chain(table, table.chains[name], taking)
+        if takes and _SILENT.issuperset(option.name for option in rule.options):
             taking[chain.name] = True
             break
     return taking[chain.name]
+
+
+def _done(rule: Rule) -> str:
+    """A mark that is cleared or restored is left out, and what asks for flags of TCP: for SYN."""
+    names = {option.name for option in rule.options}
+    if names & {"--tcp-flags", "--syn"}:
+        return ""
+    targets = rule.targets if any(map(_sets_bits, rule.options)) else rule.targets - _DOES["marks"]
+    return next((word for word, causes in _DOES.items() if causes & (names | targets)), "")
+
+
+def _sets_bits(option: Option) -> bool:
+    try:
+        return option.name in _MARKS and mark_and_mask(option.value)[0] != 0
+    except ValueError:
+        return False
+
+
+def _states(rule: Rule) -> frozenset[str]:
+    """The connection states that it asks for; none for any."""
+    for option in rule.options:
+        asked = _STATES.intersection(option.value.lower().split(","))
+        if option.name in ("--ctstate", "--state") and asked:
+            return _STATES - asked if option.negated else asked
+    return frozenset()

@@ -1,72 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables, chains and rules of netfilter, whichever tool has printed them."""
+"""Tables, chains and rules of netfilter in the words of iptables-save, whoever has printed them.
 
+Addresses are numbers of 128 bits, IPv4 as v4-mapped IPv6.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network
 from typing import NamedTuple
 
-from ebpflb.diagnose.firewall.matches import AnyMatch
+from ebpflb.model import kube_proxy
+from ebpflb.model.addresses import Address, parse_address, parse_network
 
 # Priorities of netfilter's hooks (uapi/linux/netfilter_ipv4.h).
-RAW, MANGLE, NAT_DST, FILTER, SECURITY, NAT_SRC = -300, -150, -100, 0, 50, 100
-STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
+RAW, MANGLE, NAT_DST = -300, -150, -100
+KUBE_MARK = 0x4000  # kube-proxy's default --iptables-masquerade-bit
+_ALL_BITS, _V4 = 0xFFFFFFFF, 0xFFFF << 32
 
 
-class Does(Enum):
-    """What a rule does with what it matches, as far as findings differ."""
+class Option(NamedTuple):
+    """One option of iptables-save: "--dport", "80". What nft asks is written as one."""
 
-    NOTHING = "counts, logs or limits"
-    ACCEPT = "accepts or returns"
-    DROP = "drops or rejects"
-    MARK = "marks the packet or its connection"
-    NAT = "leads the packet elsewhere"
-    UNTRACK = "takes the packet from conntrack"
+    name: str
+    value: str = ""
+    negated: bool = False
 
 
-class FirewallRule(NamedTuple):
-    """``where`` is the rule's handle or text; ``jump`` the chain that it goes to, "" for none.
+class Rule(NamedTuple):
+    """``text`` shows it to the operator."""
 
-    ``mark`` has the bits that a MARK sets, 0 for unknown. ``ends``: it asks for nothing but its
-    matches, and what they hold for goes no further in the chain. ``each`` says what it does with
-    each packet of a connection: "" for nothing. ``states`` are the connection states that it asks
-    for, none for any; ``only_states``: it asks for nothing else, and is no return.
-    """
+    text: str
+    options: tuple[Option, ...]
 
-    where: str
-    matches: tuple[AnyMatch, ...]
-    does: Does
-    jump: str = ""
-    mark: int = 0
-    ends: bool = False
-    each: str = ""
-    states: frozenset[str] = frozenset()
-    only_states: bool = False
+    @property
+    def targets(self) -> set[str]:
+        """What it does, and the chain that it jumps to."""
+        return {option.value for option in self.options if option.name in ("-j", "-g")}
 
 
 @dataclass
 class Chain:
-    """``hook`` is netfilter's name in lower case, "" for a chain that only others jump to.
-
-    ``drops``: its policy is to drop.
-    """
+    """``hook`` is netfilter's name in lower case, "" for a chain that only others jump to."""
 
     name: str
     hook: str = ""
     priority: int = 0
     is_nat: bool = False
-    drops: bool = False
-    rules: list[FirewallRule] = field(default_factory=list)
+    rules: list[Rule] = field(default_factory=list)
 
 
 @dataclass
-class FirewallTable:
-    """``title`` says whose it is: "table inet filter", "iptables-legacy, table nat".
-
-    ``family`` is 4 or 6 where it has packets of one family only, else 0. ``of_bridges``: its chains
-    are those of family bridge.
+class Table:
+    """``title`` says whose it is: "table inet filter", "iptables-legacy, table nat". ``family`` is
+    4 or 6 where it has packets of one family only, else 0.
     """
 
     title: str
-    family: int
+    family: int = 0
     chains: dict[str, Chain] = field(default_factory=dict)
-    of_bridges: bool = False
+
+    def reached_from(self, chain: Chain) -> Iterator[tuple[str, Rule]]:
+        """The rules of a chain and of those that it leads to, each with its chain's name. Those of
+        kube-proxy are left out.
+        """
+        names = {chain.name: None}
+        waiting = [chain]
+        for at in waiting:
+            for rule in at.rules:
+                yield at.name, rule
+                for name in rule.targets & self.chains.keys() - names.keys():
+                    names[name] = None
+                    waiting += [] if kube_proxy.is_chain(name) else [self.chains[name]]
+
+
+class Ranges:
+    """A set of numbers, by the first and last of each range."""
+
+    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
+        self.pairs: list[tuple[int, int]] = []
+        for first, last in sorted(pairs):
+            if self.pairs and first <= self.pairs[-1][1] + 1:
+                first, end = self.pairs.pop()
+                last = max(last, end)
+            self.pairs.append((first, last))
+        self._firsts = [first for first, _ in self.pairs]
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._firsts, number) - 1
+        return at >= 0 and number <= self.pairs[at][1]
+
+
+@lru_cache(maxsize=1024)
+def addresses(value: str) -> Ranges:
+    """Of addresses, networks and FIRST-LAST with commas between them. Raises ValueError."""
+    return Ranges(map(_address_range, filter(None, value.split(","))))
+
+
+@lru_cache(maxsize=1024)
+def ports(value: str) -> Ranges:
+    """Of N, N:M and N-M with commas between them. Raises ValueError."""
+    return Ranges(map(_port_range, filter(None, value.split(","))))
+
+
+def mark_and_mask(value: str) -> tuple[int, int]:
+    """Of MARK or MARK/MASK. Raises ValueError."""
+    mark, _, mask = value.partition("/")
+    return int(mark, 0), int(mask, 0) if mask else _ALL_BITS
+
+
+def number(address: Address) -> int:
+    return _V4 | int(address) if isinstance(address, IPv4Address) else int(address)
+
+
+def _address_range(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    if dash:
+        return number(parse_address(first)), number(parse_address(last))
+    host, slash, length = text.partition("/")
+    if not slash:
+        return (number(parse_address(host)),) * 2
+    if not length.isdigit():
+        length = str(int(parse_address(length)).bit_count())  # iptables: any mask that is no length
+    network = parse_network(f"{host}/{length}")
+    offset = _V4 if isinstance(network, IPv4Network) else 0
+    return offset | int(network.network_address), offset | int(network.broadcast_address)
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    first, colon, last = text.replace("-", ":").partition(":")
+    return int(first or 0), int(last or 0xFFFF) if colon else int(first)

@@ -1,40 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node and the services that the rules in ``recorded`` are compared with."""
+"""The node and the Services that the rules of these tests are compared with."""
 
+from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
 
-from ebpflb.diagnose.firewall.matches import NO_ADDRESS_OR_PORT, number
-from ebpflb.diagnose.firewall.rule_search import Finding, RuleSearch
-from ebpflb.diagnose.firewall.rules import FirewallTable
-from ebpflb.diagnose.firewall.service_traffic import (
-    FrontendKind,
-    NodeState,
-    Traffic,
-    TrafficEndpoint,
-    TrafficFrontend,
-    by_family,
-)
-from ebpflb.model.packet_mark import OFF, PacketMark
+from ebpflb.diagnose.firewall.frontends import Frontend, Frontends, Settings
+from ebpflb.diagnose.firewall.missed import Missed, Search
+from ebpflb.diagnose.firewall.rules import Table, number
 from ebpflb.model.packet_path import Engine
 
 RECORDED = Path(__file__).parent / "recorded"
-NODE = [ip_address("192.0.2.1"), ip_address("fd02::1")]
-AWS = 0x80  # a routing rule has this mark
+NODE = {4: number(ip_address("192.0.2.1")), 6: number(ip_address("fd02::1"))}
 WEB, WEB6, DNS = ("10.244.1.11", 8080), ("fd00:244:1::11", 8080), ("10.244.1.12", 53)
 
 
 def frontend(
     kind: str, address: str, port: int, to: tuple[str, int], protocol: int = 6
-) -> TrafficFrontend:
+) -> Frontend:
     """``address`` is "" for a NodePort, which gets the family of its endpoint."""
     endpoint = ip_address(to[0])
-    where = number(ip_address(address)) if address else NO_ADDRESS_OR_PORT
+    family = endpoint.version
+    where = number(ip_address(address)) if address else NODE[family]
     title = f"{address} {port}".strip()
-    to_all = (TrafficEndpoint(number(endpoint), to[1]),)
-    return TrafficFrontend(
-        FrontendKind(kind), where, port, protocol, endpoint.version, title, to_all
-    )
+    return Frontend(kind, protocol, family, (where,), port, title, ((number(endpoint), to[1]),))
 
 
 SERVICES = [
@@ -47,14 +36,25 @@ SERVICES = [
 ]
 
 
-def node(engine: Engine, *, host_sockets: bool = False, mark: PacketMark = OFF) -> NodeState:
-    own = frozenset(map(number, [*NODE, ip_address("127.0.0.1")]))
-    return NodeState(engine, own, by_family(NODE), host_sockets, mark, {AWS})
+def node(engine: Engine, *, host_sockets: bool = False, packet_mark: bool = False) -> Settings:
+    own = frozenset({*NODE.values(), number(ip_address("127.0.0.1"))})
+    return Settings(engine, own, host_sockets, packet_mark)
 
 
-def search(tables: list[FirewallTable], at: NodeState, *, in_pod: bool = False) -> list[Finding]:
-    """What is found in these tables."""
-    found = RuleSearch(Traffic(SERVICES, at), at, in_pod=in_pod)
-    found.add(tables)
-    assert found.complete
-    return found.findings
+def search(
+    tables: Iterable[Table],
+    at: Settings,
+    *,
+    in_pod: bool = False,
+    services: Iterable[Frontend] = SERVICES,
+) -> list[Missed]:
+    """What is named of these tables, all rules of which can be read."""
+    made = Search(Frontends(services), at)
+    found = [each for table in tables for each in made.missed(table, in_pod=in_pod)]
+    assert not made.skipped
+    assert made.steps
+    return found
+
+
+def chain(found: Missed) -> str:
+    return found.where.partition(", chain ")[2].partition(" ")[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the tools print, the search ends, within its steps, and raises nothing."""
+"""Whatever the tools print, and however much, it is read and nothing is raised."""
 
 import json
 from typing import Any
@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpflb.diagnose.firewall import nft_parser
-from ebpflb.diagnose.firewall.rule_search import RuleSearch
-from ebpflb.diagnose.firewall.service_traffic import Traffic, TrafficFrontend
+from ebpflb.diagnose.firewall import read_nft
+from ebpflb.diagnose.firewall.frontends import Frontend, Frontends
+from ebpflb.diagnose.firewall.missed import Search
+from ebpflb.diagnose.firewall.per_packet import per_packet
 from ebpflb.diagnose.firewall.survey import tables
 from ebpflb.model.packet_path import Engine
 from ebpflb.node.rulesets import Printed
-from tests.diagnose.firewall.services import RECORDED, SERVICES, WEB, frontend, node, search
+from tests.diagnose.firewall.services import RECORDED, SERVICES, frontend, node, search
 
 OBJECTS = json.loads((RECORDED / "nft.json").read_text())["nftables"]
 SAVED = (RECORDED / "iptables-nft.save").read_text()
@@ -48,7 +49,9 @@ def test_changed_json(way: tuple[Any, ...], other: Any) -> None:
     for key in way[:-1]:
         place = place[key]
     place[way[-1]] = other
-    search(nft_parser.parse(json.dumps({"nftables": objects}).encode()), FLOWS)
+    for table in read_nft.read(json.dumps({"nftables": objects}).encode(), set()):
+        list(Search(Frontends(SERVICES), FLOWS).missed(table))
+        list(per_packet(table))
 
 
 NO_LISTS = [b"", b"[]", b"{", b'{"nftables": 1}', b"\xff", b'{"nftables": ' + b"[" * 100_000]
@@ -68,7 +71,18 @@ def test_no_list(text: bytes) -> None:
 def test_changed_text(words: list[str]) -> None:
     """Any words may be in what iptables-save prints, in any order."""
     text = f"*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING {' '.join(words)}\nCOMMIT\n"
-    search(list(tables([Printed("iptables-nft", text.encode(errors="replace"))], [])), FLOWS)
+    for table in tables([Printed("iptables-nft", text.encode(errors="replace"))], []):
+        list(Search(Frontends(SERVICES), FLOWS).missed(table))
+        list(per_packet(table))
+
+
+def texts(listed: bytes, services: list[Frontend] = SERVICES) -> list[str]:
+    """The rules that are named."""
+    found = search(read_nft.read(listed, set()), FLOWS, services=services)
+    return [each.rule for each in found]
+
+
+DADDR = {"payload": {"protocol": "ip", "field": "daddr"}}
 
 
 def rule(chain: str, handle: int, *statements: dict[str, Any]) -> dict[str, Any]:
@@ -93,40 +107,29 @@ def is_port(port: int) -> dict[str, Any]:
 def test_jumps_in_a_circle() -> None:
     """Chains that jump to each other, which the kernel refuses, are walked once."""
     rules = [rule(f"c{i}", i, {"jump": {"target": f"c{(i + 1) % 3}"}}) for i in range(3)]
-    found = search(
-        nft_parser.parse(ruleset(*rules, rule("c2", 9, is_port(30080)), chains=3)), FLOWS
-    )
-    assert [each.rule.where for each in found] == ["handle 9"]
+    assert texts(ruleset(*rules, rule("c2", 9, is_port(30080)), chains=3)) == ["handle 9"]
 
 
 def test_chains_that_branch() -> None:
-    """Chains that jump to the next one in many ways end the search, which is said."""
+    """Chains that jump to the next one in many ways are walked once too."""
     rules = [
         rule(f"c{i}", 100 * i + port, is_port(port), {"jump": {"target": f"c{i + 1}"}})
         for i in range(14)
         for port in range(1, 20)
     ]
-    made = RuleSearch(Traffic(SERVICES, FLOWS), FLOWS, steps=50_000)
-    made.add(nft_parser.parse(ruleset(*rules, chains=15)))
-    assert not made.complete
+    last = rule("c14", 9999, is_port(30080))
+    assert texts(ruleset(*rules, last, chains=15)) == ["handle 9999"]
 
 
-def many_services() -> list[TrafficFrontend]:
-    return [
+def test_many_rules_and_services() -> None:
+    """A rule is compared with the Services that have its port or address, not with all."""
+    services = [
         frontend("ClusterIP", f"10.96.{i >> 8}.{i & 255}", 80, (f"10.244.{i >> 8}.{i & 255}", 8080))
         for i in range(10_000)
     ]
-
-
-def test_steps_grow_with_the_rules_alone() -> None:
-    """Rules that name a service each cost a few steps each, however many services there are."""
     rules = [rule("c0", i, is_port(20_000 + i % 20_000), {"drop": None}) for i in range(20_000)]
-    made = RuleSearch(Traffic([*SERVICES, *many_services()], FLOWS), FLOWS)
-    begin = made.steps
-    made.add(nft_parser.parse(ruleset(*rules)))
-    assert made.complete
-    assert begin - made.steps < 2 * len(rules)
-    assert [each.rule.where for each in made.findings] == ["handle 10080"]
+    found = texts(ruleset(*rules), services=[*SERVICES, *services])
+    assert found == ["handle 10080"]
 
 
 def test_large_set_is_read_once() -> None:
@@ -135,18 +138,20 @@ def test_large_set_is_read_once() -> None:
     named = {
         "set": {"family": "inet", "table": "t", "name": "s", "elem": [*elements, "10.96.0.10"]}
     }
-    match = {"op": "==", "left": {"payload": {"protocol": "ip", "field": "daddr"}}, "right": "@s"}
+    match = {"op": "==", "left": DADDR, "right": "@s"}
     rules = [rule("c0", i, {"match": match}, is_port(80), {"drop": None}) for i in range(2_000)]
-    found = search(nft_parser.parse(ruleset(named, *rules)), FLOWS)
-    assert len(found) == 2_000
-    assert len({id(each.rule.matches[1]) for each in found}) == 1
+    (table,) = read_nft.read(ruleset(named, *rules), set())
+    assert len(search([table], FLOWS)) == 2_000
+    assert len({id(each.options[0].value) for each in table.chains["c0"].rules}) == 1
 
 
-def test_unreadable_rules_are_counted() -> None:
-    """A rule by an ipset that is not known is not compared, and that is said."""
-    text = (
-        "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -m set --match-set x dst -j DROP\nCOMMIT\n"
-    )
-    made = RuleSearch(Traffic([frontend("NodePort", "", 30080, WEB)], FLOWS), FLOWS)
-    made.add(tables([Printed("iptables-nft", text.encode())], []))
-    assert (made.findings, made.skipped) == ([], 1)
+def test_too_many_comparisons() -> None:
+    """A search ends at a number of steps; equal rules take theirs once."""
+    wide = {"match": {"op": "==", "left": DADDR, "right": "10.0.0.0-10.255.255.255"}}
+    made = Search(Frontends(SERVICES), FLOWS, steps=10)
+    (table,) = read_nft.read(ruleset(*[rule("c0", i, wide) for i in range(9)]), set())
+    assert not list(made.missed(table))
+    assert made.steps
+    (table,) = read_nft.read(ruleset(rule("c0", 1, wide, {"accept": None})), set())
+    assert not list(made.missed(table))
+    assert not made.steps

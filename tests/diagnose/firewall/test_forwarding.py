@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.diagnose.forwarding import Request, accepts
+from ebpflb.diagnose.firewall.forwarding import Request, accepts
 from ebpflb.model.iptables_rules import IptablesTable, parse
 
 KUBE = (

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.diagnose.firewall.iptables_parser import options
-from ebpflb.diagnose.firewall.matches import address_range, number, port_range
+from ebpflb.diagnose.firewall.read_iptables import options
+from ebpflb.diagnose.firewall.rules import addresses, number, ports
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.model.addresses import Address, parse_address
 from ebpflb.model.iptables_rules import IptablesRule, IptablesTable
@@ -128,7 +128,7 @@ def _walk(
 
 
 def _asks_only(text: str, names: set[str]) -> bool:
-    return all(name in names for name, _, _ in options(text))
+    return names.issuperset(name for name, _, _ in options(text))
 
 
 def _may_match(text: str, request: Request) -> bool:
@@ -151,17 +151,11 @@ def _comes_from(value: str, request: Request) -> bool:
 
 
 def _is_in(value: str, address: Address) -> bool:
-    first, last = address_range(value)
-    return first <= number(address) <= last
+    return number(address) in addresses(value)
 
 
 def _is_new(value: str, _: Request) -> bool:
     return not {"NEW", "DNAT"}.isdisjoint(value.split(","))
-
-
-def _to_port(value: str, request: Request) -> bool:
-    ranges = map(port_range, value.split(","))
-    return any(first <= request.port <= last for first, last in ranges)
 
 
 def _by_device(name: str, pattern: str) -> bool:
@@ -177,8 +171,8 @@ _READERS: dict[str, Callable[[str, Request], bool]] = {
     "--mark": lambda value, request: request.marked or value != _KUBE_MARK,
     "--ctstate": _is_new,
     "--state": _is_new,
-    "--dport": _to_port,
-    "--dports": _to_port,
+    "--dport": lambda value, request: request.port in ports(value),
+    "--dports": lambda value, request: request.port in ports(value),
 }
 
 
