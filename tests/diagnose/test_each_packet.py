@@ -55,6 +55,7 @@ NOT_OF_NFT = [
     "jump taking; log",
     "ct state new jump deeper",
     "ct state vmap { established : accept, related : accept, invalid : drop }; log",
+    "ct state vmap { established : accept, related : accept, new : jump deeper }; log",
     "tcp flags syn tcp option maxseg size set rt mtu",
 ]
 

@@ -94,7 +94,7 @@ class Ranges:
 
 @lru_cache(maxsize=1024)
 def addresses(value: str) -> Ranges:
-    """Of addresses, networks and FIRST-LAST with commas between them. Raises ValueError."""
+    """Of addresses, ADDRESS/LENGTH and FIRST-LAST with commas between them. Raises ValueError."""
     return Ranges(map(_address_range, filter(None, value.split(","))))
 
 
@@ -118,12 +118,9 @@ def _address_range(text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     if dash:
         return number(parse_address(first)), number(parse_address(last))
-    host, slash, length = text.partition("/")
-    if not slash:
-        return (number(parse_address(host)),) * 2
-    if not length.isdigit():
-        length = str(int(parse_address(length)).bit_count())  # iptables: any mask that is no length
-    network = parse_network(f"{host}/{length}")
+    if "/" not in text:
+        return (number(parse_address(text)),) * 2
+    network = parse_network(text)
     offset = _V4 if isinstance(network, IPv4Network) else 0
     return offset | int(network.network_address), offset | int(network.broadcast_address)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rules are named, on each engine, and what to do instead."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ import pytest
 
 from ebpflb.diagnose.firewall.frontends import Frontends
 from ebpflb.diagnose.firewall.missed import Missed, Search, unjudged
-from ebpflb.diagnose.firewall.rules import Table
+from ebpflb.diagnose.firewall.rules import Table, addresses, ports
 from ebpflb.diagnose.firewall.survey import tables
 from ebpflb.model.packet_path import Engine
 from ebpflb.node.rulesets import Printed
@@ -109,6 +110,8 @@ REMEDIES = [
     ("flows", f"nat\n-A PREROUTING -d 203.0.113.10/32 {TO_OTHER}", "that no service has"),
     ("netfilter", f"nat\n-A PREROUTING -d 203.0.113.10/32 {TO_OTHER}", "services come first"),
     ("flows", f"nat\n-A POSTROUTING {DNAT} -j MASQUERADE", "--packet-path=netfilter"),
+    ("flows", f"mangle\n-A PREROUTING {NODEPORT} -j TPROXY --on-port 1", "services come first"),
+    ("flows", f"{FORWARD} --ctorigdst 203.0.113.10 -m mark --mark 0x8/0x8 -j DROP", "that mark"),
     ("flows", f"mangle\n-A PREROUTING {LOCAL} -j CONNMARK --set-xmark 0x80/0x80", BY_CLIENT),
     ("flows", f"mangle\n-A PREROUTING {LOCAL} -j MARK --set-xmark 0x80/0x80", "--reply-path"),
 ]
@@ -209,15 +212,81 @@ def test_ipsets(match: str, expected: str) -> None:
     assert (len(found), made.skipped) == (expected == "named", expected == "unread")
 
 
-NFT = """
-{"nftables": [
- {"table": {"family": "%(family)s", "name": "t", "handle": 1}},
- {"chain": {"family": "%(family)s", "table": "t", "name": "c", "handle": 1, "type": "filter",
-            "hook": "%(hook)s", "prio": -300, "policy": "accept"}},
- {"rule": {"family": "%(family)s", "table": "t", "chain": "c", "handle": 2, "expr": [
-   {"match": {"op": "==", "left": {"payload": {"protocol": "tcp", "field": "dport"}},
-              "right": 30080}}, {"drop": null}]}}]}
-"""
+def of_nft(family: str, kind: str, hook: str, priority: int, *statements: object) -> Table:
+    """With one rule."""
+    place = {"family": family, "table": "t"}
+    base = {"type": kind, "hook": hook, "prio": priority}
+    objects = [
+        {"table": {"family": family, "name": "t"}},
+        {"chain": {**place, "name": "c", **base}},
+        {"rule": {**place, "chain": "c", "handle": 2, "expr": statements}},
+    ]
+    (table,) = tables([Printed("nft", json.dumps({"nftables": objects}).encode())], [])
+    return table
+
+
+def match(left: object, right: object, operator: str = "==") -> dict[str, object]:
+    return {"match": {"op": operator, "left": left, "right": right}}
+
+
+DPORT, STATUS = {"payload": {"protocol": "tcp", "field": "dport"}}, {"ct": {"key": "status"}}
+DROP, FORWARDED = {"drop": None}, ("filter", "forward", 0)
+WHICH = {
+    "nat bits that are set": ((*FORWARDED, match({"&": [STATUS, "dnat"]}, 0, "!=")), "may not"),
+    "nat bits that are not": ((*FORWARDED, match({"&": [STATUS, "dnat"]}, 0), DROP), "may drop"),
+    "the other direction": (
+        (*FORWARDED, match({"ct": {"key": "ip daddr", "dir": "reply"}}, "203.0.113.10")),
+        "",
+    ),
+    "the source's type": (
+        (
+            *("filter", "prerouting", -300),
+            match({"fib": {"result": "type", "flags": ["saddr"]}}, "local"),
+            {"mangle": {"key": {"meta": {"key": "mark"}}, "value": 128}},
+        ),
+        "",
+    ),
+    "an external port before NAT": (("filter", "prerouting", -101, match(DPORT, 80)), "may not"),
+    "an external port after NAT": (("filter", "prerouting", 0, match(DPORT, 80)), ""),
+    "iptables": ((*FORWARDED, {"xt": {"type": "match", "name": "policy"}}), "unread"),
+    "a form that is not known": ((*FORWARDED, {"match": 1}), "unread"),
+}
+
+
+@pytest.mark.parametrize(("rule", "expected"), WHICH.values(), ids=WHICH)
+def test_one_rule_of_nft(rule: tuple[str, str, int, object], expected: str) -> None:
+    """What it is about decides, on flows; one that cannot be read is counted."""
+    made = Search(Frontends(SERVICES), FLOWS)
+    found = [each.says[: len(expected)] for each in made.missed(of_nft("inet", *rule))]
+    assert (found, made.skipped) == (
+        [expected] if expected.startswith("may") else [],
+        expected == "unread",
+    )
+
+
+@pytest.mark.parametrize("priority", [-111, -109])
+def test_nat_before_and_behind_our_own(priority: int) -> None:
+    """On netfilter a nat chain in PREROUTING is asked about a NodePort before our own alone."""
+    found = search([of_nft("inet", "nat", "prerouting", priority, match(DPORT, 30080))], NETFILTER)
+    assert bool(found) == (priority > -110)
+
+
+def test_sctp_of_sockets_and_another_family() -> None:
+    """SCTP is not translated at sockets; rules for IPv6 are not about Services of IPv4."""
+    nodeport = SERVICES[0]
+    for rule, service, is_named in (
+        ("filter\n-A OUTPUT -p sctp -m sctp --dport 30080", nodeport._replace(protocol=132), False),
+        ("raw\n-A PREROUTING -p sctp --dport 30080", nodeport._replace(protocol=132), True),
+        ("filter\n-A OUTPUT -p tcp -m tcp --dport 30080", nodeport._replace(family=6), False),
+    ):
+        assert bool(search(of_iptables(rule), FLOWS, services=[service])) == is_named
+
+
+def test_ranges() -> None:
+    """Overlapping and adjacent ones are joined."""
+    assert ports("80:90,22,85,91:95").pairs == [(22, 22), (80, 95)]
+    assert addresses("10.0.0.0/8,10.1.0.0/16").pairs == addresses("10.0.0.0-10.255.255.255").pairs
+    assert 0 not in addresses("")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +301,6 @@ NFT = """
 )
 def test_hooks_that_are_not_compared_are_named(family: str, hook: str, is_compared: bool) -> None:
     """Rules of bridges and at egress are not compared, and that is said; others are."""
-    printed = Printed("nft", (NFT % {"family": family, "hook": hook}).encode())
-    (table,) = tables([printed], [])
+    table = of_nft(family, "filter", hook, -300, match(DPORT, 30080), DROP)
     assert list(unjudged(table)) == ([] if is_compared else [f"table {family} t, chain c"])
     assert bool(search([table], FLOWS)) is is_compared
