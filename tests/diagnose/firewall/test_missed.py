@@ -183,6 +183,8 @@ add excepted 203.0.113.10 nomatch
 create device hash:net,iface family inet
 add device 203.0.113.0/24,eth0
 create empty hash:ip family inet
+create clients hash:ip,port family inet
+add clients 198.51.100.1,tcp:30080
 create listed list:set size 8
 add listed web
 create strange hash:ip,port family inet
@@ -197,6 +199,7 @@ MATCHES = [
     ("excepted dst", "not"),
     ("device dst,dst", "named"),
     ("empty dst", "not"),
+    ("clients src,dst", "named"),
     ("listed dst,dst", "unread"),
     ("strange dst,dst", "unread"),
     ("missing dst", "unread"),
