@@ -312,5 +312,5 @@ def _remedy(rule: Rule, place: _Place, frontend: Frontend, settings: Settings, s
     if place.early:
         return f"{by_source}{or_netfilter}"
     if any(_asks_for_nat(it) or it.name.startswith("--ctorig") for it in rule.options):
-        return f"--packet-mark, and accept that mark{or_netfilter}"
+        return f"--packet-mark, and a rule that matches that mark{or_netfilter}"
     return f"it sees the endpoint, as beside kube-proxy: {by_source}"

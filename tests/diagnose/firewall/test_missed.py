@@ -102,7 +102,7 @@ REMEDIES = [
     ("flows", f"{PREROUTING} -d 10.96.0.10/32 -j DROP", "--socket-translation=host and --packet"),
     ("netfilter", f"{PREROUTING} -d 10.96.0.10/32 -j DROP", "or --socket-translation=host"),
     ("flows", f"{PREROUTING} -d 10.244.1.11/32 -j DROP", "accept before it what has the mark"),
-    ("flows", f"{FORWARD} {DNAT} -j ACCEPT", "--packet-mark, and accept that mark"),
+    ("flows", f"{FORWARD} {DNAT} -j ACCEPT", "--packet-mark, and a rule"),
     ("flows", f"{FORWARD} {MARK} -j ACCEPT", "or --packet-path=netfilter"),
     ("flows", f"{FORWARD} -d 203.0.113.10/32 -j DROP", "as beside kube-proxy"),
     ("flows", "filter\n-A OUTPUT -d 10.96.0.10/32 -j DROP", "sockets are connected to it"),
@@ -119,14 +119,24 @@ REMEDIES = [
 
 @pytest.mark.parametrize(("engine", "rule", "wanted"), REMEDIES)
 def test_what_to_do_instead(engine: str, rule: str, wanted: str) -> None:
-    """A line that names the rule, and one with the options; none that is in force already."""
+    """A line that names the rule, and one with the options."""
     table, text = rule.split("\n")
     (found,) = search(of_iptables(rule), node(Engine(engine)))
     _, hook, shown = text.split(" ", 2)
     assert str(found).startswith(f"iptables-nft, table {table}, chain {hook}: {shown}: may ")
     assert wanted in found.remedy
     assert "\n" not in str(found) + found.remedy
-    assert engine != "netfilter" or "--packet-path=netfilter" not in found.remedy
+
+
+@pytest.mark.parametrize("rule", dict.fromkeys(rule for _, rule, _ in REMEDIES))
+def test_what_is_in_force_is_no_remedy(rule: str) -> None:
+    """Neither the engine, where the flow tables keep Services, nor where sockets are translated."""
+    in_force = node(Engine.NETFILTER, host_sockets=True)
+    counted = [each._replace(by_flows=True) for each in SERVICES]
+    (found,) = search(of_iptables(rule), in_force, services=counted)
+    assert found.remedy
+    assert "--packet-path" not in found.remedy
+    assert "--socket-translation" not in found.remedy
 
 
 def test_long_rules_are_shortened() -> None:
