@@ -36,6 +36,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KubeProxyNo
     with Lab(PREFIX) as lab:
         made = KubeProxyNode(lab, tmp_path, *request.param)
         try:
+            made.agent.paths.state.mkdir()  # commands that miss it point to others' in the bpffs
             iptables(made, "nft")
             run(made, "iptables-nft -P FORWARD DROP")
             run(made, "iptables-nft -A FORWARD -i docker0 ! -o docker0 -j ACCEPT")
