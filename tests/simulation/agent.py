@@ -75,7 +75,7 @@ SYNC_PERIOD = 2.0  # seconds: hooks are compared as often, maps every fourth tim
 ENTRIES = {
     "services": 256,
     "slots": 384,
-    "choices": 768,
+    "choices": 2048,  # of which a Service may have an eighth
     "service_stats": 96,
     "backend_slots": 256,
     "backend_names": 256,
