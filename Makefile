@@ -131,7 +131,7 @@ format: $(VENV)/test
 	$(BIN)/ruff format
 
 # BASE=NAME: another base image; TARGET=compiler: with BCC.
-image:
+image: $(VENV)/run
 	BASE='$(BASE)' deploy/image/build $(TARGET)
 
 # The diagrams of docs/, from their sources; dot is Debian's graphviz.

@@ -35,6 +35,7 @@ event_table        their rows
 top                services and backends by rate
 status             the state of the agent and of the hooks
 ui                 a page in the browser
+version            the version, its commit and its date
 """
 
 import gc
@@ -45,12 +46,13 @@ import click
 
 from ebpflb import redaction
 from ebpflb.errors import EbpflbError, escaped, in_words
+from ebpflb.version import VERSION
 
 # In the order of the module's text; the command is the attribute of the same name.
 COMMANDS = (
     *("run", "audit", "check", "explain", "maps"),
     *("flows", "services", "monitor", "top", "history", "status", "doctor"),
-    *("ui", "cleanup", "demo"),
+    *("ui", "cleanup", "demo", "version"),
 )
 _ATTRIBUTES = {"explain": "explain_"}
 
@@ -75,7 +77,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="ebpflb", prog_name="ebpflb")
+@click.version_option(VERSION, prog_name="ebpflb")
 def cli() -> None:
     """A Kubernetes service load balancer in eBPF that replaces kube-proxy, with any CNI."""
 

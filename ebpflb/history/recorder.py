@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from zlib import compress
 
 from ebpflb.datapath.maps import layout
@@ -33,6 +32,7 @@ from ebpflb.model.events import Changed, Kind, ObjectEvent, Removed, Replaced
 from ebpflb.model.services import PortName
 from ebpflb.options import Paths
 from ebpflb.plan.wording import service_name
+from ebpflb.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class History:
     def start(self) -> None:
         segments.set_aside(self._paths)
         self._begin(anew=True)
-        self.because(WriteCause("started", "agent", "", metadata.version("ebpflb")))
+        self.because(WriteCause("started", "agent", "", VERSION))
         for opened in self._maps.values():
             opened.wrote = self.wrote
 
@@ -208,7 +208,7 @@ class History:
 
     def _begin(self, *, anew: bool) -> None:
         """A new file, and its checkpoint in a thread."""
-        begun = Begun(self._clock(), layout.layout_hash(), metadata.version("ebpflb"), anew)
+        begun = Begun(self._clock(), layout.layout_hash(), VERSION, anew)
         try:
             segment = segments.new(self._paths, self._limit)
         except OSError as error:

@@ -13,8 +13,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ebpflb.datapath.maps.layout import layout_hash
 from ebpflb.model.events import Kind
-from ebpflb.serve.metrics_library import version
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
+from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 
 MAX_SERIES = 50
 
@@ -40,9 +40,10 @@ class StatusCollector:
 
 
 def _build() -> Metric:
-    text = "Always 1: the version, and the layout of its maps"
-    metric = GaugeMetricFamily("ebpflb_build_info", text, labels=["version", "layout"])
-    metric.add_metric([version(), layout_hash()], 1)
+    text = "Always 1: the version, its commit and its date, and the layout of the maps"
+    labels = ["version", "commit", "build_date", "layout"]
+    metric = GaugeMetricFamily("ebpflb_build_info", text, labels=labels)
+    metric.add_metric([VERSION, COMMIT, BUILD_DATE, layout_hash()], 1)
     return metric
 
 

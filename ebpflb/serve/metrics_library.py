@@ -6,7 +6,6 @@ Names, labels and buckets are those of Kubernetes' component-base 1.36.
 """
 
 import platform
-from importlib import metadata
 from urllib.parse import urlsplit
 
 from prometheus_client import (
@@ -19,16 +18,13 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from ebpflb.version import BUILD_DATE, COMMIT, VERSION
+
 REQUEST_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
 NO_RESPONSE = "<error>"  # client-go's code for a request without a response
 
-_EMPTY_LABELS = ("git_commit", "git_tree_state", "build_date", "go_version", "compiler")
+_EMPTY_LABELS = ("git_tree_state", "go_version", "compiler")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-
-
-def version() -> str:
-    """Of the package, as in "0.1.0"."""
-    return metadata.version("ebpflb")
 
 
 def describe_process(registry: CollectorRegistry) -> None:
@@ -40,14 +36,15 @@ def describe_process(registry: CollectorRegistry) -> None:
 
 def describe_build(registry: CollectorRegistry) -> None:
     """kubernetes_build_info. The labels that only a Go program has are empty."""
-    release = version()
-    major, minor = release.split(".")[:2]
+    major, minor = VERSION.split(".")[:2]
     machine = platform.machine()
     labels = {
         "major": major,
         "minor": minor,
-        "git_version": f"v{release}",
+        "git_version": f"v{VERSION}",
         "platform": f"linux/{_MACHINES.get(machine, machine)}",
+        "git_commit": COMMIT,
+        "build_date": BUILD_DATE,
         **dict.fromkeys(_EMPTY_LABELS, ""),
     }
     text = "Always 1: the version of ebpflb, in the labels of Kubernetes"

@@ -12,12 +12,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 import msgspec
 
 from ebpflb.serve.http import JSON, NOT_FOUND, TEXT, Request, Response
+from ebpflb.version import VERSION
 
 MODE = "ebpf"  # in kube-proxy iptables, ipvs or nftables
 
@@ -82,7 +82,7 @@ class MetricsPages:
             f"Started: {time.strftime('%a %b %e %H:%M:%S UTC %Y', time.gmtime(self.started))}",
             f"Up: {up // 3600} hr {up // 60 % 60:02} min {up % 60:02} sec",
             f"Python version: {platform.python_version()}",
-            f"Binary version: {metadata.version('ebpflb')}",
+            f"Binary version: {VERSION}",
             f"Paths: {' '.join(sorted(self._pages()))}",
         ]
         return _page("statusz", lines)

@@ -6,8 +6,10 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from ebpflb.cli import COMMANDS, cli
+from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 
 OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes", "bcc")
 
@@ -18,6 +20,12 @@ def test_each_command_is_there(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     assert command.name == name
+
+
+def test_version_names_commit_and_date() -> None:
+    """`ebpflb version` shows the version, the commit that it was built from and that one's date."""
+    shown = [line.split() for line in CliRunner().invoke(cli, ["version"]).output.splitlines()]
+    assert shown == [["ebpflb", VERSION], ["commit", COMMIT], ["build", "date", BUILD_DATE]]
 
 
 def test_an_agent_imports_only_what_it_uses() -> None:

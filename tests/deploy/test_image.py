@@ -8,12 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from ebpflb.datapath.programs import precompile
+from ebpflb.version import VERSION
 from tests.deploy.helm import DEPLOY
 
 DOCKERFILE = DEPLOY / "image/Dockerfile"
@@ -145,7 +145,7 @@ def build(
         (folder / name).write_text(ENGINE.format(folder=folder, size=f"'{size}'"))
         (folder / name).chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
-    plain = {"PATH": path, "BASE": base, "PIP_INDEX_URL": "", "PIP_CERT": ""}
+    plain = {"PATH": path, "BASE": base, "VERSION": VERSION, "PIP_INDEX_URL": "", "PIP_CERT": ""}
     environment = {**os.environ, **plain, **pip}
     command = [DOCKERFILE.with_name("build"), *words]
     return subprocess.run(
@@ -159,7 +159,7 @@ def test_an_image_of_250_mb_is_built(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "asked").read_text()
     assert "build --build-arg BASE=localhost/debian:bookworm-slim" in asked
-    assert f"--tag localhost/ebpflb:{version('ebpflb')} ." in asked
+    assert f"--tag localhost/ebpflb:{VERSION.replace('+', '-')} ." in asked
     assert done.stdout.splitlines()[-1].endswith("250 MB, by podman")
 
 

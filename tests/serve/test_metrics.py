@@ -13,6 +13,7 @@ from ebpflb.datapath.maps.layout import layout_hash
 from ebpflb.errors import KernelError
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
+from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.plan.builders import CAPACITY
 from tests.serve import subjects
 from tests.serve.subjects import BUSY, changes, fake_datapath, fake_maps, value, values
@@ -180,12 +181,13 @@ def test_told(metrics: Metrics) -> None:
 
 
 def test_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which version it is, and which layout its maps have."""
+    """The version, its commit and its date, and the layout of its maps are labels."""
     found = [labels for (name, labels) in values(subjects.everything(monkeypatch))
              if name == "ebpflb_build_info"]  # fmt: skip
     (labels,) = map(dict, found)
     assert labels["layout"] == layout_hash()
-    assert labels["version"].count(".") == 2
+    shown = labels["version"], labels["commit"], labels["build_date"]
+    assert shown == (VERSION, COMMIT, BUILD_DATE)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
