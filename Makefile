@@ -12,7 +12,10 @@
 #                        BENCH="--only connect,growth --quick": some of it, with few rounds
 #   make bench-connect, bench-agent, bench-nodeport, bench-growth, bench-schedulers, bench-draws
 #                        one part of it, which prints its figures; BENCH="--rounds 20": its options
-#   make image           builds the container's image, with docker, podman or buildah
+#   make image           builds the wheel with bytecode, then the container's image from it, with
+#                        docker, podman or buildah
+#   make release         makes everything that a release publishes in dist/ (docs/contributing.md)
+#   make release-twice   the same twice, and compares the bytes
 #   make diagrams        draws the diagrams of docs/ from their sources
 #   make screenshots     takes those of docs/ui.md, from the real page
 #   make lock            writes requirements/ anew after a change of setup.cfg; make renew: newer ones
@@ -25,6 +28,7 @@ RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
 LANE_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev bpftool openssl nftables iptables ipset ipvsadm
 TEST_PACKAGES := $(LANE_PACKAGES) clang libbpf-dev graphviz systemd vagrant chromium \
 	chromium-driver python3-matplotlib
+RELEASE_PACKAGES := buildah dpkg-dev openssh-client xz-utils
 BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables python3-matplotlib
 CLANG := clang -O2 -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
@@ -45,7 +49,7 @@ WORKERS := $(shell echo $$((3 * $$(nproc))))
 
 .PHONY: demo test test-all test-fast soak check format diagrams screenshots bench bench-connect \
 	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
-	lint-types checked tests-bytecode image lock renew lane-packages clean
+	lint-types checked tests-bytecode image wheel release release-twice lock renew lane-packages clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
@@ -130,9 +134,28 @@ format: $(VENV)/test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# BASE=NAME: another base image; TARGET=compiler: with BCC.
-image: $(VENV)/run
-	BASE='$(BASE)' deploy/image/build $(TARGET)
+# BASE=NAME: another base image; PIP_INDEX_URL=URL, PIP_CERT=FILE: for a proxy; TARGET=compiler: with
+# BCC.
+IMAGE_OPTIONS = BASE='$(BASE)' ENGINE='$(ENGINE)'
+
+image: wheel
+	$(IMAGE_OPTIONS) deploy/image/build $(TARGET)
+
+# With the bytecode of every variant, which BCC of Debian 12 compiles here.
+wheel: $(VENV)/test
+	rm -rf bytecode dist/*.whl
+	$(BIN)/python -m ebpflb.datapath.programs.precompile bytecode
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist .
+	rm -rf bytecode
+
+release: $(VENV)/test | $(VENV)/packages-release
+	$(IMAGE_OPTIONS) KEY='$(KEY)' deploy/release/make
+
+release-twice: release
+	rm -rf build/first
+	mv dist build/first
+	$(MAKE) release
+	diff --recursive build/first dist && echo "both builds are equal"
 
 # The diagrams of docs/, from their sources; dot is Debian's graphviz.
 diagrams: $(VENV)/test docs/diagrams/two-ways.svg
@@ -210,6 +233,10 @@ $(VENV)/packages-lane:
 $(VENV)/packages-test:
 	@$(call install,$(TEST_PACKAGES))
 	@touch $@ $(VENV)/packages-run
+
+$(VENV)/packages-release: | $(VENV)/packages-test
+	@$(call install,$(RELEASE_PACKAGES))
+	@touch $@
 
 $(VENV)/packages-bench: | $(VENV)/packages-run
 	@$(call install,$(BENCH_PACKAGES))

@@ -90,7 +90,7 @@ def test_what_is_installed_is_what_is_locked() -> None:
 
 
 @pytest.mark.parametrize(
-    "user", ["Makefile", "deploy/image/Dockerfile", "docs/install.md"], ids=lambda name: name
+    "user", ["Makefile", "deploy/release/environment", "docs/install.md"], ids=lambda name: name
 )
 def test_everything_is_installed_from_a_lock(user: str) -> None:
     """No other line of pip: first the lock, then ebpflb with nothing that pip looks for itself."""

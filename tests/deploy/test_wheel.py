@@ -15,6 +15,7 @@ import pytest
 from click import shell_completion
 
 from ebpflb.cli import cli
+from ebpflb.datapath.programs import compiler
 
 CHECKOUT = Path(__file__).parents[2]
 COMPILING = """
@@ -58,6 +59,8 @@ def installed() -> Iterator[Path]:
             shutil.copytree(CHECKOUT / name, source / name, ignore=ignored)
         for name in ("README.md", "pyproject.toml", "setup.cfg"):
             shutil.copy(CHECKOUT / name, source)
+        (source / "bytecode").mkdir()
+        (source / "bytecode/compiled").touch()
         pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
         run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", path, source)
         run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment)
@@ -110,6 +113,11 @@ def test_sources_come_along(installed: Path) -> None:
     wanted = {it.relative_to(CHECKOUT / "bpf") for it in (CHECKOUT / "bpf").rglob("*.[ch]")}
     assert wanted <= found
     assert wanted
+
+
+def test_bytecode_comes_along(installed: Path) -> None:
+    """What `make wheel` compiles into bytecode/ is where ebpflb looks for it first."""
+    assert (installed / "share/ebpflb" / compiler.BROUGHT.name / "compiled").is_file()
 
 
 @pytest.mark.extended

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a CycloneDX SBOM beside each file of a release.
+
+    python deploy/release/sbom.py VERSION FOLDER IMAGE_PACKAGES
+
+The Python packages come from the lock files, by cyclonedx-py; of the Debian package and the image,
+those that the Debian package contains. IMAGE_PACKAGES has the image's Debian packages, as
+`dpkg-query --show` prints them. Raises CalledProcessError if cyclonedx-py fails.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+LOCKS = Path(__file__).parents[2] / "requirements"
+# By the end of a file's name: its type.
+KINDS = {
+    ".whl": "library",
+    ".tar.gz": "library",
+    ".deb": "application",
+    "-amd64.oci.tar": "container",
+    ".tgz": "application",
+    "-chart.oci.tar": "application",
+}
+
+Bom = dict[str, Any]
+
+
+def of_lock(name: str) -> Bom:
+    """What a lock file pins, with the hashes."""
+    command = [sys.executable, "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
+    done = subprocess.run([*command, LOCKS / f"{name}.txt"], capture_output=True, check=True)
+    bom: Bom = json.loads(done.stdout)
+    return bom
+
+
+def contained(folder: Path) -> Bom:
+    """What the lock file pins and the Debian package contains."""
+    (package,) = folder.glob("*.deb")
+    listing = subprocess.run(["dpkg-deb", "--contents", package], capture_output=True, check=True)
+    there = set(
+        re.findall(r"/site-packages/([^/]+)-[^/-]+\.dist-info/$", listing.stdout.decode(), re.M)
+    )
+    names = {it.lower().replace("_", "-") for it in there}
+    bom = of_lock("ui")
+    bom["components"] = [it for it in bom["components"] if it["name"] in names]
+    kept = {it["bom-ref"] for it in bom["components"]}
+    bom["dependencies"] = [it for it in bom["dependencies"] if it["ref"] in kept]
+    return bom
+
+
+def debian(packages: str) -> list[Bom]:
+    """A component for each line "NAME<tab>VERSION"."""
+    lines = [line.split("\t") for line in packages.splitlines()]
+    return [_component("library", name, version, f"deb/debian/{name}") for name, version in lines]
+
+
+def _component(kind: str, name: str, version: str, package: str) -> Bom:
+    purl = f"pkg:{package}@{version.replace('+', '%2B')}"
+    return {"type": kind, "name": name, "version": version, "purl": purl, "bom-ref": purl}
+
+
+def of_file(path: Path, version: str, packages: str) -> Bom:
+    """The SBOM of one file of a release."""
+    (kind,) = [kind for end, kind in KINDS.items() if path.name.endswith(end)]
+    bom = of_lock("run") if kind == "library" else contained(path.parent)
+    if kind == "container":
+        bom["components"] += debian(packages)
+    if path.suffix == ".tgz" or "chart" in path.name:
+        bom["components"], bom["dependencies"] = [], []
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    subject = _component(kind, "ebpflb", version, "generic/ebpflb")
+    subject["hashes"] = [{"alg": "SHA-256", "content": digest}]
+    bom["metadata"]["component"] = subject
+    return bom
+
+
+def main(version: str, folder: str, packages: str) -> None:
+    paths = [it for it in Path(folder).iterdir() if it.name.endswith(tuple(KINDS))]
+    for path in paths:
+        bom = of_file(path, version, Path(packages).read_text())
+        path.with_name(f"{path.name}.cdx.json").write_text(json.dumps(bom, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

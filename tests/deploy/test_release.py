@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make release` publishes, as far as it is made without a network: the chart's packages."""
+
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.helm import DEPLOY
+
+VERSION = "0.1.1.dev5+gabc"
+IMPORTING_ALL = """
+import importlib, pkgutil, sys, ebpflb
+for module in pkgutil.walk_packages(ebpflb.__path__, "ebpflb."):
+    if not module.name.endswith(("__main__", "bcc_child")):
+        importlib.import_module(module.name)
+print(*sys.modules)
+"""
+
+
+@pytest.fixture
+def chart(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script that packages the chart."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    spec = importlib.util.spec_from_file_location("chart", DEPLOY / "release/chart.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def unpacked(content: bytes) -> dict[str, bytes]:
+    """Content by name of a tar archive."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        return {it.name: archive.extractfile(it).read() for it in archive}  # type: ignore[union-attr]
+
+
+def test_the_chart_has_every_file_and_the_version(chart: Any, tmp_path: Path) -> None:
+    """Helm loads the package, which has the files of the checkout and git's version."""
+    files = unpacked(chart.chart(VERSION))
+    source = DEPLOY / "chart"
+    wanted = {str(it.relative_to(source)) for it in source.rglob("*") if it.is_file()}
+    assert files.keys() == wanted - {"ebpflb/.helmignore"}
+    named = yaml.safe_load(files["ebpflb/Chart.yaml"])
+    assert (named["version"], named["appVersion"]) == ("0.1.1-dev.5+gabc", "0.1.1.dev5-gabc")
+    (tmp_path / "chart.tgz").write_bytes(chart.chart(VERSION))
+    code = f"import helm_python; helm_python.Chart.load({str(tmp_path / 'chart.tgz')!r}).close()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_layout_names_the_chart_by_digest(chart: Any) -> None:
+    """The OCI layout's index leads to a manifest, and that to the chart, with Helm's types."""
+    content = chart.chart(VERSION)
+    files = unpacked(chart.layout(content, VERSION))
+
+    def blob(described: dict[str, Any]) -> bytes:
+        return files["blobs/sha256/" + described["digest"].removeprefix("sha256:")]
+
+    (listed,) = json.loads(files["index.json"])["manifests"]
+    manifest = json.loads(blob(listed))
+    assert listed["annotations"] == {"org.opencontainers.image.ref.name": "0.1.1-dev.5_gabc"}
+    assert manifest["config"]["mediaType"] == "application/vnd.cncf.helm.config.v1+json"
+    assert blob(manifest["layers"][0]) == content
+    assert json.loads(blob(manifest["config"]))["name"] == "ebpflb"
+
+
+def test_nothing_imports_what_a_release_leaves_out() -> None:
+    """deploy/release/environment removes kubernetes' models, typed requests and asyncio client."""
+    code = [sys.executable, "-c", IMPORTING_ALL]
+    modules = subprocess.run(code, capture_output=True, text=True, check=True).stdout.split()
+    removed = ("kubernetes.client.models.", "kubernetes.client.api.", "kubernetes.aio", "aiohttp")
+    assert [it for it in modules if it.startswith(removed)] == []
+    assert "kubernetes.client" in modules
