@@ -97,12 +97,20 @@ def on_the_node(cluster: Cluster) -> Iterator[None]:
         netns.popns()
 
 
+def states_of_threads(pid: int) -> set[str]:
+    """As in proc(5): "T" is stopped."""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
+
+
 def test_an_agent_that_is_stopped_does_not_answer(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
     """Its lock is held and what it had published is well, but changes are not applied."""
     cluster.agent.process.send_signal(signal.SIGSTOP)
     try:
+        pid = cluster.agent.process.pid
+        wait_until("it has stopped", lambda: states_of_threads(pid) == {"T"})
         done = ebpflb("status", *where, "-o", "json")
     finally:
         cluster.agent.process.send_signal(signal.SIGCONT)

@@ -225,7 +225,8 @@ def test_an_agent_that_ends_without_its_bpffs_says_that_nothing_serves(
     cluster.agent.stop()
     assert "nothing serves until an agent starts" in said(cluster)
     assert "what is programmed serves on" not in said(cluster)
-    assert judged(cluster)[0] == "DOWN"
+    asked = forked.run("status", *cluster.agent.where, netns=cluster.node.netns)
+    assert asked.returncode == 1 and "bpffs" in asked.stderr
     mount(bpffs)
     cluster.close_maps()
     cluster.agent.start()

@@ -147,7 +147,8 @@ def test_zones(cluster: SliceCluster, places: Places) -> None:
     """Hints of the ready ones alone count, if each has one and one names this zone; not for the
     local list (3.1).
     """
-    cluster.service(externalTrafficPolicy="Local", type="NodePort", externalIPs=[places.external])
+    local = {"externalTrafficPolicy": "Local", "externalIPs": [places.external]}
+    cluster.service(type="LoadBalancer", **local)
     cluster.slice("x", cluster.hinted("a", "other"), cluster.hinted("c", "other", "mine"))
     assert cluster.met() == "a c"
     cluster.zone(**{ZONE: "mine"})
