@@ -21,7 +21,7 @@ TURNS = 100  # connections to each target, a round
 CALLS = 160  # of each kind, a round, while the kernel takes the time
 SENT = 20  # datagrams a socket
 NO_HOOKS = "no hooks"
-NOT_OURS = "none of ours"
+NO_SERVICE = "for no service"
 US = 1e3
 
 Samples = dict[tuple[str, str], list[list[int]]]  # who, way -> rounds
@@ -101,7 +101,7 @@ def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namesp
 def _target(what: str) -> float:
     if what == "sendmsg4, new socket":
         return targets.FIRST_DATAGRAM
-    return targets.OTHER_SOCKET if NOT_OURS in what else targets.CALL
+    return targets.OTHER_SOCKET if NO_SERVICE in what else targets.CALL
 
 
 def _costs(lab: ConnectLab, each: Hooks, count: int) -> dict[tuple[str, str], float]:
@@ -114,7 +114,7 @@ def _costs(lab: ConnectLab, each: Hooks, count: int) -> dict[tuple[str, str], fl
         "same socket": (("sendmsg4", "recvmsg4"), lambda: do("send", VIP, CALLS // SENT, SENT)),
         "new socket": (("sendmsg4", "sock_release"), lambda: do("send", VIP, CALLS, 1)),
         "named": (("getpeername4",), lambda: do("name_peer", VIP, CALLS)),
-        NOT_OURS: (("recvmsg4", "sock_release"), lambda: do("send_bursts", direct, CALLS, SENT)),
+        NO_SERVICE: (("recvmsg4", "sock_release"), lambda: do("send_bursts", direct, CALLS, SENT)),
     }
     if each.many:
         some = random.sample(range(count - 1), k=min(CALLS, count - 1))

@@ -3,8 +3,8 @@
 
 By the kernel's statistics on live traffic: with the programs at the ebpflb node's uplink alone, so
 that no other device's share is mixed in, for packets of established flows, packets that open one,
-and packets that are none of ours; and at all devices for a whole connection. Once more for those
-that are none of ours by BPF_PROG_TEST_RUN: the same frame over and over, all in the caches.
+and packets that are for no service; and at all devices for a whole connection. Once more for those
+that are for no service by BPF_PROG_TEST_RUN: the same frame over and over, all in the caches.
 
 Both clocks cost time themselves; what they show for an empty program is taken off.
 """
@@ -69,7 +69,7 @@ def _at_uplink(lab: NodePortLab, programs: Packets, clock: float) -> Lines:
 
 
 def _target(what: str) -> float | None:
-    return targets.NONE_OF_OURS if "none of ours" in what else None
+    return targets.NO_SERVICE if "for no service" in what else None
 
 
 def _works(lab: NodePortLab) -> dict[str, Callable[[], object]]:
@@ -84,8 +84,8 @@ def _works(lab: NodePortLab) -> dict[str, Callable[[], object]]:
         works[f"UDP, first of a flow, {place}"] = _work(
             lab.client, "open", lab.target(EBPFLB, place)
         )
-    works["UDP, none of ours"] = _work(lab.other_client, "volley", theirs)
-    works["TCP, none of ours"] = _work(lab.other_client, "converse", theirs)
+    works["UDP, for no service"] = _work(lab.other_client, "volley", theirs)
+    works["TCP, for no service"] = _work(lab.other_client, "converse", theirs)
     return works
 
 
@@ -116,7 +116,7 @@ def _test_runs(programs: Packets) -> Lines:
         for each in programs.programs:
             took = _test_run(each, protocol) - nothing
             yield Row(
-                f"{name}, none of ours, {each.name}, test run", took, "ns", targets.NONE_OF_OURS
+                f"{name}, for no service, {each.name}, test run", took, "ns", targets.NO_SERVICE
             )
 
 

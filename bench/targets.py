@@ -10,7 +10,7 @@ DRAW = 40  # more than at random
 LEAN = 1.33
 NETFILTER_RATE, NETFILTER_PACKETS = 0.99, 0.98  # connections a second; a TCP packet's cost
 FAST, FAST_RATE = 1.7, 1.15  # with --fast-forward: a packet's cost, connections to local endpoints
-NONE_OF_OURS = 60
+NO_SERVICE = 60
 CHOSEN = {"TCP": 50, "UDP": 100}  # an established packet that netfilter translates
 CONNECTION = {"local": 4000, "remote": 4800}
 

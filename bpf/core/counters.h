@@ -2,9 +2,9 @@
 /*
  * What is counted, per CPU: verdicts, and the connections of services and backends.
  *
- * Programs of sockets can be interrupted, by others and by those of packets, and CPUs from COUNTER_PARTS
- * on share a part: so connections are added atomically. By backend_counters the agent knows whether a
- * backend may have open sockets.
+ * A program can interrupt another one on its CPU, and CPUs from COUNTER_PARTS on share a part. So
+ * connections are added atomically: backend_counters tell the agent whether a backend may have open
+ * sockets.
  */
 #ifndef EBPFLB_CORE_COUNTERS_H
 #define EBPFLB_CORE_COUNTERS_H
