@@ -94,13 +94,16 @@ def test_a_run_directory_that_is_removed(tmp_path: Path, caplog: pytest.LogCaptu
     held = {name: each.packed for name, each in past.at(node.clock()).maps.items() if each.packed}
     assert held == node.contents()
     assert len(list(past.syncs())) == 2
-    assert not descriptors()
+    assert not descriptors(tmp_path)
 
 
-def descriptors() -> set[str]:
-    """What this process has open of the history."""
+def descriptors(folder: Path) -> set[str]:
+    """The files of histories in a folder that this process has open."""
     links = (Path("/proc/self/fd") / number for number in os.listdir("/proc/self/fd"))
-    return {text for link in links if ".history" in (text := _target(link))}
+    start = f"{folder}/"
+    return {
+        text for link in links if ".history" in (text := _target(link)) and text.startswith(start)
+    }
 
 
 def _target(link: Path) -> str:
@@ -115,7 +118,7 @@ def test_a_file_that_cannot_begin_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """Neither its descriptor nor the file is left, however often it is tried."""
-    paths, real, before = Paths(Path("/state"), tmp_path), os.write, descriptors()
+    paths, real = Paths(Path("/state"), tmp_path), os.write
 
     def fail(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -130,7 +133,7 @@ def test_a_file_that_cannot_begin_is_none(
         for _ in range(3):
             with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
                 segments.new(paths)
-    assert (segments.paths_of(paths), descriptors()) == ([], before)
+    assert (segments.paths_of(paths), descriptors(tmp_path)) == ([], set())
 
 
 def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
