@@ -5,8 +5,7 @@
     ...
     <!-- end of bench -->
 
-NAME is a part, with its plot and text; ``missed``: all that misses its target; ``summary``: the
-few figures of README.
+NAME is a part, with its plot and a table; ``summary``: a few figures of all parts.
 """
 
 import os
@@ -21,10 +20,8 @@ from bench.result import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
-PAGES = tuple(
-    ROOT / name
-    for name in ("README.md", "docs/benchmarks.md", "docs/scale.md", "docs/scheduling.md")
-)
+PAGES = (ROOT / "docs/benchmarks.md",)
+SHORT = 12  # figures of a part that are all shown; of more only those with a target
 NOT_MEASURED = "It has not been measured yet."
 _BLOCK = re.compile(r"(<!-- bench ([a-z]+) -->\n).*?(<!-- end of bench -->)", re.S)
 
@@ -43,23 +40,23 @@ class Compared(NamedTuple):
 
 SUMMARY = (
     Compared(
-        "connect time by ClusterIP, 10,000 services, times a direct one",
+        "connect() through a ClusterIP vs. directly, 10,000 Services (1.0 = no overhead)",
         "connect", "TCP connect", "p50 ClusterIP / direct, 10,000 services",
     ),
     Compared(
-        "NodePort, TCP connections a second, flow tables",
+        "TCP connections a second through a NodePort, flow tables",
         "nodeport", "TCP connections", "ebpflb, local", "nftables, local",
     ),
     Compared(
-        "NodePort, TCP connections a second, netfilter",
+        "TCP connections a second through a NodePort, netfilter",
         "nodeport", "TCP connections", "ebpflb by netfilter, local", "nftables, local",
     ),
     Compared(
-        "the node's cost of a TCP packet to another node, flow tables",
+        "cost of a TCP packet to another node, flow tables",
         "nodeport", "the node's cost", "ebpflb, remote, TCP", "nftables, remote, TCP",
     ),
     Compared(
-        "agent's memory, 10,000 services, 100,000 endpoints",
+        "agent's memory, 10,000 Services, 100,000 endpoints",
         "agent", "agent", "memory after the changes",
     ),
 )  # fmt: skip
@@ -91,8 +88,6 @@ def renewed(text: str, results: Results, folder: Path, at: Path) -> str:
 
 
 def _content(name: str, results: Results, folder: Path, at: Path) -> str:
-    if name == "missed":
-        return _missed(results)
     if name == "summary":
         return _summary(results)
     part = PARTS[name]
@@ -100,20 +95,26 @@ def _content(name: str, results: Results, folder: Path, at: Path) -> str:
 
 
 def _part(part: Part, found: Result, folder: Path, at: Path) -> str:
+    """The plot, where the figures are from, and a table of the most important ones."""
     plot = folder / f"{part.name}.png"
     shown = f"![{part.title}]({os.path.relpath(plot, at)})\n\n" if plot.exists() else ""
-    return f"{shown}```\n{found.text()}\n```"
+    file = os.path.relpath(folder / f"{part.name}.json", at)
+    figures = f"[all {len(found.rows())} figures]({file})"
+    return f"{shown}`{found.command}` on {found.machine}; {figures}.{_table(found)}"
 
 
-def _missed(results: Results) -> str:
-    rows = [
-        f"| `{name}` | {heading} | {row.name} | {' | '.join(row.cells()[i] for i in (2, 1, 3))} |"
-        for name, each in results.items()
-        for heading, row in each.headed()
-        if row.judgement().startswith("missed")
-    ]
-    head = "| part | below | figure | target | measured | |"
-    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
+def _table(found: Result) -> str:
+    """All figures of a short result, else those with a target; nothing if there are none."""
+    every = list(found.headed())
+    wanted = [it for it in every if len(every) <= SHORT or it[1].target is not None]
+    lines, last = list[str](), ""
+    for heading, row in wanted:
+        if heading != last:
+            lines.append(f"| **{heading}** | | | |")
+            last = heading
+        lines.append(f"| {' | '.join(row.cells()[:4])} |")
+    head = "\n\n| figure | measured | target | |\n|---|---|---|---|\n"
+    return head + "\n".join(lines) if lines else ""
 
 
 def _summary(results: Results) -> str:
@@ -122,7 +123,7 @@ def _summary(results: Results) -> str:
         for each in SUMMARY
         if (ours := _shown(results, each, each.ours))
     ]
-    head = "| measured by [make bench](docs/benchmarks.md) | ebpflb | kube-proxy's nftables |"
+    head = "| figure | ebpflb | kube-proxy's nftables |"
     return "\n".join([head, "|---|---|---|", *rows])
 
 

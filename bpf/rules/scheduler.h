@@ -97,7 +97,7 @@ static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
 
 /*
  * A socket that draws any place of a table, all of whose backends have as many, may as well draw a
- * slot, which is in the CPU's caches (docs/scheduling.md). A branch would be followed twice.
+ * slot, which is in the CPU's caches (docs/benchmarks.md). A branch would be followed twice.
  */
 static __always_inline void table_spare(const struct request *request, struct service *service)
 {

@@ -48,7 +48,7 @@ _NOT_FORWARDED = (
 )
 _NOT_TRANSLATED = (
     "the endpoint itself answers, so this is not translated as it should be: see the lines `audit`"
-    " and `status` above, `ebpflb monitor`, and docs/troubleshooting.md"
+    " and `status` above, `ebpflb monitor`, and docs/runbook.md"
 )
 
 Fault = Callable[[Protocol, Address, int], str]

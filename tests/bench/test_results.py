@@ -38,7 +38,7 @@ PAGE = """before
 old
 <!-- end of bench -->
 between
-<!-- bench missed -->
+<!-- bench growth -->
 <!-- end of bench -->
 <!-- bench draws -->
 <!-- end of bench -->
@@ -81,7 +81,8 @@ def test_pages_show_the_results(folder: Path) -> None:
     assert "old" not in text
     assert f"![{PARTS['nodeport'].title}](results/nodeport.png)" in text
     assert "ebpflb, local" in text
-    assert "4 rounds | ebpflb / nftables | >= 1.330 x | 1.250 x | missed by 6% |" in text
+    assert "[all 4 figures](results/nodeport.json)" in text
+    assert "| ebpflb / nftables | 1.250 x | >= 1.330 x | missed by 6% |" in text
     assert page.NOT_MEASURED in text
     assert [line for line in text.splitlines() if line in ("before", "between", "after")] == [
         "before",
@@ -90,6 +91,19 @@ def test_pages_show_the_results(folder: Path) -> None:
     ]
     page.renew(folder / "results", (path,))
     assert path.read_text() == text
+
+
+def test_a_long_result_shows_what_has_a_target() -> None:
+    """And names where the other figures are."""
+    rows = [Row(f"figure {n}", n, "ns", 5 if n == 7 else None) for n in range(page.SHORT + 1)]
+    found = Result("python -m bench.growth", "a machine", 7, ["above", *rows])
+    text = page.renewed(
+        "<!-- bench growth -->\n<!-- end of bench -->", {"growth": found}, Path(), Path()
+    )
+    assert f"[all {page.SHORT + 1} figures](growth.json)" in text
+    assert [line for line in text.splitlines() if "figure " in line and "ns" in line] == [
+        "| figure 7 | 7 ns | <= 5 ns | missed by 40% |"
+    ]
 
 
 def test_a_marker_names_a_part() -> None:
@@ -108,12 +122,12 @@ def test_plots_are_drawn(folder: Path) -> None:
 
 
 def test_the_summary_compares(folder: Path) -> None:
-    """What README shows: ours beside kube-proxy's, of what has been measured."""
+    """Our figures beside kube-proxy's, of what has been measured."""
     text = page.renewed(
         "<!-- bench summary -->\n<!-- end of bench -->",
         page.read_results(folder / "results"), folder, folder,
     )  # fmt: skip
-    assert "| NodePort, TCP connections a second, flow tables | 115 /s | 90 /s |" in text
+    assert "| TCP connections a second through a NodePort, flow tables | 115 /s | 90 /s |" in text
     assert "memory" not in text
 
 
@@ -128,7 +142,7 @@ def test_pages_are_as_the_results_say() -> None:
 def test_every_part_stands_on_a_page() -> None:
     """With its figures."""
     text = "\n".join(path.read_text() for path in page.PAGES)
-    assert set(re.findall("<!-- bench (.*) -->", text)) == {*PARTS, "missed", "summary"}
+    assert set(re.findall("<!-- bench (.*) -->", text)) == {*PARTS, "summary"}
 
 
 def test_a_part_that_fails_leaves_its_former_result(

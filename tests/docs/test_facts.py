@@ -12,6 +12,7 @@ from tests.docs import pages
 from tests.docs.pages import ROOT
 
 RUNBOOK = ROOT / "docs/runbook.md"
+REFERENCE = ROOT / "docs/reference.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
 SCALE = ROOT / "docs/scale.md"
 
@@ -21,7 +22,7 @@ def test_verdicts() -> None:
     header = (ROOT / "bpf/layout/verdict.h").read_text()
     listed = re.findall(r"^\tVERDICT_(\w+) = ", header, re.M)
     assert listed
-    assert [row[0] for row in pages.rows(RUNBOOK, "Verdicts")] == [
+    assert [row[0] for row in pages.rows(REFERENCE, "What does each verdict mean?")] == [
         f"`{each.lower()}`" for each in listed
     ]
 
@@ -29,7 +30,7 @@ def test_verdicts() -> None:
 def test_maps() -> None:
     """Every map of bpf/maps, with how many entries it has at most."""
     listed: dict[str, str] = {}
-    for names, _, entries, _ in pages.rows(ARCHITECTURE, "The maps"):
+    for names, _, entries, _ in pages.rows(REFERENCE, "Which maps are there?"):
         each = names.split(", ")
         numbers = entries.split("; ")
         listed.update(zip(each, numbers * (len(each) // len(numbers)), strict=True))
@@ -40,7 +41,7 @@ def test_maps() -> None:
 
 def test_status() -> None:
     """Every field of the agent's status has its line."""
-    rows = pages.rows(RUNBOOK, "Lines of status")
+    rows = pages.rows(REFERENCE, "What do the lines of status mean?")
     listed = {name for row in rows for name in row[0].split(", ")}
     assert {field.replace("_", " ") for field in AgentStatus.__struct_fields__} <= listed
 

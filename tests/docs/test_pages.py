@@ -13,7 +13,7 @@ from tests.docs.pages import ROOT
 
 every_page = pytest.mark.parametrize("page", pages.PAGES, ids=map(pages.name, pages.PAGES))
 
-README_LINES, README_COLUMNS = 130, 120
+README_LINES, README_COLUMNS = 90, 120
 
 FOLDERS = "bench", "bpf", "deploy", "docs", "ebpflb", "tests", "vagrant", r"\.ci"
 PATH = re.compile(rf"(?<![\w./*<-])(?:{'|'.join(FOLDERS)})/[\w./*<>-]*[\w*>/]")
@@ -69,7 +69,7 @@ def test_targets(page: Path) -> None:
     assert {target for text in pages.code(page) for target in TARGET.findall(text)} <= targets
 
 
-def test_readme_fits_on_three_screens() -> None:
+def test_readme_fits_on_two_screens() -> None:
     """So many lines of so many columns, and no more."""
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= README_LINES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of docs/standalone.md, as it stands there."""
+"""The example of docs/getting-started.md, as it stands there."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT
 from tests.kit import forked, requests
 from tests.kit.lab_cluster import LabCluster, started
 
-PAGE = (ROOT / "docs/standalone.md").read_text()
+PAGE = (ROOT / "docs/getting-started.md").read_text()
 # What the page tells to put in: this machine's address and name.
 ADDRESS, NAME = "192.0.2.10", "node-1"
 

@@ -11,7 +11,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.sizes import counter_parts
 from tests.docs.pages import ROOT
 
-PAGES = ("docs/scale.md", "docs/install.md", "docs/limits.md", "deploy/chart/ebpflb/values.yaml")
+PAGES = ("docs/scale.md", "docs/install.md", "deploy/chart/ebpflb/values.yaml")
 FIGURES = re.compile(r"(\d+) MB,? and ([\d.]+) MB for each possible CPU")
 ACCURATE = (6, 3)  # since then the kernel counts what a map really takes
 
