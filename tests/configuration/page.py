@@ -10,12 +10,20 @@ from ebpflb.configuration.parameters import PARAMETERS, Parameter
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 BEGIN, END = "<!-- made of ebpflb/configuration/parameters.py -->\n", "<!-- until here -->\n"
-HEAD = "| flag | field | required | effect | description |\n|---|---|---|---|---|\n"
+HEAD = "| flag | field | description |\n|---|---|---|\n"
 
 
 def table() -> str:
-    """All parameters, in the order of kube-proxy.md 15."""
-    return HEAD + "".join(map(_line, PARAMETERS))
+    """All parameters that have an effect, in the order of kube-proxy.md 15; then the others, by the
+    reason why they have none.
+    """
+    honoured = "".join(_line(each) for each in PARAMETERS if not each.ignored)
+    reasons: dict[str, list[str]] = {}
+    for each in filter(lambda it: it.ignored, PARAMETERS):
+        names = " ".join(filter(None, (_flags(each), _fields(each))))
+        reasons.setdefault(each.help, []).append(names)
+    ignored = "".join(f"- {reason} {', '.join(each)}\n" for reason, each in reasons.items())
+    return f"{HEAD}{honoured}\nAccepted without effect:\n\n{ignored}"
 
 
 def current(page: str) -> str:
@@ -25,13 +33,17 @@ def current(page: str) -> str:
 
 
 def _line(parameter: Parameter) -> str:
-    flags = " ".join(
-        f"`-{each}`" if len(each) == 1 else f"`--{each}`" for each in parameter.flags.split()
-    )
-    fields = " ".join(f"`{each}`" for each in parameter.fields.split())
-    effect = "ignored" if parameter.ignored else "honoured"
-    cells = (flags or "-", fields or "-", parameter.required, effect, parameter.help)
+    cells = (_flags(parameter) or "-", _fields(parameter) or "-", parameter.help)
     return f"| {' | '.join(cells)} |\n"
+
+
+def _flags(parameter: Parameter) -> str:
+    names = parameter.flags.split()
+    return " ".join(f"`-{each}`" if len(each) == 1 else f"`--{each}`" for each in names)
+
+
+def _fields(parameter: Parameter) -> str:
+    return " ".join(f"`{each}`" for each in parameter.fields.split())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from ebpflb.cli.run import run
+from ebpflb.configuration.parameters import PARAMETERS
 from ebpflb.datapath.maps import layout, map_sizes
 from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Cause, Verdict
@@ -30,7 +32,7 @@ def test_verdicts() -> None:
 def test_maps() -> None:
     """Every map of bpf/maps, with how many entries it has at most."""
     listed: dict[str, str] = {}
-    for names, _, entries, _ in pages.rows(REFERENCE, "Which maps are there?"):
+    for names, _, entries in pages.rows(REFERENCE, "Which maps are there?"):
         each = names.split(", ")
         numbers = entries.split("; ")
         listed.update(zip(each, numbers * (len(each) // len(numbers)), strict=True))
@@ -101,3 +103,11 @@ def test_sizes_of_maps() -> None:
     """docs/scale.md has a row for each name of --map-size, with the usual number of entries."""
     found = re.findall(r"(?m)^\| `([a-z-]+)` \|[^|]*\| ([0-9,]+) \|", SCALE.read_text())
     assert found == [(name, f"{map_sizes.usual(name):,}") for name in map_sizes.SIZES]
+
+
+def test_own_options() -> None:
+    """docs/configuration.md has a row for each option of `run` that kube-proxy does not have."""
+    theirs = {f"--{name}" for each in PARAMETERS for name in each.flags.split()}
+    own = {it.opts[0] for it in run.params if not theirs & set(it.opts)} - {"--help"}
+    rows = pages.rows(ROOT / "docs/configuration.md", "Which options does ebpflb add?")
+    assert [row[0] for row in rows] == [f"`{name}`" for name in sorted(own)]
