@@ -21,7 +21,6 @@ from bench.result import Result
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
 PAGES = (ROOT / "docs/benchmarks.md",)
-SHORT = 12  # figures of a part that are all shown; of more only those that miss their target
 NOT_MEASURED = "It has not been measured yet."
 _BLOCK = re.compile(r"(<!-- bench ([a-z]+) -->\n).*?(<!-- end of bench -->)", re.S)
 
@@ -132,7 +131,7 @@ def _content(name: str, results: Results, folder: Path, at: Path) -> str:
 
 
 def _part(part: Part, found: Result, folder: Path, at: Path) -> str:
-    """The plot, where the figures are from, and a table of the most important ones."""
+    """The plot, where the figures are from, and a table of those that miss their target."""
     plot = folder / f"{part.name}.png"
     shown = f"![{part.title}]({os.path.relpath(plot, at)})\n\n" if plot.exists() else ""
     file = os.path.relpath(folder / f"{part.name}.json", at)
@@ -148,11 +147,10 @@ def _targets(found: Result) -> str:
 
 
 def _table(found: Result) -> str:
-    """All figures of a short result, else those that miss their target."""
-    every = list(found.headed())
-    wanted = [it for it in every if len(every) <= SHORT or it[1].judgement().startswith("missed")]
+    """The figures that miss their target; the plot shows the others."""
+    missed = [it for it in found.headed() if it[1].judgement().startswith("missed")]
     lines, last = list[str](), ""
-    for heading, row in wanted:
+    for heading, row in missed:
         if heading != last:
             lines.append(f"| **{heading}** | | | |")
             last = heading
