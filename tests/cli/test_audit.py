@@ -14,11 +14,10 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
-from ebpflb.node.netfilter_probe import netfilter_obstacle
 from ebpflb.node.netfilter_rules import MASQUERADE_CHAIN
 from ebpflb.plan.entries import Backend
 from ebpflb.serve import status
-from tests.kit import forked, two_nodes
+from tests.kit import forked, needs, two_nodes
 from tests.kit.cluster import TARGET, Cluster, endpoint, running, web
 
 
@@ -144,8 +143,7 @@ def test_what_differs_is_said_though_the_cluster_cannot_be_asked(cluster: Cluste
 @pytest.fixture
 def stopped(tmp_path: Path) -> Iterator[Cluster]:
     """Its agent has served with netfilter, and has ended: anyone can change the table."""
-    if obstacle := netfilter_obstacle():
-        pytest.skip(obstacle)
+    needs.netfilter()
     options = ("--packet-path=netfilter", "--masquerade-ports=40000-40999")
     with running(tmp_path, *options) as made:
         made.publish(web(*map(endpoint, made.web)))

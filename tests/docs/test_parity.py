@@ -24,7 +24,9 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 NOT_APPLICABLE = re.compile(r"not applicable: \w.{7,}")
 ANSWER = re.compile(r"same\b|differs: \w")
 SKIPPED = re.compile(r"\bmark\.(skip|xfail)\b")
-SOMETIMES = re.compile(r"\bmark\.skipif\b|\bpytest\.(skip|importorskip)\b")
+SOMETIMES = re.compile(
+    r"\bmark\.skipif\b|\bpytest\.(skip|importorskip)\b|\bneeds\.bridge_netfilter\b"
+)
 
 
 class Row(NamedTuple):

@@ -18,14 +18,13 @@ from typing import Any
 
 from bench import kubeproxy
 from bench.services import NodePort
-from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink
 from ebpflb.plan.connections import Connection
-from tests.kit import flood, forked
+from tests.kit import flood
 from tests.kit.lab_cluster import NODEPORT, TARGET, LabCluster, started
 from tests.node import nodes
 
@@ -64,15 +63,9 @@ class BesideKubeProxy(LabCluster):
         self.agent.start()
         self.publish(self.service.manifests())
 
-    def verdict(self, name: str) -> int:
-        """How often ebpflb's node came to it."""
-        number = next(number for number, word in VERDICTS.items() if word == name)
-        return int(self.maps["verdicts"].get(number)[0])
-
     def status(self) -> Any:
         """What `ebpflb status` says on its node."""
-        words = ["status", "-o", "json", *self.agent.where]
-        return json.loads(forked.run(*words, netns=self.near.netns).stdout)
+        return json.loads(self.ebpflb("status", "-o", "json").stdout)
 
     def flood(
         self, node: Host, count: int, first: str = FIRST, source_port: int = flood.SOURCE_PORT

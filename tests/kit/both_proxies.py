@@ -11,8 +11,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from bench import kubeproxy
 from bench.services import CIDR, CIDR6, NodePort
 from ebpflb.lab import cni, manifests
@@ -20,10 +18,9 @@ from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.model.on_removal import ON_REMOVAL_ANNOTATION
 from ebpflb.model.packet_path import Engine
-from ebpflb.node.netfilter_probe import netfilter_obstacle
-from tests.kit import requests
+from tests.kit import needs, requests
 from tests.kit.cluster import Cluster, endpoint
-from tests.kit.lab_cluster import PORT, PREFIX, TARGET
+from tests.kit.lab_cluster import PORT, TARGET, new_lab
 from tests.load import LOAD, scaled
 
 PODS, PODS6 = cni.NETWORKS
@@ -167,9 +164,9 @@ class Both(Cluster):
 @contextmanager
 def running(folder: Path, engine: Engine) -> Iterator[Both]:
     """Everything is removed afterwards; skips an engine that this kernel cannot have."""
-    if engine is Engine.NETFILTER and (missing := netfilter_obstacle()):
-        pytest.skip(missing)
-    with Lab(PREFIX) as lab:
+    if engine is Engine.NETFILTER:
+        needs.netfilter()
+    with new_lab() as lab:
         made = Both(lab, folder, engine)
         try:
             yield made

@@ -7,10 +7,12 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab import manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
@@ -19,12 +21,14 @@ from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Frontend
+from tests.kit import forked
 from tests.kit.forked import ForkedAgent
 
 PORT, TARGET, NODEPORT = 80, 8080, 30080
 MARKER = "10.96.255.255"
 TRAFFIC = Path(traffic.__file__)
 PREFIX = f"ebpflb-test-{os.getpid()}"
+_numbers = count(1)
 
 
 class LabCluster:
@@ -97,6 +101,23 @@ class LabCluster:
             self._maps[agent] = StateDir(agent.paths.state).open_maps()
         return self._maps[agent]
 
+    def verdict(self, name: str) -> int:
+        """How often the programs of the first node have come to it."""
+        number = next(number for number, word in VERDICTS.items() if word == name)
+        return int(sum(self.maps["verdicts"].get(number)))
+
+    def ebpflb(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """A command on the first node that is told where the agent's directories are."""
+        agent = self.agents[0]
+        return forked.run(*words, *agent.where, netns=agent.node.netns)
+
+    def restart(self, *options: str) -> None:
+        """The first node's agent, with these options."""
+        agent = self.agents[0]
+        agent.stop()
+        agent.options = options
+        agent.start()
+
     def close_maps(self) -> None:
         """To be called when the maps have been pinned anew."""
         for maps in self._maps.values():
@@ -165,10 +186,15 @@ class LabCluster:
 Made = TypeVar("Made", bound=LabCluster)
 
 
+def new_lab() -> Lab:
+    """One that disturbs no other lab of this process."""
+    return Lab(f"{PREFIX}-{next(_numbers)}")
+
+
 @contextmanager
 def started(make: Callable[[Lab], Made]) -> Iterator[Made]:
     """A cluster that is made in a lab, its agents at work; all of it is removed afterwards."""
-    with Lab(PREFIX) as lab:
+    with new_lab() as lab:
         made = make(lab)
         try:
             made.start()

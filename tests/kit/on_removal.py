@@ -4,11 +4,9 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ebpflb.lab import traffic
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket, Sockets
+from ebpflb.lab.sockets import Socket
 from ebpflb.model.on_removal import ON_REMOVAL_ANNOTATION
-from tests.kit import requests
 
 SOON, LATE = "reset=0s", "reset=1h"  # no test lives to see an hour
 SHORT = "reset=4s"  # longer than a change of the manifests takes
@@ -21,13 +19,6 @@ def saying(said: list[Manifest], value: str | None) -> list[Manifest]:
         if each["kind"] == "Service":
             each["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: value} if value else {}
     return said
-
-
-def connected(sockets: Sockets, address: str, port: int) -> tuple[Socket, str]:
-    """A connection, and the name of its endpoint."""
-    client = requests.tcp_socket(sockets, address)
-    client.connect((address, port))
-    return client, traffic.read(client.recv(64))[0]
 
 
 def one_each(stack: ExitStack, connect: Connect, *names: str) -> dict[str, Socket]:
@@ -51,9 +42,3 @@ def is_reset(client: Socket) -> bool:
     except TimeoutError:
         return False
     return False
-
-
-def lives(client: Socket) -> bool:
-    """Whether its endpoint answers."""
-    client.send(b"still there?")
-    return bool(client.recv(64) == b"still there?")

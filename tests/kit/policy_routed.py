@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with two uplinks, whose pods' packets are routed to the second one."""
+"""Nodes with two uplinks, whose pods' packets are routed to the second one."""
 
 from pathlib import Path
 
-from ebpflb.lab import cni
+from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from tests.kit.cluster import endpoint, web
 from tests.kit.lab_cluster import NODEPORT, TARGET, LabCluster
@@ -29,10 +29,17 @@ table inet source_check {
 
 
 class PolicyRouted(LabCluster):
-    """A node with two uplinks; packets from its pod are routed to the second one, "eth1"."""
+    """A node with a pod that serves. With ``second_uplink`` it has two, and packets from its pod
+    are routed to the second one, "eth1".
+    """
 
     def __init__(
-        self, lab: Lab, folder: Path, *options: str, network: cni.Cni | None = None
+        self,
+        lab: Lab,
+        folder: Path,
+        *options: str,
+        network: cni.Cni | None = None,
+        second_uplink: bool = True,
     ) -> None:
         super().__init__(lab, folder)
         self.node = lab.node("node", 1, network or cni.Routed())
@@ -40,9 +47,11 @@ class PolicyRouted(LabCluster):
         self.outside = lab.outside("outside", 1)
         self.agent = self.add_agent(self.node, *options)
         self.start_program(self.pod, "serve", self.pod.name, str(TARGET))
-        self._second_uplink()
-        self.node.nft(MARKS)
-        lab.router.nft(ONLY_PODS)
+        self.second_uplink = second_uplink
+        if second_uplink:
+            self._second_uplink()
+            self.node.nft(MARKS)
+            lab.router.nft(ONLY_PODS)
 
     def _second_uplink(self) -> None:
         router, node = self.lab.router, self.node
@@ -79,3 +88,57 @@ class PolicyRouted(LabCluster):
                 ipFamilyPolicy="RequireDualStack",
             )
         )
+
+
+SERVED, OURS, CLOSED = 0, 1, 2  # ports of a service of TwoPlaces, after 30100 or 30200
+OWN_TARGET = 9090  # a socket of the test's own
+
+
+class TwoPlaces(PolicyRouted):
+    """With a second pod, on another node, beyond a tunnel: "web-1" and "there" have a Service each,
+    at the NodePorts from 30100 and 30200 on.
+    """
+
+    def __init__(self, lab: Lab, folder: Path, *options: str, second_uplink: bool) -> None:
+        how = {"network": cni.Overlay(), "second_uplink": second_uplink}
+        super().__init__(lab, folder, *options, **how)
+        far = lab.node("far", 2, cni.Overlay())
+        lab.join(self.node, far)
+        self.there = lab.pod(far, "there", 11)
+        self.start_program(self.there, "serve", self.there.name, str(TARGET))
+        if second_uplink:
+            self.lead_astray(self.there)
+        self.outside.ip("link set eth0 mtu 1450")  # as beyond the tunnel
+
+    def pod_of(self, name: str) -> Host:
+        return self.there if name == "there" else self.pod
+
+    def serve_both(self) -> None:
+        self.publish(
+            self._service(self.pod, 30100, "node"), self._service(self.there, 30200, "far")
+        )
+
+    def _service(self, pod: Host, nodeport: int, node: str) -> list[manifests.Manifest]:
+        named = [
+            {"name": "tcp", "port": TARGET, "protocol": "TCP"},
+            {"name": "udp", "port": TARGET, "protocol": "UDP"},
+            {"name": "ours", "port": OWN_TARGET, "protocol": "UDP"},
+            {"name": "closed", "port": OWN_TARGET + 1, "protocol": "UDP"},
+        ]
+        offsets = (SERVED, SERVED, OURS, CLOSED)
+        ports = [
+            {**port, "nodePort": nodeport + offset}
+            for port, offset in zip(named, offsets, strict=True)
+        ]
+        number = nodeport // 100 - 290
+        ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
+        made = [manifests.service(pod.name, ips, ports, type="NodePort")]
+        for family, where in (("IPv4", pod.v4), ("IPv6", pod.v6)):
+            ends = [manifests.endpoint(where, node=node, target=pod.name)]
+            made.append(manifests.endpoint_slice(pod.name, family, ends, named))
+        return made
+
+    def to(self, name: str, port: int, *, v6: bool) -> tuple[str, int]:
+        """Where a client reaches this port of the pod's service."""
+        nodeport = 30200 if name == "there" else 30100
+        return (self.node.v6 if v6 else self.node.v4), nodeport + port

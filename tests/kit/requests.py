@@ -36,6 +36,24 @@ def udp_socket(sockets: Sockets, host: str) -> Socket:
     return sockets.open(family_of(host), SOCK_DGRAM)
 
 
+def socket_of(send: "Send", sockets: Sockets, host: str) -> Socket:
+    """A socket of the protocol that ``send`` uses, for a host of this family."""
+    return (tcp_socket if send is tcp else udp_socket)(sockets, host)
+
+
+def connected(sockets: Sockets, host: str, port: int) -> tuple[Socket, str]:
+    """An open TCP connection, and the name of its backend."""
+    client = tcp_socket(sockets, host)
+    client.connect((host, port))
+    return client, traffic.read(client.recv(64))[0]
+
+
+def lives(client: Socket, word: bytes = b"still there?") -> bool:
+    """Whether the backend of an open connection returns what it is sent."""
+    client.send(word)
+    return bool(client.recv(64) == word)
+
+
 def has_mptcp() -> bool:
     try:
         socket(AF_INET, SOCK_STREAM, MPTCP).close()
@@ -131,8 +149,7 @@ def is_answered(send: Send, sockets: Sockets, where: tuple[str, int], seconds: f
     """Whether an answer comes in so many seconds, to TCP or connected UDP. Raises OSError for a
     refusal.
     """
-    make = tcp_socket if send is tcp else udp_socket
-    with make(sockets, where[0]) as client:
+    with socket_of(send, sockets, where[0]) as client:
         client.settimeout(seconds)
         try:
             client.connect(where)

@@ -9,7 +9,7 @@ The node's socket hooks do not see the sockets of unhooked and twin. The endpoin
 TARGET of TCP and UDP with their names.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from ebpflb.lab import cni, manifests
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
-from ebpflb.node.netfilter_probe import netfilter_obstacle
+from tests.kit import needs, requests
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
 from tests.node import nodes
 
@@ -39,10 +41,12 @@ def require(engine: Engine, network: cni.Cni | None = None) -> None:
     """
     if engine is not Engine.NETFILTER:
         return
-    if missing := netfilter_obstacle():
-        pytest.skip(missing)
+    needs.netfilter()
     if not isinstance(network, cni.Routed) and not Path("/proc/sys/net/bridge").exists():
         pytest.skip("this kernel is without br_netfilter")
+
+
+NO_CONDITIONS: Mapping[str, bool] = {}
 
 
 class TwoNodes(LabCluster):
@@ -86,6 +90,22 @@ class TwoNodes(LabCluster):
             for pod in pods
         ]
 
+    def connected(self, who: str, to: tuple[str, int]) -> Socket:
+        """An open connection of the host of this name, whose backend has answered."""
+        return requests.connected(self.sockets(getattr(self, who)), *to)[0]
+
+    def is_served(self, host: Host, where: tuple[str, int], seconds: float = 0.3) -> bool:
+        """Whether an endpoint answers one datagram of a host in so many seconds."""
+        with requests.udp_socket(self.sockets(host), where[0]) as client:
+            client.settimeout(seconds)
+            try:
+                return bool(requests.exchange(client, *where).name)
+            except (TimeoutError, ConnectionRefusedError):
+                return False
+
+    def until_served(self, host: Host, where: tuple[str, int]) -> None:
+        wait_until(f"{host.name} is served", lambda: self.is_served(host, where))
+
     def delete_all_flows(self) -> None:
         for table in ("tcp_flows", "other_flows"):
             self.delete_flows(table)
@@ -105,8 +125,17 @@ class TwoNodes(LabCluster):
                     of_tcp = table == "tcp_flows"
                     ctnetlink.delete(e for e in entries if (e.protocol is Protocol.TCP) == of_tcp)
 
-    def service(self, name: str, number: int, *pods: Host, **spec: Any) -> list[Manifest]:
-        """A Service with a frontend of each kind (``Frontends``) and these endpoints."""
+    def service(
+        self,
+        name: str,
+        number: int,
+        *pods: Host,
+        conditions: Mapping[str, bool] = NO_CONDITIONS,
+        **spec: Any,
+    ) -> list[Manifest]:
+        """A Service with a frontend of each kind (``Frontends``), and endpoints that are ready, or
+        in this condition.
+        """
         frontends = Frontends(number)
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
         ports = [{**port, "port": PORT, "nodePort": frontends.nodeport} for port in named]
@@ -114,9 +143,16 @@ class TwoNodes(LabCluster):
         every["ingress"] = frontends.balancer
         return [
             manifests.service(name, frontends.cluster, ports, **every | spec),
-            manifests.endpoint_slice(name, "IPv4", self.endpoints(*pods), named),
-            manifests.endpoint_slice(name, "IPv6", self.endpoints(*pods, v6=True), named),
+            *(
+                manifests.endpoint_slice(
+                    name, family, self.endpoints(*pods, v6=family == "IPv6", **conditions), named
+                )
+                for family in ("IPv4", "IPv6")
+            ),
         ]
+
+
+Change = Callable[[TwoNodes], None]
 
 
 class Frontends:
@@ -147,32 +183,47 @@ def running(
     *options: str,
     network: cni.Cni | None = None,
     engine: Engine = Engine.FLOWS,
+    prepare: Change | None = None,
 ) -> Iterator[TwoNodes]:
-    """Both agents run; everything is removed afterwards."""
-    with started(lambda lab: TwoNodes(lab, folder, network, *options, engine=engine)) as made:
-        yield made
-
-
-@contextmanager
-def masquerading(folder: Path, *options: str) -> Iterator[TwoNodes]:
-    """With netfilter; the only endpoint is on the far node: clients outside are masqueraded."""
-    require(Engine.NETFILTER)
-    with running(folder, *CLUSTER_CIDR, *options, engine=Engine.NETFILTER) as made:
-        made.publish(made.service("web", 10, made.there))
-        yield made
-
-
-@contextmanager
-def prepared(
-    folder: Path, engine: Engine, prepare: Callable[[TwoNodes], None]
-) -> Iterator[TwoNodes]:
-    """Before the agents start the nodes are changed; the only endpoint is on the far one."""
+    """Both agents run, on nodes that were prepared so; everything is removed afterwards. Skips the
+    test where the engine cannot run.
+    """
+    require(engine, network)
 
     def make(lab: Lab) -> TwoNodes:
-        made = TwoNodes(lab, folder, None, *CLUSTER_CIDR, engine=engine)
-        prepare(made)
+        made = TwoNodes(lab, folder, network, *options, engine=engine)
+        if prepare:
+            prepare(made)
         return made
 
     with started(make) as made:
-        made.publish(made.service("web", 10, made.there))
         yield made
+
+
+def fixture(
+    *options: str,
+    engines: Iterable[Engine] = ENGINES,
+    prepare: Change | None = None,
+    publish: Change | None = None,
+) -> Any:
+    """A fixture ``two`` for a file: nodes whose agents have these options, for each of the engines.
+
+    The nodes are prepared before the agents start, and something is published afterwards.
+    """
+
+    @pytest.fixture(scope="module", params=engines, ids=str)
+    def two(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[TwoNodes]:
+        how: dict[str, Any] = {"engine": request.param, "prepare": prepare}
+        with running(tmp_path_factory.mktemp("two"), *CLUSTER_CIDR, *options, **how) as made:
+            if publish:
+                publish(made)
+            yield made
+
+    return two
+
+
+def web_on_far(two: TwoNodes) -> None:
+    """Publishes a Service with one endpoint, on the far node: clients outside are masqueraded."""
+    two.publish(two.service("web", 10, two.there))

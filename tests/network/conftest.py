@@ -3,14 +3,14 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
-from ebpflb.node.netfilter_probe import netfilter_obstacle
-from tests.kit import beside_kube_proxy, two_nodes
+from tests.kit import beside_kube_proxy, needs, two_nodes
 from tests.kit.beside_kube_proxy import BesideKubeProxy
 from tests.kit.cluster import Cluster, running
 from tests.kit.stale_udp import Changes
@@ -54,6 +54,13 @@ def pods(cluster: Cluster) -> list[Host]:
 
 
 @pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    """Sockets that are closed when the test is done."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
 def changes(cluster: Cluster) -> Iterator[Changes]:
     made = Changes(cluster)
     yield made
@@ -68,7 +75,6 @@ def two(
     tables where a file does not ask for others.
     """
     engine = getattr(request, "param", Engine.FLOWS)
-    two_nodes.require(engine)
     folder = tmp_path_factory.mktemp("two")
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=engine) as made:
         yield made
@@ -76,8 +82,7 @@ def two(
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideKubeProxy]:
-    if missing := netfilter_obstacle():
-        pytest.skip(missing)
+    needs.netfilter()
     with beside_kube_proxy.running(tmp_path_factory.mktemp("pair")) as made:
         yield made
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which external IPs are served, and who is admitted to NodePorts, as the operator says."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from ebpflb.lab import cni, manifests
@@ -10,8 +8,9 @@ from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import CALL_SECONDS
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import TARGET
+from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 GUARDED, OTHER, OPEN = Frontends(10), Frontends(20), Frontends(30)
 A_MOMENT = 0.3  # seconds in which nothing may happen
@@ -21,24 +20,18 @@ UNSPECIFIED = "0.0.0.0", "::"
 PORTS = [{"name": name, "protocol": name.upper()} for name in ("tcp", "udp")]
 ANNOTATION = "ebpflb.io/nodeport-source-ranges"
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 everyone = pytest.mark.parametrize("who", ["outside", "unhooked", "hooked", "near"])
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=str)
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoNodes]:
-    two_nodes.require(request.param)
-    options = (*CLUSTER_CIDR, *EXTERNAL, *NODEPORTS)
-    with two_nodes.running(tmp_path_factory.mktemp("two"), *options, engine=request.param) as made:
-        numbers = {"web": 10, "other": 20, "open": 30}
-        services = {name: made.service(name, n, made.here) for name, n in numbers.items()}
-        services["other"][0]["metadata"]["annotations"] = {ANNOTATION: ",".join(cni.NETWORKS)}
-        services["open"][0]["metadata"]["annotations"] = {ANNOTATION: ""}
-        made.publish(*services.values(), thief(made))
-        yield made
+def publish(two: TwoNodes) -> None:
+    numbers = {"web": 10, "other": 20, "open": 30}
+    services = {name: two.service(name, n, two.here) for name, n in numbers.items()}
+    services["other"][0]["metadata"]["annotations"] = {ANNOTATION: ",".join(cni.NETWORKS)}
+    services["open"][0]["metadata"]["annotations"] = {ANNOTATION: ""}
+    two.publish(*services.values(), thief(two))
+
+
+two = two_nodes.fixture(*EXTERNAL, *NODEPORTS, publish=publish)
 
 
 def thief(two: TwoNodes) -> list[Manifest]:
@@ -57,8 +50,7 @@ def answered(
     two: TwoNodes, who: str, where: tuple[str, int], send: Send, seconds: float = CALL_SECONDS
 ) -> bool:
     """Whether an endpoint answers in so many seconds."""
-    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-    with make(two.sockets(getattr(two, who)), where[0]) as client:
+    with requests.socket_of(send, two.sockets(getattr(two, who)), where[0]) as client:
         client.settimeout(seconds)
         try:
             client.connect(where)

@@ -12,6 +12,7 @@ from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, NODEPORT, VIP, Cluster, endpoint, web
+from tests.kit.parameters import every_kind
 from tests.kit.requests import Send
 
 SECONDS = 30  # more than a test takes, less than the machine is up
@@ -56,7 +57,7 @@ def counts(cluster: Cluster) -> tuple[int, int]:
     return chosen, by_affinity
 
 
-@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+@every_kind
 def test_sticks(pod: Sockets, send: Send) -> None:
     """One client comes to one endpoint with every connection and every new datagram socket."""
     assert len(requests.backends(pod, VIP, send=send)) == 1

@@ -15,13 +15,12 @@ from ebpflb.datapath.maps import layout, state_record
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Lab
 from ebpflb.lab.sockets import Sockets
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock, status
-from tests.kit import forked, requests
+from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
-from tests.kit.lab_cluster import PREFIX
+from tests.kit.lab_cluster import new_lab
 
 READY, HEALTHY = "http://127.0.0.1:10247/readyz", "http://127.0.0.1:10256/healthz"
 
@@ -43,7 +42,7 @@ def mount(folder: Path) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory, bpffs: Path) -> Iterator[Cluster]:
     """One whose agent compares five times a second, and pins in that bpffs."""
     folder = tmp_path_factory.mktemp("cluster")
-    with Lab(PREFIX) as lab:
+    with new_lab() as lab:
         made = Cluster(lab, folder, "--iptables-sync-period=200ms")
         made.agent.paths = Paths(bpffs / "state", made.agent.paths.run)
         try:
@@ -182,14 +181,28 @@ def map_id(pin: Path) -> int:
         os.close(fd)
 
 
-@pytest.mark.skipif(not tcx.works(), reason="filters are told from each other without pins")
 def test_detached_from_a_device(cluster: Cluster, state: StateDir) -> None:
-    """At one hook of one device, with its pin left where it was."""
-    pin = sorted(state.devices_directory.iterdir())[0]
-    index, _, hook = pin.name.partition("-")
-    detach(pin)
-    put_back(cluster, f"has no program of the agent at {hook}")
-    wait_until("it is pinned", lambda: (state.devices_directory / f"{index}-{hook}").exists())
+    """At one hook of one device, without an event of that, and with its pin left where it was; or
+    its filters removed, where the kernel has no tcx.
+    """
+    before = sorted(path.name for path in state.devices_directory.iterdir())
+    if tcx.works():
+        detach(state.devices_directory / before[0])
+        put_back(cluster, f"has no program of the agent at {before[0].partition('-')[2]}")
+    else:
+        enter = cluster.node.enter
+        subprocess.run([*enter, "tc", "qdisc", "del", "dev", "eth0", "clsact"], check=True)
+        removed = "programs were removed from device"
+        wait_until("it is said", lambda: removed in said(cluster))
+        shown = subprocess.run(
+            [*enter, "tc", "qdisc", "show", "dev", "eth0"], check=True, capture_output=True
+        )
+        assert b"clsact" in shown.stdout
+
+    def is_pinned() -> bool:
+        return sorted(path.name for path in state.devices_directory.iterdir()) == before
+
+    wait_until("all is pinned", is_pinned)
 
 
 def test_the_bpffs_goes_and_another_comes(cluster: Cluster, state: StateDir, bpffs: Path) -> None:
@@ -212,7 +225,7 @@ def test_the_bpffs_goes_and_another_comes(cluster: Cluster, state: StateDir, bpf
 
 def judged(cluster: Cluster) -> tuple[str, set[str]]:
     """The verdict of `ebpflb status`, and the causes of its reasons."""
-    said = forked.run("status", *cluster.agent.where, "-o", "json", netns=cluster.node.netns)
+    said = cluster.ebpflb("status", "-o", "json")
     found = json.loads(said.stdout)
     return found["verdict"], {reason["cause"] for reason in found["reasons"]}
 
@@ -225,7 +238,7 @@ def test_an_agent_that_ends_without_its_bpffs_says_that_nothing_serves(
     cluster.agent.stop()
     assert "nothing serves until an agent starts" in said(cluster)
     assert "what is programmed serves on" not in said(cluster)
-    asked = forked.run("status", *cluster.agent.where, netns=cluster.node.netns)
+    asked = cluster.ebpflb("status")
     assert asked.returncode == 1 and "bpffs" in asked.stderr
     mount(bpffs)
     cluster.close_maps()

@@ -110,42 +110,6 @@ def test_a_source_that_nobody_planned_goes(
     settled(cluster, logged, "map route_sources: ")
 
 
-@pytest.mark.parametrize("name", HASHES)
-def test_a_removed_entry_is_written_again(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], name: str
-) -> None:
-    """With the value that it had."""
-    before = content(maps, name)
-    assert before
-    maps[name].delete([next(iter(before))])
-    wait_until("it is back", lambda: content(maps, name) == before)
-    settled(cluster, logged, f"map {name}: ")
-
-
-@pytest.mark.parametrize("name", HASHES)
-def test_a_changed_entry_is_corrected(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], name: str
-) -> None:
-    """Whatever its value has become."""
-    before = content(maps, name)
-    key, value = next(iter(before.items()))
-    maps[name].write([(key, other(value))])
-    wait_until("it is corrected", lambda: content(maps, name) == before)
-    settled(cluster, logged, f"map {name}: ")
-
-
-@pytest.mark.parametrize("name", HASHES)
-def test_an_entry_that_nobody_planned_goes(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], name: str
-) -> None:
-    """It would serve, or admit, what no Service asks for."""
-    before = content(maps, name)
-    key, value = next(iter(before.items()))
-    maps[name].write([(unplanned(key), value)])
-    wait_until("it is gone", lambda: content(maps, name) == before)
-    settled(cluster, logged, f"map {name}: ")
-
-
 def other(value: Any) -> Any:
     """Another value of the same kind."""
     if isinstance(value, int):
@@ -171,39 +135,84 @@ def unplanned(key: Any) -> Any:
     return UNPLANNED
 
 
-def test_a_backend_that_was_changed_is_corrected(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+Change = Callable[[Map, Any, Any], None]
+# By somebody: an entry that serves what no Service asks for, too.
+CHANGES: dict[str, Change] = {
+    "removed": lambda opened, key, value: opened.delete([key]),
+    "changed": lambda opened, key, value: opened.write([(key, other(value))]),
+    "added": lambda opened, key, value: opened.write([(unplanned(key), value)]),
+}
+
+
+@pytest.mark.parametrize("name", HASHES)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_entry_that_others_change_is_corrected(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], change: Change, name: str
 ) -> None:
-    """A slot that names another address would send clients there."""
+    """It has the value that it had, and one that nobody planned goes."""
+    before = content(maps, name)
+    change(maps[name], *next(iter(before.items())))
+    wait_until("it is corrected", lambda: content(maps, name) == before)
+    settled(cluster, logged, f"map {name}: ")
+
+
+def slot(maps: Maps) -> tuple[int, Any]:
+    """One that names another address would send clients there."""
     block = next(s.block for s in content(maps, "services").values() if s.slots)
-    before = maps["slots"].get(block.base)
-    maps["slots"].write([(block.base, before._replace(address=UNPLANNED))])
-    wait_until("it is corrected", lambda: maps["slots"].get(block.base) == before)
-    settled(cluster, logged, f"map slots: #{block.base} differs")
+    return block.base, maps["slots"].get(block.base)._replace(address=UNPLANNED)
 
 
-def test_a_place_of_a_table_is_corrected(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
-) -> None:
+def place_of_a_table(maps: Maps) -> tuple[int, Any]:
     """One that names another slot would send clients to another service, or nowhere."""
     table = next(s.table for s in content(maps, "services").values() if s.table.size)
     before = maps["choices"].get(table.base)
-    maps["choices"].write([(table.base, before._replace(slot=before.slot + 100_000))])
-    wait_until("it is corrected", lambda: maps["choices"].get(table.base) == before)
-    settled(cluster, logged, f"map choices: #{table.base} differs")
+    return table.base, before._replace(slot=before.slot + 100_000)
 
 
-def test_a_backends_slot_is_corrected(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+def slot_of_a_backend(maps: Maps) -> tuple[int, Any]:
+    used = min(content(maps, "backend_names"))
+    return used, maps["backend_slots"].get(used) + 1
+
+
+def slot_of_no_backend(maps: Maps) -> tuple[int, Any]:
+    return 100_000, 3
+
+
+def secret(maps: Maps) -> tuple[int, Any]:
+    """With another one packets of one flow would get other backends."""
+    return 0, maps["secret"].get(0) ^ 2
+
+
+def bit_of_a_frontend(maps: Maps) -> tuple[int, Any]:
+    """A bit of no_frontends that is set by mistake makes a Service unreachable."""
+    at, bit = divmod(bit_of(Frontend(ip_address(VIP), 80, Protocol.TCP)), 64)
+    return at, maps["no_frontends"].get(at) | 1 << bit
+
+
+PLACES = {
+    slot: "slots",
+    place_of_a_table: "choices",
+    slot_of_a_backend: "backend_slots",
+    slot_of_no_backend: "backend_slots",
+    secret: "secret",
+    bit_of_a_frontend: "no_frontends",
+}
+
+
+@pytest.mark.parametrize(("changed", "name"), PLACES.items(), ids=[it.__name__ for it in PLACES])
+def test_a_place_of_an_array_is_corrected(
+    cluster: Cluster,
+    maps: Maps,
+    logged: Callable[[str], bool],
+    changed: Callable[[Maps], tuple[int, Any]],
+    name: str,
 ) -> None:
-    """That of a backend, and that of an id that no backend has."""
-    slots, used = maps["backend_slots"], min(content(maps, "backend_names"))
-    before = slots.get(used)
-    slots.write([(used, before + 1), (100_000, 3)])
-    wait_until("it is corrected", lambda: slots.get(used) == before)
-    wait_until("no id has a slot", lambda: slots.get(100_000) == 2**32 - 1)
-    settled(cluster, logged, f"map backend_slots: #{used} differs")
-    wait_until("both are said", lambda: logged("map backend_slots: #100000 is not planned"))
+    """Whoever changes it."""
+    at, value = changed(maps)
+    before = maps[name].get(at)
+    maps[name].write([(at, value)])
+    wait_until("it is corrected", lambda: maps[name].get(at) == before)
+    settled(cluster, logged, f"map {name}: #{at}" if name != "secret" else "map secret: ")
 
 
 @pytest.mark.parametrize("field", ["first_port", "flags", "span_v4", "node_v4", "host_netns"])
@@ -223,16 +232,6 @@ def test_a_setting_is_corrected(
     settled(cluster, logged, f"map settings: {field} differs")
 
 
-def test_the_secret_is_put_back(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
-) -> None:
-    """With another one packets of one flow would get other backends."""
-    before = maps["secret"].get(0)
-    maps["secret"].write([(0, before ^ 2)])
-    wait_until("it is back", lambda: maps["secret"].get(0) == before)
-    settled(cluster, logged, "map secret: ")
-
-
 def test_all_of_a_map_at_once(
     cluster: Cluster, maps: Maps, logged: Callable[[str], bool], tmp_path: Path
 ) -> None:
@@ -243,14 +242,3 @@ def test_all_of_a_map_at_once(
     for name in HASHES:
         wait_until(f"{name} is back", lambda name=name: content(maps, name) == before[name])
     settled(cluster, logged, "map services: ")
-
-
-def test_a_service_that_programs_take_for_none_is_found_again(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
-) -> None:
-    """A bit of no_frontends that is set by mistake makes a Service unreachable: it is cleared."""
-    bit = bit_of(Frontend(ip_address(VIP), 80, Protocol.TCP))
-    before = maps["no_frontends"].get(bit // 64)
-    maps["no_frontends"].write([(bit // 64, before | 1 << bit % 64)])
-    wait_until("it is cleared", lambda: maps["no_frontends"].get(bit // 64) == before)
-    settled(cluster, logged, f"map no_frontends: #{bit // 64} differs")

@@ -20,10 +20,9 @@ from ebpflb.lab.sockets import Socket
 from ebpflb.model.bridged_pods import SYSCTLS
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink
-from ebpflb.node.netfilter_probe import netfilter_obstacle
-from tests.kit import forked, requests
+from tests.kit import needs, requests
 from tests.kit.cluster import endpoint, web
-from tests.kit.lab_cluster import NODEPORT, PORT, PREFIX, TARGET, LabCluster
+from tests.kit.lab_cluster import NODEPORT, PORT, TARGET, LabCluster, new_lab
 from tests.node import nodes
 
 VIPS = ("10.96.0.10", "fd00:96::10")
@@ -40,9 +39,7 @@ table inet lab_forward {
 """
 WORKS = "the kernel's NAT works with nftables"
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
-)
+pytestmark = needs.bridge_netfilter
 
 
 def bridge_with_hairpin() -> cni.Cni:
@@ -103,7 +100,7 @@ class Auto(LabCluster):
 
     def says(self, engine: Engine, reason: str) -> bool:
         """Whether status, the metric and the log's last word name the engine, and why."""
-        said = json.loads(forked.run("status", "-o", "json", *self.agent.where).stdout)
+        said = json.loads(self.ebpflb("status", "-o", "json").stdout)
         path = said["packet_path"] or {"engine": "none yet", "reason": ""}
         lines = [line for line in self.agent.log().splitlines() if "packet path: " in line]
         metric = [line for line in self.metrics() if line.startswith("ebpflb_packet_path_info{")]
@@ -145,10 +142,9 @@ class Auto(LabCluster):
 @pytest.fixture
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Auto]:
     """With this CNI, and br_netfilter on or off."""
-    if missing := netfilter_obstacle():
-        pytest.skip(missing)
+    needs.netfilter()
     network, calls, *options = request.param
-    with Lab(f"{PREFIX}-auto") as lab:
+    with new_lab() as lab:
         auto = Auto(lab, tmp_path, network(), calls, *options)
         try:
             yield auto

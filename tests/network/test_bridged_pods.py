@@ -4,7 +4,6 @@
 The kernel's own rules show the need: kube-proxy's are of this kind.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +19,12 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.bridged_pods import SYSCTLS, unsuited
 from ebpflb.node.bridge_calls import bridge_calls
 from ebpflb.node.device_watch import list_devices
-from ebpflb.node.netfilter_probe import netfilter_obstacle
 from ebpflb.serve import status
+from tests.kit import needs
 from tests.kit.cluster import Cluster, endpoint, web
+from tests.kit.lab_cluster import new_lab
 from tests.node import nodes
 
-PREFIX = f"ebpflb-test-{os.getpid()}-bridged"
 VIPS = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
 KINDS = {Family.IPV4: AF_INET, Family.IPV6: AF_INET6}
 PORT, TARGET = 80, 8080
@@ -48,14 +47,12 @@ table inet kernel {
 }
 """
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
-)
+pytestmark = needs.bridge_netfilter
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    with Lab(PREFIX) as made:
+    with new_lab() as made:
         yield made
 
 
@@ -144,8 +141,7 @@ def test_the_engine_has_the_same_need(lab: Lab, tmp_path: Path, family: Family) 
 
     Its status names the bridge; the pod's sockets are not seen by the hooks.
     """
-    if missing := netfilter_obstacle():
-        pytest.skip(missing)
+    needs.netfilter()
     cluster = Cluster(lab, tmp_path, "--packet-path", "netfilter")
     try:
         client = lab.pod(cluster.node, "vm", 30, hooked=False)

@@ -7,21 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.lab import cni, traffic
-from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
+from ebpflb.lab import cni
 from ebpflb.model.scheduler import (
     LEAST_CONNECTIONS,
     MAGLEV,
     RANDOM,
     ROUND_ROBIN,
-    SCHEDULER_ANNOTATION,
     SOURCE_HASH,
 )
-from tests.kit import requests
-from tests.kit.two_nodes import ENGINES, TwoNodes
-from tests.network import test_schedulers as spread
-from tests.network.test_least_connections import settled
+from tests.kit import scheduled
+from tests.kit.parameters import both_engines
+from tests.kit.scheduled import dial, from_port, met, settled
+from tests.kit.two_nodes import TwoNodes
 
 PAIR = ["here", "there"]
 CLIENTS = ("hooked", "unhooked", "outside")  # by sockets, and by packets
@@ -35,7 +32,7 @@ ipvs: {{scheduler: "{name}"}}
 """
 WITHOUT_EQUAL = "ipvs.scheduler without an equal, so connections go at random: fo"
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
+pytestmark = both_engines
 Run = Callable[..., None]
 
 
@@ -55,16 +52,8 @@ def run(two: TwoNodes) -> Iterator[Run]:
     started()
 
 
-def service(two: TwoNodes, name: str | None = None) -> list[Manifest]:
-    """It chooses this scheduler, or none."""
-    found = two.service("web", spread.NUMBER, two.here, two.there)
-    if name:
-        found[0]["metadata"]["annotations"] = {SCHEDULER_ANNOTATION: name}
-    return found
-
-
 def is_random(two: TwoNodes, who: str) -> bool:
-    names = spread.met(two, who, MANY)
+    names = met(two, who, MANY)
     return {*names} == {*PAIR} and not alternate(names)
 
 
@@ -73,7 +62,7 @@ def alternate(names: list[str]) -> bool:
 
 
 def is_in_turn(two: TwoNodes, who: str) -> bool:
-    return alternate(spread.met(two, who, MANY))
+    return alternate(met(two, who, MANY))
 
 
 def is_by_load(two: TwoNodes, who: str) -> bool:
@@ -90,14 +79,6 @@ def is_by_load(two: TwoNodes, who: str) -> bool:
     return all(pair == {*PAIR} for pair in pairs) and {*names} == {PAIR[0]}
 
 
-def dial(two: TwoNodes, who: str, opened: ExitStack) -> tuple[str, Socket]:
-    """The endpoint of a connection that stays open."""
-    where = spread.frontend(two, who, v6=False)
-    made = opened.enter_context(requests.tcp_socket(two.sockets(getattr(two, who)), where[0]))
-    made.connect(where)
-    return traffic.read(made.recv(64))[0], made
-
-
 def is_by_port(two: TwoNodes, who: str) -> bool:
     """A socket has no port yet; from the same ports packets meet the same endpoints."""
     if who == "hooked":
@@ -108,13 +89,13 @@ def is_by_port(two: TwoNodes, who: str) -> bool:
 
 def from_ports(two: TwoNodes, who: str) -> list[str]:
     ports = range(12_100, 12_100 + MANY)
-    names = [spread.from_port(two, who, "tcp", port, v6=False) for port in ports]
+    names = [from_port(two, who, "tcp", port, v6=False) for port in ports]
     two.delete_flows("tcp_flows")
     return names
 
 
 def is_by_client(two: TwoNodes, who: str) -> bool:
-    return len({*spread.met(two, who, MANY)}) == 1
+    return len({*met(two, who, MANY)}) == 1
 
 
 TOLD = {
@@ -130,7 +111,7 @@ def assert_drawn(two: TwoNodes, default: str) -> None:
     """Without an annotation by the default; with one by what that says."""
     other = RANDOM if default != RANDOM else ROUND_ROBIN
     for annotation, name in ((None, default), (other, other)):
-        two.publish(service(two, annotation))
+        two.publish(scheduled.service(two, annotation, *PAIR))
         settled(two)
         found = {who: TOLD[name](two, who) for who in CLIENTS}
         assert found == dict.fromkeys(CLIENTS, True), (annotation, name)

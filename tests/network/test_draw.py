@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit import requests
-from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes, address
+from tests.kit.parameters import both_engines
+from tests.kit.two_nodes import Frontends, TwoNodes, address
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
+pytestmark = both_engines
 
 PORTS = range(20_000, 20_064)
 NETWORKS = {False: "203.0.113.0/24", True: "fd03:113::/64"}

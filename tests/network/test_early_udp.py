@@ -14,6 +14,7 @@ from ebpflb.lab.sockets import Sockets
 from ebpflb.node import sock_diag
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, endpoint, web
+from tests.kit.parameters import families
 from tests.kit.stale_udp import (
     Changes,
     bound_socket,
@@ -58,7 +59,7 @@ def test_udp_connected_before_endpoints_reaches_them(
 
 
 @pytest.mark.parametrize("where", ["cluster IP", "node port"])
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@families
 def test_udp_of_the_node_connected_before_endpoints_is_ended(
     cluster: Cluster, changes: Changes, host: Sockets, where: str, v6: bool
 ) -> None:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb explain``: what it says is what connections then do, and asking changes nothing."""
+"""``ebpflb explain``: what it says is what connections then do, and asking changes nothing; for
+sockets, and for clients whose packets are translated, by both engines.
+"""
 
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,16 @@ import pytest
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Counters, CpuArrays, MappedArray
 from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.errors import NodeError
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
+from ebpflb.lab.netns import NETNS
 from ebpflb.lab.sockets import Sockets
-from tests.kit import forked, requests
-from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, web
+from ebpflb.model.packet_path import Engine
+from ebpflb.node import ctnetlink, namespaces
+from tests.kit import forked, requests, two_nodes
+from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
 
 KINDS = {"ClusterIP": (VIP, 80), "NodePort": ("192.0.2.1", NODEPORT)}
 
@@ -41,13 +48,7 @@ class Said:
 
 
 def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None = None) -> Said:
-    where = [
-        "--state-dir",
-        str(cluster.agent.paths.state),
-        "--run-dir",
-        str(cluster.agent.paths.run),
-    ]
-    return Said(forked.run("explain", *words, *where, "-o", output, netns=netns))
+    return Said(forked.run("explain", *words, *cluster.agent.where, "-o", output, netns=netns))
 
 
 def contents(cluster: Cluster) -> dict[str, Any]:
@@ -73,16 +74,12 @@ def contents(cluster: Cluster) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(autouse=True)
-def published(cluster: Cluster, pods: list[Host]) -> Iterator[None]:
-    cluster.publish(
-        web(
-            *(endpoint(pod) for pod in pods),
-            v6=[endpoint(pods[0], v6=True), endpoint(pods[1], v6=True)],
-            nodeport=NODEPORT,
-        )
-    )
-    yield
+@pytest.fixture
+def cluster(cluster: Cluster) -> Cluster:
+    """The usual one, which serves two endpoints of IPv6 and all of IPv4."""
+    v6 = [endpoint(pod, v6=True) for pod in cluster.web[:2]]
+    cluster.publish(web(*map(endpoint, cluster.web), v6=v6, nodeport=NODEPORT))
+    return cluster
 
 
 @pytest.mark.extended
@@ -268,3 +265,88 @@ def test_eighty_columns_and_pages(cluster: Cluster, pods: list[Host]) -> None:
     assert "page 1 of 4, 80 endpoints: --page" in said.out
     last = ask(cluster, f"{VIP}:80", "--page", "4", output="table")
     assert f":{TARGET}" in last.out and "page 4 of 4" in last.out
+
+
+@contextmanager
+def unhooked(folder: Path, engine: Engine, *options: str) -> Iterator[tuple[Cluster, Host]]:
+    """A cluster with this engine, and a pod whose sockets the hooks do not see."""
+    two_nodes.require(engine)
+    with running(folder, *options, engine=engine) as made:
+        pod = made.lab.pod(made.node, "machine", 9, hooked=False)
+        made.publish(web(*map(endpoint, made.web)))
+        yield made, pod
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("engine", list(Engine))
+def test_packets_of_a_pod_without_hooks(tmp_path: Path, engine: Engine) -> None:
+    """The endpoint that explain names for a port is the one that a connection of this port gets;
+    asking makes no entry in conntrack or in the flow tables.
+    """
+    with unhooked(tmp_path, engine) as (cluster, pod):
+        sockets = cluster.sockets(pod)
+        for port in range(40_000, 40_004):
+            before = known_flows(cluster)
+            words = ("--from", pod.v4, "--from-port", str(port))
+            said = ask(cluster, f"{VIP}:80", *words, netns=cluster.node.netns)
+            assert (said.status, said.data["verdict"]) == (0, "translated"), said.data
+            assert not known_flows(cluster) - before  # closed ones may have gone meanwhile
+            with requests.tcp_socket(sockets, VIP) as client:
+                client.bind((pod.v4, port))
+                client.connect((VIP, 80))
+                assert client.recv(64).decode().startswith(endpoint_of(said)), (port, said.data)
+                assert known_flows(cluster) - before
+
+
+def known_flows(cluster: Cluster) -> set[str]:
+    """Flows to the service, of conntrack and of the flow tables."""
+    tables = {str(key) for name in FLOW_MAPS for key, _ in cluster.maps[name].items()}
+    inside = namespaces.call_in(
+        NETNS / cluster.node.netns, lambda: list(ctnetlink.connections(lambda *_: True))
+    )
+    return tables | {str(it.original) for it in inside if VIP in str(it.original.destination)}
+
+
+def endpoint_of(said: Said) -> str:
+    """The pod in the row of the endpoint that was drawn."""
+    (row,) = [it for it in said.data["steps"] if it["step"] == "endpoint"]
+    found: str = row["says"].rpartition("(")[2].rstrip(")")
+    return found
+
+
+def test_an_open_connection(tmp_path: Path) -> None:
+    """With its client's port, the answer names the endpoint that conntrack has for an open
+    connection, whatever would be chosen for a new one.
+    """
+    with (
+        unhooked(tmp_path, Engine.NETFILTER) as (cluster, pod),
+        requests.tcp_socket(cluster.sockets(pod), VIP) as client,
+    ):
+        client.bind((pod.v4, 40_009))
+        client.connect((VIP, 80))
+        name = client.recv(64).decode().split()[0]
+        (kept,) = [each for each in cluster.web if each.name == name]
+        cluster.publish(web(*(endpoint(each) for each in cluster.web if each is not kept)))
+        words = ("--from", pod.v4, "--from-port", "40009")
+        said = ask(cluster, f"{VIP}:80", *words, netns=cluster.node.netns)
+        assert (said.status, said.data["verdict"]) == (0, "established"), said.data
+        assert any(kept.v4 in row["says"] for row in said.data["steps"]), said.data
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("engine", list(Engine))
+@pytest.mark.parametrize("options", [(), ("--masquerade-all",)], ids=["client", "masqueraded"])
+def test_whom_the_endpoint_sees(tmp_path: Path, engine: Engine, options: tuple[str, ...]) -> None:
+    """The answer says that the endpoint sees this node just where the endpoint does: in a pod, and
+    in a process of the node itself, for which nothing is masqueraded.
+    """
+    with unhooked(tmp_path, engine, *options) as (cluster, pod):
+        sockets = cluster.sockets(pod)
+        cluster.start_program(cluster.node, "serve", "node", str(TARGET))
+        for host in (cluster.web[0], cluster.node):
+            cluster.publish(web(endpoint(host)))
+            said = ask(cluster, f"{VIP}:80", "--from", pod.v4, netns=cluster.node.netns).data
+            answer = requests.tcp(sockets, VIP)
+            assert answer.name == host.name
+            seen = "the client" if answer.source == pod.v4 else "this node as its client"
+            assert said["says"] == f"goes to an endpoint, which sees {seen}", said

@@ -11,9 +11,10 @@ import pytest
 
 from ebpflb.diagnose.firewall.survey import FirewallSurvey, survey
 from ebpflb.model.packet_path import Engine
-from tests.kit import requests, two_nodes
+from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.parameters import both_engines
+from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.node import nodes
 
 WEB, FAR = Frontends(10), Frontends(20)
@@ -39,18 +40,15 @@ BY_CONNTRACK = {
 }
 
 
-@pytest.fixture(scope="module", params=list(Engine))
-def two(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[TwoNodes]:
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *CLUSTER_CIDR, engine=request.param) as made:
-        made.publish(
-            made.service("web", 10, made.here, externalTrafficPolicy="Local"),
-            made.service("far", 20, made.there),
-        )
-        yield made
+pytestmark = both_engines
+
+
+@pytest.fixture(scope="module", autouse=True)
+def services(two: TwoNodes) -> None:
+    two.publish(
+        two.service("web", 10, two.here, externalTrafficPolicy="Local"),
+        two.service("far", 20, two.there),
+    )
 
 
 class Case(NamedTuple):

@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +11,11 @@ import pytest
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
-from tests.kit import requests, two_nodes
+from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
+from tests.kit.parameters import both_engines, families, protocols
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 PAGE = Path(__file__).parents[2] / "docs" / "firewalls.md"
 WEB, FAR = Frontends(10), Frontends(20)
@@ -40,22 +40,15 @@ def said(section: str, column: str) -> dict[str, str]:
     return {row[0]: row[rows[0].index(column)] for row in rows[2:]}
 
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-sends = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+pytestmark = both_engines
 
 
-@pytest.fixture(scope="module", params=list(Engine))
-def two(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[TwoNodes]:
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *CLUSTER_CIDR, engine=request.param) as made:
-        made.publish(
-            made.service("web", 10, made.here, externalTrafficPolicy="Local"),
-            made.service("far", 20, made.there),
-        )
-        yield made
+@pytest.fixture(scope="module", autouse=True)
+def services(two: TwoNodes) -> None:
+    two.publish(
+        two.service("web", 10, two.here, externalTrafficPolicy="Local"),
+        two.service("far", 20, two.there),
+    )
 
 
 class Way(NamedTuple):
@@ -137,7 +130,7 @@ def way_in(two: TwoNodes, frontends: Frontends, endpoint: Host, send: Send, v6: 
 
 @pytest.mark.extended
 @families
-@sends
+@protocols
 def test_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
     """A client outside that sends to a NodePort, whose endpoint is on this node."""
     way = way_in(two, WEB, two.here, send, v6)
@@ -146,7 +139,7 @@ def test_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
 
 
 @families
-@sends
+@protocols
 def test_masqueraded_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
     """The same, and the endpoint is on another node: the request is masqueraded."""
     way = way_in(two, FAR, two.there, send, v6)
@@ -156,7 +149,7 @@ def test_masqueraded_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -
 
 
 @families
-@sends
+@protocols
 def test_sockets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
     """A process of the node that connects to a cluster IP, with either engine."""
     node = cni.addresses(1, 1)[v6]  # the address from which the node reaches its pods

@@ -18,13 +18,12 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from ebpflb.node import ctnetlink, flowtable
-from ebpflb.node.flowtable_probe import flowtable_obstacle
-from ebpflb.node.netfilter_probe import netfilter_obstacle
 from ebpflb.plan.connections import Connection
-from tests.kit import cluster, firewall, flood, forked, requests
+from tests.kit import cluster, firewall, flood, forked, needs, requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.kit.conntrack_filler import full
 from tests.kit.lab_cluster import TARGET
+from tests.kit.parameters import families
 from tests.node import nodes
 
 NETFILTER, FAST = ("--packet-path", "netfilter"), ("--fast-forward",)
@@ -34,15 +33,13 @@ FLOOD = Path(flood.__file__)
 FORGED = "172.16.0.1"  # the first of a flood's addresses
 SYNS = 2048
 
-both_families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=["tcp", "udp"])
 
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A node with a flowtable, and a client outside."""
-    if missing := netfilter_obstacle() or flowtable_obstacle():
-        pytest.skip(missing)
+    needs.flowtable()
     with cluster.running(tmp_path_factory.mktemp("fast"), *NETFILTER, *FAST) as made:
         made.outside = made.lab.outside("outside", 1)  # type: ignore[attr-defined]
         yield made
@@ -120,7 +117,7 @@ def established(node: Cluster, kind: int = SOCK_STREAM, *, v6: bool = False) -> 
 
 
 @both_protocols
-@both_families
+@families
 def test_forward_sees_only_openings(node: Cluster, kind: int, v6: bool) -> None:
     """Of an established connection no packet; its opening, and TCP's end, are seen there."""
     assert passes(node, lambda: connection(node, kind, v6=v6).close()) > 0
@@ -215,7 +212,7 @@ def to_the_nodeport() -> Iterator[Connection]:
     return ctnetlink.connections(lambda _, __, port: port == NODEPORT)
 
 
-@both_families
+@families
 def test_udp_leaves_an_endpoint_that_has_gone(node: Cluster, v6: bool) -> None:
     """A client that sends on reaches another one: its entry is deleted though it is offloaded."""
     one, other, _ = node.web

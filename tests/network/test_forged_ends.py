@@ -17,8 +17,9 @@ from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.flow_entries import FlowKind, gather, state
 from tests.kit import flood, requests
 from tests.kit.lab_cluster import PORT, TARGET
-from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
-from tests.network.test_packets_flows import connected, lives
+from tests.kit.parameters import both_engines, families
+from tests.kit.requests import lives
+from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.node import nodes
 
 FLOOD = Path(flood.__file__)
@@ -27,8 +28,7 @@ FIN, SYN, RST, ACK = 1, 2, 4, 16
 LONG, SHORT = 3600, 200  # seconds: an open connection is kept longer, one that has ended is not
 ABORT = pack("ii", 1, 0)
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
+pytestmark = both_engines
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_a_forged_end_leaves_the_long_timeout(
 ) -> None:
     """A FIN or RST and a SYN in the name of one side, with numbers that were guessed wrong."""
     to = FRONTENDS.to("nodeport", two.near, v6=v6)
-    with connected(two, "outside", to) as client:
+    with two.connected("outside", to) as client:
         wait_until_open(two)
         if side == "client":
             sender, ends = two.outside, (to[0], str(to[1]), *map(str, client.getsockname()[:2]))
@@ -95,7 +95,7 @@ def test_a_forged_end_leaves_the_long_timeout(
 def test_a_real_end_is_believed(two: TwoNodes, abort: bool, busy: bool, v6: bool) -> None:
     """The client closes or resets, whether or not what the backend sent has been read."""
     to = FRONTENDS.to("nodeport", two.near, v6=v6)
-    client = connected(two, "outside", to)
+    client = two.connected("outside", to)
     assert lives(client)
     wait_until_open(two)
     if busy:

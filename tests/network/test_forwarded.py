@@ -13,12 +13,12 @@ from ebpflb.node import ctnetlink
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, Cluster, endpoint, web
 from tests.kit.lab_cluster import started
+from tests.kit.parameters import families
 from tests.kit.two_nodes import ENGINES, require
 from tests.node import nodes
 
 FAR = {False: "10.99.0.3", True: "fd99::3"}  # the customer's address, behind the node
 EXTERNAL6 = "fd03:113::10"
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 
 
 class Routing(Cluster):

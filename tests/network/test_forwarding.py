@@ -11,11 +11,9 @@ from socket import AF_INET, SOCK_STREAM
 
 import pytest
 
-from ebpflb.lab.hosts import Lab
-from ebpflb.node.netfilter_probe import netfilter_obstacle
+from tests.kit import kube_proxy_node
 from tests.kit.cluster import NODEPORT
-from tests.kit.lab_cluster import PREFIX
-from tests.network.test_takeover import PODS, KubeProxyNode, iptables
+from tests.kit.kube_proxy_node import PODS, KubeProxyNode, iptables_nft
 
 SECONDS = 10.0  # in which a segment that was lost is sent again three times
 BEFORE = "iptables-nft: FORWARD drops by default, and only kube-proxy's chains accept requests"
@@ -31,18 +29,12 @@ AFTER = "iptables-nft: FORWARD drops by default, and no rule accepts requests"
     ids=["flows", "netfilter", "masqueraded"],
 )
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KubeProxyNode]:
-    if request.param[0] == "netfilter" and (missing := netfilter_obstacle()):
-        pytest.skip(missing)
-    with Lab(PREFIX) as lab:
-        made = KubeProxyNode(lab, tmp_path, *request.param)
-        try:
-            made.agent.paths.state.mkdir()  # commands that miss it point to others' in the bpffs
-            iptables(made, "nft")
-            run(made, "iptables-nft -P FORWARD DROP")
-            run(made, "iptables-nft -A FORWARD -i docker0 ! -o docker0 -j ACCEPT")
-            yield made
-        finally:
-            made.close()
+    with kube_proxy_node.running(tmp_path, *request.param) as made:
+        made.agent.paths.state.mkdir()  # commands that miss it point to others' in the bpffs
+        iptables_nft(made)
+        run(made, "iptables-nft -P FORWARD DROP")
+        run(made, "iptables-nft -A FORWARD -i docker0 ! -o docker0 -j ACCEPT")
+        yield made
 
 
 def run(node: KubeProxyNode, command: str) -> None:

@@ -17,13 +17,13 @@ from ebpflb.lab import traffic
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
+from ebpflb.model.scheduler import LEAST_CONNECTIONS, SCHEDULER_ANNOTATION
 from ebpflb.plan.flow_entries import Hook, Tuple
-from tests.kit import requests, two_nodes
-from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
-from tests.network.test_least_connections import settled
+from tests.kit import scheduled, two_nodes
+from tests.kit.scheduled import dial, settled
+from tests.kit.two_nodes import Frontends, TwoNodes
 
-NUMBERS = {"web": 17, "busy": 18}
-WEB, BUSY = (Frontends(number) for number in NUMBERS.values())
+BUSY = Frontends(18)
 FULL = 1024  # entries
 FLOWS = "flows=66560,other-flows=66560"
 SIZES = f"--map-size=connections={FULL},sockets={FULL},{FLOWS}"
@@ -37,7 +37,7 @@ FILLED = [("hooked", "tcp"), ("hooked", "udp"), ("outside", "tcp"), ("unhooked",
 Held = list[tuple[str, Socket]]  # with the endpoint's name
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def descriptors() -> Iterator[None]:
     """As many as may be had: one process holds all sockets of a client, and 1,024 are usual."""
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -46,40 +46,22 @@ def descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, former)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, descriptors: None
-) -> Iterator[TwoNodes]:
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("small")
-    options = (*two_nodes.CLUSTER_CIDR, SIZES, PATIENT)
-    with two_nodes.running(folder, *options, engine=request.param) as made:
-        yield made
+two = two_nodes.fixture(SIZES, PATIENT)
 
 
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+def web(two: TwoNodes, *pods: str) -> list[Manifest]:
+    return scheduled.service(two, LEAST_CONNECTIONS, *pods)
 
 
-def service(two: TwoNodes, name: str, *pods: str) -> list[Manifest]:
-    found = two.service(name, NUMBERS[name], *(getattr(two, pod) for pod in pods))
-    found[0]["metadata"]["annotations"] = {"ebpflb.io/scheduler": "least-connections"}
-    return found
-
-
-def dial(two: TwoNodes, who: str, kind: str, opened: ExitStack) -> tuple[str, Socket]:
-    """An open connection, or connected UDP socket, and the endpoint that has answered."""
-    where = WEB.to("nodeport" if who == "outside" else "cluster", two.near)
-    make = requests.tcp_socket if kind == "tcp" else requests.udp_socket
-    made = opened.enter_context(make(two.sockets(getattr(two, who)), where[0]))
-    made.connect(where)
-    return ask(made), made
+def busy(two: TwoNodes) -> list[Manifest]:
+    """Another Service with the same scheduler."""
+    made = two.service("busy", 18, two.here, two.there)
+    made[0]["metadata"]["annotations"] = {SCHEDULER_ANNOTATION: LEAST_CONNECTIONS}
+    return made
 
 
 def ask(client: Socket) -> str:
-    """The endpoint that answers a datagram, or has answered a connection."""
+    """The endpoint that answers a datagram."""
     client.send(b"?")
     return traffic.read(client.recv(64))[0]
 
@@ -107,25 +89,25 @@ def test_what_finds_no_space_is_not_counted_and_is_served(
     two: TwoNodes, who: str, kind: str, opened: ExitStack
 ) -> None:
     """By the counts that there are; where there is space again new connections are counted."""
-    two.publish(service(two, "web", "here"))
+    two.publish(web(two, "here"))
     settled(two)
     before, most = uncounted(two), FULL * 3 // 4
-    held = [dial(two, who, kind, opened) for _ in range(most)]
-    two.publish(service(two, "web", "here", "there"))
-    held += [dial(two, who, kind, opened) for _ in range(FULL - most)]
+    held = [dial(two, who, opened, kind) for _ in range(most)]
+    two.publish(web(two, "here", "there"))
+    held += [dial(two, who, opened, kind) for _ in range(FULL - most)]
     names = Counter(name for name, _ in held)
     assert names == {"here": most, "there": FULL - most}
     settled(two, most, FULL - most)
     assert uncounted(two) == before
 
-    more = [dial(two, who, kind, opened) for _ in range(MORE)]
+    more = [dial(two, who, opened, kind) for _ in range(MORE)]
     assert {name for name, _ in more} == {"there"}
     assert uncounted(two) == before + MORE
     settled(two, most, FULL - most)
 
     end(two, who, kind, held[:MORE] + held[-MORE:])
     settled(two, most - MORE, FULL - most - MORE)
-    again = [dial(two, who, kind, opened) for _ in range(MORE)]
+    again = [dial(two, who, opened, kind) for _ in range(MORE)]
     assert {name for name, _ in again} == {"there"}
     settled(two, most - MORE, FULL - most)
     assert uncounted(two) == before + MORE
@@ -141,12 +123,12 @@ def test_flows_that_an_lru_evicts_are_ended_by_the_agent(
     two: TwoNodes, who: str, kind: str, opened: ExitStack
 ) -> None:
     """Flows of another Service take their entries; then they count no more, and new ones do."""
-    two.publish(service(two, "web", "here", "there"), service(two, "busy", "here", "there"))
+    two.publish(web(two, "here", "there"), busy(two))
     settled(two)
-    held = [dial(two, who, kind, opened) for _ in range(8)]
+    held = [dial(two, who, opened, kind) for _ in range(8)]
     settled(two, 4, 4)
     evict(two, who, kind)
-    two.publish(service(two, "web", "here", "there"))
+    two.publish(web(two, "here", "there"))
     settled(two)
     empty(two)
     if kind == "udp":  # a TCP connection without its entries breaks (docs/limits.md)
@@ -154,7 +136,7 @@ def test_flows_that_an_lru_evicts_are_ended_by_the_agent(
             ask(each)
             settled(two, number // 2, number - number // 2)
     else:
-        dial(two, who, kind, opened)
+        dial(two, who, opened, kind)
         settled(two, 1)
     end(two, who, kind, held)
 

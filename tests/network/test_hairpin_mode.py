@@ -6,21 +6,20 @@ sends the translated request on itself, to the port that it came in by.
 """
 
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.addresses import Family
 from ebpflb.model.bridged_pods import SYSCTLS, unsuited
 from ebpflb.model.packet_path import Engine
 from ebpflb.node.bridge_calls import bridge_calls
 from ebpflb.node.device_watch import list_devices
-from tests.kit import requests, two_nodes
-from tests.kit.lab_cluster import PORT, PREFIX, TARGET, TRAFFIC
+from tests.kit import needs, requests
+from tests.kit.lab_cluster import PORT, TARGET, TRAFFIC, new_lab
+from tests.kit.parameters import both_engines, families, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.node import nodes
@@ -41,24 +40,14 @@ table inet kernel {{
 }}
 """
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
-)
+pytestmark = needs.bridge_netfilter
 
 
-@pytest.fixture(scope="module", params=two_nodes.ENGINES, ids=str)
-def bridged(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoNodes]:
-    """With the lab's bridge, whose ports have no hairpin mode at first."""
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("bridged")
-    with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=request.param) as made:
-        made.publish(made.service("web", 10, made.twin))
-        yield made
+@pytest.fixture(scope="module")
+def services(two: TwoNodes) -> None:
+    """The lab's bridge, whose ports have no hairpin mode at first."""
+    two.publish(two.service("web", 10, two.twin))
 
 
 def set_port(node: Host, number: int, hairpin: str) -> None:
@@ -82,7 +71,7 @@ def times_out(sockets: Sockets, kind: int, to: tuple[str, int]) -> bool:
 @pytest.mark.parametrize("calls", [0, 1], ids=["without br_netfilter", "with br_netfilter"])
 def test_the_kernels_rules_need_hairpin_mode_only_with_br_netfilter(v6: bool, calls: int) -> None:
     """And ``unsuited`` recognizes the port; promiscuous mode of the bridge does not help."""
-    with Lab(f"{PREFIX}-hairpin") as lab:
+    with new_lab() as lab:
         node = lab.node("node", 1)
         pod = lab.pod(node, "twin", 12, hooked=False)
         lab.keep_ready(pod.python(TRAFFIC, "serve", "twin", str(TARGET), stdout=subprocess.PIPE))
@@ -107,20 +96,22 @@ def test_the_kernels_rules_need_hairpin_mode_only_with_br_netfilter(v6: bool, ca
         sockets.close()
 
 
+@both_engines
+@pytest.mark.usefixtures("services")
 @families
 @protocols
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
 @pytest.mark.parametrize("hairpin", ["off", "on"])
-def test_hairpin(bridged: TwoNodes, hairpin: str, kind: str, send: Send, v6: bool) -> None:
+def test_hairpin(two: TwoNodes, hairpin: str, kind: str, send: Send, v6: bool) -> None:
     """The flow tables serve with hairpin mode and without it, netfilter only with it."""
-    set_port(bridged.near, 12, hairpin)
-    bridged.delete_flows("tcp_flows" if send is requests.tcp else "other_flows")
-    to = Frontends(10).to(kind, bridged.near, v6=v6)
-    works = bridged.engine is Engine.FLOWS or hairpin == "on"
-    sockets = bridged.sockets(bridged.twin)
+    set_port(two.near, 12, hairpin)
+    two.delete_flows("tcp_flows" if send is requests.tcp else "other_flows")
+    to = Frontends(10).to(kind, two.near, v6=v6)
+    works = two.engine is Engine.FLOWS or hairpin == "on"
+    sockets = two.sockets(two.twin)
     if not works:
         assert times_out(sockets, SOCK_STREAM if send is requests.tcp else SOCK_DGRAM, to)
         return
     answer = send(sockets, *to)
     assert (answer.name, answer.peer) == ("twin", to)
-    assert answer.source not in (bridged.twin.v4, bridged.twin.v6)
+    assert answer.source not in (two.twin.v4, two.twin.v6)

@@ -5,7 +5,7 @@ The packets go through the agents' own programs at every device (kube-proxy.md 1
 """
 
 from socket import SOCK_STREAM
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,13 +14,13 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from tests.kit import requests
+from tests.kit.parameters import families
 from tests.kit.requests import family_of
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 PORT = 32100
 FRONTENDS = Frontends(7)
 LEAVING = {"ready": False, "terminating": True}
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 
 
 class Reply(NamedTuple):
@@ -61,9 +61,9 @@ def refused(two: TwoNodes, client: Host, host: str) -> bool:
     return False
 
 
-def balanced(two: TwoNodes, *pods: Host) -> list[Manifest]:
+def balanced(two: TwoNodes, *pods: Host, **more: Any) -> list[Manifest]:
     spec = {"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT}
-    return two.service("checked", 7, *pods, **spec)
+    return two.service("checked", 7, *pods, **spec, **more)
 
 
 def address(host: Host, v6: bool) -> str:
@@ -130,13 +130,9 @@ def test_only_on_the_addresses_that_serve_nodeports(two: TwoNodes, v6: bool) -> 
 @families
 def test_endpoint_terminates(two: TwoNodes, v6: bool) -> None:
     """The health port of the only endpoint's node answers 503 while its NodePort still serves."""
-    service, *slices = balanced(two, two.here)
-    two.publish(service, *slices)
+    two.publish(balanced(two, two.here))
     tells(two, two.near, v6, 200)
-    for each in slices:
-        for endpoint in each["endpoints"]:
-            endpoint["conditions"] |= LEAVING
-    two.publish(service, *slices)
+    two.publish(balanced(two, two.here, conditions=LEAVING))
     tells(two, two.near, v6, 503)
     for client in (two.outside, two.unhooked, two.hooked):
         assert get(two, client, address(two.near, v6))[:2] == (503, 0)

@@ -7,57 +7,32 @@ What it left is served until the next one has written the rest; then shares and 
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from math import gcd
 from random import Random
 
-import pytest
-
 from ebpflb.agent import ended_connections
-from ebpflb.lab import manifests, traffic
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.scheduler import LEAST_CONNECTIONS, SCHEDULER_ANNOTATION, SCHEDULERS
 from ebpflb.model.weights import WEIGHT_ANNOTATION
-from tests.kit import chances, forked, requests, two_nodes
-from tests.kit.two_nodes import ENGINES, TwoNodes
+from tests.kit import chances
+from tests.kit import scheduled as spread
+from tests.kit.parameters import both_engines
+from tests.kit.requests import lives
+from tests.kit.scheduled import CLIENTS, ENDPOINTS, dial, loads, settled
+from tests.kit.two_nodes import TwoNodes
 from tests.load import LOAD, scaled
-from tests.network import test_schedulers as spread
-from tests.network.test_least_connections import CLIENTS, loads, settled
-from tests.network.test_scheduler_changes import answers
 
 ROUNDS, OTHERS = max(2, scaled(8)), 40  # kills; Services that make a change take longer
 SEED, SWEPT = 14, 8 * ended_connections.RECOUNT_INTERVAL
-ENDPOINTS = spread.ENDPOINTS
 WEIGHTS, MOST = (0, 1, 25, 50, 1000), 1000
 PAUSE = 0.01 / LOAD
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoNodes]:
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("killed")
-    with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=request.param) as made:
-        yield made
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def dial(two: TwoNodes, who: str, opened: ExitStack) -> Socket:
-    """An open connection whose endpoint has answered."""
-    where = spread.frontend(two, who, v6=False)
-    made = opened.enter_context(requests.tcp_socket(two.sockets(getattr(two, who)), where[0]))
-    made.connect(where)
-    assert traffic.read(made.recv(64))[0] in ENDPOINTS
-    return made
+pytestmark = both_engines
 
 
 def others(chance: Random) -> list[Manifest]:
@@ -109,7 +84,7 @@ def test_no_connection_is_lost_and_all_is_right_afterwards(
     chance, held, counted, amid = Random(SEED), list[Socket](), len(CLIENTS), 0
     two.publish(spread.weighted(two, LEAST_CONNECTIONS, chances.EVEN), others(chance))
     settled(two)
-    held += [dial(two, who, opened) for who in CLIENTS]
+    held += [dial(two, who, opened)[1] for who in CLIENTS]
     pressing = [
         two.start_client(getattr(two, who), protocol, *spread.frontend(two, who, v6=v6), PAUSE)
         for who, protocol, v6 in spread.KINDS
@@ -117,12 +92,12 @@ def test_no_connection_is_lost_and_all_is_right_afterwards(
     for _ in range(ROUNDS):
         name, was_amid = kill_amid_writes(two, chance)
         amid += was_amid
-        assert all(map(answers, held))
+        assert all(map(lives, held))
         two.agents[0].start()
         assert "is full" not in two.agents[0].log()
-        held += [dial(two, who, opened) for who in CLIENTS]
+        held += [dial(two, who, opened)[1] for who in CLIENTS]
         counted += len(CLIENTS) * (name == LEAST_CONNECTIONS)
-        assert all(map(answers, held)), name
+        assert all(map(lives, held)), name
     counts = [two.stop_client(client) for client in pressing]
     assert [each["errors"] for each in counts] == [{}] * len(counts)
     assert amid
@@ -158,7 +133,5 @@ def assert_shares(two: TwoNodes) -> None:
         where = spread.frontend(two, who, v6=v6)
         found = two.request(getattr(two, who), protocol, *where, chances.DRAWS)
         chances.assert_drawn(found["names"], its)
-    done = forked.run(
-        "audit", *two.agents[0].where, "--cgroup-root", str(two.near.cgroup), netns=two.near.netns
-    )
+    done = two.ebpflb("audit", "--cgroup-root", str(two.near.cgroup))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout

@@ -14,7 +14,6 @@ from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.two_nodes import Frontends, TwoNodes
@@ -30,7 +29,6 @@ def two(tmp_path: Path) -> Iterator[TwoNodes]:
     """Service "first" has the endpoint on the near node, "second" the one on the far node; a new
     agent would number their backends in the other order.
     """
-    two_nodes.require(Engine.NETFILTER)
     folder = tmp_path / "nodes"
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=Engine.NETFILTER) as made:
         made.publish(made.service("second", 20, made.there))
@@ -82,18 +80,6 @@ def ways(two: TwoNodes) -> Iterator[tuple[str, str, tuple[str, int]]]:
                 yield who, name, frontends.to(kind, two.near, v6=v6)
 
 
-def connected(two: TwoNodes, who: str, to: tuple[str, int]) -> Socket:
-    client = requests.tcp_socket(two.sockets(getattr(two, who)), to[0])
-    client.connect(to)
-    client.recv(64)
-    return client
-
-
-def is_alive(client: Socket) -> bool:
-    client.send(b"still there?")
-    return bool(client.recv(64) == b"still there?")
-
-
 def dropped(two: TwoNodes) -> int:
     """Packets whose choice had no endpoint, since the agent on the near node was started."""
     command = [*two.near.enter, "nft", "list", "chain", "inet", "ebpflb", "translate"]
@@ -107,7 +93,7 @@ def test_no_connection_is_lost_or_led_astray(two: TwoNodes, other_build: Path) -
     once, also between the new agent's first writes and its programs.
     """
     asked = list(ways(two))
-    established = [connected(two, who, to) for who, _, to in asked]
+    established = [two.connected(who, to) for who, _, to in asked]
     pressing = [
         two.start_client(getattr(two, who), "tcp", *to, pause=0.003) for who, _, to in asked
     ]
@@ -118,7 +104,7 @@ def test_no_connection_is_lost_or_led_astray(two: TwoNodes, other_build: Path) -
             agent.start()
             assert StateDir(agent.paths.state).exists() == is_known
         assert dropped(two) == 0
-        assert all(map(is_alive, established))
+        assert all(map(requests.lives, established))
     counts = [two.stop_client(client) for client in pressing]
     assert [count["errors"] for count in counts] == [{}] * len(counts)
     assert [list(count["names"]) for count in counts] == [[name] for _, name, _ in asked]

@@ -1,42 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is masqueraded: upstream's 30 flows under its 4 settings (kube-proxy.md 5.1, 19).
+"""Who is masqueraded with which options, cell by cell (tests.kit.cells).
 
-Three services, of the policies Cluster, external Local and internal Local, each by ten ways. The
-pod is one whose sockets no hook sees, and --masquerade-local-backends is on: so not one cell
-differs from kube-proxy's. What the node sends itself is the node's, masqueraded or not. Where an
-outside client is not masqueraded on its way to another node, the answers miss the node that was
-asked, and the connection is lost: with kube-proxy too.
+MATRIX has upstream's 30 flows under its 4 settings (kube-proxy.md 5.1, 19): three services, of the
+policies Cluster, external Local and internal Local, each by ten ways. The pod is one whose sockets
+no hook sees, and --masquerade-local-backends is on: so not one cell differs from kube-proxy's. What
+the node sends itself is the node's, masqueraded or not. Where an outside client is not masqueraded
+on its way to another node, the answers miss the node that was asked, and the connection is lost:
+with kube-proxy too.
 """
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.lab import traffic
-from ebpflb.lab.sockets import CALL_SECONDS, Sockets
-from tests.kit import requests, two_nodes
-from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
-from tests.network.test_packets_table import (
-    BOTH_CLIENT,
-    BOTH_NODE,
-    POLICIES,
-    TIMES,
-    families,
-    meaning,
-    services_of,
-)
+from ebpflb.lab import cni, manifests
+from ebpflb.model.packet_path import Engine
+from ebpflb.plan.flow_entries import Hook
+from tests.kit import cells, requests, two_nodes
+from tests.kit.cells import BOTH_CLIENT, BOTH_NODE, HERE_CLIENT, HERE_NODE, POLICIES
+from tests.kit.parameters import families, protocols
+from tests.kit.requests import Send
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, TwoNodes
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
+MODE = "--detect-local-mode"
+LOCAL = "--masquerade-local-backends"
+MONOTONIC_COARSE = 6  # the clock by which flows are dated (uapi/linux/time.h)
 
-HERE_CLIENT, HERE_NODE = "here=client", "here=node"
-A_MOMENT = 0.3  # seconds after which a connection counts as lost
-LOST = ("lost", "")
-SETTINGS = {
-    "base": CLUSTER_CIDR,
-    "no detector": (),
-    "masquerade all": (*CLUSTER_CIDR, "--masquerade-all"),
-    "both": ("--masquerade-all",),
-}
 NODE_ALWAYS = (BOTH_NODE, BOTH_NODE, BOTH_NODE)
 OUTSIDE_ALWAYS = (BOTH_NODE, HERE_CLIENT, BOTH_NODE)
 PLAIN = (BOTH_CLIENT, BOTH_CLIENT, HERE_CLIENT)
@@ -45,7 +35,13 @@ MASQUERADED = (BOTH_NODE, BOTH_NODE, HERE_NODE)
 POD_OUT = (BOTH_NODE, BOTH_CLIENT, BOTH_NODE)
 POD_OUT_UNKNOWN = (BOTH_NODE, HERE_CLIENT, BOTH_NODE)
 
-# who -> kind: per setting, per service
+SETTINGS = {
+    "base": (*CLUSTER_CIDR, LOCAL),
+    "no detector": (LOCAL,),
+    "masquerade all": (*CLUSTER_CIDR, LOCAL, "--masquerade-all"),
+    "both": (LOCAL, "--masquerade-all"),
+}
+# who, kind: the services' cells, in each setting
 MATRIX = {
     ("unhooked", "cluster"): (PLAIN, PLAIN, MASQUERADED, MASQUERADED),
     ("unhooked", "nodeport"): (POD_OUT, POD_OUT_UNKNOWN, POD_OUT, POD_OUT_UNKNOWN),
@@ -58,58 +54,87 @@ MATRIX = {
     ("outside", "nodeport"): (OUTSIDE_ALWAYS,) * 4,
     ("outside", "balancer"): (OUTSIDE_ALWAYS,) * 4,
 }
-FLOWS = [(*pair, policy) for pair in MATRIX for policy in POLICIES]
-assert len(FLOWS) == 30
+# Other ways to tell pods from others. By cluster IPs pods are seen as themselves, others as the
+# node; Local confines no pod.
+DETECTORS = {
+    "NodeCIDR": (MODE, "NodeCIDR"),
+    "BridgeInterface": (MODE, "BridgeInterface", "--pod-bridge-interface", "cni0"),
+    "InterfaceNamePrefix": (MODE, "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth"),
+}
+DETECTED = [
+    ("unhooked", "cluster", "cluster", BOTH_CLIENT),
+    ("outside", "cluster", "cluster", BOTH_NODE),
+    ("unhooked", "nodeport", "external local", BOTH_CLIENT),
+    ("outside", "nodeport", "external local", HERE_CLIENT),
+]
+OPTIONS = {
+    **SETTINGS,
+    **DETECTORS,
+    "ports": (*CLUSTER_CIDR, "--masquerade-ports", "31000-31999"),
+}
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
-def setting(request: pytest.FixtureRequest) -> str:
-    """The name of the agents' options."""
-    chosen: str = request.param
-    return chosen
+def rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """The name of the options, who asks by what kind of frontend, the policy, and the cell."""
+    for at, setting in enumerate(SETTINGS):
+        for (who, kind), of_settings in MATRIX.items():
+            for policy, cell in zip(POLICIES, of_settings[at], strict=True):
+                yield setting, who, kind, policy, cell
+    for detector in DETECTORS:
+        for row in DETECTED:
+            yield detector, *row
+
+
+ROWS = list(rows())
+assert len(ROWS) == 4 * 30 + 3 * 4
 
 
 @pytest.fixture(scope="module")
 def two(
-    setting: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:
-    """Two nodes whose agents have these options; the services are published."""
-    two_nodes.require(request.param)
-    options = (*SETTINGS[setting], "--masquerade-local-backends")
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *options, engine=request.param) as made:
-        made.publish(*services_of(made, made.here, made.there))
+    """Nodes with an engine, whose agents have the options of this name; services are published."""
+    engine, name = request.param
+    with two_nodes.running(tmp_path_factory.mktemp("two"), *OPTIONS[name], engine=engine) as made:
+        nodes = [
+            manifests.node(node.name, node.v4, node.v6, pod_cidrs=cni.network(number))
+            for number, node in enumerate((made.near, made.far), start=1)
+        ]
+        made.publish(nodes, *cells.services(made, made.here, made.there))
         yield made
-
-
-def answers(
-    two: TwoNodes, who: str, kind: str, policy: str, seconds: float, *, v6: bool
-) -> set[tuple[str, str]]:
-    """The backends that answered, and the source that each saw."""
-    frontends, client = Frontends(POLICIES[policy][0]), two.sockets(getattr(two, who))
-    where = frontends.to("nodeport" if kind == "loopback" else kind, two.near, v6=v6)
-    if kind == "loopback":
-        where = ("::1" if v6 else "127.0.0.1"), frontends.nodeport
-    return {answer(client, *where, seconds) for _ in range(TIMES)}
-
-
-def answer(client: Sockets, host: str, port: int, seconds: float) -> tuple[str, str]:
-    with requests.tcp_socket(client, host) as stream:
-        stream.settimeout(seconds)
-        try:
-            stream.connect((host, port))
-            return traffic.read(stream.recv(64))
-        except TimeoutError:
-            return LOST
 
 
 @pytest.mark.extended
 @families
-@pytest.mark.parametrize(("who", "kind", "policy"), FLOWS)
-def test_flow(two: TwoNodes, setting: str, who: str, kind: str, policy: str, v6: bool) -> None:
+@protocols
+@pytest.mark.parametrize(
+    ("two", "who", "kind", "policy", "cell"),
+    [((engine, name), *row) for engine in ENGINES for name, *row in ROWS],
+    indirect=["two"],
+    ids=[f"{engine} {'-'.join(row)}" for engine in ENGINES for row in ROWS],
+)
+def test_flow(
+    two: TwoNodes, who: str, kind: str, policy: str, cell: str, v6: bool, send: Send
+) -> None:
     """Exactly the endpoints of the cell answer, and they see the source as with kube-proxy."""
-    cell = MATRIX[who, kind][list(SETTINGS).index(setting)][list(POLICIES).index(policy)]
-    lost = {LOST} if "lost" in cell else set()
-    expected = meaning(two, who, cell.removesuffix(" lost"), v6=v6) | lost
-    patience = A_MOMENT if lost else CALL_SECONDS
-    assert answers(two, who, kind, policy, patience, v6=v6) == expected
+    cells.assert_cell(two, who, kind, policy, cell, v6=v6, send=send)
+
+
+@pytest.mark.extended
+@families
+@protocols
+@pytest.mark.parametrize("two", [(Engine.FLOWS, "ports")], indirect=True, ids=["flows ports"])
+def test_masquerade_ports(two: TwoNodes, v6: bool, send: Send) -> None:
+    """What goes on as the node comes from the ports that the operator chose."""
+    began = time.clock_gettime_ns(MONOTONIC_COARSE)
+    cells.assert_cell(two, "outside", "cluster", "cluster", BOTH_NODE, v6=v6, send=send)
+    flows = two.maps["tcp_flows" if send is requests.tcp else "other_flows"].items()
+    ports = {
+        flow.port
+        for to, flow in flows
+        if flow.created >= began
+        and to.hook == Hook.EGRESS
+        and {"request", "masquerade"} <= flow.flags
+    }
+    assert ports
+    assert ports <= set(range(31000, 32000))

@@ -9,32 +9,21 @@ from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Socket
+from ebpflb.model.packet_path import Engine
 from ebpflb.plan.flow_entries import STREAM_AFTER, FlowKind
 from tests.kit import short_connections, two_nodes
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.parameters import families
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 PROGRAM = Path(short_connections.__file__)
 FRONTENDS = Frontends(10)
-FLOWS = (*CLUSTER_CIDR, "--packet-path=flows")
 PORTS = 16  # as many as are tried for a flow (bpf/engine/flows/source_port.h)
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    """Two nodes with few masquerade ports; the only endpoint is on the other node."""
-    ports = f"40000-{40000 + PORTS - 1}"
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *FLOWS, "--masquerade-ports", ports) as made:
-        made.publish(made.service("web", 10, made.there))
-        yield made
-
-
-def count(two: TwoNodes, verdict: str) -> int:
-    number = next(number for number, word in VERDICTS.items() if word == verdict)
-    return int(two.maps["verdicts"].get(number)[0])
+FEW_PORTS = ("--masquerade-ports", f"40000-{40000 + PORTS - 1}")
+two = two_nodes.fixture(*FEW_PORTS, engines=[Engine.FLOWS], publish=two_nodes.web_on_far)
 
 
 @pytest.fixture(scope="module", params=["agents serve", "agents are dead"])
@@ -50,22 +39,22 @@ def agents(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("agents")
 @pytest.mark.parametrize("protocol", ["udp", "tcp"])
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@families
 def test_ports_do_not_run_out(two: TwoNodes, protocol: str, v6: bool) -> None:
     """Far more clients than ports, each with one question, are all answered."""
-    before = count(two, "ports_exhausted")
+    before = two.verdict("ports_exhausted")
     to = FRONTENDS.to("nodeport", two.near, v6=v6)
     answers = two.request(two.outside, protocol, *to, 6 * PORTS)
     assert not answers["errors"]
     assert answers["names"] == {"there": 6 * PORTS}
-    assert count(two, "ports_exhausted") == before
+    assert two.verdict("ports_exhausted") == before
 
 
 @pytest.mark.usefixtures("agents")
 def test_unanswered_connections_hold_no_port(two: TwoNodes) -> None:
     """Far more connections than ports that the backend does not answer keep no other client out."""
     to = FRONTENDS.to("nodeport", two.near)
-    before = count(two, "ports_exhausted")
+    before = two.verdict("ports_exhausted")
     two.far.ip(f"rule add pref 1 to {two.there.v4} blackhole")
     try:
         opening = two.outside.python(PROGRAM, "syn", str(6 * PORTS), f"{to[0]}:{to[1]}")
@@ -74,7 +63,7 @@ def test_unanswered_connections_hold_no_port(two: TwoNodes) -> None:
         two.far.ip(f"rule del pref 1 to {two.there.v4} blackhole")
     answers = two.request(two.outside, "tcp", *to, 2 * PORTS)
     assert not answers["errors"]
-    assert count(two, "ports_exhausted") == before
+    assert two.verdict("ports_exhausted") == before
 
 
 @pytest.mark.extended
@@ -109,7 +98,7 @@ def all_are_streams(two: TwoNodes, opened: list[Socket]) -> bool:
 @pytest.mark.usefixtures("agents")
 def test_one_port_that_no_open_flow_has_serves_all_others(two: TwoNodes) -> None:
     """With all ports busy no query is dropped while one of the flows is idle."""
-    to, before = FRONTENDS.to("nodeport", two.near), count(two, "ports_exhausted")
+    to, before = FRONTENDS.to("nodeport", two.near), two.verdict("ports_exhausted")
     client = two.sockets(two.outside)
     two.delete_flows("other_flows")
     with ExitStack() as stack:
@@ -123,4 +112,4 @@ def test_one_port_that_no_open_flow_has_serves_all_others(two: TwoNodes) -> None
         for each in opened:
             each.send(b"still there?")
             assert b"still there?" in each.recv(64)
-    assert count(two, "ports_exhausted") == before
+    assert two.verdict("ports_exhausted") == before

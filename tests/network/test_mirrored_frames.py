@@ -18,9 +18,9 @@ from ebpflb.lab.sockets import Socket
 from ebpflb.node import ctnetlink
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import PORT
+from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes, address
-from tests.network.test_packets_devices import until_served
+from tests.kit.two_nodes import Frontends, TwoNodes, address
 from tests.node import nodes
 
 WEB, NOBODY, LOCAL = 10, 20, 30
@@ -29,27 +29,22 @@ FLOWS = ("tcp_flows", "other_flows")
 ELSEWHERE, MACVLAN = "02:00:00:00:00:99", "02:00:00:00:00:88"
 OWN = {False: "192.0.2.88", True: "fd02::88"}  # of the macvlan device
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 kinds = pytest.mark.parametrize("kind", ["nodeport", "cluster"])
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=str)
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoNodes]:
-    """NodePorts on every address of the segment; uplinks take whatever the switch sends."""
-    options = (*CLUSTER_CIDR, "--nodeport-addresses", ",".join(NODES.networks))
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *options, engine=request.param) as made:
-        for node in (made.near, made.far):
-            node.ip("link set eth0 promisc on")
-        made.publish(
-            made.service("web", WEB, made.here, made.there),
-            made.service("no", NOBODY),
-            made.service("local", LOCAL, made.there, externalTrafficPolicy="Local"),
-        )
-        yield made
+def publish(two: TwoNodes) -> None:
+    """Uplinks take whatever the switch sends."""
+    for node in (two.near, two.far):
+        node.ip("link set eth0 promisc on")
+    two.publish(
+        two.service("web", WEB, two.here, two.there),
+        two.service("no", NOBODY),
+        two.service("local", LOCAL, two.there, externalTrafficPolicy="Local"),
+    )
+
+
+# NodePorts on every address of the segment.
+two = two_nodes.fixture("--nodeport-addresses", ",".join(NODES.networks), publish=publish)
 
 
 @contextmanager
@@ -106,7 +101,7 @@ def test_frames_for_another_host_are_left_alone(
 
 
 @families
-@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@protocols
 def test_ports_of_a_bridge(two: TwoNodes, send: Send, v6: bool) -> None:
     """What a pod sends to the MAC address of its bridge is another host's at the bridge's port."""
     where = Frontends(WEB).to("cluster", two.near, v6=v6)
@@ -128,7 +123,7 @@ def machine(two: TwoNodes) -> Host:
 
 
 @families
-@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@protocols
 @pytest.mark.parametrize("number", [WEB, NOBODY, LOCAL], ids=["served", "no endpoint", "local"])
 def test_frames_that_a_bridge_passes_on_are_left_alone(
     two: TwoNodes, machine: Host, number: int, send: Send, v6: bool
@@ -151,12 +146,12 @@ def macvlan(two: TwoNodes) -> Iterator[None]:
 
 
 @families
-@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@protocols
 @pytest.mark.usefixtures("macvlan")
 def test_device_above_the_uplink(two: TwoNodes, send: Send, v6: bool) -> None:
     """What is for a macvlan device of the node is served there."""
     where = OWN[v6], Frontends(WEB).nodeport
     with sent_to(two, OWN[v6], MACVLAN):
-        until_served(two, two.outside, where)  # the device is new to the agent
+        two.until_served(two.outside, where)  # the device is new to the agent
         answer = send(two.sockets(two.outside), *where)
         assert answer.name in {"here", "there"}

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb monitor``: what it shows is what connections do, and looking breaks nothing."""
+"""``ebpflb monitor``: what it shows is what connections do, and looking breaks nothing; of sockets,
+of packets with both engines, and with --shadow.
+"""
 
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,21 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
+from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
-from tests.kit import forked, monitors, requests
-from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, web
+from tests.kit import monitors, requests, two_nodes
+from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, running, web
 from tests.kit.monitors import watching
 from tests.load import scaled
 
 OTHER_VIP = "10.96.0.40"
 
 
-@pytest.fixture(autouse=True)
-def published(cluster: Cluster, pods: list[Host]) -> Iterator[None]:
-    cluster.publish(web(*(endpoint(pod) for pod in pods), nodeport=NODEPORT))
-    yield
-
-
-def command(cluster: Cluster, *words: str) -> "subprocess.CompletedProcess[str]":
-    return forked.run(*words, *cluster.agent.where, netns=cluster.node.netns)
+@pytest.fixture
+def cluster(cluster: Cluster) -> Cluster:
+    """The usual one, which serves all its pods."""
+    cluster.publish(web(*map(endpoint, cluster.web), nodeport=NODEPORT))
+    return cluster
 
 
 @pytest.mark.extended
@@ -128,7 +127,7 @@ def test_killed_monitors_leave_the_usual_programs(
         assert not set(during.values()) & set(before.values())
         assert "a monitor" in cluster.agent.log()
         wait_until("the status tells", lambda: monitors.is_monitored(cluster.agent))
-        said = command(cluster, "status").stdout
+        said = cluster.ebpflb("status").stdout
         assert "monitor" in said and "OK" in said.splitlines()[0], said
         (tmp_path / "second").mkdir()
         with watching(cluster.agent, tmp_path / "second") as second:
@@ -178,7 +177,7 @@ def test_programs_that_cannot_be_loaded_leave_the_usual_ones(
     usual = resource.prlimit(*limit)
     resource.prlimit(*limit, (room[-1] + 1, usual[1]))
     try:
-        done = command(cluster, "monitor")
+        done = cluster.ebpflb("monitor")
     finally:
         resource.prlimit(*limit, usual)
     assert done.returncode == 1
@@ -284,7 +283,7 @@ def test_bad_input_is_one_sentence(
     cluster: Cluster, words: tuple[str, ...], sentence: str, exit: int
 ) -> None:
     """What is wrong and what to do, without a traceback."""
-    done = command(cluster, "monitor", *words)
+    done = cluster.ebpflb("monitor", *words)
     assert done.returncode == exit
     assert sentence in done.stderr and "Traceback" not in done.stderr
 
@@ -304,7 +303,7 @@ def test_without_an_agent_one_is_asked_for(cluster: Cluster) -> None:
     """One sentence; the pins alone tell no events."""
     cluster.agent.stop()
     try:
-        done = command(cluster, "monitor")
+        done = cluster.ebpflb("monitor")
         assert done.returncode == 1
         assert "no agent runs: start `ebpflb run`" in done.stderr
     finally:
@@ -343,3 +342,76 @@ def test_eighty_columns(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
     lines = monitor.text().splitlines()
     assert len(lines) == 4 and max(map(len, lines)) <= 80
     assert f"{VIP}:80" in lines[1] and "translated" in lines[1]
+
+
+def answers_by_client(sockets: Sockets, pod: Host) -> dict[str, str]:
+    """The name of the backend that has answered, by the client's address and port."""
+    answers = {}
+    for port in range(20_000, 20_005):
+        with requests.tcp_socket(sockets, VIP) as client:
+            client.bind((pod.v4, port))
+            client.connect((VIP, 80))
+            answers[f"{pod.v4}:{port}"] = client.recv(64).decode().split()[0]
+    return answers
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("engine", list(Engine))
+def test_packets_are_told_with_their_backend(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, engine: Engine
+) -> None:
+    """Each connection of a pod without hooks: its client's port, frontend, the backend that has
+    answered, the device and the verdict; what is refused too. Connections go on during the
+    exchange, and the usual programs are back afterwards.
+    """
+    two_nodes.require(engine)
+    with running(tmp_path_factory.mktemp("monitored"), engine=engine) as cluster:
+        others = len(monitors.programs(cluster.agent))
+        pod = cluster.lab.pod(cluster.node, "machine", 9, hooked=False)
+        sockets = cluster.sockets(pod)
+        cluster.publish(web(*map(endpoint, cluster.web)))
+        wait_until("its device", lambda: len(monitors.programs(cluster.agent)) == others + 2)
+        before = monitors.programs(cluster.agent)
+        running_client = cluster.start_client(pod, "tcp", VIP)
+        with requests.tcp_socket(sockets, VIP) as long:
+            long.connect((VIP, 80))
+            assert long.recv(64)
+            with watching(cluster.agent, tmp_path) as monitor:
+                answers = answers_by_client(sockets, pod)
+                with pytest.raises(ConnectionRefusedError):
+                    requests.tcp(sockets, VIP, 81)
+                refused = monitor.wait_for(lambda it: it["verdict"] == "refused")
+                found = {it["client"]: it for it in monitor.events() if it["client"] in answers}
+            counted = cluster.stop_client(running_client)
+            assert not counted["errors"], counted
+        addresses = {host.name: f"{host.v4}:{TARGET}" for host in cluster.web}
+        assert {client: it["backend_pod"] for client, it in found.items()} == answers
+        for event in found.values():
+            assert event["backend"] == addresses[event["backend_pod"]]
+            assert (event["hook"], event["verdict"]) == ("ingress", "translated")
+            assert (event["frontend"], event["service"]) == (f"{VIP}:80", "default/web:tcp/TCP")
+            assert event["device"] and not event["device"].isdigit()
+        assert (refused["frontend"], refused["backend"]) == (f"{VIP}:81", "")
+        wait_until("the usual ones", lambda: monitors.programs(cluster.agent) == before)
+
+
+@pytest.mark.extended
+def test_a_shadow_tells_where_a_call_would_go(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """The backend that a call of the node would get, and none where it would be refused."""
+    with running(tmp_path_factory.mktemp("shadow"), "--shadow") as shadow:
+        shadow.publish(web(endpoint(shadow.web[0])))
+        with (
+            watching(shadow.agent, tmp_path) as monitor,
+            requests.udp_socket(shadow.sockets(shadow.node), VIP) as client,
+        ):
+            client.connect((VIP, 80))
+            translated = monitor.wait_for(lambda it: it["frontend"] == f"{VIP}:80")
+            shadow.publish(web())
+            client.connect((VIP, 80))
+            refused = monitor.wait_for(lambda it: it["verdict"] == "refused")
+    assert (translated["verdict"], translated["hook"]) == ("translated", "connect")
+    assert translated["backend"] == f"{shadow.web[0].v4}:{TARGET}"
+    assert translated["backend_pod"] == shadow.web[0].name
+    assert (refused["frontend"], refused["backend"]) == (f"{VIP}:80", "")

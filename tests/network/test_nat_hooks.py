@@ -5,7 +5,6 @@ A rule opens them here and is removed then, as kube-proxy's rules are when ebpfl
 kernel translates by the conntrack entry as long as its hooks are in place.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from socket import AF_INET, AF_INET6, SOCK_STREAM
@@ -17,9 +16,9 @@ from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.node import ctnetlink, nat, nft
 from ebpflb.node.netfilter_rules import TableOptions
 from ebpflb.node.netfilter_table import Keeper, NetfilterTable, remove
+from tests.kit.lab_cluster import new_lab
 from tests.node import nodes
 
-PREFIX = f"ebpflb-test-{os.getpid()}-hooks"
 PORT, TARGET = 30080, 8080
 RULE = """
 table inet once {{
@@ -65,7 +64,7 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with Lab(PREFIX) as lab:
+    with new_lab() as lab:
         made = World(lab)
         with made.stack, nodes.entered(made.node.netns):
             yield made

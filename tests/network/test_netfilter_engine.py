@@ -16,9 +16,9 @@ from ebpflb.plan.connections import DESTINATION_NAT, Connection
 from tests.kit import requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
+from tests.kit.parameters import families, netfilter, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.network.test_packets_table import families, protocols
 from tests.node import nodes
 
 FRONTENDS = Frontends(10)
@@ -26,7 +26,7 @@ A_MOMENT = 0.3  # seconds in which nothing may happen
 OPENED_AND_CLOSED = 40
 PORTS = 20
 
-pytestmark = pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
+pytestmark = netfilter
 
 
 @pytest.fixture(autouse=True)
@@ -78,21 +78,12 @@ def test_conntrack_lists_the_flow(two: TwoNodes, v6: bool, send: Send) -> None:
 def test_prerouting_sees_the_original_destination(
     two: TwoNodes, priority: str, v6: bool, send: Send
 ) -> None:
-    """A drop of the NodePort, in raw or mangle, is a drop of its packets."""
+    """A drop of the NodePort, in raw or mangle, is a drop of its packets, and leaves no entry."""
     drop = f"meta l4proto {{ tcp, udp }} th dport {FRONTENDS.nodeport} drop"
     with rules(two.near, chain("prerouting", priority, drop)):
         assert is_lost(two, send, v6=v6)
-    assert answered(two, send, v6=v6)
-
-
-@families
-@protocols
-def test_a_drop_in_raw_leaves_no_entry(two: TwoNodes, v6: bool, send: Send) -> None:
-    """Conntrack has not seen the packet."""
-    drop = f"meta l4proto {{ tcp, udp }} th dport {FRONTENDS.nodeport} drop"
-    with rules(two.near, chain("prerouting", "raw", drop)):
-        assert is_lost(two, send, v6=v6)
         assert not entries(two)
+    assert answered(two, send, v6=v6)
 
 
 @families
@@ -166,10 +157,9 @@ def test_privileged_source_port_stays_privileged(two: TwoNodes, v6: bool, send: 
     """Also where two clients with the same one become one address on the way to one endpoint."""
     two.publish(two.service("web", 10, two.there))
     where = FRONTENDS.to("nodeport", two.near, v6=v6)
-    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
     opened = []
     for host in (two.outside, two.far, two.unhooked):
-        client = make(two.sockets(host), where[0])
+        client = requests.socket_of(send, two.sockets(host), where[0])
         client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         client.bind(("::" if v6 else "0.0.0.0", 777))
         client.connect(where)
@@ -242,35 +232,6 @@ def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
     finally:
         server.kill()
         server.wait()
-
-
-@families
-@protocols
-@pytest.mark.parametrize(("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")])
-def test_affinity(two: TwoNodes, who: str, kind: str, v6: bool, send: Send) -> None:
-    """With session affinity a client comes to one endpoint, by every address; without, to all."""
-    pods, client = (two.here, two.there), two.sockets(getattr(two, who))
-    ways = [FRONTENDS.to(k, two.near, v6=v6) for k in ("nodeport", "external", "balancer", kind)]
-    two.publish(two.service("web", 10, *pods, sessionAffinity="ClientIP"))
-    assert len({send(client, *way).name for way in ways for _ in range(6)}) == 1
-    two.publish(two.service("web", 10, *pods))
-    assert len({send(client, *way).name for way in ways for _ in range(6)}) == 2
-
-
-@families
-@pytest.mark.parametrize(("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")])
-def test_connections_outlive_endpoints_and_services(
-    two: TwoNodes, who: str, kind: str, v6: bool
-) -> None:
-    """Only a flow's first packet is evaluated."""
-    where = FRONTENDS.to(kind, two.near, v6=v6)
-    with requests.tcp_socket(two.sockets(getattr(two, who)), where[0]) as client:
-        client.connect(where)
-        assert client.recv(64)
-        for left in ([two.service("web", 10)], []):
-            two.publish(*left)
-            client.send(b"still here")
-            assert client.recv(64) == b"still here"
 
 
 @pytest.mark.parametrize("before", list(Engine))

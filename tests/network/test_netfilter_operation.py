@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine netfilter in operation: its table, its flows for the operator, and stale UDP flows.
+"""The engine netfilter in operation: its table, and its flows for the operator.
 
 The clients are outside: their packets are translated, not their sockets.
 """
 
 import json
-import signal
 import subprocess
 from collections.abc import Iterator
 from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
@@ -15,11 +14,10 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import CALL_SECONDS, Socket
+from ebpflb.lab.sockets import Socket
 from ebpflb.node import ctnetlink, nft
-from ebpflb.node.netfilter_probe import netfilter_obstacle
 from ebpflb.node.netfilter_rules import TABLE
-from tests.kit import cluster, forked, requests
+from tests.kit import cluster, forked, needs
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.node import nodes
 
@@ -29,8 +27,7 @@ SOURCE = 12345  # the client's port, as `nc -u -p 12345`
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A node whose agent was told to use netfilter, and a client outside."""
-    if missing := netfilter_obstacle():
-        pytest.skip(missing)
+    needs.netfilter()
     options = ("--packet-path", "netfilter")
     with cluster.running(tmp_path_factory.mktemp("tracked"), *options) as made:
         made.outside = made.lab.outside("outside", 1)  # type: ignore[attr-defined]
@@ -69,17 +66,19 @@ def _run(node: Cluster, *words: str) -> str:
     return forked.run(*words, netns=node.node.netns).stdout
 
 
-def connection(node: Cluster) -> Socket:
+def connection(node: Cluster, kind: int = SOCK_STREAM) -> Socket:
     """A client's, which has been answered once."""
-    client = node.sockets(outside(node)).open(AF_INET, SOCK_STREAM)
+    client = node.sockets(outside(node)).open(AF_INET, kind)
     client.connect((node.node.v4, NODEPORT))
+    if kind == SOCK_DGRAM:
+        client.send(b"?")
     assert client.recv(64)
     return client
 
 
 def goes_on(client: Socket) -> bool:
     client.send(b"still here")
-    return bool(client.recv(64) == b"still here")
+    return b"still here" in client.recv(64)
 
 
 @pytest.mark.extended
@@ -101,12 +100,14 @@ def test_flows_are_listed_with_names_and_flushed(node: Cluster) -> None:
 
 
 def test_a_flush_of_all_rules_harms_nothing(node: Cluster) -> None:
-    """`nft flush ruleset` while the agent runs: open connections go on, and new ones are served."""
-    client = connection(node)
+    """`nft flush ruleset` while the agent runs: open connections and flows of datagrams go on, and
+    new ones are served.
+    """
+    clients = [connection(node, kind) for kind in (SOCK_STREAM, SOCK_DGRAM)]
     node.node.nft("flush ruleset")
-    assert goes_on(client)
+    assert all(map(goes_on, clients))
     wait_until("new connections are served", lambda: is_served(node))
-    assert goes_on(client)
+    assert all(map(goes_on, clients))
     assert nft.exists(TABLE)
     assert "netfilter table" not in ebpflb(node, "status")
 
@@ -129,50 +130,6 @@ def test_others_cannot_change_the_table(node: Cluster) -> None:
     said = "put back what another program had removed"
     wait_until("the log says so", lambda: said in node.agent.log())
     wait_until("the table is there again", lambda: nft.exists(TABLE))
-
-
-def test_no_connection_ends_or_fails_while_no_agent_runs(node: Cluster) -> None:
-    """The table stays when the agent is killed, and the next agent finds it."""
-    client = connection(node)
-    node.agent.stop(signal.SIGKILL)
-    assert nft.exists(TABLE)
-    assert goes_on(client)
-    assert goes_on(connection(node))
-    node.agent.start()
-    assert goes_on(client)
-    assert goes_on(connection(node))
-
-
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-def test_udp_is_preserved_when_the_server_pod_cycles(node: Cluster, v6: bool) -> None:
-    """A client that keeps its port reaches the new pod; that of a serving pod is left alone."""
-    one, other, third = node.web
-    address = node.node.v6 if v6 else node.node.v4
-    sockets = node.sockets(outside(node))
-    node.publish(serve(one))
-    client = sockets.open(requests.family_of(address), SOCK_DGRAM)
-    client.bind(("::" if v6 else "0.0.0.0", SOURCE))
-    assert ask(client, address, CALL_SECONDS) == one.name
-    node.publish(serve(one, other))
-    for _ in range(5):
-        assert ask(client, address, CALL_SECONDS) == one.name, "it serves on"
-    node.publish(serve(other))
-    wait_until("its entry is deleted", lambda: ask(client, address) == other.name)
-    node.publish(serve())
-    node.publish(serve(third))
-    wait_until("after a while without endpoints", lambda: ask(client, address) == third.name)
-    client.close()
-
-
-def ask(client: Socket, address: str, seconds: float = 0.5) -> str:
-    """Who answers in so many seconds; "" if nobody does."""
-    client.settimeout(seconds)
-    try:
-        client.sendto(b"?", (address, NODEPORT))
-        said: bytes = client.recv(64)
-    except OSError:
-        return ""
-    return said.split()[0].decode()
 
 
 def test_cleanup_leaves_what_open_connections_need(node: Cluster) -> None:

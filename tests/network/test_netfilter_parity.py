@@ -8,21 +8,19 @@ compares both (tests/kit/beside_kube_proxy.py).
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from socket import SO_REUSEADDR, SOL_SOCKET
 
 import pytest
 
 from bench import kubeproxy
 from bench.services import NodePort
 from ebpflb.lab import cni
-from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.node import ctnetlink, nft
-from ebpflb.node.netfilter_rules import TABLE
+from ebpflb.node import ctnetlink
 from tests.kit import beside_kube_proxy, conntrack_events, requests
 from tests.kit.beside_kube_proxy import BesideKubeProxy, entries
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import NODEPORT, TARGET
+from tests.kit.parameters import protocols
 from tests.kit.requests import Send
 from tests.node import nodes
 
@@ -30,10 +28,7 @@ A_MOMENT = 0.3  # seconds in which nothing may happen
 BOTH = "meta l4proto { tcp, udp }"
 ZONE, LABEL, MARK, SHORT = 5, 5, 0x10, 15
 MASQUERADE_MARK = 0x4000
-PRIVILEGED = 777
 REQUESTS = 8
-
-protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 
 
 def ask(pair: BesideKubeProxy, node: Host, send: Send) -> str:
@@ -198,8 +193,8 @@ def test_entries_are_as_kube_proxys(pair: BesideKubeProxy, send: Send) -> None:
     def seen(node: Host) -> set[tuple[str, int, str, int]]:
         pair.forget()
         with ExitStack() as stack:
-            make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-            client = stack.enter_context(make(pair.sockets(pair.outside), node.v4))
+            client = requests.socket_of(send, pair.sockets(pair.outside), node.v4)
+            stack.enter_context(client)
             client.connect((node.v4, NODEPORT))
             for _ in range(3):
                 client.send(b"?")
@@ -215,31 +210,13 @@ def test_entries_are_as_kube_proxys(pair: BesideKubeProxy, send: Send) -> None:
 
 
 @protocols
-def test_a_privileged_source_port_stays_privileged(pair: BesideKubeProxy, send: Send) -> None:
-    """Masqueraded too, as servers of NFS want it."""
-
-    def seen(node: Host) -> set[bool]:
-        make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-        with make(pair.sockets(pair.outside), node.v4) as client:
-            client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-            client.bind(("0.0.0.0", PRIVILEGED))
-            client.connect((node.v4, NODEPORT))
-            client.send(b"?")
-            assert client.recv(64)
-        return {each.reply.destination_port < 1024 for each in entries(node)}
-
-    assert both(pair, seen) == {True}
-
-
-@protocols
 def test_a_deleted_entry_of_a_masqueraded_flow(pair: BesideKubeProxy, send: Send) -> None:
     """After `conntrack -F` a datagram is answered again; a masqueraded connection ends, because it
     gets another source port.
     """
 
     def seen(node: Host) -> bool:
-        make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-        with make(pair.sockets(pair.outside), node.v4) as client:
+        with requests.socket_of(send, pair.sockets(pair.outside), node.v4) as client:
             client.connect((node.v4, NODEPORT))
             client.send(b"?")
             assert client.recv(64)
@@ -292,21 +269,3 @@ def test_kube_proxy_may_run_beside(pair: BesideKubeProxy, mode: str, send: Send)
             assert ask(pair, pair.near, send) == "there"
         assert {str(each.reply.destination) for each in entries(pair.near)} == {pair.near.v4}
         assert counted(pair.near, "left") == 0
-
-
-@protocols
-def test_a_flush_of_all_rules_harms_nothing(pair: BesideKubeProxy, send: Send) -> None:
-    """After `nft flush ruleset` while the agent runs open connections go on, and new ones work."""
-    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-    with make(pair.sockets(pair.outside), pair.near.v4) as client:
-        client.connect((pair.near.v4, NODEPORT))
-        client.send(b"?")
-        assert client.recv(64)
-        pair.near.nft("flush ruleset")
-        client.send(b"still here")
-        assert client.recv(64)
-        wait_until("new ones are served", lambda: ask(pair, pair.near, send) == "there")
-        client.send(b"still here")
-        assert client.recv(64)
-    with nodes.entered(pair.near.netns):
-        assert nft.exists(TABLE)

@@ -12,23 +12,20 @@ from scapy.layers.sctp import SCTP, SCTPChunkInit
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
-from ebpflb.model.packet_path import Engine
-from ebpflb.node.netfilter_probe import can_translate_sctp, netfilter_obstacle
-from tests.kit import requests
+from tests.kit import needs, requests
 from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.parameters import families, netfilter, packet_clients
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.network.test_packets_table import families
 
 FRONTENDS = Frontends(10)
 CLIENT_PORT = 5000
 
-pytestmark = pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
+pytestmark = netfilter
 
 
 @pytest.fixture(scope="module", autouse=True)
 def sctp() -> None:
-    if netfilter_obstacle() or not can_translate_sctp():
-        pytest.skip("this kernel's NAT does not translate SCTP")
+    needs.sctp()
 
 
 def publish(two: TwoNodes, pod: Host) -> None:
@@ -48,7 +45,7 @@ def raw(two: TwoNodes, host: Host, *, v6: bool) -> Socket:
 
 @families
 @pytest.mark.parametrize("where", ["here", "there"])
-@pytest.mark.parametrize(("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")])
+@packet_clients
 def test_an_init_reaches_its_endpoint(
     two: TwoNodes, who: str, kind: str, where: str, v6: bool
 ) -> None:

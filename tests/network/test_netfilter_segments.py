@@ -15,14 +15,13 @@ import pytest
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
-from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink
 from tests.kit import flood, requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.parameters import families, netfilter, packet_clients, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.network.test_packets_table import families, protocols
 from tests.node import nodes
 
 FLOOD = Path(flood.__file__)
@@ -35,7 +34,7 @@ TCP_REPAIR, TCP_REPAIR_QUEUE, TCP_QUEUE_SEQ = 19, 20, 21
 REPAIR_ON, REPAIR_OFF, SEND_QUEUE = 1, -1, 2
 A_MOMENT = 0.2  # seconds in which nothing may come
 
-pytestmark = pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
+pytestmark = netfilter
 
 
 def address(host: Host, v6: bool) -> str:
@@ -44,7 +43,7 @@ def address(host: Host, v6: bool) -> str:
 
 @families
 @protocols
-@pytest.mark.parametrize(("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")])
+@packet_clients
 def test_flows_outlive_their_entries(
     two: TwoNodes, who: str, kind: str, send: Send, v6: bool
 ) -> None:
@@ -53,10 +52,9 @@ def test_flows_outlive_their_entries(
     """
     two.publish(two.service("web", 10, two.here, two.twin, externalTrafficPolicy="Local"))
     where = FRONTENDS.to(kind, two.near, v6=v6)
-    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
     with ExitStack() as stack:
         clients = [
-            stack.enter_context(make(two.sockets(getattr(two, who)), where[0]))
+            stack.enter_context(requests.socket_of(send, two.sockets(getattr(two, who)), where[0]))
             for _ in range(CONNECTIONS)
         ]
         names = []

@@ -21,6 +21,7 @@ from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Chosen
 from tests.kit import requests
+from tests.kit.parameters import families, protocols
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.node import nodes
 
@@ -130,7 +131,7 @@ def test_the_flags_of_others_stay(two: TwoNodes, policy: str) -> None:
 
 
 @pytest.mark.parametrize("attached", [by_tcx, by_clsact])
-@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@protocols
 @pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
 def test_a_program_behind_ours_lets_the_choice_pass(
     two: TwoNodes, send: requests.Send, attached: Attached
@@ -143,8 +144,8 @@ def test_a_program_behind_ours_lets_the_choice_pass(
             assert send(two.sockets(two.outside), *where).name == "here"
 
 
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@families
+@protocols
 @pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
 def test_no_choice_leaves_the_node(two: TwoNodes, send: requests.Send, v6: bool) -> None:
     """A queueing discipline would take the priority for a class, and the next node for a choice."""
@@ -157,8 +158,8 @@ def test_no_choice_leaves_the_node(two: TwoNodes, send: requests.Send, v6: bool)
         assert send(two.sockets(two.outside), *where).name == "here"
 
 
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@families
+@protocols
 @pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
 def test_a_choice_of_others_is_not_believed(two: TwoNodes, send: requests.Send, v6: bool) -> None:
     """A priority that another program has written leads no packet to an endpoint."""

@@ -16,6 +16,7 @@ from ebpflb.lab.sockets import Socket
 from tests.kit import cluster, requests
 from tests.kit.cluster import Cluster
 from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.parameters import families
 
 BALANCER = {False: "203.0.113.20", True: "fd03:113::20"}
 INTERNAL = {False: "10.96.0.30", True: "fd00:96::30"}
@@ -23,7 +24,6 @@ UNALLOCATED = {False: "10.96.200.200", True: "fd00:96::dead"}
 NAMES = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
 PORTS = [{**name, "port": PORT} for name in NAMES]
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 ways = pytest.mark.parametrize("way", ["tcp", "udp", "connected-udp"])
 
 

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """--packet-mark: a FORWARD chain that drops accepts what was translated, by its mark."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from ebpflb.lab.router import OUTSIDE
+from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import TARGET
+from tests.kit.parameters import families
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes, address
+from tests.kit.two_nodes import Frontends, TwoNodes, address
 
 ROUTER = OUTSIDE.gateways
 WEB = Frontends(10)
-OPTIONS = ("--packet-path", "flows", "--packet-mark", "0x4000/0x4000")
+MARK = ("--packet-mark", "0x4000/0x4000")
 DROP = """
 table inet lab_forward {
     chain forward {
@@ -25,17 +25,14 @@ table inet lab_forward {
 }
 """
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+
+def publish(two: TwoNodes) -> None:
+    """The near node drops what it forwards, unless it has the mark or belongs to a connection."""
+    two.publish(two.service("web", 10, two.here, two.there))
+    two.near.nft(DROP)
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    """Both nodes drop what they forward, unless it has the mark or belongs to a connection."""
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *CLUSTER_CIDR, *OPTIONS) as made:
-        made.publish(made.service("web", 10, made.here, made.there))
-        made.near.nft(DROP)
-        yield made
+two = two_nodes.fixture(*MARK, engines=[Engine.FLOWS], publish=publish)
 
 
 @pytest.mark.extended

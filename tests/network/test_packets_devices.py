@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices and addresses that come and go, and devices that are left alone."""
 
-from collections.abc import Iterator
+import signal
 from ipaddress import ip_address
 
 import pytest
@@ -11,27 +11,18 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import CALL_SECONDS
 from tests.kit import forked, requests, two_nodes
 from tests.kit.lab_cluster import TARGET
+from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
 LATE = {False: "192.0.2.77", True: "fd02::77"}
 A_MOMENT = 0.3  # seconds in which nothing may happen
+A_FIRST_SEGMENT = 0.5  # seconds in which the first segment is sent, and no other
+PATIENCE = 10.0  # seconds; TCP sends again after 1, 3 and 7
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 
-
-@pytest.fixture(scope="module", params=ENGINES, ids=str)
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoNodes]:
-    """NodePorts on every address of the nodes' segment."""
-    options = (*CLUSTER_CIDR, "--nodeport-addresses", "192.0.2.0/24,fd02::/64")
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *options, engine=request.param) as made:
-        yield made
+two = two_nodes.fixture("--nodeport-addresses", "192.0.2.0/24,fd02::/64")
 
 
 @pytest.fixture(autouse=True)
@@ -51,22 +42,26 @@ def late(two: TwoNodes) -> Host:
 def test_late_client(two: TwoNodes, late: Host, send: Send, v6: bool) -> None:
     """A pod that comes later is served."""
     where = FRONTENDS.to("cluster", two.near, v6=v6)
-    until_served(two, late, where)
+    two.until_served(late, where)
     assert requests.backends(two.sockets(late), where[0], send=send).keys() == {"here", "there"}
 
 
-def until_served(two: TwoNodes, host: Host, where: tuple[str, int]) -> None:
-    wait_until(f"{host.name} is served", lambda: served(two, host, where))
-
-
-def served(two: TwoNodes, host: Host, where: tuple[str, int], seconds: float = A_MOMENT) -> bool:
-    """Whether somebody answers one datagram in so many seconds."""
-    with requests.udp_socket(two.sockets(host), where[0]) as client:
-        client.settimeout(seconds)
-        try:
-            return bool(requests.exchange(client, *where).name)
-        except (TimeoutError, ConnectionRefusedError):
-            return False
+@pytest.mark.extended
+@families
+def test_a_pod_that_asks_before_its_device_is_served(two: TwoNodes, v6: bool) -> None:
+    """Its connection comes about when its first segment is sent again."""
+    agent = two.agents[0].process
+    assert agent
+    agent.send_signal(signal.SIGSTOP)
+    pod = two.lab.pod(two.near, f"early-{v6:d}", 70 + v6, hooked=False)
+    where = FRONTENDS.to("cluster", two.near, v6=v6)
+    with requests.tcp_socket(two.sockets(pod), where[0]) as client:
+        client.settimeout(A_FIRST_SEGMENT)
+        with pytest.raises(OSError, match=r"timed out|in progress"):
+            client.connect(where)
+        agent.send_signal(signal.SIGCONT)
+        client.settimeout(PATIENCE)
+        assert client.recv(64)
 
 
 @families
@@ -79,7 +74,7 @@ def test_late_endpoint(two: TwoNodes, send: Send, v6: bool) -> None:
     two.publish(two.service("web", 10, pod))
     for who, kind in ((two.outside, "nodeport"), (two.unhooked, "cluster")):
         where = FRONTENDS.to(kind, two.near, v6=v6)
-        until_served(two, who, where)
+        two.until_served(who, where)
         assert requests.backends(two.sockets(who), where[0], send=send, port=where[1]).keys() == {
             name
         }
@@ -88,14 +83,16 @@ def test_late_endpoint(two: TwoNodes, send: Send, v6: bool) -> None:
 @families
 @protocols
 def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
-    """A new address of the node serves NodePorts to outside clients, as long as it exists."""
+    """A new address of the node serves NodePorts to outside clients and pods, as long as the node
+    has it.
+    """
     addresses, address = two.maps["node_addresses"], ip_address(LATE[v6])
     two.near.ip(f"address add {address} dev eth0")
     wait_until("the address is served", lambda: addresses.get(address) is not None)
-    found = requests.backends(
-        two.sockets(two.outside), str(address), send=send, port=FRONTENDS.nodeport
-    )
-    assert found.keys() == {"here", "there"}
+    for host in (two.outside, two.hooked):
+        how = {"send": send, "port": FRONTENDS.nodeport}
+        found = requests.backends(two.sockets(host), str(address), **how)
+        assert found.keys() == {"here", "there"}
     two.near.ip(f"address del {address} dev eth0")
     wait_until("it is served no more", lambda: addresses.get(address) is None)
 
@@ -107,12 +104,12 @@ def test_devices_left_alone(two: TwoNodes) -> None:
     agent.stop()
     agent.options = (*agent.options, "--devices", "!eth*")
     agent.start()
-    assert served(two, two.unhooked, FRONTENDS.to("cluster", two.near), CALL_SECONDS)
-    assert not served(two, two.outside, FRONTENDS.to("nodeport", two.near))
+    assert two.is_served(two.unhooked, FRONTENDS.to("cluster", two.near), CALL_SECONDS)
+    assert not two.is_served(two.outside, FRONTENDS.to("nodeport", two.near))
     agent.stop()
     agent.options = agent.options[:-2]
     agent.start()
-    assert served(two, two.outside, FRONTENDS.to("nodeport", two.near), CALL_SECONDS)
+    assert two.is_served(two.outside, FRONTENDS.to("nodeport", two.near), CALL_SECONDS)
 
 
 def test_cleanup(two: TwoNodes) -> None:
@@ -120,8 +117,8 @@ def test_cleanup(two: TwoNodes) -> None:
     agent = two.agents[0]
     agent.stop()
     forked.run("cleanup", *agent.where).check_returncode()
-    assert not served(two, two.outside, FRONTENDS.to("nodeport", two.near))
-    assert not served(two, two.unhooked, FRONTENDS.to("cluster", two.near))
+    assert not two.is_served(two.outside, FRONTENDS.to("nodeport", two.near))
+    assert not two.is_served(two.unhooked, FRONTENDS.to("cluster", two.near))
     two.close_maps()
     agent.start()
-    assert served(two, two.outside, FRONTENDS.to("nodeport", two.near), CALL_SECONDS)
+    assert two.is_served(two.outside, FRONTENDS.to("nodeport", two.near), CALL_SECONDS)

@@ -6,16 +6,15 @@ import pytest
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import CALL_SECONDS
 from tests.kit import requests
+from tests.kit.parameters import both_engines, families, protocols
 from tests.kit.requests import Send
-from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, TwoNodes
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
+pytestmark = both_engines
 
 FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 everyone = pytest.mark.parametrize("who", ["outside", "unhooked", "hooked", "near"])
 
 

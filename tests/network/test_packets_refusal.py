@@ -14,21 +14,20 @@ from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import manifests
 from tests.kit import requests
 from tests.kit.lab_cluster import PORT
+from tests.kit.parameters import both_engines, connecting, families
 from tests.kit.requests import Send
-from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes, address
+from tests.kit.two_nodes import Frontends, TwoNodes, address
 from tests.node import nodes
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
+pytestmark = both_engines
 
 NOBODY, ELSEWHERE, SERVED = Frontends(10), Frontends(20), Frontends(30)
 UNALLOCATED = ["10.96.200.200", "fd00:96::dead"]
 SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
 A_MOMENT = 0.3  # seconds in which nothing may happen
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 clients = pytest.mark.parametrize("who", ["unhooked", "outside"])
 kinds = pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
-connecting = pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,8 +43,7 @@ def services(two: TwoNodes) -> None:
 
 def client(two: TwoNodes, who: str, host: str, send: Send) -> Any:
     """A socket with a short timeout."""
-    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-    made = make(two.sockets(getattr(two, who)), host)
+    made = requests.socket_of(send, two.sockets(getattr(two, who)), host)
     made.settimeout(A_MOMENT)
     return made
 

@@ -15,6 +15,7 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import CALL_SECONDS
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
+from tests.kit.parameters import families
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 from tests.network import hardening
 
@@ -59,7 +60,7 @@ def untouched(two: TwoNodes) -> Iterator[None]:
     assert [hardening.touched(node) for node in (two.near, two.far)] == [{}, {}]
 
 
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@families
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
 @pytest.mark.parametrize("who", CLIENTS)
 def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None:
@@ -71,7 +72,7 @@ def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None
     assert said["peers"] == {where[0]: TIMES}
 
 
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@families
 @pytest.mark.parametrize("who", CLIENTS)
 def test_large(two: TwoNodes, who: str, v6: bool) -> None:
     """Datagrams of 2,000 bytes, in fragments, come and go as well.
@@ -88,7 +89,7 @@ def test_large(two: TwoNodes, who: str, v6: bool) -> None:
             assert requests.exchange_fragmented(client, *where).peer == where
 
 
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@families
 @pytest.mark.parametrize("who", CLIENTS)
 def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
     """A megabyte goes and comes back unchanged, with large segments on."""
@@ -104,7 +105,7 @@ def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
     assert names == {"here", "there"}
 
 
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@families
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
 def test_hairpin(two: TwoNodes, protocol: str, v6: bool) -> None:
     """An unhooked pod that connects to its own service reaches itself, every time."""

@@ -17,6 +17,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
+from tests.kit.parameters import families, packet_clients
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes, address
 
 NETWORKS: dict[Engine, cni.Cni] = {Engine.FLOWS: cni.Bridge(), Engine.NETFILTER: cni.Routed()}
@@ -27,11 +28,7 @@ IPPROTO_IP, IPPROTO_IPV6 = 0, 41
 
 Place = tuple[str, int]
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 endpoints = pytest.mark.parametrize("frontends", [HERE, THERE], ids=["here", "there"])
-ways_in = pytest.mark.parametrize(
-    ("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")]
-)
 
 
 @pytest.fixture(scope="module", params=NETWORKS, ids=str)
@@ -77,7 +74,7 @@ def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
 @pytest.mark.extended
 @families
 @endpoints
-@ways_in
+@packet_clients
 def test_fragments(two: TwoNodes, who: str, kind: str, frontends: Frontends, v6: bool) -> None:
     """A datagram of 2,000 bytes is answered by as many, from the address that it was sent to."""
     where = frontends.to(kind, two.near, v6=v6)
@@ -96,7 +93,7 @@ def test_longest(two: TwoNodes, frontends: Frontends, v6: bool) -> None:
 
 @families
 @endpoints
-@ways_in
+@packet_clients
 def test_bulk(two: TwoNodes, who: str, kind: str, frontends: Frontends, v6: bool) -> None:
     """A megabyte goes and comes back unchanged, in segments larger than the path takes."""
     assert two.echo(getattr(two, who), *frontends.to(kind, two.near, v6=v6)) == name_of(frontends)

@@ -15,11 +15,11 @@ from ebpflb.model.packet_path import Engine
 from ebpflb.node.iptables import Tool
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import NODEPORT, started
+from tests.kit.parameters import families
 from tests.kit.policy_routed import MARKS, PolicyRouted
 from tests.kit.requests import Send
 from tests.node import nodes
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 policies = pytest.mark.parametrize("policy", ["Cluster", "Local"])
 
 

@@ -4,7 +4,6 @@
 Each engine masquerades unprivileged ports with ports that the other never takes.
 """
 
-from collections.abc import Iterator
 from socket import SO_REUSEADDR, SOL_SOCKET
 
 import pytest
@@ -13,6 +12,7 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
+from tests.kit.parameters import families, protocols
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 WEB = Frontends(10)
@@ -22,14 +22,8 @@ BEFORE, AFTER = 180, 60  # flows of the old engine, and ports of clients of the 
 PATIENCE = 20.0  # seconds
 AGAIN = 0.5  # a datagram may be lost, where conntrack has the port that was found for it
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    with two_nodes.masquerading(tmp_path_factory.mktemp("two")) as made:
-        yield made
+two = two_nodes.fixture(engines=[Engine.NETFILTER], publish=two_nodes.web_on_far)
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +42,7 @@ def restart(two: TwoNodes, engine: Engine) -> None:
 def opened(two: TwoNodes, host: Host, send: requests.Send, port: int, *, v6: bool) -> Socket:
     """A client with this port, connected."""
     to = WEB.to("nodeport", two.near, v6=v6)
-    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-    made = make(two.sockets(host), to[0])
+    made = requests.socket_of(send, two.sockets(host), to[0])
     made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
     made.bind(("::" if v6 else "0.0.0.0", port))
     made.settimeout(PATIENCE if send is requests.tcp else AGAIN)

@@ -15,28 +15,22 @@ from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.lab.netns import Namespace
 from ebpflb.lab.router import NODES
-from tests.kit import requests, two_nodes
+from tests.kit import requests
+from tests.kit.parameters import connecting, families
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 WEB, NOBODY = 10, 20
 PRIORITY = 5 << 13
 CLIENTS = {"unhooked": "cluster", "outside": "nodeport"}
 
 clients = pytest.mark.parametrize("who", CLIENTS)
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp, requests.fragmented])
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=str)
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoNodes]:
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *CLUSTER_CIDR, engine=request.param) as made:
-        made.publish(made.service("web", WEB, made.here, made.there), made.service("no", NOBODY))
-        yield made
+@pytest.fixture(scope="module", autouse=True)
+def services(two: TwoNodes) -> None:
+    two.publish(two.service("web", WEB, two.here, two.there), two.service("no", NOBODY))
 
 
 @pytest.fixture(params=[[PRIORITY], [PRIORITY, PRIORITY]], ids=["one", "two"])
@@ -97,7 +91,7 @@ def test_frames_with_a_priority_tag_are_served(
 
 
 @families
-@pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
+@connecting
 @clients
 def test_frames_with_a_priority_tag_are_refused(
     two: TwoNodes, tagging: None, who: str, send: Send, v6: bool

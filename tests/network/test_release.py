@@ -9,6 +9,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, VIP, VIP6, Cluster, endpoint, web
+from tests.kit.parameters import every_kind
 
 ALL = [VIP, VIP6, EXTERNAL]
 
@@ -45,7 +46,7 @@ def closed(cluster: Cluster) -> int:
     return counter(cluster, 1)
 
 
-@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+@every_kind
 def test_closed(pod: Sockets, send: requests.Send) -> None:
     """Sockets that were used and closed."""
     for address in ALL:

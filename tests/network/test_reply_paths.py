@@ -1,98 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With --reply-path=request-device: endpoints on this node and on another one, beyond a tunnel.
+"""Where replies go that the programs send on themselves: endpoints on this node and on another one,
+beyond a tunnel.
 
-The routing rules lead what either sends to clients to the second uplink, where it is lost. That
-holds for large transfers and ICMP errors too.
+With --reply-path=request-device routing rules lead what either endpoint sends to the second uplink,
+where it is lost. With --fast-forward established flows pass no chain of netfilter on the node; on
+the engine netfilter that is the kernel's own flowtable. In each set-up requests, large transfers
+and ICMP errors reach whom they are for.
 """
 
 import errno
+import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from ebpflb.lab import cni, manifests
-from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Socket
-from tests.kit import requests
-from tests.kit.lab_cluster import TARGET, started
-from tests.kit.policy_routed import PolicyRouted
+from ebpflb.serve import status
+from tests.kit import needs, requests
+from tests.kit.lab_cluster import started
+from tests.kit.parameters import families
+from tests.kit.policy_routed import CLOSED, OURS, OWN_TARGET, SERVED, TwoPlaces
 from tests.kit.requests import Send
 
-SERVED, OURS, CLOSED = 0, 1, 2  # ports of a service, after 30100 or 30200
-OWN_TARGET = 9090  # a socket of the test's own
-NARROW = 1280
+NARROW = 1280  # bytes
 IPPROTO_IP, IPPROTO_IPV6 = 0, 41
 # linux/in.h, linux/in6.h: level, IP_RECVERR, IP_TTL, IP_MTU_DISCOVER
 OPTIONS = {False: (IPPROTO_IP, 11, 2, 10), True: (IPPROTO_IPV6, 25, 16, 23)}
 PMTUDISC_DO = 2
+COUNTED = """
+table inet counted {
+    chain forward {
+        type filter hook forward priority 0;
+        meta l4proto { tcp, udp } counter
+    }
+}
+"""
+DATAGRAMS, LARGE = 300, 16 << 20
+TRIES = 3
 
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+
+class SetUp(NamedTuple):
+    """The agent's options, and whether rules lead replies astray."""
+
+    options: tuple[str, ...]
+    astray: bool = False
+
+    @property
+    def is_fast(self) -> bool:
+        return "--fast-forward" in self.options
+
+
+BY_DEVICE = SetUp(("--packet-path=flows", "--reply-path=request-device"), astray=True)
+FAST_FLOWS = SetUp(("--packet-path=flows", "--fast-forward"))
+FAST_NETFILTER = SetUp(("--packet-path=netfilter", "--fast-forward"))
+FAST = [
+    pytest.param(FAST_FLOWS, id="fast flows", marks=pytest.mark.extended),
+    pytest.param(FAST_NETFILTER, id="fast netfilter", marks=pytest.mark.extended),
+]
+
+each_set_up = pytest.mark.parametrize(
+    "places", [pytest.param(BY_DEVICE, id="by device"), *FAST], indirect=True
+)
+fast_forward = pytest.mark.parametrize("places", FAST, indirect=True)
 endpoints = pytest.mark.parametrize("name", ["web-1", "there"])
 
 
-class TwoPlaces(PolicyRouted):
-    """A pod on this node, and one on another."""
-
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        options = ("--packet-path=flows", "--reply-path=request-device")
-        super().__init__(lab, folder, *options, network=cni.Overlay())
-        far = lab.node("far", 2, cni.Overlay())
-        lab.join(self.node, far)
-        self.there = lab.pod(far, "there", 11)
-        self.start_program(self.there, "serve", self.there.name, str(TARGET))
-        self.lead_astray(self.there)
-        self.outside.ip("link set eth0 mtu 1450")  # as beyond the tunnel
-
-    def pod_of(self, name: str) -> Host:
-        return self.there if name == "there" else self.pod
-
-    def serve_both(self) -> None:
-        self.publish(
-            [
-                *self._service(self.pod, 30100, "node"),
-                *self._service(self.there, 30200, "far"),
-            ]
-        )
-
-    def _service(self, pod: Host, nodeport: int, node: str) -> list[manifests.Manifest]:
-        named = [
-            {"name": "tcp", "port": TARGET, "protocol": "TCP"},
-            {"name": "udp", "port": TARGET, "protocol": "UDP"},
-            {"name": "ours", "port": OWN_TARGET, "protocol": "UDP"},
-            {"name": "closed", "port": OWN_TARGET + 1, "protocol": "UDP"},
-        ]
-        offsets = (SERVED, SERVED, OURS, CLOSED)
-        ports = [
-            {**port, "nodePort": nodeport + offset}
-            for port, offset in zip(named, offsets, strict=True)
-        ]
-        number = nodeport // 100 - 290
-        addresses = [f"10.96.0.{number}", f"fd00:96::{number}"]
-        slices = [
-            manifests.endpoint_slice(
-                pod.name,
-                family,
-                [manifests.endpoint(where, node=node, target=pod.name)],
-                named,
-            )
-            for family, where in (("IPv4", pod.v4), ("IPv6", pod.v6))
-        ]
-        return [manifests.service(pod.name, addresses, ports, type="NodePort"), *slices]
-
-    def to(self, name: str, port: int, *, v6: bool) -> tuple[str, int]:
-        """Where a client reaches this port of the pod's service."""
-        nodeport = 30200 if name == "there" else 30100
-        return (self.node.v6 if v6 else self.node.v4), nodeport + port
+@pytest.fixture(scope="module")
+def set_up(places: TwoPlaces, request: pytest.FixtureRequest) -> SetUp:
+    """That of ``places``."""
+    return SetUp(places.agent.options, places.second_uplink)
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoPlaces]:
+def places(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoPlaces]:
+    chosen: SetUp = request.param
+    if chosen is FAST_NETFILTER:
+        needs.flowtable()
     folder = tmp_path_factory.mktemp("places")
-    with started(lambda lab: TwoPlaces(lab, folder)) as made:
+    with started(
+        lambda lab: TwoPlaces(lab, folder, *chosen.options, second_uplink=chosen.astray)
+    ) as made:
+        made.node.nft(COUNTED)
         made.serve_both()
         yield made
+
+
+def forwarded(places: TwoPlaces) -> int:
+    """TCP segments and datagrams that passed FORWARD."""
+    command = [*places.node.enter, "nft", "-j", "list", "table", "inet", "counted"]
+    listed = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    (rule,) = (each["rule"] for each in listed["nftables"] if "rule" in each)
+    return sum(e["counter"]["packets"] for e in rule["expr"] if "counter" in e)
 
 
 @contextmanager
@@ -129,6 +133,7 @@ def error_after(sender: Socket, receiver: Socket, payload: bytes) -> int:
     return caught.value.errno or 0
 
 
+@each_set_up
 @families
 @endpoints
 def test_replies(places: TwoPlaces, name: str, v6: bool) -> None:
@@ -139,17 +144,48 @@ def test_replies(places: TwoPlaces, name: str, v6: bool) -> None:
         assert send(places.sockets(places.outside), *where).name == name
 
 
+@each_set_up
 @families
 @endpoints
-def test_large_transfers(places: TwoPlaces, name: str, v6: bool) -> None:
-    """A megabyte goes and comes back unchanged, in segments larger than the path takes."""
-    assert places.echo(places.outside, *places.to(name, SERVED, v6=v6)) == name
+def test_large_transfers(places: TwoPlaces, set_up: SetUp, name: str, v6: bool) -> None:
+    """Megabytes go and come back unchanged, in segments larger than the path takes. With
+    --fast-forward openings, ends and few others pass the stack.
+    """
+    where, before = places.to(name, SERVED, v6=v6), forwarded(places)
+    if not set_up.is_fast:
+        assert places.echo(places.outside, *where) == name
+        return
+    assert places.echo(places.outside, *where, size=LARGE) == name
+    assert forwarded(places) - before < LARGE // 1500 // 10
+    wait_until("its entries have ended", lambda: ended(places))
 
 
+def ended(places: TwoPlaces) -> bool:
+    """Whether every connection's entries say that both sides have closed."""
+    entries = [flow for _, flow in places.maps["tcp_flows"].items()]
+    return all(flow.flags & {"fin", "rst"} for flow in entries)
+
+
+@fast_forward
+@families
+@endpoints
+def test_most_datagrams(places: TwoPlaces, name: str, v6: bool) -> None:
+    """Those of an answered flow are not seen in FORWARD, in either direction."""
+    with conversation(places, name, v6=v6) as (client, server):
+        before = forwarded(places)
+        for _ in range(DATAGRAMS):
+            client.send(b"?")
+            assert server.recv(64) == b"?"
+            server.send(b"!")
+            assert client.recv(64) == b"!"
+        assert forwarded(places) - before < DATAGRAMS
+
+
+@each_set_up
 @families
 @endpoints
 def test_bottleneck(places: TwoPlaces, name: str, v6: bool) -> None:
-    """So it does where a router beyond takes less: its ICMP errors reach the endpoint."""
+    """Where a router beyond takes less its ICMP errors reach the endpoint."""
     places.lab.router.narrow(NARROW)
     try:
         assert places.echo(places.outside, *places.to(name, SERVED, v6=v6)) == name
@@ -161,6 +197,7 @@ def test_bottleneck(places: TwoPlaces, name: str, v6: bool) -> None:
         places.lab.router.narrow()
 
 
+@each_set_up
 @families
 @endpoints
 @pytest.mark.parametrize("beyond", [0, 1], ids=["node", "router"])
@@ -173,6 +210,7 @@ def test_time_exceeded_of_a_reply(places: TwoPlaces, name: str, beyond: int, v6:
         assert error_after(server, client, b"too far") == errno.EHOSTUNREACH
 
 
+@each_set_up
 @families
 @endpoints
 @pytest.mark.parametrize("hops", [1, 2], ids=["router", "node"])
@@ -184,6 +222,7 @@ def test_time_exceeded_of_a_request(places: TwoPlaces, name: str, hops: int, v6:
         assert error_after(client, server, b"too far") == errno.EHOSTUNREACH
 
 
+@each_set_up
 @families
 @endpoints
 def test_port_unreachable(places: TwoPlaces, name: str, v6: bool) -> None:
@@ -197,20 +236,56 @@ def test_port_unreachable(places: TwoPlaces, name: str, v6: bool) -> None:
             client.recv(64)
 
 
-@contextmanager
-def narrow_device(places: TwoPlaces) -> Iterator[None]:
-    places.node.ip(f"link set eth0 mtu {NARROW}")
-    try:
-        yield
-    finally:
-        places.node.ip("link set eth0 mtu 1500")
-
-
+@each_set_up
 @families
 def test_narrow_device(places: TwoPlaces, v6: bool) -> None:
     """An endpoint whose reply is too long for the device is told so, as the stack would do it."""
     level, _, _, discover = OPTIONS[v6]
-    with narrow_device(places), conversation(places, "web-1", v6=v6) as (client, server):
-        server.setsockopt(level, discover, PMTUDISC_DO)
-        assert error_after(server, client, bytes(NARROW)) == errno.EMSGSIZE
-        assert places.echo(places.outside, *places.to("web-1", SERVED, v6=v6)) == "web-1"
+    places.node.ip(f"link set eth0 mtu {NARROW}")
+    try:
+        with conversation(places, "web-1", v6=v6) as (client, server):
+            server.setsockopt(level, discover, PMTUDISC_DO)
+            assert error_after(server, client, bytes(NARROW)) == errno.EMSGSIZE
+            assert places.echo(places.outside, *places.to("web-1", SERVED, v6=v6)) == "web-1"
+    finally:
+        places.node.ip("link set eth0 mtu 1500")
+
+
+@fast_forward
+def test_restart(places: TwoPlaces) -> None:
+    """A new agent's programs go on with the flows."""
+    with conversation(places, "web-1", v6=False) as (client, server):
+        places.agent.stop()
+        places.agent.start()
+        client.send(b"?")
+        assert server.recv(64) == b"?"
+        server.send(b"!")
+        assert client.recv(64) == b"!"
+
+
+@fast_forward
+def test_status(places: TwoPlaces, set_up: SetUp) -> None:
+    """It says that the option is in force."""
+    said = status.read(places.agent.paths)
+    assert said and said.fast_forward
+    assert set_up == FAST_FLOWS or (said.flowtable or "").startswith("in force")
+
+
+# The kernel's flowtable asks the routes when a flow enters it.
+@pytest.mark.parametrize("places", FAST[:1], indirect=True)
+@families
+@endpoints
+def test_replies_leave_where_requests_came_in(places: TwoPlaces, name: str, v6: bool) -> None:
+    """Once the endpoint has answered, whatever routing rules say of its address. One datagram in
+    8.6 s goes to the stack, and is lost there.
+    """
+    pod = places.pod_of(name)
+    rule = f"rule {{}} from {pod.v6 if v6 else pod.v4} blackhole priority 9"
+    with conversation(places, name, v6=v6) as (client, server):
+        places.node.ip(rule.format("add"), v6=v6)
+        try:
+            for _ in range(TRIES):
+                server.send(b"!")
+            assert client.recv(64) == b"!"
+        finally:
+            places.node.ip(rule.format("del"), v6=v6)

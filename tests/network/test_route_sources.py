@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masqueraded requests have the source that the kernel's route to the backend would choose.
 
-The node's uplink has two addresses in each family. The kernel's choice is shown by a socket of the
+A node's uplink may have no address of its own but a link-local one, as with BGP unnumbered: then
+the node's are on loopback; where programs cannot ask the kernel they take the Node's address.
+
+Most uplinks here have two addresses in each family. The kernel's choice is shown by a socket of the
 node itself, and where no route names a source (``src``) by the kernel's own masquerading too, which
 does not regard ``src``. On kernels that programs cannot ask (before 6.7) the agent tells them.
 """
 
+import json
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
+from ebpflb.datapath import probe
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.netns import Namespace
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import PORT, TARGET
-from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
+from tests.kit.parameters import families, protocols
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 
 FRONTENDS, PUBLIC = Frontends(10), Frontends(11)
 # The kernel lists the newest address of a scope first for IPv6: the global one precedes the ULA.
@@ -33,25 +41,57 @@ table inet likekernel {
 }
 """
 
-both_families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-
-
-@pytest.fixture(scope="module", params=ENGINES, ids=str)
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoNodes]:
-    """The near node has a second address in each family; the endpoint is on the far one."""
-    two_nodes.require(request.param)
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.prepared(folder, request.param, add_addresses) as made:
-        yield made
-
 
 def add_addresses(two: TwoNodes) -> None:
     """A second one of each family."""
     for address, length in zip(SECOND, (24, 64), strict=True):
         two.near.ip(f"address add {address}/{length} dev eth0")
         two.far.ip(f"route add {address} dev eth0")
+
+
+def move_addresses(two: TwoNodes) -> None:
+    """From eth0 to loopback, for which only IPv4 answers the neighbours that ask at eth0."""
+    near, far = two.near, two.far
+    near.ip(
+        *(f"address del {near.v4}/24 dev eth0", f"address add {near.v4}/32 dev lo"),
+        *(f"address del {near.v6}/64 dev eth0", f"address add {near.v6}/128 dev lo"),
+        *("route add 192.0.2.0/24 dev eth0", "route add fd02::/64 dev eth0"),
+        f"route add 10.244.2.0/24 via {far.v4}",
+        f"route replace fd00:244:2::/64 via {far.v6}",
+        *("route add default via 192.0.2.254", "route replace default via fd02::fe dev eth0"),
+    )
+    for host, device in ((two.lab.router, "nodes"), (far, "eth0")):
+        host.ip(f"neigh replace {near.v6} lladdr {mac(near)} dev {device} nud permanent")
+
+
+def mac(host: Namespace) -> str:
+    command = [*host.enter, "ip", "-json", "link", "show", "dev", "eth0"]
+    (link,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return str(link["address"])
+
+
+PREPARED = {"second address": add_addresses, "unnumbered uplink": move_addresses}
+
+
+@pytest.fixture(scope="module")
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    """Nodes with an engine, of which the near one was changed; the endpoint is on the far one."""
+    engine, name = request.param
+    folder, prepare = tmp_path_factory.mktemp("two"), PREPARED[name]
+    with two_nodes.running(folder, *CLUSTER_CIDR, engine=engine, prepare=prepare) as made:
+        two_nodes.web_on_far(made)
+        yield made
+
+
+def nodes(name: str) -> pytest.MarkDecorator:
+    """Nodes that were prepared so, with each engine."""
+    each = [pytest.param((engine, name), id=str(engine)) for engine in ENGINES]
+    return pytest.mark.parametrize("two", each, indirect=True)
+
+
+second_address, unnumbered = map(nodes, PREPARED)
 
 
 def seen(two: TwoNodes, *, v6: bool, send: requests.Send = requests.tcp) -> str:
@@ -77,7 +117,8 @@ def masqueraded_by_kernel(two: TwoNodes, *, v6: bool) -> str:
 
 
 @pytest.mark.extended
-@both_families
+@second_address
+@families
 def test_source_is_the_kernels_choice(two: TwoNodes, v6: bool) -> None:
     """An added global address masquerades no traffic to unique local ones (RFC 6724)."""
     sends: list[requests.Send] = [requests.tcp, requests.udp]
@@ -87,7 +128,8 @@ def test_source_is_the_kernels_choice(two: TwoNodes, v6: bool) -> None:
     assert masqueraded_by_kernel(two, v6=v6) == chosen(two, v6=v6)
 
 
-@both_families
+@second_address
+@families
 def test_source_follows_the_routes(two: TwoNodes, v6: bool) -> None:
     """A route that gets a ``src`` counts for flows that begin after it was added."""
     network = "fd00:244:2::/64" if v6 else "10.244.2.0/24"
@@ -115,6 +157,7 @@ def on_link(two: TwoNodes) -> Iterator[None]:
     two.far.ip(f"route del {NEIGHBOUR} dev eth0")
 
 
+@second_address
 @pytest.mark.usefixtures("on_link")
 def test_route_without_source_and_gateway(two: TwoNodes) -> None:
     """The flow tables take the source that the node's own sockets have, the device's first address;
@@ -148,6 +191,7 @@ def public(two: TwoNodes) -> Iterator[None]:
     near.ip(f"route del {GLOBAL}", f"address del {THIRD}/64 dev eth0")
 
 
+@second_address
 @pytest.mark.usefixtures("public")
 def test_each_destination_has_the_kernels_choice_of_several(two: TwoNodes) -> None:
     """With two global addresses and a unique local one, by the destination of each flow."""
@@ -156,3 +200,22 @@ def test_each_destination_has_the_kernels_choice_of_several(two: TwoNodes) -> No
     where = PUBLIC.to("nodeport", two.near, v6=True)
     wait_until("the source", lambda: requests.tcp(two.sockets(two.outside), *where).source == THIRD)
     assert seen(two, v6=True) == two.near.v6
+
+
+@unnumbered
+@families
+@protocols
+def test_an_unnumbered_uplink_masquerades_from_an_address_of_the_node(
+    two: TwoNodes, send: requests.Send, v6: bool
+) -> None:
+    """Clients outside are answered through a NodePort, and the backend sees the kernel's choice."""
+    found = {seen(two, v6=v6, send=send) for _ in range(4)}
+    own = two.near.v6 if v6 else two.near.v4
+    assert found == {chosen(two, v6=v6) if probe.route_source() else own}
+
+
+@unnumbered
+@families
+def test_the_kernel_masquerades_so_by_an_unnumbered_uplink(two: TwoNodes, v6: bool) -> None:
+    """What the node's own packets have as their source, its masquerading has too."""
+    assert masqueraded_by_kernel(two, v6=v6) == chosen(two, v6=v6)

@@ -1,49 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """How connections are spread, by the scheduler: of sockets and of packets, as a client sees it."""
 
-import struct
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from contextlib import ExitStack
+from errno import ECONNREFUSED
 from math import gcd
-from socket import SO_LINGER, SO_REUSEADDR, SOL_SOCKET
 
 import pytest
 
-from ebpflb.lab import traffic
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Sockets
-from ebpflb.model import scheduler, slow_start, weights
-from tests.kit import chances, forked, requests
-from tests.kit.requests import Answer, Send
-from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
+from ebpflb.model.scheduler import LEAST_CONNECTIONS, SCHEDULER_ANNOTATION, SCHEDULERS
+from ebpflb.model.slow_start import SLOW_START_ANNOTATION
+from tests.kit import chances, requests
+from tests.kit.parameters import both_engines
+from tests.kit.requests import Send
+from tests.kit.scheduled import (
+    CLIENTS,
+    ENDPOINTS,
+    KINDS,
+    SENDS,
+    WEB,
+    clients,
+    dial,
+    from_port,
+    frontend,
+    kinds,
+    loads,
+    met,
+    protocols,
+    service,
+    settled,
+    slices,
+    weighted,
+)
+from tests.kit.two_nodes import TwoNodes
 
-NUMBER = 10
-WEB = Frontends(NUMBER)
-ENDPOINTS = ("here", "twin", "there")
+pytestmark = both_engines
+
 SETS = ENDPOINTS, ENDPOINTS, ("here", "there"), ENDPOINTS  # one goes, and comes back
-CLIENTS = ("hooked", "near", "unhooked", "outside")  # by sockets, and by packets
-
-PORTS = count(15_000)  # of packets' clients: another flow each
-
-
-def udp(sockets: Sockets, host: str, port: int) -> Answer:
-    """A datagram from a port that had none before: a flow would go on at its endpoint."""
-    with requests.udp_socket(sockets, host) as client:
-        client.bind(("::" if ":" in host else "0.0.0.0", next(PORTS)))
-        return requests.exchange(client, host, port)
-
-
-SENDS = {"tcp": requests.tcp, "udp": udp}
-# Sockets and packets, each by both protocols, and in both families.
-KINDS = [
-    ("hooked", "tcp", False),
-    ("hooked", "udp", True),
-    ("unhooked", "udp", False),
-    ("outside", "tcp", True),
-]
 DRAWN = [
     ("random", chances.EVEN),
     ("random", chances.UNEVEN),
@@ -51,44 +46,6 @@ DRAWN = [
     ("least-connections", chances.UNEVEN),
 ]
 BY_WEIGHT = ("random", "round-robin", "least-connections", "maglev")
-
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
-clients = pytest.mark.parametrize("who", CLIENTS)
-protocols = pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
-kinds = pytest.mark.parametrize(
-    ("who", "protocol", "v6"), KINDS, ids=[f"{w}-{p}-{'v6' if v6 else 'v4'}" for w, p, v6 in KINDS]
-)
-
-
-def service(two: TwoNodes, name: str, *pods: str) -> list[Manifest]:
-    """It has this scheduler, and these endpoints or all."""
-    found = two.service("web", NUMBER, *(getattr(two, pod) for pod in pods or ENDPOINTS))
-    found[0]["metadata"]["annotations"] = {scheduler.SCHEDULER_ANNOTATION: name}
-    return found
-
-
-def weighted(two: TwoNodes, name: str, its: Iterable[int]) -> list[Manifest]:
-    """The same with slices of its own for each endpoint, which say its weight."""
-    found = service(two, name)[:1]
-    for pod, weight in zip(ENDPOINTS, its, strict=True):
-        for slice in service(two, name, pod)[1:]:
-            slice["metadata"]["name"] += f"-{pod}"
-            slice["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: str(weight)}
-            found.append(slice)
-    return found
-
-
-def met(
-    two: TwoNodes, who: str, times: int, send: Send = requests.tcp, *, v6: bool = False
-) -> list[str]:
-    """The endpoint of each connection."""
-    where = frontend(two, who, v6=v6)
-    return [send(two.sockets(getattr(two, who)), *where).name for _ in range(times)]
-
-
-def frontend(two: TwoNodes, who: str, *, v6: bool) -> tuple[str, int]:
-    """What a client asks: those outside the NodePort."""
-    return WEB.to("nodeport" if who == "outside" else "cluster", two.near, v6=v6)
 
 
 @pytest.mark.extended
@@ -132,7 +89,7 @@ def test_a_wrong_scheduler_is_named_and_the_service_is_served(two: TwoNodes) -> 
     """At random, as without the annotation."""
     two.publish(service(two, "fastest"))
     assert set(met(two, "hooked", 40)) == {*ENDPOINTS}
-    said = f'metadata.annotations[{scheduler.SCHEDULER_ANNOTATION}]: "fastest" is not one of'
+    said = f'metadata.annotations[{SCHEDULER_ANNOTATION}]: "fastest" is not one of'
     assert two.agents[0].log().count(said) == 1
 
 
@@ -150,19 +107,14 @@ def test_a_round_of_round_robin_has_each_endpoint_as_often_as_its_weight(
     assert found == found[:size] * 3
 
 
-def test_weight_0_drains(two: TwoNodes) -> None:
+def test_weight_0_drains(two: TwoNodes, opened: ExitStack) -> None:
     """No new connections; one that is open goes on."""
     two.publish(service(two, "random", "there"))
-    with requests.tcp_socket(two.sockets(two.hooked), WEB.cluster[0]) as client:
-        client.connect((WEB.cluster[0], 80))
-        client.recv(64)
-        drained, other = service(two, "random", "there"), service(two, "random", "here")
-        for number, slice in enumerate(drained[1:]):
-            slice["metadata"]["name"] = f"web-drained-{number}"
-            slice["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: "0"}
-        two.publish(other, drained[1:])
-        assert set(met(two, "hooked", 20) + met(two, "unhooked", 20)) == {"here"}
-        assert client.getpeername()[:2] == (WEB.cluster[0], 80)
+    _, client = dial(two, "hooked", opened)
+    two.publish(service(two, "random", "here"), slices(two, "there", 0))
+    assert set(met(two, "hooked", 20) + met(two, "unhooked", 20)) == {"here"}
+    assert client.getpeername()[:2] == (WEB.cluster[0], 80)
+    assert requests.lives(client)
 
 
 @pytest.mark.parametrize("name", BY_WEIGHT)
@@ -216,27 +168,12 @@ def test_maglev_keeps_what_a_packet_meets_when_an_endpoint_goes_or_comes(
     assert sum(one != other for one, other in stay) <= len(stay) // 12 + 1
 
 
-def from_port(two: TwoNodes, who: str, protocol: str, port: int, *, v6: bool) -> str:
-    """The endpoint of a new flow from this port of a client."""
-    where, client = frontend(two, who, v6=v6), getattr(two, who)
-    make = requests.tcp_socket if protocol == "tcp" else requests.udp_socket
-    with make(two.sockets(client), where[0]) as asking:
-        asking.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        if protocol == "tcp":
-            asking.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-        asking.bind((client.v6 if v6 else client.v4, port))
-        asking.connect(where)
-        if protocol == "udp":
-            asking.send(b"?")
-        return traffic.read(asking.recv(64))[0]
-
-
 def test_a_new_endpoint_starts_slowly(two: TwoNodes) -> None:
     """A tenth of the weight: one connection of eleven; later as many as the other has."""
 
     def published(seconds: str, *pods: str) -> None:
         found = service(two, "round-robin", *pods)
-        found[0]["metadata"]["annotations"][slow_start.SLOW_START_ANNOTATION] = seconds
+        found[0]["metadata"]["annotations"][SLOW_START_ANNOTATION] = seconds
         two.publish(found)
 
     published("1h", "here")
@@ -252,7 +189,7 @@ def test_a_new_endpoint_starts_slowly(two: TwoNodes) -> None:
         def half(who: str = who, send: Send = SENDS[protocol], v6: bool = v6) -> bool:
             return Counter(met(two, who, 20, send, v6=v6))["there"] == 10
 
-        wait_until("it is", half)
+        wait_until("each gets half", half)
 
 
 @clients
@@ -272,16 +209,50 @@ def test_source_hash_sends_a_client_to_one_endpoint(two: TwoNodes, who: str, sen
 
 def test_explain_and_services_say_the_scheduler_and_the_shares(two: TwoNodes) -> None:
     """Of what the maps hold, so of what programs do."""
-    main, canary = service(two, "round-robin", "here"), service(two, "round-robin", "there")
-    for number, slice in enumerate(canary[1:]):
-        slice["metadata"]["name"] = f"web-canary-{number}"
-        slice["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: "25"}
-    two.publish(main, canary[1:])
-    where = two.agents[0].where
-    said = forked.run("explain", f"{WEB.cluster[0]}:80", *where, netns=two.near.netns).stdout
+    two.publish(service(two, "round-robin", "here"), slices(two, "there", 25))
+    said = two.ebpflb("explain", f"{WEB.cluster[0]}:80").stdout
     assert "in turn (round-robin)" in said
     assert "80.0%" in said and "20.0%" in said
-    words = "services", "get", "default/web", "-o", "wide"
-    said = forked.run(*words, *where, netns=two.near.netns).stdout
+    said = two.ebpflb("services", "get", "default/web", "-o", "wide").stdout
     assert "round-robin" in said
     assert "80%" in said and "20%" in said
+
+
+@pytest.mark.extended
+def test_open_connections_live_on_and_those_that_were_counted_end_once(
+    two: TwoNodes, opened: ExitStack
+) -> None:
+    """From each scheduler to the next, and back to the one that counts."""
+    two.publish(service(two, LEAST_CONNECTIONS))
+    settled(two)
+    held = [dial(two, who, opened)[1] for who in CLIENTS]
+    for name in (*SCHEDULERS, LEAST_CONNECTIONS):
+        counted = sum(loads(two))
+        two.publish(service(two, name))
+        held += [dial(two, who, opened)[1] for who in CLIENTS]
+        more = len(CLIENTS) if name == LEAST_CONNECTIONS else 0
+        assert sum(loads(two)) == counted + more, name
+        assert all(map(requests.lives, held)), name
+    opened.close()
+    settled(two)
+
+
+def is_refused(two: TwoNodes, who: str) -> bool:
+    where = frontend(two, who)
+    with requests.tcp_socket(two.sockets(getattr(two, who)), where[0]) as client:
+        return client.connect_ex(where) == ECONNREFUSED
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_where_every_weight_is_0_new_connections_are_refused_and_open_ones_live(
+    two: TwoNodes, name: str, opened: ExitStack
+) -> None:
+    """Until one has a weight again."""
+    two.publish(service(two, name))
+    held = [dial(two, who, opened)[1] for who in CLIENTS]
+    two.publish(weighted(two, name, (0, 0, 0)))
+    assert all(is_refused(two, who) for who in CLIENTS)
+    assert all(map(requests.lives, held))
+    two.publish(weighted(two, name, (1, 1, 1)))
+    held += [dial(two, who, opened)[1] for who in CLIENTS]
+    assert all(map(requests.lives, held))

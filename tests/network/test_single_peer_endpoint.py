@@ -12,6 +12,7 @@ from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
+from tests.kit.parameters import families
 from tests.kit.two_nodes import ENGINES, require
 from tests.node import nodes
 
@@ -52,9 +53,6 @@ def option(*words: str, engines: Iterable[Engine] = (Engine.FLOWS,)) -> pytest.M
 
 def node_address(cluster: Cluster, v6: bool) -> str:
     return cluster.node.v6 if v6 else cluster.node.v4
-
-
-families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 
 
 @option(engines=ENGINES)

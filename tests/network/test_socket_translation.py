@@ -11,6 +11,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import PORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
+from tests.kit.parameters import every_kind, protocols
 from tests.kit.requests import Send
 from tests.kit.stale_udp import connect, dual_stack_web, exchange
 from tests.kit.two_nodes import ENGINES, require
@@ -18,7 +19,6 @@ from tests.kit.two_nodes import ENGINES, require
 HOST_ONLY = ("--socket-translation", "host")
 SIDECAR = 15001
 services = pytest.mark.parametrize("vip", [VIP, VIP6], ids=["v4", "v6"])
-ways = pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=str)
@@ -66,7 +66,7 @@ def restart(cluster: Cluster, *options: str) -> None:
 
 
 @services
-@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@protocols
 def test_a_rule_inside_a_pod_sees_the_service(
     cluster: Cluster, served: None, pod: Sockets, vip: str, send: Send
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_rule_inside_a_pod_sees_the_service(
 
 
 @services
-@ways
+@every_kind
 def test_served_at_the_pods_device(
     cluster: Cluster, served: None, sockets: Sockets, vip: str, send: Send
 ) -> None:

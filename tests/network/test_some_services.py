@@ -12,7 +12,8 @@ from ebpflb.plan.entries import Frontend
 from tests.kit import both_proxies, forked, requests
 from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, LABELS, NEW, OLD, Both
 from tests.kit.lab_cluster import PORT
-from tests.kit.on_removal import is_reset, lives
+from tests.kit.on_removal import is_reset
+from tests.kit.requests import lives
 
 BY_NAMESPACE, BY_LABEL = ("--namespaces", "new"), ("--services", "stage in (canary,test),!legacy")
 DELETED_IP = "10.96.0.12"

@@ -13,6 +13,7 @@ from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.node import sock_diag
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, web
+from tests.kit.parameters import families
 from tests.kit.stale_udp import (
     SOURCE,
     Changes,
@@ -87,7 +88,7 @@ def test_udp_is_preserved_when_the_service_is_recreated(
     assert connect(client, vip).name == other.name
 
 
-@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@families
 def test_udp_target_port_of_a_nodeport_changes(
     cluster: Cluster, changes: Changes, sockets: Sockets, v6: bool
 ) -> None:

@@ -1,96 +1,175 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens to endpoints and agent: connections that are open live on, new ones land."""
+"""Whatever happens to endpoints and agents: connections that are open live on, new ones land; those
+of sockets and those of packets, with each engine.
+"""
 
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.lab.sockets import Socket, Sockets
-from tests.kit import requests
-from tests.kit.cluster import PORT, VIP, Cluster, endpoint, web
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import Socket
+from ebpflb.model.packet_path import Engine
+from tests.kit import monitors, requests
+from tests.kit.parameters import both_engines
+from tests.kit.requests import lives
+from tests.kit.two_nodes import Frontends, TwoNodes
 
-pytestmark = pytest.mark.usefixtures("started_anew")
+pytestmark = [both_engines, pytest.mark.usefixtures("started_anew")]
+
+FRONTENDS, OTHER = Frontends(10), Frontends(20)
+WAYS = [
+    ("hooked", "cluster"),
+    ("near", "cluster"),
+    ("unhooked", "cluster"),
+    ("unhooked", "nodeport"),
+    ("outside", "nodeport"),
+]
+BY_PACKETS = ("unhooked", "outside")
+every_end = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 
 
 @pytest.fixture(autouse=True)
-def service(cluster: Cluster) -> None:
-    cluster.publish(web(*map(endpoint, cluster.web)))
+def afresh(two: TwoNodes) -> None:
+    two.delete_flows("other_flows")
 
 
 @pytest.fixture
-def connection(service: None, pod: Sockets) -> Iterator[Socket]:
-    """Open before the test, and alive after it."""
-    with requests.tcp_socket(pod, VIP) as client:
-        client.connect((VIP, PORT))
-        client.recv(64)
-        yield client
-        client.send(b"still there?")
-        assert client.recv(64) == b"still there?"
-        assert client.getpeername() == (VIP, PORT)
+def connections(two: TwoNodes) -> Iterator[list[Socket]]:
+    """From every client to every endpoint, by both families; open before the test, and alive
+    after it, with the peer that they were connected to.
+    """
+    two.publish(two.service("a", 10, two.here), two.service("b", 20, two.there))
+    places = [
+        (who, frontends.to(kind, two.near, v6=v6))
+        for v6 in (False, True)
+        for who, kind in WAYS
+        for frontends in (FRONTENDS, OTHER)
+    ]
+    made = [two.connected(who, to) for who, to in places]
+    yield made
+    assert all(map(lives, made))
+    assert [each.getpeername()[:2] for each in made] == [to for _, to in places]
+    for each in made:
+        each.close()
 
 
-def lands(pod: Sockets) -> bool:
+def lands(two: TwoNodes) -> bool:
+    """Whether new connections of every client come to the endpoint of the first Service."""
     return all(
-        len(requests.backends(pod, VIP, send=send)) == 3 for send in (requests.tcp, requests.udp)
+        requests.tcp(two.sockets(getattr(two, who)), *FRONTENDS.to(kind, two.near, v6=v6)).name
+        == "here"
+        for who, kind in WAYS
+        for v6 in (False, True)
     )
 
 
-def programs(cluster: Cluster) -> dict[str, int]:
-    return cgroup_links.attached(StateDir(cluster.agent.paths.state))
-
-
-def test_endpoints_leave(cluster: Cluster, connection: Socket, pod: Sockets) -> None:
-    """All endpoints leave the service, and then the service goes."""
-    cluster.publish(web())
+def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
+    """Connections stay when the endpoints leave, and when the services go."""
+    two.publish(two.service("a", 10), two.service("b", 20))
+    assert all(map(lives, connections))
     with pytest.raises(ConnectionRefusedError):
-        requests.tcp(pod, VIP)
-    cluster.publish()
+        lands(two)
+    two.publish()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_agent_ends(
-    cluster: Cluster, connection: Socket, pod: Sockets, how: signal.Signals
-) -> None:
-    """Without an agent the hooks serve as before; a new agent goes on from there."""
-    before = programs(cluster)
-    cluster.agent.stop(how)
-    assert programs(cluster) == before
-    assert lands(pod)
-    cluster.agent.start()
-    assert lands(pod)
-
-
-def test_programs_are_replaced(cluster: Cluster, connection: Socket, pod: Sockets) -> None:
-    """A restart puts its own programs in the place of the old ones, hook by hook."""
-    before = programs(cluster)
-    cluster.agent.stop()
-    cluster.agent.start()
-    after = programs(cluster)
+@pytest.mark.extended
+@every_end
+def test_agent_ends(two: TwoNodes, connections: list[Socket], how: signal.Signals) -> None:
+    """Without agents connections stay and new ones land by the same programs; new agents go on from
+    there, and put their own programs in the place of the old ones, hook by hook.
+    """
+    before = monitors.programs(two.agents[0])
+    for agent in two.agents:
+        agent.stop(how)
+    assert monitors.programs(two.agents[0]) == before
+    assert all(map(lives, connections))
+    assert lands(two)
+    for agent in two.agents:
+        agent.start()
+    assert lands(two)
+    after = monitors.programs(two.agents[0])
     assert after.keys() == before.keys()
     assert not set(after.values()) & set(before.values())
 
 
-def test_restart_under_load(cluster: Cluster) -> None:
-    """While agents come and go no connection fails."""
+def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
+    """The maps are those of another layout, which agrees about persistent ones; agents come."""
+    for agent in two.agents:
+        agent.stop(how)
+        state = StateDir(agent.paths.state)
+        state.maps_directory.rename(state.directory / "0123456789ab")
+        agent.start()
+        assert state.old_layouts() == []
+    two.close_maps()
+
+
+@pytest.mark.extended
+def test_upgrade(two: TwoNodes, connections: list[Socket]) -> None:
+    """Connections live on through another layout of settings, devices or verdicts."""
+    upgrade(two)
+    assert lands(two)
+
+
+@pytest.fixture
+def pressed(two: TwoNodes) -> Iterator[None]:
+    """By clients of every kind; none of their connections and datagrams may fail.
+
+    With pauses: a masqueraded flow keeps its source port for a while, and there are 10,000.
+    Of packets on netfilter TCP alone: a datagram's reply is lost if its endpoint goes before it
+    comes, as the entry goes too, with kube-proxy as well (kube-proxy.md 11.1).
+    """
+    two.publish(two.service("web", 10, two.here, two.there))
     pressing = [
-        cluster.start_client(cluster.client, protocol, VIP, pause=0.005)
+        two.start_client(
+            getattr(two, who), protocol, *FRONTENDS.to(kind, two.near, v6=v6), pause=0.01
+        )
+        for who, kind in WAYS
         for protocol in ("tcp", "udp")
+        if protocol == "tcp" or two.engine is Engine.FLOWS or who not in BY_PACKETS
+        for v6 in (False, True)
     ]
-    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-        cluster.agent.stop(how)
-        cluster.agent.start()
-    for said in map(cluster.stop_client, pressing):
+    yield
+    for said in map(two.stop_client, pressing):
         assert not said["errors"]
-        assert len(said["names"]) == 3
+        assert said["names"].keys() == {"here", "there"}
 
 
-def test_changed_while_away(cluster: Cluster, pod: Sockets) -> None:
+@pytest.mark.extended
+def test_restart_under_load(two: TwoNodes, pressed: None) -> None:
+    """While agents come and go nothing fails."""
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        for agent in two.agents:
+            agent.stop(how)
+            agent.start()
+
+
+@pytest.mark.extended
+def test_upgrades_under_load(two: TwoNodes, pressed: None) -> None:
+    """The same with another layout each time."""
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        upgrade(two, how)
+
+
+def test_churn(two: TwoNodes, pressed: None) -> None:
+    """While endpoints come and go nothing fails."""
+    sets: list[tuple[Host, ...]] = [(two.here,), (two.there,), (two.here, two.there)]
+    for _ in range(20):
+        for pods in sets:
+            two.publish(two.service("web", 10, *pods))
+
+
+def test_changed_while_away(two: TwoNodes) -> None:
     """What changed while no agent was there is in force when one is back."""
-    cluster.agent.stop(signal.SIGKILL)
-    cluster.publish(web(endpoint(cluster.web[1])))
-    assert lands(pod)
-    cluster.agent.start()
-    assert requests.backends(pod, VIP).keys() == {"web-2"}
+    two.publish(two.service("web", 10, two.there))
+    for agent in two.agents:
+        agent.stop(signal.SIGKILL)
+    two.publish(two.service("web", 10, two.here))
+    for who in ("hooked", "unhooked"):
+        names = requests.backends(two.sockets(getattr(two, who)), FRONTENDS.cluster[0], 5)
+        assert names.keys() == {"there"}
+    for agent in two.agents:
+        agent.start()
+    assert lands(two)

@@ -8,136 +8,38 @@ with the last rule that asks for them, and every connection that is translated w
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from errno import ENOTCONN
 from pathlib import Path
 from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from bench import kubeproxy
-from bench.services import NodePort
 from ebpflb.datapath.attach import tcx
-from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
-from ebpflb.node.netfilter_probe import netfilter_obstacle
-from tests.kit import forked, requests
-from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
-from tests.kit.lab_cluster import PREFIX
+from tests.kit import kube_proxy_node, requests
+from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster, endpoint, web
+from tests.kit.kube_proxy_node import (
+    NAMES,
+    KubeProxyNode,
+    iptables_legacy,
+    iptables_nft,
+    nftables,
+)
 from tests.node import answering, nodes
 
-PODS, PODS6 = cni.NETWORKS
-NAMES = {"web-1", "web-2", "web-3"}
-
 Load = Callable[[Cluster], None]
-Way = tuple[Host, tuple[str, int]]
-
-
-class KubeProxyNode(Cluster):
-    """A node that kube-proxy has served, its agent not started yet, and a client outside."""
-
-    def __init__(self, lab: Lab, folder: Path, engine: str, *options: str) -> None:
-        usual = "--cluster-cidr", f"{PODS},{PODS6}", "--packet-path", engine
-        super().__init__(lab, folder, *usual, *options)
-        self.flows_stay = engine == "netfilter"  # when ebpflb is removed
-        self.outside = lab.outside("outside", 1)
-        v6 = [endpoint(pod, v6=True) for pod in self.web]
-        self.publish(web(*map(endpoint, self.web), v6=v6, nodeport=NODEPORT))
-        inside = [(host, (vip, PORT)) for vip in (VIP, VIP6) for host in (self.client, self.node)]
-        # Clients and the frontend of each, in both families: a pod, the node itself, from outside.
-        self.ways: list[Way] = [
-            *inside,
-            *((self.outside, (address, NODEPORT)) for address in (self.node.v4, self.node.v6)),
-        ]
-
-    @property
-    def lasting(self) -> list[Way]:
-        """Those whose connections `ebpflb cleanup` does not end."""
-        return [way for way in self.ways if self.flows_stay or way[0] is not self.outside]
-
-    def ebpflb(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """A command on the node."""
-        return forked.run(*words, *self.agent.where, netns=self.node.netns)
-
-    def has_rules(self) -> bool:
-        said = self.ebpflb("cleanup", "--kube-proxy", "--dry-run").stdout
-        return "would be removed" in said
-
-    def open(self, kind: int, ways: list[Way] | None = None) -> list[Socket]:
-        """A client each way that has been answered once."""
-        clients = []
-        for host, where in self.ways if ways is None else ways:
-            client = self.sockets(host).open(requests.family_of(where[0]), kind)
-            client.connect(where)
-            if kind == SOCK_DGRAM:
-                client.send(b"?")
-            assert client.recv(64).split()[0].decode() in NAMES
-            clients.append(client)
-        return clients
-
-    @contextmanager
-    def unfailing(self, ways: list[Way]) -> Iterator[None]:
-        """Clients connect again and again as long as this lasts; all of it must succeed."""
-        pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
-        try:
-            yield
-        finally:
-            counts = [self.stop_client(each) for each in pressing]
-        for count in counts:
-            assert count["errors"] == {}
-            assert sum(count["names"].values()) > 10
-
-    def asks(self, kind: requests.Send) -> list[set[str]]:
-        """The backends that answer each client."""
-        return [
-            set(requests.backends(self.sockets(host), where[0], send=kind, port=where[1]))
-            for host, where in self.ways
-        ]
-
-
-def services(node: Cluster, *, v6: bool) -> list[NodePort]:
-    """The Service of the agent's manifests, as kube-proxy's rules have it."""
-    endpoints = tuple((pod.v6 if v6 else pod.v4, "node") for pod in node.web)
-    return [NodePort("web", VIP6 if v6 else VIP, NODEPORT, ("tcp", "udp"), endpoints)]
-
-
-def nftables(node: Cluster) -> None:
-    node.node.nft(kubeproxy.nft(services(node, v6=False), "node", node.node.v4, PODS))
-    node.node.nft(kubeproxy.nft(services(node, v6=True), "node", node.node.v6, PODS6))
-
-
-def iptables_legacy(node: Cluster) -> None:
-    iptables(node, "legacy")
-
-
-def iptables_nft(node: Cluster) -> None:
-    iptables(node, "nft")
-
-
-def iptables(node: Cluster, variant: str) -> None:
-    for tool, pods, v6 in (("iptables", PODS, False), ("ip6tables", PODS6, True)):
-        said = kubeproxy.iptables(services(node, v6=v6), pods)
-        words = [*node.node.enter, f"{tool}-{variant}-restore", "--noflush"]
-        subprocess.run(words, input=said, text=True, check=True)
-
 
 every_mode = pytest.mark.parametrize("load", [nftables, iptables_legacy, iptables_nft])
 
 
 @pytest.fixture(params=["flows", "netfilter"])
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KubeProxyNode]:
-    if request.param == "netfilter" and (missing := netfilter_obstacle()):
-        pytest.skip(missing)
-    with Lab(PREFIX) as lab:
-        made = KubeProxyNode(lab, tmp_path, request.param)
-        try:
-            yield made
-        finally:
-            made.close()
+    with kube_proxy_node.running(tmp_path, request.param) as made:
+        yield made
 
 
 def echo(client: Socket, said: bytes) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 from ebpflb.node import flowtable, nft
 from ebpflb.node.flowtable import FRONTEND_SETS, TABLE, Contents
 from ebpflb.node.flowtable_probe import flowtable_obstacle
+from tests.kit import needs
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -40,8 +41,7 @@ def test_the_obstacle_is_found_without_a_trace() -> None:
 @pytest.fixture
 def made() -> Iterator[None]:
     """A flowtable, and two devices."""
-    if missing := flowtable_obstacle():
-        pytest.skip(missing)
+    needs.flowtable()
     with nodes.fresh(NAME):
         flowtable.make(TABLE)
         run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1")

@@ -28,14 +28,12 @@ ALL_TESTS = (
     "--parameter-sets=1:tests/network/test_packets_refusal.py",
     "--parameter-sets=4:tests/network/test_schedulers.py::test_connections_are_drawn_by_weight",
     "--parameter-sets=4:tests/network/test_schedulers.py::test_weights_may_be",
-    "--parameter-sets=1:tests/network/test_scheduler_changes.py",
     "--parameter-sets=1:tests/network/test_default_scheduler.py",
-    "--parameter-sets=1:tests/network/test_on_removal_packets.py",
-    "--parameter-sets=1:tests/network/test_on_removal_sockets.py",
+    "--parameter-sets=1:tests/network/test_on_removal.py",
     "--parameter-sets=1:tests/network/test_some_services.py",
     "--parameter-sets=1:tests/network/test_shadow.py",
     "--parameter-sets=1:tests/network/test_killed_amid_changes.py",
-    "--parameter-sets=1:tests/network/test_policies.py",
+    "--parameter-sets=1:tests/network/test_sockets.py",
     "--parameter-sets=1:tests/network/test_affinity.py",
     "--parameter-sets=1:tests/network/test_stale_udp.py",
     "--parameter-sets=1:tests/network/test_early_udp.py",
@@ -72,23 +70,20 @@ ALL_TESTS = (
     "tests/network/test_packets_refusal.py",
     "tests/network/test_schedulers.py",
     "tests/network/test_least_connections.py",
-    "tests/network/test_scheduler_changes.py",
-    "tests/network/test_on_removal_packets.py",
+    "tests/network/test_on_removal.py",
+    "tests/network/test_moving_udp.py",
     "tests/network/test_default_scheduler.py",
-    "tests/network/test_taken_off.py",
     # with a node of its own, where the kernel has what it needs
     "tests/network/test_flowtable.py",
     # these share one cluster: first those that need it unchanged, last those that change it
     "tests/network/test_release.py",
-    "tests/network/test_protocols.py",
-    "tests/network/test_policies.py",
+    "tests/network/test_sockets.py",
     "tests/network/test_affinity.py",
     "tests/network/test_datagrams.py",
     "tests/network/test_stale_udp.py",
     "tests/network/test_early_udp.py",
     "tests/network/test_bind.py",
     "tests/network/test_refusal.py",
-    "tests/network/test_on_removal_sockets.py",
     # with two nodes of its own
     "tests/network/test_killed_amid_changes.py",
     # each has a node of its own, with kube-proxy's rules
@@ -112,11 +107,10 @@ LONG = (
     "tests/network/test_schedulers.py",  # 140
     "tests/network/test_default_scheduler.py",  # 85
     "tests/network/test_least_connections.py",  # 32
-    "tests/network/test_on_removal_packets.py",  # 13
-    "tests/network/test_taken_off.py",  # 43
+    "tests/network/test_on_removal.py",  # 73
     "tests/network/test_flowtable.py",
     "tests/network/test_release.py",  # 45
-    "tests/network/test_on_removal_sockets.py",  # 60
+    "tests/network/test_moving_udp.py",
     "tests/network/test_killed_amid_changes.py",  # 182
     "tests/network/test_some_services.py",  # 252
     "tests/network/test_shadow.py",  # 112
@@ -138,13 +132,12 @@ MORE = (
     "tests/network/test_silent_sockets.py",
     "tests/network/test_forged_ends.py",
     "tests/network/test_admission.py",
-    "tests/network/test_moved_frontends.py",
     "tests/network/test_netfilter_engine.py",
     "tests/network/test_netfilter_segments.py",
     "tests/network/test_netfilter_sctp.py",
     # each with nodes of its own
     "tests/network/test_draw.py",
-    "tests/network/test_netfilter_affinity.py",
+    "tests/network/test_floods.py",
     "tests/network/test_netfilter_floods.py",
     "tests/network/test_netfilter_parity.py",
     "tests/network/test_netfilter_operation.py",

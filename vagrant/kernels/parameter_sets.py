@@ -36,7 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--in-turns", help="every N-th file, from the I-th on", **words)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Chooses among the tests that ``-m`` leaves."""
     limits = dict(map(_limit, config.getoption("--parameter-sets")))
     folders = tuple(config.getoption("--one-set-up"))
     groups: dict[Group, list[pytest.Item]] = defaultdict(list)

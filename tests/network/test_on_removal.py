@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of connections when their endpoint goes: on-removal, of sockets and of packets."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from socket import IPPROTO_TCP, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
+
+import pytest
+from pytest import MonkeyPatch
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Socket
+from ebpflb.model.packet_path import Engine
+from ebpflb.node import sock_diag
+from tests.kit import requests
+from tests.kit.lab_cluster import TARGET
+from tests.kit.on_removal import LATE, SHORT, SOON, is_reset, one_each, saying
+from tests.kit.parameters import both_engines, families, flow_tables
+from tests.kit.requests import connected, lives
+from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.node import nodes
+
+WEB, BESIDE = Frontends(10), Frontends(20)
+
+ends_sockets = pytest.mark.skipif(
+    not sock_diag.can_destroy_tcp(), reason="this kernel ends no sockets"
+)
+
+
+def by_sockets(*where: str) -> object:
+    return pytest.param(*where, marks=ends_sockets)
+
+
+clients = pytest.mark.parametrize("who", [by_sockets("hooked"), by_sockets("near"), "unhooked"])
+
+
+@pytest.fixture
+def stack(two: TwoNodes) -> Iterator[ExitStack]:
+    two.delete_flows("tcp_flows")
+    with ExitStack() as made:
+        yield made
+
+
+def web(two: TwoNodes, value: str | None, *pods: Host) -> list[Manifest]:
+    """The Service with these endpoints, which says this of their removal."""
+    return saying(two.service("web", 10, *pods), value)
+
+
+def beside(two: TwoNodes, pod: Host, value: str | None = SOON) -> list[Manifest]:
+    """Another Service: when its endpoint goes its connections are reset at once, which shows that
+    the search is over.
+    """
+    return saying(two.service("beside", 20, pod), value)
+
+
+def open_each(
+    two: TwoNodes, stack: ExitStack, who: str, *names: str, to: Frontends = WEB
+) -> dict[str, Socket]:
+    """Connections of a client by the cluster IP, one to each of these endpoints."""
+    sockets, where = two.sockets(getattr(two, who)), to.to("cluster", two.near)
+    return one_each(stack, lambda: connected(sockets, *where), *names)
+
+
+def held(pod: Host) -> int:
+    """How many connections the endpoint has."""
+    with nodes.entered(pod.netns), sock_diag.SockDiag() as diag:
+        return sum(one.local[1] == TARGET for one in diag.connected(IPPROTO_TCP))
+
+
+@pytest.mark.extended
+@both_engines
+@pytest.mark.parametrize("family", ["v4", "v6", "mapped"])
+@pytest.mark.parametrize(
+    ("who", "kind"),
+    [
+        by_sockets("hooked", "cluster"),
+        by_sockets("near", "cluster"),
+        ("unhooked", "cluster"),
+        ("unhooked", "nodeport"),
+        ("outside", "nodeport"),
+        ("outside", "balancer"),
+    ],
+)
+def test_reset_ends_the_connections_of_endpoints_that_go(
+    two: TwoNodes, stack: ExitStack, who: str, kind: str, family: str
+) -> None:
+    """Of clients that only wait, and at the endpoints: on this node, on another; masqueraded or
+    not. Others live: to an endpoint that stays, and to the address of one that goes.
+    """
+    two.publish(web(two, SOON, two.here, two.twin, two.there))
+    sockets = two.sockets(getattr(two, who))
+    address, port = WEB.to(kind, two.near, v6=family == "v6")
+    address = f"::ffff:{address}" if family == "mapped" else address
+    found = one_each(stack, lambda: connected(sockets, address, port), "here", "twin", "there")
+    direct = []
+    if who != "outside":  # from where no route leads to pods
+        itself = two.twin.v6 if family == "v6" else two.twin.v4
+        direct.append(stack.enter_context(connected(sockets, itself, TARGET)[0]))
+    two.publish(web(two, SOON, two.here))
+    assert is_reset(found["twin"])
+    assert is_reset(found["there"])
+    wait_until("one endpoint is told", lambda: held(two.twin) == len(direct))
+    wait_until("the other is told", lambda: held(two.there) == 0)
+    assert all(map(lives, [found["here"], *direct]))
+
+
+@both_engines
+@families
+@pytest.mark.parametrize("kind", ["cluster", "nodeport"])
+def test_reset_ends_the_connection_of_a_pod_to_itself(
+    two: TwoNodes, stack: ExitStack, kind: str, v6: bool
+) -> None:
+    """Hairpin: client and endpoint are one pod, whose socket and whose server both are told."""
+    if two.engine is Engine.NETFILTER:  # it needs this (test_hairpin_mode.py)
+        two.near.ip("link set veth12 type bridge_slave hairpin on")
+    two.publish(web(two, SOON, two.twin))
+    client, name = connected(two.sockets(two.twin), *WEB.to(kind, two.near, v6=v6))
+    stack.enter_context(client)
+    assert (name, lives(client), held(two.twin)) == ("twin", True, 1)
+    two.publish(web(two, SOON, two.here))
+    assert is_reset(client)
+    wait_until("the endpoint is told", lambda: held(two.twin) == 0)
+
+
+@both_engines
+@families
+def test_a_client_of_an_endpoint_that_is_dead_notices_while_it_waits_or_sends(
+    two: TwoNodes, stack: ExitStack, v6: bool
+) -> None:
+    """Nothing acknowledges what it has sent; nobody answers one that is connecting."""
+    two.publish(web(two, SOON, two.there))
+    sockets, to = two.sockets(two.unhooked), WEB.to("cluster", two.near, v6=v6)
+    waits, sends = (stack.enter_context(connected(sockets, *to)[0]) for _ in range(2))
+    with silenced(two.there):
+        sends.send(bytes(20_000))
+        two.publish(web(two, SOON, two.here))
+        assert is_reset(waits)
+        assert is_reset(sends)
+
+
+@both_engines
+@clients
+@pytest.mark.parametrize("value", [None, "keep", "drop", LATE])
+def test_connections_are_kept_unless_their_grace_is_over(
+    two: TwoNodes, stack: ExitStack, who: str, value: str | None
+) -> None:
+    """By default, by choice, with a wrong annotation, which is named once, and within the grace."""
+    said = 'metadata.annotations[ebpflb.io/on-removal]: "drop" is not keep, reset or reset=DURATION'
+    before = two.agents[0].log().count(said)
+    two.publish(web(two, value, two.here, two.twin), beside(two, two.there))
+    kept = open_each(two, stack, who, "here")["here"]
+    other = open_each(two, stack, who, "there", to=BESIDE)["there"]
+    two.publish(web(two, value, two.twin), beside(two, two.twin))
+    assert is_reset(other)
+    assert lives(kept)
+    assert two.agents[0].log().count(said) - before == (value == "drop")
+
+
+@both_engines
+@clients
+def test_an_endpoint_that_comes_back_within_the_grace_keeps_its_connections(
+    two: TwoNodes, stack: ExitStack, who: str
+) -> None:
+    """One that goes after it is reset, when the first one's grace would be over too."""
+    everybody = two.here, two.twin, two.there
+    two.publish(web(two, SHORT, *everybody))
+    found = open_each(two, stack, who, "here", "there")
+    for pods in (everybody[1:], everybody, everybody[:2]):
+        two.publish(web(two, SHORT, *pods))
+    assert is_reset(found["there"])
+    assert lives(found["here"])
+
+
+@both_engines
+def test_a_client_may_connect_again_from_the_same_port(two: TwoNodes, stack: ExitStack) -> None:
+    """To an endpoint that serves."""
+    to = WEB.to("cluster", two.near)
+    two.publish(web(two, SOON, two.there))
+    client, _ = connected(two.sockets(two.unhooked), *to)
+    port = client.getsockname()[1]
+    two.publish(web(two, SOON, two.here))
+    assert is_reset(client)
+    client.close()
+    log = two.agents[0].log
+    wait_until("it is logged", lambda: "1 flows" in log() or "1 conntrack" in log())
+
+    def reaches_another() -> bool:
+        with two.sockets(two.unhooked).open(requests.family_of(to[0]), SOCK_STREAM) as again:
+            try:
+                again.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # a former attempt may still close
+                again.bind(("0.0.0.0", port))
+                again.connect(to)
+                return again.recv(64).startswith(b"here ")
+            except OSError:
+                return False
+
+    wait_until("the port is free", reaches_another)
+
+
+@contextmanager
+def silenced(pod: Host) -> Iterator[None]:
+    """As if it had died: nothing leaves it."""
+    for v6 in (False, True):
+        pod.ip("rule add pref 1 blackhole", v6=v6)
+    try:
+        yield
+    finally:
+        for v6 in (False, True):
+            pod.ip("rule del pref 1", v6=v6)
+
+
+# The rest is the same for packets, and is shown by sockets alone.
+
+
+@flow_tables
+@ends_sockets
+def test_an_endpoint_that_terminates_or_is_not_ready_has_not_gone(
+    two: TwoNodes, stack: ExitStack
+) -> None:
+    """It has when its slice lists it no more."""
+    two.publish(web(two, SOON, two.here, two.twin), beside(two, two.there))
+    found = open_each(two, stack, "hooked", "here", "twin")
+    other = open_each(two, stack, "hooked", "there", to=BESIDE)["there"]
+    said = web(two, SOON, two.here, two.twin)
+    for each in said[1:]:
+        states = {"ready": False, "serving": False}
+        each["endpoints"][0]["conditions"] = states | {"terminating": True}
+        each["endpoints"][1]["conditions"] = states
+    two.publish(said, beside(two, two.twin))
+    assert is_reset(other)
+    assert all(map(lives, found.values()))
+    two.publish(web(two, SOON, two.twin))
+    assert is_reset(found["here"])
+    assert lives(found["twin"])
+
+
+@flow_tables
+@ends_sockets
+@pytest.mark.parametrize("kind", ["cluster", "nodeport", "loopback"])
+def test_every_frontend_of_a_service_that_is_deleted(
+    two: TwoNodes, stack: ExitStack, kind: str
+) -> None:
+    """Its endpoints go with it. The same endpoint in another Service keeps its connections."""
+    same = beside(two, two.here, None)
+    two.publish(web(two, SOON, two.here), same)
+    where = ("127.0.0.1", WEB.nodeport) if kind == "loopback" else WEB.to(kind, two.near)
+    client = stack.enter_context(two.connected("near", where))
+    other = open_each(two, stack, "near", "here", to=BESIDE)["here"]
+    two.publish(same)
+    assert is_reset(client)
+    assert lives(other)
+
+
+@flow_tables
+@ends_sockets
+@pytest.mark.parametrize("deleted", [False, True], ids=["endpoint", "service"])
+def test_an_agent_that_is_started_again_gives_the_grace_anew(
+    two: TwoNodes, stack: ExitStack, deleted: bool, monkeypatch: MonkeyPatch
+) -> None:
+    """Whether the endpoint or the whole Service went while no agent ran, or within the grace."""
+    agent = two.agents[0]
+    two.publish(web(two, SHORT, two.here, two.twin))
+    found = open_each(two, stack, "hooked", "here", "twin")
+    status = agent.paths.status_file
+    wait_until("the status names it", lambda: '"grace"' in status.read_text())
+    agent.stop(signal.SIGKILL)
+    two.publish([] if deleted else web(two, SHORT, two.twin))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # start() deletes the former status
+        agent.start()
+    assert is_reset(found["here"])
+    assert is_reset(found["twin"]) if deleted else lives(found["twin"])
+
+
+@flow_tables
+@ends_sockets
+def test_the_annotation_may_change_within_the_grace(two: TwoNodes, stack: ExitStack) -> None:
+    """A shorter grace counts from when the endpoint went; one that was kept has it from then on."""
+    two.publish(web(two, None, two.here, two.twin, two.there))
+    found = open_each(two, stack, "hooked", "here", "twin")
+    two.publish(web(two, None, two.twin, two.there))
+    two.publish(web(two, LATE, two.twin, two.there))
+    two.publish(web(two, LATE, two.there))
+    two.publish(web(two, SOON, two.there))
+    assert is_reset(found["here"])
+    assert is_reset(found["twin"])
+
+
+@flow_tables
+@ends_sockets
+def test_connections_after_a_return_are_kept_if_the_service_keeps_them_now(
+    two: TwoNodes, stack: ExitStack
+) -> None:
+    """Later passes of the search, for what went before, leave them alone."""
+    one, other, third = two.here, two.twin, two.there
+    two.publish(web(two, SOON, one, other), beside(two, third))
+    first = open_each(two, stack, "hooked", "here")["here"]
+    two.publish(web(two, SOON, other), beside(two, third))
+    assert is_reset(first)
+    two.publish(web(two, None, one, other), beside(two, third))
+    kept = open_each(two, stack, "hooked", "here")["here"]
+    two.publish(web(two, None, other), beside(two, third))
+    for pod in (other, one):  # their last passes come after those for the first one
+        client = stack.enter_context(two.connected("hooked", BESIDE.to("cluster", two.near)))
+        two.publish(web(two, None, other), beside(two, pod, "reset=4s"))
+        assert is_reset(client)
+    assert lives(kept)
+
+
+@flow_tables
+@ends_sockets
+def test_operators_see_the_setting_the_log_the_counter_and_the_history(
+    two: TwoNodes, stack: ExitStack
+) -> None:
+    """In `services`, `status` and `history`."""
+    two.publish(web(two, SOON, two.here, two.twin))
+    assert "reset=0s" in two.ebpflb("services", "get", "default/web").stdout
+    line = "reset on removal   default/web:tcp: after 0 s\n"
+    wait_until("status has it", lambda: line in two.ebpflb("status").stdout)
+    client = open_each(two, stack, "hooked", "here")["here"]
+    two.publish(web(two, SOON, two.twin))
+    assert is_reset(client)
+    said = f"default/web:tcp: 1 sockets to {two.here.v4} port {TARGET} reset"
+    wait_until("it is logged", lambda: said in two.agents[0].log())
+    event = f"reset: 1 sockets to {two.here.v4}:{TARGET}"
+    wait_until("history has it", lambda: event in two.ebpflb("history", "-o", "wide").stdout)
