@@ -70,19 +70,18 @@ struct flow {
 	__u8 pad_kind[3];
 	__u32 check;		/* core/check.h; what follows is changed in place */
 	__u16 flags;		/* enum flow_flag */
-	__u8 scale;		/* of TCP's windows */
-	__u8 pad;
+	__u16 pad;
 	__u32 frontend_moves;	/* of a UDP request: when its frontend was last looked up; 0: never */
 	__u64 last_seen;
 	/*
-	 * TCP's numbers of this side, in host order (engine/flows/window.h); 0: not known. SCTP has
-	 * two: in `end` the tag that this side has chosen, with which the other side sends to it, in
-	 * `asked` the one that it would like to have now (engine/flows/association.h).
+	 * TCP's numbers of this side, in host order (engine/flows/window.h); 0: not known. Of SCTP
+	 * `end` is the tag that this side has chosen, with which the other side sends to it
+	 * (engine/flows/association.h).
 	 */
 	__u32 end;		/* the end of what it has sent */
 	__u32 acknowledged;	/* what it has acknowledged */
-	__u32 edge;		/* up to where it lets the other side send */
-	__u32 asked;		/* of a request: the end of a SYN that the connection does not believe yet */
+	__u32 asked;		/* of a request: the end of its last SYN, until the connection goes on */
+	__u32 pad_asked;
 };
 SIZE(struct flow, 88);
 

@@ -19,17 +19,15 @@ struct packet {
 	__u32 sequence;
 	__u32 acknowledgment;
 	__u32 bytes;		/* of the sequence space: the payload, SYN and FIN */
-	__u16 window;
-	__u8 header;		/* its length in bytes */
-	__u8 control;		/* bits as TCP_SYN (RFC 9293 3.1); 0: no segment */
 	/* of SCTP packets, in host order, by their first chunk */
 	__u32 tag;		/* the verification tag */
 	__u32 chosen;		/* INIT, INIT ACK: the tag that the sender asks for; else 0 */
-	__u8 chunk;		/* its type */
 	__u8 reflected;		/* SCTP_REFLECTED */
-	__u8 pad[6];
+	__u8 header;		/* of a TCP segment: its length in bytes */
+	__u8 control;		/* its bits as TCP_SYN (RFC 9293 3.1); 0: no segment */
+	__u8 pad;
 };
-SIZE(struct packet, 96);
+SIZE(struct packet, 88);
 
 /* The result of select_backend (path/select.h). */
 struct selection {
@@ -97,7 +95,7 @@ struct scratch {
 	struct port_sequence ports;	/* of the masqueraded flow */
 	__u8 pad[4];
 };
-SIZE(struct scratch, 1032);
+SIZE(struct scratch, 1024);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

@@ -97,7 +97,6 @@ SIZE(struct udp, 8);
 #define SCTP_INIT_ACK 2
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN 7
-#define SCTP_COOKIE_ECHO 10
 #define SCTP_COMPLETE 14
 #define SCTP_REFLECTED 1	/* flag T: the packet has the tag of its sender, not of its receiver */
 

@@ -23,7 +23,6 @@ static __always_inline void packet_note_tcp(struct packet *packet,
 	packet->control = flags;
 	packet->sequence = host32(transport->sequence);
 	packet->acknowledgment = host32(transport->acknowledgment);
-	packet->window = host16(transport->window);
 	packet->header = (transport->offset >> 4) * 4;
 	packet->bytes = packet->end - packet->transport - packet->header +
 			!!(flags & TCP_SYN) + !!(flags & TCP_FIN);
@@ -38,7 +37,6 @@ static __always_inline void packet_note_sctp(struct __sk_buff *ctx, struct packe
 	__u8 chunk = transport->offset;
 	__be32 chosen;
 
-	packet->chunk = chunk;
 	packet->reflected = transport->flags & SCTP_REFLECTED;
 	packet->tag = host32(transport->sequence);
 	if ((chunk == SCTP_INIT || chunk == SCTP_INIT_ACK) &&

@@ -78,7 +78,7 @@ static __always_inline struct outcome egress_packet(struct __sk_buff *ctx, struc
 	if (known->kind == FLOW_SNAT_PENDING)
 		return masquerade(ctx, packet, known, &scratch->to);
 	/* FLOW_UN_DNAT: a reply; FLOW_SNAT: a further packet of a masqueraded flow. */
-	scratch->to = flow_follow(ctx, packet, known, flow);
+	scratch->to = flow_follow(packet, known, flow);
 	return rewritten(VERDICT_ESTABLISHED);
 }
 

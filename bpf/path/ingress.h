@@ -98,7 +98,7 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 	if (flow_is_gone(packet, known, flow))
 		return unchanged(VERDICT_ENDPOINT_GONE);
 	if (flow_continues(packet, known, flow)) {
-		scratch->to = flow_follow(ctx, packet, known, flow);
+		scratch->to = flow_follow(packet, known, flow);
 		translated_note(ctx, known);
 		if (known->kind == FLOW_UN_SNAT)
 			reply_leads_to_device(ctx, scratch, &scratch->to);

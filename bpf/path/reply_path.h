@@ -67,7 +67,7 @@ static __always_inline bool reply_leads_to_device(struct __sk_buff *ctx, struct 
 	scratch->snat_tuple = flow_translate(&scratch->reply_tuple, known);
 	if (!device_takes(ctx, scratch, &scratch->snat_tuple, known->ifindex))
 		return false;
-	flow_touch(ctx, known, flow, packet, &scratch->snat_tuple);
+	flow_touch(known, flow, packet, &scratch->snat_tuple);
 	*tuple = scratch->snat_tuple;
 	scratch->device = known->ifindex;
 	record_at(STEP_REPLY_DEVICE, known->ifindex, &known->address);

@@ -55,8 +55,8 @@ class Flow(NamedTuple):
     """One entry: what becomes of the packets of its tuple.
 
     ``address`` and ``port`` replace the destination at ingress and the source at egress;
-    ``other_port`` is the other end's port. Times are nanoseconds of CLOCK_MONOTONIC. ``scale`` and
-    the last four are TCP's (bpf/engine/flows/window.h).
+    ``other_port`` is the other end's port. Times are nanoseconds of CLOCK_MONOTONIC. The last
+    three are TCP's (bpf/engine/flows/window.h).
     """
 
     created: int
@@ -69,12 +69,10 @@ class Flow(NamedTuple):
     ifindex: int
     kind: int
     flags: Flags
-    scale: int = 0
     frontend_moves: int = 0
     last_seen: int = 0
     end: int = 0
     acknowledged: int = 0
-    edge: int = 0
     asked: int = 0
 
 

@@ -26,7 +26,7 @@ int pass_packet(const void *packet)
 
 	if (!flow || !flow_copy(&known, tuple, flow))
 		return false;
-	flow_follow(NULL, packet, &known, flow);
+	flow_follow(packet, &known, flow);
 	return true;
 }
 
@@ -38,7 +38,7 @@ int follow_packet(const void *packet, void *to)
 
 	if (!flow || !flow_copy(&known, tuple, flow) || !flow_continues(packet, &known, flow))
 		return false;
-	*(struct tuple *)to = flow_follow(NULL, packet, &known, flow);
+	*(struct tuple *)to = flow_follow(packet, &known, flow);
 	return true;
 }
 

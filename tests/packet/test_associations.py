@@ -131,18 +131,16 @@ def test_forged_opening(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_restart(node: PacketNode, client: str, where: str) -> None:
-    """A client that has restarted, and echoes the cookie, has new tags (RFC 9260 5.2.2)."""
+    """The packets of a client that has restarted (RFC 9260 5.2.2) go to its backend, which answers;
+    their new tags are not noted, so the flow stays for its time.
+    """
     asked = established(node, client, where)
-    node.through(chunk(destination(asked), source(asked), "shutdown"))
     node.through(chunk(client, where, init_tag=77))
     node.through(chunk(destination(asked), source(asked), "init ack", 77, init_tag=88))
-    node.through(chunk(client, where, "cookie echo", 88))
+    assert ends(node.through(chunk(client, where, "cookie echo", 88))) == ends(asked)
+    assert answer(node, asked, "data") == f"{where} > {client}"
+    node.through(chunk(client, where, "abort", 88))
     assert ended(node) == set()
-    node.through(chunk(client, where, "abort"))
-    node.through(chunk(destination(asked), source(asked), "abort"))
-    assert ended(node) == set()
-    node.through(chunk(destination(asked), source(asked), "abort", 77))
-    assert ended(node) == {"rst"}
 
 
 def test_shutdown_of_one_side(

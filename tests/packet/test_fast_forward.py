@@ -152,7 +152,7 @@ def test_entries_as_by_the_usual_programs(
         ):
             run(node, packet, into, out)
         return sorted(
-            (name, entry.flags, entry.end, entry.acknowledged, entry.edge)
+            (name, entry.flags, entry.end, entry.acknowledged)
             for name, entry in node.flows(protocol).items()
         )
 

@@ -94,12 +94,12 @@ static __always_inline bool flow_is_gone(const struct packet *packet, const stru
 	return true;
 }
 
-static __always_inline struct tuple flow_follow(struct __sk_buff *ctx, const struct packet *packet,
+static __always_inline struct tuple flow_follow(const struct packet *packet,
 						const struct flow *known, struct flow *flow)
 {
 	struct tuple to = flow_translate(&packet->tuple, known);
 
-	flow_touch(ctx, known, flow, packet, &to);
+	flow_touch(known, flow, packet, &to);
 	return to;
 }
 

@@ -71,7 +71,7 @@ static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
 	snat.kind = FLOW_SNAT;
 	snat.address = scratch->source;
 	snat.port = scratch->reply_tuple.destination_port;
-	side_begin(ctx, &snat, packet);
+	side_begin(&snat, packet);
 	if (flow_update(&packet->tuple, &snat, BPF_EXIST)) {	/* evicted, or deleted, meanwhile */
 		flow_delete(&scratch->reply_tuple);
 		return unchanged(VERDICT_FLOWS_FULL);

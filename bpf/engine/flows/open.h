@@ -133,7 +133,7 @@ static __always_inline enum opened flow_open(struct __sk_buff *ctx, const struct
 	scratch->request_entry.address = backend->address;
 	scratch->request_entry.port = backend->port;
 	scratch->request_entry.other_port = scratch->reply_tuple.destination_port;
-	side_begin(ctx, &scratch->request_entry, packet);
+	side_begin(&scratch->request_entry, packet);
 	scratch->snat_entry.other_port = backend->port;
 	flow_count(scratch->request_entry.connection, backend->id);
 	if (!snat_create(scratch) || flow_write(request_tuple, &scratch->request_entry)) {

@@ -46,68 +46,47 @@ static __always_inline void flow_confirm_affinity(const struct flow *flow,
 }
 
 /*
- * A SYN of the client. One that is sent again may have other numbers, as long as the connection is
- * not established. In an established one it may be forged: its number is only kept for a backend
- * that answers it, because it does not know the old connection any more.
+ * The client's SYN, and the backend's SYN-ACK. In an established connection either may be forged: the
+ * SYN's number is only kept for a backend that answers it, because it does not know the old connection
+ * any more. Whether a connection begins here.
  */
-static __always_inline void flow_note_syn(struct __sk_buff *ctx, struct flow *flow,
-					  const struct packet *packet)
+static __always_inline bool flow_begins(struct flow *flow, const struct packet *packet,
+					const struct tuple *translated)
 {
-	if (flow->flags & FLOW_SEEN)
-		flow->asked = known(packet->sequence + 1);
-	else
-		window_begin(ctx, flow, packet);
+	struct flow *request_entry;
+
+	if (flow->flags & FLOW_REQUEST)
+		return !(flow->flags & FLOW_SEEN);
+	request_entry = flow_opposite(translated);
+	return request_entry && packet->control & TCP_ACK &&
+	       (!(request_entry->flags & FLOW_SEEN) || window_answers_syn(request_entry, packet));
 }
 
-/*
- * The backend's SYN-ACK: its numbers begin, and what it acknowledges is the number of the client.
- * Whether a connection begins in place of one that the backend has forgotten.
- */
-static __always_inline bool flow_note_answer(struct __sk_buff *ctx, struct flow *flow,
-					     const struct packet *packet,
-					     const struct tuple *translated)
+/* The flags of an entry after a segment: with FLOW_FIN or FLOW_RST if that ends its side. */
+static __always_inline __u32 flow_follow_segment(struct flow *flow, const struct packet *packet,
+						 const struct tuple *translated, __u32 flags)
 {
-	__u32 acknowledgment = packet->acknowledgment;
-	struct tuple request_tuple = tuple_opposite(translated);
-	struct flow *request_entry = flow_find(&request_tuple);
-	struct scratch *scratch = scratch_here();
-	bool anew;
+	bool is_syn = packet->control & TCP_SYN;
 
-	if (!request_entry || !scratch || !(packet->control & TCP_ACK) ||
-	    !flow_copy(&scratch->other, &request_tuple, request_entry))
-		return false;
-	anew = request_entry->flags & FLOW_SEEN;
-	if (anew &&
-	    !(request_entry->asked && is_just_after(acknowledgment, request_entry->asked)))
-		return false;
-	window_begin(ctx, flow, packet);
-	if (!flow_remains(request_entry, &scratch->other))
-		return anew;
-	if (!is_just_after(request_entry->end, acknowledgment)) {
-		request_entry->end = known(acknowledgment);
-		request_entry->edge = 0;
+	if (is_syn ? flow_begins(flow, packet, translated)
+		   : window_begins_anew(flow, packet, translated)) {
+		window_begin(flow, packet);
+		flags &= ~FLOW_FIN;
 	}
-	if (anew && request_entry->flags & FLOW_FIN)
-		request_entry->flags &= ~FLOW_FIN;
-	return anew;
+	if (is_syn) {
+		window_note_syn(flow, packet);
+		return flags;
+	}
+	return window_follow(flow, packet, translated) ? flags | packet->ends : flags;
 }
 
-/* The flags of an entry, with FLOW_FIN or FLOW_RST if a packet ends its side of the flow. */
-static __always_inline __u32 flow_ends(struct __sk_buff *ctx, struct flow *flow,
-				       const struct packet *packet,
+/* The same after a packet of any protocol. */
+static __always_inline __u32 flow_ends(struct flow *flow, const struct packet *packet,
 				       const struct tuple *translated, __u32 flags)
 {
 	if (packet->tuple.protocol == SCTP)
-		return association_follow(flow, packet, translated, flags);
-	if (!packet->control)
-		return flags;
-	if (!(packet->control & TCP_SYN))
-		return window_follow(flow, packet, translated) ? flags | packet->ends : flags;
-	if (flow->flags & FLOW_REQUEST)
-		flow_note_syn(ctx, flow, packet);
-	else if (flow_note_answer(ctx, flow, packet, translated))
-		flags &= ~FLOW_FIN;
-	return flags;
+		return association_follow(flow, packet, translated) ? flags | packet->ends : flags;
+	return packet->control ? flow_follow_segment(flow, packet, translated, flags) : flags;
 }
 
 _Static_assert(FLOW_FIN == FLOW_SEEN << 1, "one is computed from the other");
@@ -117,8 +96,8 @@ _Static_assert(FLOW_FIN == FLOW_SEEN << 1, "one is computed from the other");
  * more packets of that side follow, FLOW_RST is cleared. A FIN before the other side was answered
  * ends nothing: conntrack takes it for invalid (tcp_conntracks, sSS).
  */
-static __always_inline void flow_touch(struct __sk_buff *ctx, const struct flow *known,
-				       struct flow *flow, const struct packet *packet,
+static __always_inline void flow_touch(const struct flow *known, struct flow *flow,
+				       const struct packet *packet,
 				       const struct tuple *translated)
 {
 	__u64 now = clock_coarse();
@@ -128,7 +107,7 @@ static __always_inline void flow_touch(struct __sk_buff *ctx, const struct flow 
 	if (!flow_remains(flow, known))
 		return;
 	flags = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
-	flags = flow_ends(ctx, flow, packet, translated, flags);
+	flags = flow_ends(flow, packet, translated, flags);
 	if (!(flags & FLOW_SEEN) && flow_is_answered(flow, packet, translated)) {
 		flags |= FLOW_SEEN;
 		if (flags & FLOW_AFFINITY)

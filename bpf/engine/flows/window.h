@@ -1,129 +1,121 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Which segments lie in the window of their TCP connection, as conntrack has it (tcp_in_window in
- * nf_conntrack_proto_tcp.c). An entry has the numbers of its own side: the end of what that has
- * sent, what it has acknowledged, and up to where it lets the other side send. Only a segment that
- * lies in the window changes them, so who cannot see a connection's packets has to guess.
+ * Which TCP segments belong to their connection, by its numbers: only these may end it. Who cannot
+ * see a connection's packets, and knows its addresses and ports alone, has to guess them.
  *
- * A segment that begins where its side ended needs no look-up of the other side's entry. Numbers
- * that are not known forbid nothing.
+ * Each side notes three numbers in its own entry: the end of what it has sent, what it has
+ * acknowledged, and the one of the last SYN. conntrack knows how far either side's window reaches;
+ * here a distance that no window exceeds by default takes its place. Numbers that are not known
+ * forbid nothing. docs/architecture.md has what would break without this.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_WINDOW_H
 #define EBPFLB_ENGINE_FLOWS_WINDOW_H
 
 #include "engine/flows/table.h"
-#include "net/scale.h"
 
-#define WINDOW_LEAST 66000	/* bytes; conntrack's MAXACKWINCONST: how late a segment may come */
+#define NEAR 4194304	/* bytes: Linux's largest send buffer (net.ipv4.tcp_wmem) */
+#define UNSCALED 65536	/* bytes: more than any window before the handshake is over */
 
-static __always_inline bool is_after(__u32 number, __u32 other)
+/* Whether a number is `least`, or at most so many bytes later. */
+static __always_inline bool is_after(__u32 number, __u32 least, __u32 distance)
 {
-	return (__s32)(number - other) > 0;
+	return number - least < distance;
 }
 
 /* 0 stands for a number that is not known; 1 instead is near enough. */
-static __always_inline __u32 known(__u32 number)
+static __always_inline __u32 never_zero(__u32 number)
 {
 	return number ? number : 1;
 }
 
-/* Whether a number is `least` or a little later. */
-static __always_inline bool is_just_after(__u32 number, __u32 least)
+static __always_inline void window_note_syn(struct flow *flow, const struct packet *packet)
 {
-	return number - least < WINDOW_LEAST;
+	flow->asked = never_zero(packet->sequence + 1);
 }
 
-/* The first numbers of a side, from its SYN: the window in there is not scaled. */
-static __always_inline void window_begin(struct __sk_buff *ctx, struct flow *flow,
-					 const struct packet *packet)
+/* The numbers of a side begin with this segment. */
+static __always_inline void window_begin(struct flow *flow, const struct packet *packet)
 {
-	flow->scale = window_scale(ctx, packet);
-	flow->end = known(packet->sequence + packet->bytes);
+	flow->end = never_zero(packet->sequence + packet->bytes);
 	flow->acknowledged = packet->acknowledgment;
-	flow->edge = packet->control & TCP_ACK ? known(packet->acknowledgment + packet->window) : 0;
+	flow->asked = 0;
 }
 
 /* Takes the numbers of a segment that is in the window. */
 static __always_inline void window_advance(struct flow *flow, const struct packet *packet)
 {
 	__u32 end = packet->sequence + packet->bytes;
-	__u32 edge = packet->acknowledgment + ((__u32)packet->window << (flow->scale & 15));
 
 	if (flow->asked)
 		flow->asked = 0;
-	if (is_after(end, flow->end) || !flow->end)
-		flow->end = known(end);
-	if (!(packet->control & TCP_ACK))
-		return;
-	if (is_after(packet->acknowledgment, flow->acknowledged) || !flow->edge)
+	if (!flow->end || is_after(end, flow->end + 1, NEAR))
+		flow->end = never_zero(end);
+	if (packet->control & TCP_ACK &&
+	    (!flow->acknowledged || is_after(packet->acknowledgment, flow->acknowledged + 1, NEAR)))
 		flow->acknowledged = packet->acknowledgment;
-	if (is_after(edge, flow->edge) || !flow->edge)
-		flow->edge = known(edge);
 }
 
-static __always_inline __u32 window_size(const struct flow *flow)
-{
-	__u32 size = flow->edge - flow->acknowledged;
-
-	return size > WINDOW_LEAST ? size : WINDOW_LEAST;
-}
-
-/* conntrack's four conditions, as far as the other side's numbers are known. */
+/* Whether a segment begins near the end of its side, and acknowledges what the other side has sent. */
 static __always_inline bool window_has(const struct flow *flow, const struct flow *opposite,
 				       const struct packet *packet)
 {
-	__u32 end = packet->sequence + packet->bytes;
-
-	if (opposite->edge && (is_after(packet->sequence, opposite->edge) ||
-			       is_after(flow->end - window_size(opposite), end)))
+	if (!is_after(packet->sequence, flow->end - NEAR, 2 * NEAR))
 		return false;
-	if (!opposite->end || !(packet->control & TCP_ACK))
-		return !opposite->end;
-	return !is_after(packet->acknowledgment, opposite->end) &&
-	       !is_after(opposite->end - window_size(flow), packet->acknowledgment);
+	return !opposite->end || (packet->control & TCP_ACK &&
+				  is_after(opposite->end, packet->acknowledgment, NEAR));
 }
 
-/* Whether a segment acknowledges what the side has sent that has this entry. */
+/* Whether a segment acknowledges the SYN of the side that has this entry. */
 static __always_inline bool window_acknowledges(const struct flow *sent,
 						const struct packet *packet)
 {
-	if (!(packet->control & TCP_ACK))
-		return false;
-	return !sent->end || is_just_after(sent->end, packet->acknowledgment);
+	return packet->control & TCP_ACK &&
+	       (!sent->end || is_after(sent->end, packet->acknowledgment, UNSCALED));
 }
 
 /*
- * Whether a backend's reset says that it does not take the SYN: one that it has not answered, or
- * one of a later connection from the same port, which the backend does not know any more.
+ * Whether a backend answers the last SYN of its client: also one of a later connection from the same
+ * port, because the backend does not know the former one any more.
  */
-static __always_inline bool window_refuses(const struct flow *reply_entry,
-					   const struct flow *request_entry,
-					   const struct packet *packet)
+static __always_inline bool window_answers_syn(const struct flow *request_entry,
+					       const struct packet *packet)
 {
-	if (!reply_entry->end || !(request_entry->flags & FLOW_SEEN))
-		return window_acknowledges(request_entry, packet);
 	return packet->control & TCP_ACK && request_entry->asked &&
-	       is_just_after(packet->acknowledgment, request_entry->asked);
+	       is_after(packet->acknowledgment, request_entry->asked, UNSCALED);
+}
+
+/* Whether a segment of the client belongs to a later connection, whose SYN the backend has answered. */
+static __always_inline bool window_begins_anew(const struct flow *flow, const struct packet *packet,
+					       const struct tuple *translated)
+{
+	struct flow *reply_entry;
+
+	if (!flow->asked || packet->sequence != flow->asked || !(flow->flags & FLOW_REQUEST))
+		return false;
+	reply_entry = flow_opposite(translated);
+	return reply_entry && reply_entry->acknowledged == flow->asked;
 }
 
 /*
  * A reset counts if its receiver would believe it (RFC 5961 3.2): it has the number that is awaited,
  * which lies between what was last acknowledged and the end of what was sent. Of one with another
- * number in the window the receiver asks again, and the answer to that has the right number.
+ * number in the window the receiver asks again, and the answer to that has the right number. A
+ * backend that refuses a SYN has no number of its own.
  */
 static __always_inline bool window_has_reset(const struct flow *flow, const struct flow *opposite,
 					     const struct packet *packet)
 {
-	bool is_known = flow->end || opposite->edge;
-	__u32 least = opposite->edge ? opposite->acknowledged : flow->end - WINDOW_LEAST;
-	__u32 most = flow->end && is_after(flow->end, least) ? flow->end : least;
+	__u32 least = opposite->acknowledged;
 
-	if (is_known && packet->sequence - least <= most - least)
+	if (flow->end && is_after(packet->sequence, least, flow->end - least + 1))
 		return true;
-	return flow->flags & FLOW_REQUEST ? !is_known : window_refuses(flow, opposite, packet);
+	return flow->flags & FLOW_REQUEST ? !flow->end : window_answers_syn(opposite, packet);
 }
 
-/* Follows the numbers of a segment without SYN; whether what it says is to be believed. */
+/*
+ * Follows the numbers of a segment without SYN; whether what it says is to be believed. One that
+ * begins where its side ended needs no look-up of the other side's entry.
+ */
 static __always_inline bool window_follow(struct flow *flow, const struct packet *packet,
 					  const struct tuple *translated)
 {

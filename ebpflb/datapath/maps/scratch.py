@@ -38,13 +38,11 @@ class ReadPacket(NamedTuple):
     sequence: int
     acknowledgment: int
     bytes: int
-    window: int
-    header: int
-    control: int
     tag: int
     chosen: int
-    chunk: int
     reflected: int
+    header: int
+    control: int
 
 
 class NextHop(NamedTuple):
