@@ -2,9 +2,9 @@
 /*
  * What is counted, per CPU: verdicts, and the connections of services and backends.
  *
- * A program can interrupt another one on its CPU, and CPUs from COUNTER_PARTS on share a part. So
- * connections are added atomically: backend_counters tell the agent whether a backend may have open
- * sockets.
+ * A program can interrupt another one on its CPU, and CPUs from COUNTER_PARTS on share a part. So what
+ * backends count is added atomically: it tells the agent whether a backend may have open sockets. What
+ * services count is read by people alone: there an addition may get lost.
  */
 #ifndef EBPFLB_CORE_COUNTERS_H
 #define EBPFLB_CORE_COUNTERS_H
@@ -33,9 +33,9 @@ static __always_inline void service_count_chosen(__u32 service, bool by_affinity
 
 	if (!counters)
 		return;
-	__sync_fetch_and_add(&counters->chosen, 1);
+	counters->chosen += 1;
 	if (by_affinity)
-		__sync_fetch_and_add(&counters->by_affinity, 1);
+		counters->by_affinity += 1;
 }
 
 /* A client got no backend. has_endpoints: some node has endpoints, but it may not use them. */
@@ -44,9 +44,9 @@ static __always_inline void service_count_no_backend(__u32 service, bool has_end
 	struct service_counters *counters = CPU_COUNTERS(struct service_counters, service_stats, service);
 
 	if (counters && has_endpoints)
-		__sync_fetch_and_add(&counters->no_local_endpoint, 1);
+		counters->no_local_endpoint += 1;
 	else if (counters)
-		__sync_fetch_and_add(&counters->refused, 1);
+		counters->refused += 1;
 }
 
 static __always_inline void backend_count_opened(__u32 backend)
