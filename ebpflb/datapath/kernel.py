@@ -18,7 +18,8 @@ from ebpflb.errors import KernelError, NodeError
 
 _libc = ffi.dlopen(None)
 _NUMBERS = {"x86_64": 321, "aarch64": 280}
-
+# A signal or a debugger that attaches ends the verifier with EAGAIN. As many attempts as libbpf's.
+_LOAD_ATTEMPTS = 5
 ENOTSUPP = 524  # an errno of the kernel that is not in errno(3)
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
 _PROG_BY_ID, _INFO, _QUERY, _BTF_LOAD, _LOOKUP_AND_DELETE = 13, 15, 16, 18, 21
@@ -157,7 +158,14 @@ def prog_load(
     attr.license = int(ffi.cast("uintptr_t", license_text))
     if log is not None:
         attr.log, attr.log_size, attr.log_level = _pointer(log), len(log), log_level
-    return bpf(_PROG_LOAD, f"loading program {name}", attr)
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            return bpf(_PROG_LOAD, f"loading program {name}", attr)
+        except KernelError as error:
+            if error.errno != errno.EAGAIN or attempts == _LOAD_ATTEMPTS:
+                raise
 
 
 def pin(fd: int, path: str) -> None:

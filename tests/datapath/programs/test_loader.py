@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytecode -> programs in the kernel: relocated, verified, all or none."""
 
+import os
+import signal
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -148,6 +150,22 @@ def test_packet_programs(cache: Path, all_maps: dict[str, Map], flags: tuple[str
             assert not used[program.name] & {"sockets", "assignments", "peers", "service_names"}
     finally:
         loader.close(loaded)
+
+
+@needs_root
+def test_a_signal_during_verification(cache: Path, all_maps: dict[str, Map]) -> None:
+    """The verifier gives up with EAGAIN when a signal arrives; the program is loaded again."""
+    compiled = compiler.compile_source("hooks/packet.c", cache=cache)
+    fds = {MAP_NUMBERS[name]: opened.fd for name, opened in all_maps.items()}
+    code = loader.relocate(compiled.programs["ingress"], fds)
+    hook = loader.HOOK_TYPES[compiled.sections["ingress"]]
+    former = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        for seconds in (0.005, 0.015, 0.025):  # verification takes longer than each of these
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            os.close(loader.load_one("ingress", hook, code))
+    finally:
+        signal.signal(signal.SIGALRM, former)
 
 
 @needs_root
