@@ -22,6 +22,7 @@ from ebpflb.model.durations import Duration, FlushFrequency
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
 DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
 
+_DEFAULT = listen_addresses.complete(KubeProxyConfiguration(), frozenset())
 _LONGEST_NUMBER = 10  # digits
 
 _TYPES = {"cleanup": bool, "init-only": bool, "healthz-port": int, "metrics-port": int}
@@ -77,8 +78,7 @@ def _default_text(parameter: Parameter) -> str:
     """The default as kube-proxy's help shows it; nothing for "", booleans and collections."""
     if not parameter.fields:
         return ""
-    default = listen_addresses.complete(KubeProxyConfiguration(), frozenset())
-    value = value_at(default, parameter.fields.split()[0])
+    value = value_at(_DEFAULT, parameter.fields.split()[0])
     shown = value and not isinstance(value, bool | tuple | dict)
     return f"  [default: {value}]" if shown else ""
 

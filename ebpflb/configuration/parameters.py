@@ -7,6 +7,7 @@ parameters without effect, and of the table in docs/configuration.md.
 """
 
 from collections.abc import Set
+from functools import cache
 from typing import Any, NamedTuple
 
 from ebpflb.configuration import fields
@@ -173,9 +174,12 @@ EFFECTIVE_WITH_CONFIG = (
 
 def type_of(parameter: Parameter) -> Any:
     """The type of its fields; None for a flag without a field."""
-    if not parameter.fields:
-        return None
-    return dict(fields.leaf_fields())[parameter.fields.split()[0]]
+    return _field_types()[parameter.fields.split()[0]] if parameter.fields else None
+
+
+@cache
+def _field_types() -> dict[str, Any]:
+    return dict(fields.leaf_fields())
 
 
 def ignored_flags(flags: Set[str]) -> list[str]:

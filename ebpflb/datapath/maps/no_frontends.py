@@ -6,6 +6,7 @@ bit is set while no frontend has it. The bits of a new map are not set: programs
 So a bit is cleared before a frontend is written, and set after it was removed.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from struct import pack
@@ -61,8 +62,9 @@ class NoFrontends:
         return [at // 8 for at in range(0, size, 8) if found[at : at + 8] != wanted[at : at + 8]]
 
     def repair(self) -> None:
-        """Writes those."""
-        self._map.write([(at, self._words[at]) for at in self.wrong()])
+        """Write all words at once if one is wrong: in a new map all are."""
+        if self.wrong():
+            self._map.write_run(0, array("I", pack(f"={WORDS}Q", *self._words)))
 
     def _flip(self, bits: Iterable[int]) -> None:
         changed = set()
