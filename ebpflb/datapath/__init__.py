@@ -10,6 +10,7 @@ sound_contents   the maps' content at start, without what no agent has written
 probe            which features this kernel has, found by trying them
 kernel           bpf(2): one function for each command
 attributes       the structs of bpf(2)
+declarations     C declarations as types of cffi, parsed when an installation is made
 side_by_side     several calls at a time
 
 programs    bpf/ -> compiled and loaded programs

@@ -6,7 +6,7 @@ for any length that is passed (for example the revision of a query). What is bey
 counts as zero.
 """
 
-from cffi import FFI
+from ebpflb.datapath import declarations
 
 MAP_KINDS = {
     "HASH": 1, "ARRAY": 2, "PROG_ARRAY": 3, "PERCPU_HASH": 5, "PERCPU_ARRAY": 6,
@@ -14,8 +14,7 @@ MAP_KINDS = {
 }  # fmt: skip
 MAP_FLAGS = {"NONE": 0, "NO_PREALLOC": 1, "RDONLY_PROG": 0x80, "MMAPABLE": 0x400}
 
-ffi = FFI()
-ffi.cdef("""
+TEXT = """
 long syscall(long number, int command, void *attr, unsigned int size);
 struct map_create { uint32_t kind, key_size, value_size, entries, flags, inner, numa;
     char name[16]; uint32_t ifindex, btf, btf_key, btf_value; };
@@ -45,4 +44,9 @@ struct btf_info { uint64_t btf; uint32_t btf_size, id; uint64_t name;
     uint32_t name_size, kernel; };
 struct link_info { uint32_t kind, id, program, pad; uint64_t cgroup; uint32_t attach, pad2; };
 struct tcx_info { uint32_t kind, id, program, pad, ifindex, attach; };
-""")
+struct test_run { uint32_t program, retval, size_in, size_out; uint64_t in, out;
+    uint32_t repeat, duration, context_size_in, context_size_out;
+    uint64_t context_in, context_out; uint32_t flags, cpu; };
+struct skb_context { uint32_t before[2], mark, between[5], priority, ingress_ifindex, ifindex; };
+"""
+ffi = declarations.types(TEXT)

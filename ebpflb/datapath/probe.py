@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from cffi import FFI
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from ebpflb import libc
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import clsact
 from ebpflb.datapath.maps import bpf_map, layout, locked, sizes
@@ -26,11 +26,6 @@ from ebpflb.errors import KernelError
 
 _T = TypeVar("_T")
 
-_ffi = FFI()
-_ffi.cdef("int unshare(int flags);")
-_libc = _ffi.dlopen(None)
-
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP, _READ_KERNEL = 187, 160, 69, 113
 _ROUTE_SOURCE = 16  # a flag of bpf_fib_lookup
 _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
@@ -167,8 +162,10 @@ def in_new_namespace(question: Callable[[], _T]) -> _T:
     """Calls it in a thread with a network namespace of its own, which ends with the thread."""
 
     def ask() -> _T:
-        if _libc.unshare(_NEW_NETWORK):
-            raise OSError(_ffi.errno, f"no new namespace: {os.strerror(_ffi.errno)}")
+        try:
+            libc.unshare(libc.NEW_NETWORK)
+        except OSError as error:
+            raise OSError(error.errno, f"no new namespace: {error.strerror}") from error
         return question()
 
     with ThreadPoolExecutor(1, "probe") as thread:

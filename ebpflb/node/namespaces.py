@@ -15,15 +15,12 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cffi import FFI
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-log = logging.getLogger(__name__)
+from ebpflb import libc
 
-_ffi = FFI()
-_ffi.cdef("int setns(int fd, int kind);")
-_libc = _ffi.dlopen(None)
+log = logging.getLogger(__name__)
 
 PROCESSES = Path("/proc")
 OWN_NETNS = Path("/proc/thread-self/ns/net")
@@ -80,8 +77,9 @@ def call_in(path: Path, function: Callable[[], _T], kind: int = _NETWORK) -> _T:
 def _enter(path: Path, kind: int) -> None:
     namespace = _open(path)
     try:
-        if _libc.setns(namespace, kind):
-            raise OSError(_ffi.errno, os.strerror(_ffi.errno), str(path))
+        libc.setns(namespace, kind)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(namespace)
 

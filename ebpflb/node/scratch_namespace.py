@@ -17,10 +17,10 @@ from contextlib import suppress
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, TypeVar
 
-from cffi import FFI
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from ebpflb import libc
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.addresses import Address, Family
 from ebpflb.node.namespaces import OWN_NETNS
@@ -30,17 +30,12 @@ GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}  # which no one 
 _V4 = ip_network(
     "203.0.113.0/24"
 )  # RFC 5737: for documentation, so nobody's; clouds use RFC 2544's
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: the route itself, not a clone for the destination
 _NODAD = 0x02  # IFA_F_NODAD
 _PERMANENT = 0x80  # NUD_PERMANENT
 _SCOPE_LINK = 253
 _DRAWS = 100
 _UP_SECONDS = 5.0
-
-_ffi = FFI()
-_ffi.cdef("int unshare(int kind);")
-_libc = _ffi.dlopen(None)
 
 _T = TypeVar("_T")
 
@@ -138,9 +133,7 @@ def _why(error: Exception) -> str:
 
 def leave() -> None:
     """This thread is in a namespace of its own from now on."""
-    if _libc.unshare(_NEW_NETWORK):
-        number = _ffi.errno
-        raise OSError(number, os.strerror(number))
+    libc.unshare(libc.NEW_NETWORK)
 
 
 def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:

@@ -6,15 +6,13 @@ CAP_NET_ADMIN (uapi/linux/netfilter_ipv4/ip_tables.h, ip6_tables.h). In the tabl
 chain is the error of its first entry.
 """
 
-import os
 import re
 import socket
 import struct
 from contextlib import suppress
 from pathlib import Path
 
-from cffi import FFI
-
+from ebpflb import libc
 from ebpflb.errors import NodeError
 
 _INFO, _ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; of IPv6 the same
@@ -29,10 +27,6 @@ _TABLES: dict[int, Path] = {
 }
 
 _ATTEMPTS = 10  # to read a table that others change meanwhile
-
-_ffi = FFI()
-_ffi.cdef("int getsockopt(int socket, int level, int option, void *value, uint32_t *length);")
-_libc = _ffi.dlopen(None)
 
 
 def tables(family: int) -> set[str]:
@@ -68,17 +62,8 @@ def _entries(family: int, table: str) -> bytes:
 
 def _read(family: int, table: str) -> bytes:
     with socket.socket(family, socket.SOCK_DGRAM) as socket_:
-        info = _getsockopt(socket_, _INFO, _NAME.pack(table.encode()), _INFO_LENGTH)
+        level = _LEVELS[family]
+        info = libc.getsockopt(socket_, level, _INFO, _NAME.pack(table.encode()), _INFO_LENGTH)
         (size,) = struct.unpack_from("=I", info, _INFO_LENGTH - 4)
         head = _SIZED.pack(table.encode(), size)
-        return _getsockopt(socket_, _ENTRIES, head, len(head) + size)
-
-
-def _getsockopt(socket_: socket.socket, option: int, value: bytes, length: int) -> bytes:
-    """As socket.getsockopt, but with a value to send, and for more than 1,024 bytes."""
-    buffer = _ffi.new("char[]", length)
-    _ffi.memmove(buffer, value, len(value))
-    size = _ffi.new("uint32_t *", length)
-    if _libc.getsockopt(socket_.fileno(), _LEVELS[socket_.family], option, buffer, size):
-        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
-    return bytes(_ffi.buffer(buffer))
+        return libc.getsockopt(socket_, level, _ENTRIES, head, len(head) + size)

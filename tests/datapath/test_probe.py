@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
+from ebpflb import libc
 from ebpflb.datapath import kernel, probe
 from ebpflb.datapath.attach import netns_cookie, tcx
 from ebpflb.datapath.maps import layout, sizes
@@ -110,7 +111,7 @@ def qdiscs() -> list[tuple[int, str]]:
 @needs_root
 def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """If no namespace can be created the probe raises an error; it does not try our own devices."""
-    monkeypatch.setattr(probe, "_NEW_NETWORK", 1)  # EINVAL
+    monkeypatch.setattr(libc, "NEW_NETWORK", 1)  # EINVAL
     with pytest.raises(OSError, match="no new namespace: Invalid argument"):
         probe.clsact_filters()
 

@@ -15,6 +15,8 @@ import pytest
 from click import shell_completion
 
 from ebpflb.cli import cli
+from ebpflb.datapath import attributes, declarations
+from ebpflb.datapath.maps import layout
 from ebpflb.datapath.programs import compiler
 
 CHECKOUT = Path(__file__).parents[2]
@@ -61,6 +63,8 @@ def installed() -> Iterator[Path]:
             shutil.copy(CHECKOUT / name, source)
         (source / "bytecode").mkdir()
         (source / "bytecode/compiled").touch()
+        for text in (attributes.TEXT, layout.TEXT):
+            declarations.write(text, source / "bytecode")
         pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
         run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", path, source)
         run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment)
@@ -118,6 +122,14 @@ def test_sources_come_along(installed: Path) -> None:
 def test_bytecode_comes_along(installed: Path) -> None:
     """What `make wheel` compiles into bytecode/ is where ebpflb looks for it first."""
     assert (installed / "share/ebpflb" / compiler.BROUGHT.name / "compiled").is_file()
+
+
+def test_a_start_imports_no_parser_and_no_compiler(installed: Path) -> None:
+    """cffi's tables come along, so no command parses C; BCC and Kubernetes' client wait for use."""
+    code = "import sys, ebpflb.cli.run; print(*sys.modules)"
+    modules = run(installed / "bin/python", "-c", code, **elsewhere(installed)).split()
+    assert "ebpflb.datapath.maps.layout" in modules
+    assert {"bcc", "cffi", "kubernetes", "pycparser"}.isdisjoint(modules)
 
 
 @pytest.mark.extended

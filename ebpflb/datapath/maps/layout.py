@@ -10,21 +10,16 @@ import hashlib
 import re
 import socket
 import struct
-import sys
 from collections.abc import Callable
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from cffi import FFI
-
+from ebpflb.datapath import declarations
+from ebpflb.datapath.declarations import SOURCES as SOURCES
 from ebpflb.model.addresses import Address
 from ebpflb.plan import entries
-
-_CHECKOUT = Path(__file__).parents[3] / "bpf"
-# Beside the package in a checkout, else where setup.cfg's data_files put it.
-SOURCES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share/ebpflb/bpf"
 
 _TYPES = """
 typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef uint64_t __u64;
@@ -33,25 +28,11 @@ typedef struct { uint32_t wire; } __be32;
 """
 MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291 2.5.5.2
 
-ffi = FFI()
-
 
 def _parts(header: str, folder: str, sources: Path = SOURCES) -> str:
     """The joined texts of what a header includes from a folder."""
     parts = re.findall(rf'(?m)^#include "({folder}/.+)"$', (sources / header).read_text())
     return "".join((sources / part).read_text() for part in parts)
-
-
-def _declared(text: str) -> dict[str, Any]:
-    """Declares the types of this text, and gives its structs and enums: "enum verdict", ...
-
-    They are looked up at once, since in each look-up cffi parses the names of all types.
-    """
-    ffi.cdef(re.sub(r"(?m)^(#|SIZE\(|DEFINE_MAP\().*$", "", text))
-    found = re.findall(r"(?m)^((?:struct|enum) \w+) {", text)
-    ffi.cdef(f"struct declared {{ {''.join(f'{it} _{i};' for i, it in enumerate(found))} }};")
-    fields = ffi.typeof("struct declared").fields
-    return {name: field.type for name, (_, field) in zip(found, fields, strict=True)}
 
 
 # The most parts of a map of counters (bpf/maps.h).
@@ -60,12 +41,14 @@ COUNTER_PARTS = int(
 )
 _STEPS, _EVENTS = "record/steps.h", "record/events.h"
 _HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS)]
-_DECLARED = _declared("".join([_TYPES, _parts("layout.h", "layout"), *_HEADERS]))
+_ALL = "".join([_TYPES, _parts("layout.h", "layout"), *_HEADERS])
+TEXT = re.sub(r"(?m)^(#|SIZE\(|DEFINE_MAP\().*$", "", _ALL)  # without what cffi does not know
+ffi = declarations.types(TEXT)
 
 
 def names(enum: str, prefix: str) -> dict[int, str]:
     """The values of ``enum verdict`` and its like, with their names in lower case."""
-    elements: dict[int, str] = _DECLARED[f"enum {enum}"].elements
+    elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
     return {
         value: name.removeprefix(prefix).lower()
         for value, name in sorted(elements.items())
@@ -116,7 +99,7 @@ class MapSpec(NamedTuple):
 
 @cache
 def _size(ctype: str) -> int:
-    return int(ffi.sizeof(_DECLARED.get(ctype, ctype)))
+    return int(ffi.sizeof(ctype))
 
 
 def _map_specs(header: str, *, persistent: bool) -> dict[str, MapSpec]:
@@ -209,7 +192,7 @@ class Record(Generic[_T]):
         self.cls = cls
         self.flags = _Flags(_FLAGS.get(ctype, {}))
         self.parts = parts or {}
-        fields = [(n, f) for n, f in _DECLARED[ctype].fields]
+        fields = [(n, f) for n, f in ffi.typeof(ctype).fields]
         self.columns = [(name, *self._column(name, field.type)) for name, field in fields]
         self.struct = struct.Struct("=" + "".join(code for _, code, _, _ in self.columns))
         self.columns = [column for column in self.columns if not _is_not_a_column(column[0])]

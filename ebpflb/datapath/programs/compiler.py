@@ -26,13 +26,13 @@ from pathlib import Path
 import msgspec
 
 from ebpflb import child
+from ebpflb.datapath.declarations import BROUGHT as BROUGHT
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.programs import bcc_child, bytecode_cache, compile_folder
 from ebpflb.errors import CompileError, in_words
 
 MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.PROGRAM_MAPS)}
 COMPILE_SECONDS = 300.0  # two are usual, and a minute has been seen on a node that was starved
-BROUGHT = layout.SOURCES.with_name("bytecode")
 ANY_BCC = "any"
 NO_BCC = "BCC is missing: apt install python3-bpfcc (the package called bcc on PyPI is another)"
 

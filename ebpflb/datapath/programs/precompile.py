@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ebpflb.datapath import attributes, declarations
+from ebpflb.datapath.maps import layout
 from ebpflb.datapath.programs import bytecode_cache, compiler
 from ebpflb.errors import CompileError, EbpflbError
 
@@ -59,14 +61,16 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def write(folder: Path, cache: Path) -> None:
-    """A file for each variant, and no others; the cache makes a repetition fast.
+    """A file for each variant and each text of declarations, and no others; the cache makes a
+    repetition fast.
 
     Raises CompileError, also where the folder cannot be written.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         written = set(pool.map(lambda it: _write_one(it[0], it[1], folder, cache), _each()))
-    for entry in folder.glob(f"*{bytecode_cache.SUFFIX}"):
-        if entry not in written:
+    written |= {declarations.write(text, folder) for text in (attributes.TEXT, layout.TEXT)}
+    for suffix in (bytecode_cache.SUFFIX, declarations.SUFFIX):
+        for entry in set(folder.glob(f"*{suffix}")) - written:
             entry.unlink()
 
 

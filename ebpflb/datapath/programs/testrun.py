@@ -16,13 +16,6 @@ _TEST_RUN, _COMPLETE = 10, 4  # BPF_F_TEST_SKB_CHECKSUM_COMPLETE
 _CONTEXTS = 8  # as many of ours are as large as the whole __sk_buff of any kernel
 _GROWTH = 4096  # for what a program adds to its packet
 
-kernel.ffi.cdef("""
-struct test_run { uint32_t program, retval, size_in, size_out; uint64_t in, out;
-    uint32_t repeat, duration, context_size_in, context_size_out;
-    uint64_t context_in, context_out; uint32_t flags, cpu; };
-struct skb_context { uint32_t before[2], mark, between[5], priority, ingress_ifindex, ifindex; };
-""")
-
 
 class Ran(NamedTuple):
     """What the program returned; the frame, the mark and skb->priority as it left them; and the

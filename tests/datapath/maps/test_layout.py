@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath import kernel
+from ebpflb.datapath import declarations, kernel
 from ebpflb.datapath.maps import layout, records, scratch, sizes
 from ebpflb.datapath.maps.layout import Record
 from ebpflb.datapath.maps.socket_records import AssignmentKey
@@ -153,8 +153,8 @@ class Gap(NamedTuple):
 def test_hidden_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A struct in which the compiler would pad is refused: padding is a field."""
     gap = "struct gap"
-    layout.ffi.cdef("struct gap { __u32 number; __u64 big; };", override=True)
-    monkeypatch.setitem(layout._DECLARED, gap, layout.ffi.typeof(gap))
+    text = layout.TEXT + "struct gap { __u32 number; __u64 big; };"
+    monkeypatch.setattr(layout, "ffi", declarations.types(text))
     with pytest.raises(TypeError):
         Record(gap, Gap)
 

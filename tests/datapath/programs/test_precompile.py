@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import datapath
+from ebpflb.datapath import attributes, datapath, declarations
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, precompile
@@ -133,8 +133,11 @@ def test_other_sources_do_not_use_it(brought: Path, tmp_path: Path) -> None:
 def test_it_holds_what_is_needed_and_nothing_else(made: Path, cache: Path) -> None:
     """Files of former sources go when it is made again."""
     (made / f"{'a' * 64}.msgpack").touch()
+    (made / f"{'a' * 64}.py").touch()
     precompile.write(made, cache)
-    assert {*made.iterdir()} == {compiler.entry(made, *it, compiler.ANY_BCC) for it in EVERY}
+    tables = {declarations.write(text, made) for text in (attributes.TEXT, layout.TEXT)}
+    variants = {compiler.entry(made, *it, compiler.ANY_BCC) for it in EVERY}
+    assert {*made.iterdir()} == variants | tables
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -> None:
