@@ -19,7 +19,7 @@ from subprocess import PIPE
 from typing import Any, NamedTuple
 
 from bench import pod_program, services
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import LabAgent, wait_until

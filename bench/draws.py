@@ -24,8 +24,13 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.model.scheduler import RANDOM, SCHEDULER_ANNOTATION, SCHEDULERS, SOURCE_HASH
-from ebpflb.model.weights import WEIGHT_ANNOTATION
+from ebpflb.model.annotations import (
+    RANDOM,
+    SCHEDULER_ANNOTATION,
+    SCHEDULERS,
+    SOURCE_HASH,
+    WEIGHT_ANNOTATION,
+)
 from ebpflb.serve import status
 
 PROGRAM = Path(pod_program.__file__)

@@ -14,10 +14,10 @@ from typing import Any
 
 from ebpflb.datapath.map_writer import MapWriter
 from ebpflb.datapath.maps import bpf_map, layout, records
-from ebpflb.datapath.programs import compiler, loader, testrun
+from ebpflb.datapath.programs import compiler, loader
 from ebpflb.options import Paths
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings
-from ebpflb.plan.expiry import Timeouts
+from ebpflb.plan.flow_entries import Timeouts
 
 BATCHES, REPEAT = 7, 300_000  # test runs of one round
 FIRST_CLIENT, BACKEND = IPv4Address("10.0.0.1"), IPv4Address("172.16.0.2")
@@ -113,7 +113,7 @@ def chosen() -> Iterator[tuple[str, int]]:
 
 def _fastest(program: int, packet: bytes) -> int:
     """The smallest mean of the batches, in nanoseconds."""
-    runs = (testrun.run(program, packet, repeat=REPEAT) for _ in range(BATCHES))
+    runs = (loader.test_run(program, packet, repeat=REPEAT) for _ in range(BATCHES))
     return min(run.nanoseconds for run in runs)
 
 

@@ -17,14 +17,14 @@ from statistics import median
 from bench.report import Lines, Row, row_of
 from bench.result import run_bench
 from ebpflb.datapath.map_writer import MapWriter
-from ebpflb.datapath.maps import bpf_map, layout, written
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.history.history_records import WriteCause
 from ebpflb.history.recorder import History
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import Paths
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired_service import DesiredBackend, DesiredService
+from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Frontend
 from ebpflb.plan.planner import Planner
 
@@ -62,7 +62,7 @@ def _spent(changes: int) -> dict[bool, list[float]]:
         for number in range(2 * changes):
             with_history = number // 2 % 2 == 1
             for name, opened in maps.items():
-                opened.wrote = recorded[name] if with_history else written.unrecorded
+                opened.wrote = recorded[name] if with_history else bpf_map.unrecorded
             spent[with_history].append(_change(number, planner, writer, history, with_history))
         history.stop()
     return spent

@@ -20,7 +20,7 @@ from bench.hooks import Counted, Packets, Runs
 from bench.nodeport_lab import EBPFLB, PLACES, Client, NodePortLab, Where
 from bench.report import Lines, Row, row_of
 from ebpflb.datapath import kernel
-from ebpflb.datapath.programs import testrun
+from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 
 UPLINK = "eth0"
@@ -52,7 +52,7 @@ def clock_cost() -> float:
     """Nanoseconds that the kernel's statistics show for a program that does nothing."""
     with Counted([_empty_program()]) as empty:
         (program,) = empty.programs
-        ran = empty.per_call(lambda: testrun.run(program.fd, _frame(6), repeat=REPEAT))
+        ran = empty.per_call(lambda: loader.test_run(program.fd, _frame(6), repeat=REPEAT))
     return ran[program.name]
 
 
@@ -122,7 +122,7 @@ def _test_runs(programs: Packets) -> Lines:
 
 def _test_run(program: Program, protocol: int) -> float:
     runs = [
-        testrun.run(program.fd, _frame(protocol), repeat=REPEAT, ingress_ifindex=1).nanoseconds
+        loader.test_run(program.fd, _frame(protocol), repeat=REPEAT, ingress_ifindex=1).nanoseconds
         for _ in range(ROUNDS)
     ]
     return median(runs)

@@ -19,8 +19,12 @@ from bench.temporary_lab import print_step, temporary_lab
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.model.scheduler import SCHEDULER_ANNOTATION, SCHEDULERS, SOURCE_HASH
-from ebpflb.model.weights import WEIGHT_ANNOTATION
+from ebpflb.model.annotations import (
+    SCHEDULER_ANNOTATION,
+    SCHEDULERS,
+    SOURCE_HASH,
+    WEIGHT_ANNOTATION,
+)
 from ebpflb.serve import status
 
 PROGRAM = Path(queue_program.__file__)

@@ -7,21 +7,17 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.model import (
-    external_ips,
-    nodeport_addresses,
-    packet_mark,
-    scheduler,
-    served_services,
-)
+from ebpflb.model import annotations, services
 from ebpflb.model.addresses import Address, Network
-from ebpflb.model.admission import Admission
-from ebpflb.model.external_ips import ExternalIps
-from ebpflb.model.local_detector import LocalDetector
-from ebpflb.model.packet_mark import PacketMark
-from ebpflb.model.packet_path import AUTO
-from ebpflb.model.served_services import ServedServices
-from ebpflb.model.udp_timeouts import KERNEL_UDP_STREAM_TIMEOUT, KERNEL_UDP_TIMEOUT
+from ebpflb.model.devices import PRIMARY, LocalDetector
+from ebpflb.model.packet_path import (
+    AUTO,
+    KERNEL_UDP_STREAM_TIMEOUT,
+    KERNEL_UDP_TIMEOUT,
+    OFF,
+    PacketMark,
+)
+from ebpflb.model.services import Admission, ExternalIps, ServedServices
 
 # What the audit does with what differs from what is planned.
 AUDITS = (REPAIR, REPORT) = ("repair", "report")
@@ -94,7 +90,7 @@ class Options:
     manifests: Path | None = None  # None: the Kubernetes API
     kubeconfig: Path | None = None  # None: the pod's own
     master: str = ""  # the API server's URL, where it is not the kubeconfig's
-    nodeport_addresses: tuple[str, ...] = nodeport_addresses.PRIMARY
+    nodeport_addresses: tuple[str, ...] = PRIMARY
     guard_nodeports: bool = True  # processes may not bind a NodePort
     devices: tuple[str, ...] = ()  # patterns of names; none: all devices
     packet_path: str = AUTO  # one of packet_path.CHOICES
@@ -108,7 +104,7 @@ class Options:
     masquerade_ports: tuple[int, int] = (10000, 29999)
     reply_path: str = ROUTE  # one of REPLY_PATHS
     fast_forward: bool = False  # established flows are forwarded past the stack
-    packet_mark: PacketMark = packet_mark.OFF
+    packet_mark: PacketMark = OFF
     bind_address: Address | None = None  # the Node's primary address, whatever the Node says
     healthz_address: str = "0.0.0.0:10256"  # "": not served
     readyz_address: str = "127.0.0.1:10247"  # "": not served; as healthz_address, but ours alone
@@ -118,13 +114,13 @@ class Options:
     # Seconds: the audit's periods depend on it; /healthz fails after twice as long.
     sync_period: float = 30.0
     min_sync_period: float = 0.0  # seconds from the end of a sync to the next one
-    served: ServedServices = served_services.ALL_SERVICES
-    scheduler: str = scheduler.RANDOM  # one of SCHEDULERS, of Services without the annotation
+    served: ServedServices = services.ALL_SERVICES
+    scheduler: str = annotations.RANDOM  # one of SCHEDULERS, of Services without the annotation
     shadow: bool = False  # decisions are counted, and not carried out
     namespace_share: float = 0.8  # of each map, for one namespace; from 0 to 1
     serve_external_ips: bool = True
     nodeport_source_ranges: tuple[Network, ...] = ()  # none: everybody
-    external_ips: ExternalIps = external_ips.ALL_EXTERNAL_IPS  # those that are served, if any are
+    external_ips: ExternalIps = services.ALL_EXTERNAL_IPS  # those that are served, if any are
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999
     mode: str = ""  # kube-proxy's mode that was asked for; it has no effect here

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ebpflb import regular_file
-from ebpflb.regular_file import UnusableFile
+from ebpflb import files
+from ebpflb.files import UnusableFile
 from tests.kit.hostile_files import HOSTILE, lay
 
 
@@ -23,8 +23,8 @@ class Known(msgspec.Struct):
 def test_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What it says; that there is none is no fault."""
     (tmp_path / "file").write_text('{"number": 7}')
-    assert regular_file.decoded(tmp_path / "file", Known) == Known(7)
-    assert regular_file.decoded(tmp_path / "none", Known) is None
+    assert files.decode_regular(tmp_path / "file", Known) == Known(7)
+    assert files.decode_regular(tmp_path / "none", Known) is None
     assert not caplog.records
 
 
@@ -35,7 +35,7 @@ def test_anything_else_is_none(
     """It is named in one line, unless there is no file."""
     path = tmp_path / "file"
     lay(make, path)
-    assert regular_file.decoded(path, Known) is None
+    assert files.decode_regular(path, Known) is None
     assert len(caplog.messages) == path.exists() or path.is_symlink()
     for said in caplog.messages:
         assert said.startswith(f"{path}: ignored: ") and "\n" not in said and len(said) < 1000
@@ -48,7 +48,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1234")
     for name, most in (("pipe", 9), ("file", 2), ("file", 9), ("none", 9)):
         with suppress(OSError, UnusableFile):
-            regular_file.read(tmp_path / name, most)
+            files.read_regular(tmp_path / name, most)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -56,6 +56,6 @@ def test_links_are_not_followed_where_that_is_asked(tmp_path: Path) -> None:
     """As of what others might have made."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
-    regular_file.opened(tmp_path / "link", 1).close()
+    files.open_regular(tmp_path / "link", 1).close()
     with pytest.raises(UnusableFile, match="not a regular file"):
-        regular_file.opened(tmp_path / "link", 1, follow=False)
+        files.open_regular(tmp_path / "link", 1, follow=False)

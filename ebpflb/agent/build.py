@@ -2,50 +2,179 @@
 """Builds every object of one node's agent."""
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
-from ebpflb.agent import memory
-from ebpflb.agent.audit import Audit
-from ebpflb.agent.audit_checks import HOOKS_AND_PINS, HooksCheck, MapsCheck
-from ebpflb.agent.ended_connections import EndedConnections
-from ebpflb.agent.inbox import Inbox, Stop
-from ebpflb.agent.loop import Agent
-from ebpflb.agent.monitoring import Monitoring
-from ebpflb.agent.netfilter_check import (
+from ebpflb import stopping
+from ebpflb.agent import loop, node_sync
+from ebpflb.agent.audit import (
     ELEMENTS_NAME,
+    HOOKS_AND_PINS,
     TABLE_NAME,
+    Audit,
     ElementsCheck,
+    HooksCheck,
+    MapsCheck,
     TableCheck,
 )
-from ebpflb.agent.node_sync import NodeSync, flow_timeouts
+from ebpflb.agent.canary_sync import local_pages
+from ebpflb.agent.loop import Agent, Inbox, Stop
+from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
+from ebpflb.agent.monitoring import Monitoring
+from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.agent.node_sync import EngineChoice, HostChanges, NodeSync, flow_timeouts
 from ebpflb.agent.objects_check import ObjectsCheck
-from ebpflb.agent.parts import Parts, cluster_state, open_parts, start
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.agent.unreleased_sockets import UnreleasedSockets
+from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, LogRecorder, server_factory
+from ebpflb.cluster.manifest_source import ManifestSource
+from ebpflb.cluster.source import Emit, Source
+from ebpflb.configuration.fields import to_builtins
 from ebpflb.configuration.translation import EXTERNAL_IPS
 from ebpflb.datapath import probe
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
+from ebpflb.history.recorder import History
+from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
-from ebpflb.node import kube_proxy_watch, sock_diag
-from ebpflb.node.device_watch import DeviceWatch
+from ebpflb.node import kube_proxy_watch, sock_diag, sysctls
+from ebpflb.node.device_watch import DeviceWatch, RemovalWatch
+from ebpflb.node.flowtable import FlowtableSync
 from ebpflb.node.namespaces import Namespaces
 from ebpflb.node.nat_watch import NatWatch
-from ebpflb.node.removals import RemovalWatch
-from ebpflb.on_removal.conntrack_resets import ConntrackConnections
-from ebpflb.on_removal.flow_resets import FlowConnections
 from ebpflb.on_removal.reset_worker import ConnectionsReset, ResetWorker
-from ebpflb.on_removal.socket_resets import SocketConnections
+from ebpflb.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
 from ebpflb.options import REPORT, Options
-from ebpflb.plan.watched_ports import restored
+from ebpflb.plan.removed_endpoints import restore_watched
 from ebpflb.serve import status
 from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.serve.metrics import Metrics
+from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
 from ebpflb.stale_udp.worker import StaleUdpWorker
+
+# What of an agent reaches beyond its process: the API, the kernel, files, ports.
+
+
+class Works(Protocol):
+    """What works beside the loop."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+def start(stack: ExitStack, *they: Works) -> None:
+    """Starts them in this order; the stack stops them."""
+    for each in they:
+        stack.callback(stopping.run_all, each.stop)
+        each.start()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What reaches beyond this process; ``host`` and later ones are opened once ``source`` can."""
+
+    options: Options
+    metrics: Metrics
+    inbox: Inbox
+    source: Source
+    host: HostChanges
+    datapath: Datapath
+    history: History
+    servers: HttpServers
+    netfilter: NetfilterSync
+    engine: EngineChoice
+    flowtable: FlowtableSync
+
+
+def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inbox: Inbox) -> Parts:
+    """In this order; the stack closes them."""
+    metrics = Metrics()
+    stack.callback(metrics.close)
+    source = make_source(options, inbox.put, metrics)
+    source.prepare()
+    host = stack.enter_context(HostChanges(options))
+    with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
+        probing = beside.submit(node_sync.probe_netfilter, options)
+        state = StateDir(options.paths.state, options.map_sizes)
+        datapath = Datapath(state, fast_forward=options.fast_forward)
+    stack.callback(datapath.close)
+    missing, sctp = probing.result()
+    datapath.netfilter = netfilter = NetfilterSync(datapath.maps, options, sctp=sctp)
+    stack.callback(netfilter.close)
+    history = History(options.paths, datapath.maps)
+    start(stack, history)
+    return Parts(
+        options=options,
+        metrics=metrics,
+        inbox=inbox,
+        source=source,
+        host=host,
+        datapath=datapath,
+        history=history,
+        servers=_servers(options, flags, metrics, inbox),
+        netfilter=netfilter,
+        engine=EngineChoice(
+            options.packet_path,
+            missing=missing,
+            netfilter=netfilter,
+            mark=options.packet_mark,
+            patterns=options.devices,
+            period=options.sync_period,
+        ),
+        flowtable=node_sync.flowtable_of(options, missing),
+    )
+
+
+def cluster_state(options: Options) -> ClusterState:
+    """The state of the cluster as these options see it, still empty."""
+    bind_address, admission = options.bind_address, options.admission
+    return ClusterState(options.node_name, bind_address=bind_address, admission=admission)
+
+
+def make_source(options: Options, emit: Emit, metrics: Metrics) -> Source:
+    """What emits the cluster's objects, not yet started."""
+    if options.manifests is not None:
+        return ManifestSource(emit, directory=options.manifests, node_name=options.node_name)
+    return ApiSource(
+        emit,
+        node_name=options.node_name,
+        kubeconfig=options.kubeconfig,
+        master=options.master,
+        observe=metrics.request,
+        on_silent=metrics.watch_silent,
+    )
+
+
+def _servers(
+    options: Options, flags: Mapping[str, str], metrics: Metrics, inbox: Inbox
+) -> HttpServers:
+    pages = MetricsPages(
+        metrics=metrics.exposition,
+        slis=metrics.slis_exposition,
+        configuration=lambda: to_builtins(options.configuration),
+        flags=lambda: flags,
+        on_ping=lambda: metrics.check("ping", "healthz", ok=True),
+        profiling=options.profiling,
+    )
+    families = sysctls.supported_families()
+    about = options, _recorder(options, metrics), pages, metrics.answered
+    local = local_pages(inbox.put)
+    return HttpServers(*about, families=families, local=local, waiting=lambda: inbox.age)
+
+
+def _recorder(options: Options, metrics: Metrics) -> EventRecorder:
+    if options.manifests:
+        return LogRecorder()
+    server = server_factory(options.kubeconfig, options.master, metrics.request)
+    recorder = ApiRecorder(server, options.node_name)
+    metrics.events_dropped(lambda: recorder.dropped)
+    return recorder
 
 
 @contextmanager
@@ -61,7 +190,7 @@ def build_agent(
     Raises NodeError for a port that must be had and cannot, or an engine that was chosen and cannot
     work, and KernelError for unreadable maps.
     """
-    with memory.startup(), ExitStack() as stack:
+    with loop.startup(), ExitStack() as stack:
         parts = open_parts(options, flags, stack, inbox)
         metrics, datapath = parts.metrics, parts.datapath
         nat_watch, removals = _removal_watches(parts)
@@ -125,7 +254,7 @@ def _reset_worker(parts: Parts, former: status.AgentStatus | None) -> ResetWorke
     sockets = SocketConnections(maps, Namespaces().each, sock_diag.can_destroy_tcp)
     own = (sockets, FlowConnections(maps))
     kinds = own if parts.options.shadow else (*own, ConntrackConnections(maps))
-    watched = restored(former.reset_on_removal) if former else {}
+    watched = restore_watched(former.reset_on_removal) if former else {}
 
     def on_reset(done: ConnectionsReset) -> None:
         parts.metrics.connections_reset(done.kind, done.number)

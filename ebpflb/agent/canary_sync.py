@@ -11,8 +11,11 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
 
+from ebpflb.agent.inspection import Inspection, Question, answer, error
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.errors import EbpflbError, KernelError
@@ -21,8 +24,9 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan.canary import Canary, CanaryLease, service_ports, unused_cluster_ip
-from ebpflb.plan.desired_service import ANY, DesiredService
+from ebpflb.plan.desired import ANY, DesiredService
 from ebpflb.plan.entries import Frontend
+from ebpflb.serve.listener import NOT_FOUND, Handler, Request, Response
 
 LEASE_SECONDS = 10.0
 MOST_FILLED = 0.9  # of a map
@@ -156,3 +160,90 @@ class CanarySync:
         ranges = self._cluster.service_cidrs
         found = unused_cluster_ip(ranges, covering, cluster_ips, taken, secrets.randbelow)
         return Canary(found, client, endpoint, node, wish.port, wish.nodeport) if found else None
+
+
+# What `ebpflb doctor` asks of the canary, over the local socket; the loop carries it out.
+#
+# /v1/canary/begin?client=&endpoint=&node=&port=&nodeport=   the first three once for each family
+# /v1/canary/renew?id=
+# /v1/canary/end?id=
+
+_PORTS = range(1, 1 << 16)
+
+_Query = dict[str, list[str]]
+_Do = Callable[[CanarySync], CanaryLease]
+
+
+class Order(Question[CanaryLease]):
+    """The loop answers it with the canary, which it may change."""
+
+
+class CanaryRequests:
+    """A handler of the local socket, before ``others``; ``put`` is that of the inbox."""
+
+    def __init__(self, put: Callable[[Order], None], others: Handler) -> None:
+        self._put, self._others = put, others
+
+    def respond(self, request: Request) -> Response:
+        begins, _, what = request.path.rpartition("/")
+        if begins != "/v1/canary":
+            return self._others(request)
+        known = {"begin": _begin, "renew": _renew, "end": _end}
+        if what not in known:
+            return NOT_FOUND
+        try:
+            return answer(self._carried_out(known[what](parse_qs(request.query))))
+        except TimeoutError:
+            return error(503, "the agent is busy, or starts just now")
+        except ValueError as wrong:
+            return error(400, str(wrong))
+        except CanaryRefused as refused:
+            return error(409, str(refused))
+        except EbpflbError as failed:
+            return error(503, str(failed))
+
+    def _carried_out(self, do: _Do) -> CanaryLease:
+        order = Order(do)
+        self._put(order)
+        return order.result()
+
+
+def local_pages(put: Callable[[Any], None]) -> Handler:
+    """All that the local socket answers; ``put`` is that of the inbox."""
+    return CanaryRequests(put, Inspection(put).respond).respond
+
+
+def _begin(query: _Query) -> _Do:
+    named = [list(map(ip_address, query.get(it, ()))) for it in ("client", "endpoint", "node")]
+    addresses = tuple(zip(*named, strict=True))
+    if any(len({it.version for it in each}) > 1 for each in addresses):
+        raise ValueError("client, endpoint and node are of different families")
+    port, nodeport = (int(query.get(it, ["0"])[0]) for it in ("port", "nodeport"))
+    if port not in _PORTS or nodeport not in _PORTS or not addresses:
+        raise ValueError("client, endpoint, node, port and nodeport are needed")
+    wish = CanaryWish(addresses, port, nodeport)
+    return lambda canary: canary.begin(wish)
+
+
+def _renew(query: _Query) -> _Do:
+    lease = _id(query)
+
+    def renew(canary: CanarySync) -> CanaryLease:
+        canary.renew(lease)
+        return CanaryLease(lease, [])
+
+    return renew
+
+
+def _end(query: _Query) -> _Do:
+    lease = _id(query)
+
+    def end(canary: CanarySync) -> CanaryLease:
+        canary.end(lease)
+        return CanaryLease(lease, [])
+
+    return end
+
+
+def _id(query: _Query) -> str:
+    return query.get("id", [""])[0]

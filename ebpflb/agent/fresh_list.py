@@ -11,7 +11,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from ebpflb.agent.parts import cluster_state, make_source
+from ebpflb.agent.build import cluster_state, make_source
 from ebpflb.errors import ClusterError
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
@@ -20,10 +20,9 @@ from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.canary import is_canary
-from ebpflb.plan.desired_service import desired_service
+from ebpflb.plan.desired import desired_service
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Planner
+from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.slow_starts import SlowStarts
 from ebpflb.plan.space import Shares

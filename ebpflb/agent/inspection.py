@@ -16,14 +16,20 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from ebpflb.model import served_services
+from ebpflb.model import services
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Key, Kind
-from ebpflb.model.selection import Topology
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.service_facts import ServiceFacts, port_facts, service_page
-from ebpflb.plan.service_page import NOT_ALL_LISTS, ServiceList, summary
-from ebpflb.serve.http import JSON, NOT_FOUND, Request, Response
+from ebpflb.plan.service_page import (
+    NOT_ALL_LISTS,
+    ServiceFacts,
+    ServiceList,
+    make_service_page,
+    port_facts,
+    summary,
+)
+from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
 
 ANSWER_SECONDS = 2.0  # a loop that starts, or waits for the kernel, does not answer
 MOST_SERVICES = 500  # in one answer
@@ -94,25 +100,25 @@ class Inspection:
         if facts is None:
             known = self._ask(lambda cluster, _: list(cluster.services))
             return error(404, _unknown(key, known))
-        return answer(service_page(facts))
+        return answer(make_service_page(facts))
 
     def _services(self, query: dict[str, list[str]]) -> Response:
         """In the order of their names; ``more`` of them come after the last one."""
         patterns, after = query.get("match", ["*"]), _only(query, "after")
         limit = min(int(_only(query, "limit") or MOST_SERVICES), MOST_SERVICES)
-        selector = served_services.parse(_only(query, "selector"))
+        selector = services.parse_requirements(_only(query, "selector"))
         known, complete = self._ask(lambda cluster, _: (_labelled(cluster), cluster.complete))
         found = sorted(
             key
             for key, labels in known.items()
             if str(key) > after
             and _matches(str(key), patterns)
-            and served_services.meets(selector, labels)
+            and services.meets(selector, labels)
         )
-        rows = [summary(service_page(facts)) for facts in self._each(found[:limit])]
+        rows = [summary(make_service_page(facts)) for facts in self._each(found[:limit])]
         notes = [] if complete else [NOT_ALL_LISTS]
         more = max(0, len(found) - limit)
-        return answer(ServiceList(rows, more, notes, served_services.show(selector)))
+        return answer(ServiceList(rows, more, notes, services.show_requirements(selector)))
 
     def _each(self, keys: list[Key]) -> Iterator[ServiceFacts]:
         for start in range(0, len(keys), AT_ONCE):

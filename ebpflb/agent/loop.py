@@ -11,25 +11,25 @@ are half filled: not at a start, an upgrade or a restart. What cannot be written
 status and tried again every second, and meanwhile what is in the maps goes on serving.
 """
 
+import ctypes
+import gc
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from ebpflb import stopping
-from ebpflb.agent import memory
-from ebpflb.agent.audit import Audit
-from ebpflb.agent.canary_requests import Order
-from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
-from ebpflb.agent.host_changes import HostChanges
-from ebpflb.agent.inbox import Bursts, Inbox, Message, Stop
+from ebpflb.agent.audit import TABLE_NAME, Audit
+from ebpflb.agent.canary_sync import CanaryPorts, CanarySync, Order
 from ebpflb.agent.inspection import Question
-from ebpflb.agent.netfilter_check import TABLE_NAME
-from ebpflb.agent.node_sync import NodeSync, do_all
+from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
 from ebpflb.agent.program_loader import ProgramLoader
-from ebpflb.agent.publisher import Publisher, fields_of
-from ebpflb.agent.reporter import Reporter
+from ebpflb.agent.reporter import Publisher, Reporter, fields_of
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.source import Source
 from ebpflb.datapath.attach import cgroup_links
@@ -37,14 +37,158 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import KernelError
 from ebpflb.history.recorder import CANARY, DEVICES, History
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Changed, Disturbed, Removed, Replaced, SourceStatus
+from ebpflb.model.events import Changed, Disturbed, Event, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.options import Options
-from ebpflb.plan.wording import host_port
+from ebpflb.plan.entries import host_port
 from ebpflb.serve.status import AgentStatus
 from ebpflb.stale_udp.worker import StaleUdpWorker
+
+# What other threads tell the agent's loop.
+
+
+class Stop:
+    """Ends the loop. A signal handler may put it: ``Inbox.put`` is reentrant."""
+
+
+_Asked = Question[Any] | Order
+Message = Event | DevicesChanged | Detection | Disturbed | ConnectionsReset | _Asked | Stop
+
+
+class Inbox:
+    """The messages, in their order. Any thread puts them, and may ask for the age; one takes them.
+
+    ``clock`` is a monotonic one, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._messages: SimpleQueue[Message] = SimpleQueue()
+        self._put_at: deque[float] = deque()  # of the messages that are not handled yet
+
+    def put(self, message: Message) -> None:
+        self._put_at.append(self._clock())
+        self._messages.put(message)
+
+    def take(self, seconds: float) -> Message | None:
+        """The next message; waits so long for one."""
+        try:
+            return self._messages.get(timeout=seconds)
+        except Empty:
+            return None
+
+    def handled(self, count: int) -> None:
+        """The oldest messages that were taken have had their effect."""
+        for _ in range(count):
+            self._put_at.popleft()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the oldest message was put that is not handled; 0 where there is none."""
+        try:
+            return self._clock() - self._put_at[0]
+        except IndexError:
+            return 0.0
+
+
+GATHERING = 0.005  # seconds that changes of a burst wait for others to share their sync
+_CLOSE = 0.005  # seconds between two turns of a burst, at most, without the gathering
+_MANY = 5  # such turns in succession are a burst
+
+
+class Bursts:
+    """Takes messages from the inbox; those of a burst, above some 200 a second, several at a time.
+
+    A message that comes alone, among a few others, or among 100 a second, never waits. ``clock`` is
+    a monotonic one, in seconds.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = lambda seconds: time.sleep(seconds),
+    ) -> None:
+        self._inbox, self._clock, self._sleep = inbox, clock, sleep
+        self._last = -math.inf  # when a turn with messages began
+        self._close = 0  # such turns in succession
+        self._taken = 0  # messages, by the last call
+
+    def waiting(self, seconds: float) -> list[Message]:
+        """All messages that are there; waits so long for the first one.
+
+        Those of the call before are handled.
+        """
+        self._inbox.handled(self._taken)
+        messages = self._taking(seconds)
+        self._taken = len(messages)
+        return messages
+
+    def _taking(self, seconds: float) -> list[Message]:
+        first = self._inbox.take(seconds)
+        if first is None:
+            return []
+        messages = [first]
+        if gathering := GATHERING if self._close >= _MANY else 0.0:
+            self._sleep(gathering)
+        while (message := self._inbox.take(0.0)) is not None:
+            messages.append(message)
+        apart, self._last = self._clock() - self._last - gathering, self._clock()
+        self._close = self._close + 1 if apart < _CLOSE else 0
+        return messages
+
+
+# When Python's cyclic garbage collector runs, and what malloc(3) keeps: all of the policy.
+#
+# A large cluster's objects are created at the start and stay as long as the agent runs. While they
+# are created, each full collection would go through all of them and find nothing. So the collector
+# is off until everything is programmed; then the objects that exist are frozen, and from then on it
+# only looks at objects that are created later.
+
+_ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # mallopt(3), glibc's alone
+_LARGE = 256 << 10  # bytes: a page of a list has more
+
+
+@contextmanager
+def startup() -> Iterator[None]:
+    """No collections until ``end_startup``, or until the end of the block."""
+    _set_allocator()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def end_startup() -> None:
+    """What exists now is never looked at again. Does nothing from the second call on."""
+    if not gc.isenabled():
+        gc.collect()
+        _return_freed_memory()
+        gc.freeze()
+        gc.enable()
+
+
+def _set_allocator() -> None:
+    """One arena for all threads, and what is large goes back to the kernel when it is freed.
+
+    Else each thread that reads the maps or a list leaves an arena of some megabytes, which is used
+    again only by a thread that happens to get it: 4.7 MB for each checkpoint of the history.
+    """
+    choose = getattr(ctypes.CDLL(None), "mallopt", None)
+    if choose:
+        choose(_ARENA_MAX, 1)
+        choose(_MMAP_THRESHOLD, _LARGE)
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps what lists and programs took (malloc_trim(3)); other libraries lack the call."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)
+
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +267,7 @@ class Agent:
         self.history.commit(keep=self._has_changes(), error=self.sync_error)
         self.publisher.publish(self.audit.drift, **fields_of(self))
         if self.node_sync.attached:
-            memory.end_startup()
+            end_startup()
             self.reporter.turned()
 
     def _wait(self) -> list[Message]:

@@ -6,36 +6,222 @@ written to the maps.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
 
-from ebpflb.agent.engine_choice import EngineChoice
+from ebpflb import stopping
+from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.configuration import families
 from ebpflb.configuration.families import NodeFamilies
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.layout import MAPS
-from ebpflb.datapath.programs.program_set import ProgramSet
-from ebpflb.errors import KernelError, NodeError
-from ebpflb.model import devices, nodeport_addresses, nodes
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.programs.loader import ProgramSet
+from ebpflb.errors import EbpflbError, KernelError, NodeError
+from ebpflb.model import devices, nodes, packet_path
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
-from ebpflb.model.packet_path import PacketPath
+from ebpflb.model.packet_path import OFF, Engine, PacketMark, PacketPath
+from ebpflb.node import netfilter_table, nft, sysctls
 from ebpflb.node.device_watch import DevicesChanged
-from ebpflb.node.flowtable_sync import FlowtableSync
-from ebpflb.node.ip_families import supported_families
+from ebpflb.node.flowtable import FlowtableSync, flowtable_obstacle
+from ebpflb.node.netfilter_probe import can_translate_sctp, netfilter_obstacle
+from ebpflb.node.netfilter_rules import TABLE
+from ebpflb.node.sysctls import bridge_calls, supported_families
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
-from ebpflb.plan.desired_node import DesiredNode
-from ebpflb.plan.entries import Prefix
-from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.prefixes import service_range
+from ebpflb.plan.desired import DesiredNode
+from ebpflb.plan.entries import Flags, Prefix, service_range
+from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.serve.status import log_new
 
+# Which engine translates new flows, as long as the agent runs.
+#
+# Whether pods are on a bridge is known only when the first pod is there, so the choice is made
+# again when devices change, and once per sync period. A reason for another engine counts once it
+# has lasted for SETTLE_SECONDS: a CNI sets up a port step by step. The engine changes at most once
+# per sync period. Flows that are open go on, whichever engine opened them.
+
 log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 5.0
+
+
+class EngineChoice:
+    """``path`` is the current engine, and why; None before the first ``update``.
+
+    ``due``: when ``update`` may change the engine for a reason that has not lasted long enough yet,
+    by the clock; infinity if there is none.
+    """
+
+    def __init__(
+        self,
+        chosen: str,
+        *,
+        missing: str | None,
+        netfilter: NetfilterSync,
+        mark: PacketMark = OFF,
+        patterns: tuple[str, ...] = (),
+        period: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``chosen`` is one of packet_path.CHOICES; ``missing`` as in ``packet_path.decide``.
+
+        ``mark``: of --packet-mark. ``patterns``: of --devices. ``period``: seconds from one change
+        of the engine to the next. Raises NodeError if what was chosen cannot work.
+        """
+        self._chosen, self._missing, self._mark = chosen, missing, mark
+        self._netfilter, self._period, self._clock = netfilter, period, clock
+        self._patterns = patterns
+        self._changed = -math.inf  # when the engine changed last
+        self.path: PacketPath | None = None
+        self.due = math.inf
+        packet_path.decide(chosen, missing=missing)
+
+    @property
+    def flags(self) -> Flags:
+        """Of the map settings."""
+        return self._netfilter.flags if self.is_netfilter else frozenset()
+
+    @property
+    def is_netfilter(self) -> bool:
+        return self.path is not None and self.path.engine is Engine.NETFILTER
+
+    def update(self, devices: Devices, pods: Collection[Network]) -> bool:
+        """Chooses by what is on the node now; returns whether the choice differs from the last one.
+
+        What netfilter needs is there when this returns it.
+        """
+        unsuited = _unmarked(self._mark) or packet_path.unsuited(
+            devices, pods, bridge_calls(), self._patterns
+        )
+        path = packet_path.decide(self._chosen, missing=self._missing, unsuited=unsuited)
+        if self.path and path.engine is not self.path.engine and not self._is_settled():
+            return False
+        self.due = math.inf
+        if path.engine is Engine.NETFILTER and not self.is_netfilter:
+            path = self._prepared(path)
+        changed = path != self.path
+        if changed:
+            log.info("packet path: %s (%s)", path.engine, path.reason)
+        if self.path is None or path.engine is not self.path.engine:
+            self._changed = self._clock()
+        self.path = path
+        if not self.is_netfilter:
+            self._netfilter.end()
+        return changed
+
+    def _is_settled(self) -> bool:
+        """Whether the engine may change now; else ``due`` says when."""
+        now = self._clock()
+        if self.due == math.inf:
+            self.due = max(now + SETTLE_SECONDS, self._changed + self._period)
+        return now >= self.due
+
+    def _prepared(self, path: PacketPath) -> PacketPath:
+        """The same, or the flow tables if the table of nftables cannot be made."""
+        try:
+            self._netfilter.start()
+        except NodeError as error:
+            if self._chosen == Engine.NETFILTER:
+                log.error("--packet-path=netfilter cannot work now: %s", error)
+            return PacketPath(Engine.FLOWS, str(error))
+        return path
+
+
+def _unmarked(mark: PacketMark) -> str | None:
+    """A FORWARD chain that accepts only the mark would drop what netfilter translates."""
+    if mark == OFF:
+        return None
+    return f"only the flow tables set the mark {mark} of --packet-mark"
+
+
+class Probed(NamedTuple):
+    """``missing``: why the engine netfilter cannot work on this node; None where it works."""
+
+    missing: str | None
+    sctp: bool = False  # whether the kernel's NAT translates it
+
+
+def probe_netfilter(options: Options) -> Probed:
+    """Where the flow tables were chosen nothing is tried: that would load modules into the kernel.
+
+    Raises NodeError.
+    """
+    if options.packet_path == Engine.FLOWS:
+        return Probed("not tried, because the flow tables were chosen")
+    missing = netfilter_obstacle()
+    return Probed(missing, sctp=not missing and can_translate_sctp())
+
+
+def flowtable_of(options: Options, missing: str | None) -> FlowtableSync:
+    """What keeps the flowtable, where --fast-forward was chosen; ``missing`` as in EngineChoice."""
+    chosen = options.fast_forward and not missing and not options.shadow
+    lacking = flowtable_obstacle() if chosen else None
+    if lacking:
+        log.warning("--fast-forward has no effect with netfilter: %s", lacking)
+    return FlowtableSync(chosen=chosen, missing=lacking)
+
+
+# What an agent changes of the node besides its own maps and programs.
+#
+# It is changed only when all else is ready: the configuration can be used, the programs are loaded,
+# and every map is written. A first start that fails nevertheless undoes it.
+
+
+class HostChanges:
+    """As a context manager it undoes them if an error ends it while nothing is attached."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._had_ports = options.paths.ports_file.exists()
+        self._had_table = True  # until it is known
+        self._settings: dict[Path, str] = {}  # conntrack's, as they were before
+
+    def __enter__(self) -> "HostChanges":
+        with suppress(EbpflbError):
+            self._had_table = nft.exists(TABLE)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and not any(StateDir(self._options.paths.state).links()):
+            self.undo()
+
+    def make(self) -> str | None:
+        """Sets conntrack's settings and reserves the ports; why these are not reserved, if so.
+
+        Raises NodeError if a setting cannot be set.
+        """
+        sysctls.set_up_conntrack(self._options.conntrack_wanted, former=self._settings)
+        record, ports = self._options.paths.ports_file, self._options.masquerade_ports
+        return sysctls.try_to_reserve_ports(record, *ports)
+
+    def undo(self) -> None:
+        """What cannot be undone is logged, and all else is undone."""
+        steps: list[Callable[[], object]] = [
+            partial(sysctls.restore_conntrack, *each) for each in reversed(self._settings.items())
+        ]
+        if not self._had_ports:
+            steps.append(partial(sysctls.release_ports, self._options.paths.ports_file))
+        if not self._had_table:
+            steps.append(netfilter_table.remove)
+        stopping.run_all(*steps, failed="the node's settings are not as they were")
+
 
 Covering = Callable[[], Mapping[Family, Prefix]]
 _NOT_SERVED = "device %s: %s; its packets are not served"
@@ -97,7 +283,9 @@ class NodeSync:
         """Raises ConfigurationError for addresses with which this Node could serve nothing."""
         found, primary = self.options.configuration, next(iter(self.cluster.primary), None)
         if primary is not None and isinstance(found, KubeProxyConfiguration):
-            families.enforce(found, NodeFamilies(primary, supported_families(), self._pod_cidrs()))
+            families.enforce_families(
+                found, NodeFamilies(primary, supported_families(), self._pod_cidrs())
+            )
 
     @property
     def changed(self) -> bool:
@@ -159,8 +347,8 @@ class NodeSync:
         """Map -> what it is to hold."""
         addresses, primary = self.device_list.addresses, self.cluster.primary
         where = addresses, self.options.nodeport_addresses, primary
-        self.health_check_addresses = nodeport_addresses.health_check_addresses(*where)
-        serving = nodeport_addresses.served_addresses(*where)
+        self.health_check_addresses = devices.health_check_addresses(*where)
+        serving = devices.served_addresses(*where)
         return {
             "node_addresses": dict.fromkeys(serving, 1),
             "own_addresses": dict.fromkeys(devices.own_addresses(addresses) | serving, 1),

@@ -22,12 +22,12 @@ from ebpflb.errors import ClusterError
 from ebpflb.model import agreement
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import Drift, Part
+from ebpflb.model.endpoints import Selection
 from ebpflb.model.events import Key, Kind
-from ebpflb.model.selection import Selection
 from ebpflb.model.services import ServicePort
 from ebpflb.plan.canary import is_canary
-from ebpflb.plan.desired_service import DesiredService, desired_service
-from ebpflb.plan.slow_starts import in_force
+from ebpflb.plan.desired import DesiredService, desired_service
+from ebpflb.plan.slow_starts import desired_in_force
 
 log = logging.getLogger(__name__)
 
@@ -147,4 +147,4 @@ class ObjectsCheck:
         """With a slow start the weights are those of their time."""
         wanted = desired_service(port, selection, self._cluster.primary)
         desired = self._service_sync.planner.claims.desired
-        return in_force(wanted, desired.get(port.name)) if port.slow_start else wanted
+        return desired_in_force(wanted, desired.get(port.name)) if port.slow_start else wanted

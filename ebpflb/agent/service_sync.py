@@ -6,37 +6,167 @@ are read again, and everything is planned anew from what they hold.
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
+from typing import NamedTuple
 
-from ebpflb.agent.backlog import Backlog, Step
 from ebpflb.agent.node_sync import NodeSync
-from ebpflb.agent.write_log import WriteLog
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import MAX_LISTED
+from ebpflb.model.endpoints import (
+    HealthCheck,
+    NoLocalEndpoints,
+    Selection,
+    policies_without_endpoints,
+)
 from ebpflb.model.events import Key
-from ebpflb.model.health_check import HealthCheck
-from ebpflb.model.no_local_endpoints import NoLocalEndpoints, policies_without_endpoints
-from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, ServicePort
-from ebpflb.plan.desired_service import DesiredService, desired_service
-from ebpflb.plan.entries import Prefix
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Planner
-from ebpflb.plan.removed_endpoints import DELETED, Change
+from ebpflb.plan.desired import DesiredService, desired_service
+from ebpflb.plan.entries import Prefix, protocol_name
+from ebpflb.plan.planner import Plan, Planner
+from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.slow_starts import SlowStarts
 from ebpflb.plan.space import Shares
-from ebpflb.plan.watched_ports import Watched
-from ebpflb.plan.wording import protocol_name
+
+# The log's lines about what was planned and written.
+#
+# The first plan after a quiet second has a line at once. Those that follow within a second of a
+# line share the next one: under many changes a line for each costs more than its plan.
+
+log = logging.getLogger(__name__)
+
+LOG_LINE_SECONDS = 1.0  # from one line to the next
+
+
+class WriteLog:
+    """``clock`` is a monotonic one, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = clock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._plans = self._frontends = self._frontends_removed = self._slots = self._removed = 0
+        self._planning = self._writing = 0.0  # seconds
+
+    @property
+    def due(self) -> float:
+        """When ``turn`` has a line to log, by the clock; infinity where it has none."""
+        return self._next if self._plans else math.inf
+
+    def wrote(self, plan: Plan, planning: float, writing: float) -> None:
+        """A plan is in the maps; it took so many seconds to make, and to write."""
+        self._plans += 1
+        self._frontends += len(plan.services)
+        self._frontends_removed += len(plan.removed_services)
+        self._slots += len(plan.slots)
+        self._removed += len(plan.removed_backend_names)
+        self._planning += planning
+        self._writing += writing
+
+    def turn(self) -> None:
+        """Logs what was written since the last line, if that is a second ago."""
+        if self._plans and self._clock() >= self._next:
+            plans = "plan" if self._plans == 1 else f"{self._plans} plans"
+            log.info(
+                "%s: frontends ~%d -%d, slots ~%d, backends -%d; made in %.1f ms, "
+                "written in %.1f ms",
+                *(plans, self._frontends, self._frontends_removed, self._slots, self._removed),
+                *(1e3 * self._planning, 1e3 * self._writing),
+            )
+            self._begin()
+            self._next = self._clock() + LOG_LINE_SECONDS
+
+
+# The Services that are still to be planned: a few steps at a time, of each namespace in turn.
+#
+# A Service with many ports, or a namespace with many changes, so takes its turns beside the others,
+# and no other namespace's change waits for more than a slice.
+
+SLICE_COST = 1024  # of the steps that are planned and written at once: some 10 ms
+
+
+class Step(NamedTuple):
+    """A part of the work for one Service.
+
+    ``desired``: what a service port is to be from now on; None: it is deleted. Without a ``name``
+    the step has only prepared a later one. ``cost`` is about 10 µs for each.
+    """
+
+    cost: int
+    name: PortName | None = None
+    desired: DesiredService | None = None
+
+
+class _Queue:
+    """Of one namespace: the Services that wait, and the one whose steps are being taken."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[Key, None] = {}
+        self.current: tuple[Key, Iterator[Step]] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting) or self.current is not None
+
+    def step(self, begin: Callable[[Key], Iterator[Step]]) -> Step | None:
+        if self.current is None:
+            key = next(iter(self.waiting))
+            del self.waiting[key]
+            self.current = key, begin(key)
+        step = next(self.current[1], None)
+        if step is None:
+            self.current = None
+        return step
+
+
+class Backlog:
+    """``begin`` returns the steps of a Service. What changes meanwhile is planned once more when
+    they have been taken.
+    """
+
+    def __init__(self, begin: Callable[[Key], Iterator[Step]]) -> None:
+        self._begin = begin
+        self._queues: dict[str, _Queue] = {}  # by namespace, in the order of their turns
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def __contains__(self, key: Key) -> bool:
+        queue = self._queues.get(key.namespace)
+        if queue is None:
+            return False
+        return key in queue.waiting or (queue.current is not None and queue.current[0] == key)
+
+    def add(self, keys: Collection[Key]) -> None:
+        for key in sorted(keys):
+            self._queues.setdefault(key.namespace, _Queue()).waiting[key] = None
+
+    def take_slice(self) -> dict[PortName, DesiredService | None]:
+        """What the next steps want of service ports; it is to be planned before the next call."""
+        changes: dict[PortName, DesiredService | None] = {}
+        cost = 0
+        while self._queues and cost < SLICE_COST:
+            namespace, queue = next(iter(self._queues.items()))
+            step = queue.step(self._begin)
+            del self._queues[namespace]
+            if queue:
+                self._queues[namespace] = queue
+            if step:
+                cost += step.cost
+                changes |= {step.name: step.desired} if step.name else {}
+        return changes
+
 
 _TABLE_COST = 400  # of a step that makes a part of a table
 _PORT_COST = 16  # of a step, without its endpoints and source ranges
 SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice
-log = logging.getLogger(__name__)
+
 _NOT_PROGRAMMED = "Service %s: %s; it keeps what it has and still wants"
 Changes = Mapping[PortName, DesiredService | None]
 MakePlan = Callable[[Changes, float], Plan]

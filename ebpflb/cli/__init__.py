@@ -12,11 +12,7 @@ Shared by the commands:
 
 common             options and helpers
 output             -o table, wide, json or yaml
-result_lines       the lines of check and doctor
 watching           --watch
-times              --at and --since
-service_tables     the tables of services
-status_text        the lines of status
 
 The other commands:
 
@@ -31,7 +27,6 @@ history            what has changed in the maps, and why
 maps               dump the maps
 services           show Services as this node serves them
 monitor            live events
-event_table        their rows
 top                services and backends by rate
 status             the state of the agent and of the hooks
 ui                 a page in the browser

@@ -13,7 +13,7 @@ import click
 from ebpflb.agent import fresh_list
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, print_as, wide_output_option
-from ebpflb.cli.status_text import wrapped
+from ebpflb.cli.status import wrapped
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.state_dir import StateDir

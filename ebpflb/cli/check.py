@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, print_as, wide_output_option
-from ebpflb.cli.result_lines import print_results
+from ebpflb.cli.output import WIDE, print_as, print_results, wide_output_option
 from ebpflb.diagnose.check import check_node
 from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.serve import status

@@ -7,19 +7,17 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.datapath.attach import cgroup_links, netns_cookie
-from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
-from ebpflb.datapath.maps.state_lock import StateLock
+from ebpflb.datapath.attach.device_programs import unpin_all
+from ebpflb.datapath.maps.state_dir import (
+    StateDir,
+    StateLock,
+    mount_of,
+    state_directories,
+    why_hidden,
+)
 from ebpflb.diagnose.firewall.forwarding import dropping
 from ebpflb.errors import NodeError
-from ebpflb.node import (
-    flowtable,
-    kube_proxy_leftovers,
-    kube_proxy_watch,
-    nat,
-    nft,
-    reserved_ports,
-)
+from ebpflb.node import flowtable, kube_proxy_leftovers, kube_proxy_watch, nat_watch, nft, sysctls
 from ebpflb.node.kube_proxy_leftovers import Leftover, LeftoverSurvey
 from ebpflb.node.netfilter_rules import TABLE
 from ebpflb.options import Paths
@@ -185,10 +183,10 @@ def _keep_nat(survey: LeftoverSurvey, *, force: bool) -> None:
     """Keeps NAT by conntrack alive for open connections when the last NAT rules are removed. Raises
     NodeError.
     """
-    if not survey.removable or not nat.has_dnat_connections():
+    if not survey.removable or not nat_watch.has_dnat_connections():
         return
     try:
-        nat.keep_nat_hooks(nat.HOLD)
+        nat_watch.keep_nat_hooks(nat_watch.HOLD)
     except NodeError as error:
         if not force:
             hint = "connections through kube-proxy would break: wait until they end, or use --force"
@@ -197,9 +195,9 @@ def _keep_nat(survey: LeftoverSurvey, *, force: bool) -> None:
 
 def _release_nat(survey: LeftoverSurvey) -> None:
     """Ends what ``_keep_nat`` has set up, unless a connection still needs it."""
-    if nft.exists(nat.HOLD):
-        gone = nat.release_when_unused(nat.HOLD)
-        click.echo(f"removed: {nat.HOLD}" if gone else f"{nat.HOLD} {STAYS}")
+    if nft.exists(nat_watch.HOLD):
+        gone = nat_watch.release_when_unused(nat_watch.HOLD)
+        click.echo(f"removed: {nat_watch.HOLD}" if gone else f"{nat_watch.HOLD} {STAYS}")
 
 
 def _release_tables() -> None:
@@ -209,19 +207,19 @@ def _release_tables() -> None:
     Raises NodeError.
     """
     flowtable.remove(flowtable.TABLE)
-    tables = [table for table in (TABLE, nat.HOLD, nat.FORMER) if nft.exists(table)]
+    tables = [table for table in (TABLE, nat_watch.HOLD, nat_watch.FORMER) if nft.exists(table)]
     others = bool(tables) and bool(kube_proxy_leftovers.visible_rules())
     for table in tables:
         if others:
-            nat.release_nat_hooks(table)
-        elif not nat.release_when_unused(table):
+            nat_watch.release_nat_hooks(table)
+        elif not nat_watch.release_when_unused(table):
             click.echo(f"{table} {STAYS}")
 
 
 def _release_ports(paths: Paths) -> None:
     """Raises NodeError if the kernel's list cannot be written."""
     try:
-        reserved_ports.release(paths.ports_file)
+        sysctls.release_ports(paths.ports_file)
     except OSError as error:
-        where = error.filename or reserved_ports.RESERVED
+        where = error.filename or sysctls.RESERVED
         raise NodeError(f"{where}: {error.strerror}") from error

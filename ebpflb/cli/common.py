@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from ebpflb.datapath.maps import state_record
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.state_dir import DEFAULT, StateDir
+from ebpflb.datapath.maps.state_dir import DEFAULT, StateDir, read_record
 from ebpflb.errors import NodeError
 from ebpflb.node import process
 from ebpflb.options import Paths
@@ -64,7 +63,7 @@ def paths(state: Path, run: Path | None, cache: Path = Paths.cache) -> Paths:
     Without ``run`` it is the one that the state directory's agent has recorded.
     """
     state, cache = state.absolute(), cache.absolute()
-    found = state_record.read(state, cache) or Paths(state, cache=cache)
+    found = read_record(state, cache) or Paths(state, cache=cache)
     return found if run is None else replace(found, run=run.absolute())
 
 

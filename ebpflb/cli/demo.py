@@ -16,7 +16,7 @@ import click
 from ebpflb.cli import common
 from ebpflb.cli.output import print_table
 from ebpflb.datapath.attach.cgroup_links import cgroup_root
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.diagnose.dump import dump_maps
 from ebpflb.lab.demo import CONNECTIONS_A_LINE, PORT, TRAFFIC, V4, Demo

@@ -10,8 +10,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.audit import compare
-from ebpflb.cli.output import print_as, wide_output_option
-from ebpflb.cli.result_lines import print_results
+from ebpflb.cli.output import print_as, print_results, wide_output_option
 from ebpflb.cli.status import facts_of
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir

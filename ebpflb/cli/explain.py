@@ -12,7 +12,7 @@ from ebpflb.cli import common
 from ebpflb.cli.output import percent, print_as
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose.explain.answer import Explained, explain
-from ebpflb.diagnose.explain.question import parse_question
+from ebpflb.diagnose.explain.asking import parse_question
 from ebpflb.plan.entries import Frontend
 
 PAGE = 20  # endpoints

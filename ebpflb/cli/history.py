@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from ebpflb.cli import common, times
+from ebpflb.cli import common
 from ebpflb.cli.flows import service as service_option
-from ebpflb.cli.output import WIDE, print_as, print_narrow_table, wide_output_option
+from ebpflb.cli.output import WIDE, print_as, print_narrow_table, time_option, wide_output_option
 from ebpflb.cli.watching import watch, watch_option
 from ebpflb.history.changes import Change, ServiceChange, changes
 from ebpflb.history.past import Past, moment
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 @click.option(
     "--since",
     metavar="TIME",
-    callback=times.option,
+    callback=time_option,
     help="Only what was written since, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
 )
 @click.option(

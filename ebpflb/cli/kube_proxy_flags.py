@@ -22,7 +22,7 @@ from ebpflb.model.durations import Duration, FlushFrequency
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
 DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
 
-_DEFAULT = listen_addresses.complete(KubeProxyConfiguration(), frozenset())
+_DEFAULT = listen_addresses.complete_listen_address(KubeProxyConfiguration(), frozenset())
 _LONGEST_NUMBER = 10  # digits
 
 _TYPES = {"cleanup": bool, "init-only": bool, "healthz-port": int, "metrics-port": int}

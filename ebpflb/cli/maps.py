@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ebpflb.cli import common, times
-from ebpflb.cli.output import WIDE, print_as, print_first_columns, wide_output_option
+from ebpflb.cli import common
+from ebpflb.cli.output import WIDE, print_as, print_first_columns, time_option, wide_output_option
 from ebpflb.diagnose.dump import ROWS, Dump, dump_maps
 from ebpflb.errors import NodeError
 from ebpflb.history.past import Past
@@ -26,7 +26,7 @@ def maps() -> None:
 @click.option(
     "--at",
     metavar="TIME",
-    callback=times.option,
+    callback=time_option,
     help="What the maps held then, such as 14:03, 2026-11-22T14:03:10 or 10m (ago); only of those"
     " that the agent writes, and without counters.",
 )

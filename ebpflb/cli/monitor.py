@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb monitor``: live events."""
 
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -12,14 +13,83 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.event_table import EventLines
-from ebpflb.cli.output import lines_output_option
+from ebpflb.cli.output import COLUMNS, WIDE, lines_output_option, print_row_as
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.monitoring import decisions
-from ebpflb.diagnose.event_names import EventNames
-from ebpflb.diagnose.event_stream import EventStream
-from ebpflb.diagnose.event_words import EventFilter, Teller
-from ebpflb.errors import NodeError, one_line
+from ebpflb.datapath.monitoring import variant
+from ebpflb.diagnose.events import EventFilter, EventNames, EventStream, Teller, Told
+from ebpflb.errors import NodeError, escaped, one_line
+
+# Events as lines: 80 columns, or as many as the terminal has; wide, JSON, YAML.
+
+# The columns of the table, of 80; what a terminal has more goes to the last three.
+_WIDTHS = {"TIME": 12, "VERDICT": 10, "HOOK": 7, "NS": 5, "FROM": 10, "FRONTEND": 14, "BACKEND": 16}
+_ELASTIC = ("FROM", "FRONTEND", "BACKEND")
+_LONGEST = 40  # characters that a column may have
+
+
+class EventLines:
+    """Prints an event as ``output`` says, each as soon as it is there."""
+
+    def __init__(self, output: str) -> None:
+        self._output, self._widths = output, dict(_WIDTHS)
+        if output == "table" and sys.stdout.isatty():
+            spare = shutil.get_terminal_size((COLUMNS, 24)).columns - COLUMNS
+            for name in _ELASTIC:
+                more = max(0, min(spare // len(_ELASTIC), _LONGEST - _WIDTHS[name]))
+                self._widths[name] += more
+
+    def head(self) -> None:
+        if self._output == "table":
+            self._line(dict(zip(self._widths, self._widths, strict=True)))
+
+    def show(self, told: Told) -> None:
+        if self._output in ("json", "yaml"):
+            print_row_as(self._output, told)
+        elif self._output == WIDE:
+            click.echo(_wide(told))
+        else:
+            self._line(_cells(told))
+
+    def _line(self, cells: dict[str, str]) -> None:
+        parts = [_fitted(cells[name], width) for name, width in self._widths.items()]
+        click.echo(" ".join(parts).rstrip())
+
+
+def _cells(told: Told) -> dict[str, str]:
+    return {
+        "TIME": told.time[11:23],
+        "VERDICT": told.verdict,
+        "HOOK": told.hook,
+        "NS": str(told.ns),
+        "FROM": escaped(told.pod or _process(told) or told.client),
+        "FRONTEND": told.frontend,
+        "BACKEND": told.backend,
+    }
+
+
+def _wide(told: Told) -> str:
+    """All that is known, with a word before what may be missing."""
+    parts = {
+        "process": _process(told),
+        "pod": told.pod,
+        "client": told.client,
+        "device": told.device,
+        "service": told.service,
+        "frontend": told.frontend and f"{told.frontend}/{told.protocol}",
+        "backend": told.backend,
+        "endpoint": told.backend_pod,
+    }
+    said = [f"{name} {escaped(value)}" for name, value in parts.items() if value]
+    return f"{told.time} {told.verdict:<16} {told.hook:<8} {told.ns:>6} ns  {'  '.join(said)}"
+
+
+def _process(told: Told) -> str:
+    return f"{told.process}/{told.pid}" if told.pid else ""
+
+
+def _fitted(text: str, width: int) -> str:
+    return f"{text:<{width}}" if len(text) <= width else f"{text[: width - 1]}…"
+
 
 _ENDED = "the agent has ended, or loaded its programs again: run `ebpflb monitor` again"
 
@@ -43,10 +113,10 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--verdict",
     "verdicts",
-    type=click.Choice(sorted(decisions.DECISIONS)),
+    type=click.Choice(sorted(variant.DECISIONS)),
     multiple=True,
     help="Only these verdicts; may be repeated.  [default: all but those that every packet of a"
-    f" known flow or nobody's packet gets: {', '.join(sorted(decisions.FREQUENT))}]",
+    f" known flow or nobody's packet gets: {', '.join(sorted(variant.FREQUENT))}]",
 )
 @click.option("--count", type=click.IntRange(1), help="End after so many events.")
 @common.state_dir
@@ -73,7 +143,7 @@ def monitor(
         if service:
             require_service(service, maps)
         click.echo("waiting for the agent to load the monitor's programs", err=True)
-        mask = decisions.mask(verdicts or decisions.USUAL)
+        mask = variant.decision_mask(verdicts or variant.USUAL)
         teller = Teller(EventNames(maps), EventFilter(service, client))
         with closing(EventStream(paths, mask)) as stream:
             click.echo("watching; Ctrl-C ends it", err=True)
@@ -89,7 +159,7 @@ class _Watch:
 
     def run(self, verdicts: tuple[str, ...], count: int | None) -> bool:
         """Whether its user has ended it, and not the agent."""
-        wanted = {decisions.DECISIONS[word] for word in verdicts or decisions.USUAL}
+        wanted = {variant.DECISIONS[word] for word in verdicts or variant.USUAL}
         self._lines.head()
         try:
             for part in self._stream.parts():

@@ -4,8 +4,11 @@
 Control characters, which a name in a map or manifest may hold, are escaped.
 """
 
-from collections.abc import Callable, Collection
-from textwrap import fill
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
+from textwrap import fill, wrap
 from typing import Any
 
 import click
@@ -13,7 +16,39 @@ import msgspec
 import yaml
 from tabulate import tabulate
 
+from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.errors import escaped
+
+# Times as people type them: 10m (ago), 14:03, 2026-11-22T14:03:10.
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_TODAY = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
+
+
+def parse_time(text: str, now: float) -> float:
+    """Seconds since the epoch; without a zone in this machine's. Raises ValueError.
+
+    A time of day that is still to come today is yesterday's.
+    """
+    if ago := _AGO.fullmatch(text):
+        return now - float(ago[1]) * _UNITS[ago[2]]
+    if _TODAY.fullmatch(text):
+        day = datetime.fromtimestamp(now).date().isoformat()
+        found = datetime.fromisoformat(f"{day}T{text.zfill(len(text) + (text[1] == ':'))}")
+        at = found.timestamp()
+        return at if at <= now else at - 86400
+    return datetime.fromisoformat(text).timestamp()
+
+
+def time_option(_context: object, _option: object, text: str | None) -> float | None:
+    """A callback of click."""
+    try:
+        return None if text is None else parse_time(text, time.time())
+    except (ValueError, OverflowError):
+        example = "14:03, 2026-11-22T14:03:10 or 10m"
+        raise click.BadParameter(f'"{text}" is not a time such as {example}') from None
+
 
 WIDE = "wide"
 COLUMNS = 80
@@ -160,3 +195,46 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else escaped(str(value))
+
+
+# The lines of ``ebpflb check`` and ``ebpflb doctor``: what was looked at, and what was found.
+
+_RESULT_INDENT = " " * 9
+
+
+def print_results(results: Sequence[CheckResult], output: str, lacking: str) -> None:
+    """``lacking``: the word for what is required and not ok. ``output``: "table" or WIDE."""
+    if output == WIDE:
+        print_narrow_table("this node", [_row(it, lacking) for it in results], wide=True)
+    else:
+        click.echo("\n".join(line for each in results for line in _lines(each, lacking)))
+
+
+def _lines(result: CheckResult, lacking: str) -> Iterator[str]:
+    """One of 80 columns if it is ok; else also what to do."""
+    first = f"{_word(result, lacking):8} {result.feature}: {escaped(result.detail)}"
+    if result.ok:
+        yield first if len(first) <= COLUMNS else f"{first[: COLUMNS - 1]}…"
+    else:
+        yield from wrap(first, COLUMNS, subsequent_indent=_RESULT_INDENT)
+        yield from wrap(
+            escaped(result.remedy),
+            COLUMNS,
+            initial_indent=_RESULT_INDENT,
+            subsequent_indent=_RESULT_INDENT,
+        )
+
+
+def _row(result: CheckResult, lacking: str) -> dict[str, str]:
+    return {
+        "": _word(result, lacking),
+        "what": result.feature,
+        "found": result.detail,
+        "what to do, or what is lost": result.remedy,
+    }
+
+
+def _word(result: CheckResult, lacking: str) -> str:
+    if result.ok:
+        return "ok"
+    return lacking if result.required else "warning"

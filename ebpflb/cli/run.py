@@ -19,12 +19,12 @@ from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.configuration.translation import translate
 from ebpflb.configuration.watch import ConfigWatch
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.diagnose.requirements import missing, required
+from ebpflb.diagnose.check import missing_requirements, required_results
 from ebpflb.errors import ConfigurationError, EbpflbError, NodeError, plain
-from ebpflb.model.served_services import ServedServices
-from ebpflb.node import conntrack, process
+from ebpflb.model.services import ServedServices
+from ebpflb.node import process, sysctls
 from ebpflb.options import Options, Paths
 from ebpflb.serve import agent_lock
 from ebpflb.stopping import FailedThreads
@@ -63,7 +63,7 @@ def run(**values: Any) -> None:
     common.require_capabilities()
     options = _options(config, values)
     if values["init_only"]:
-        conntrack.set_up(options.conntrack)
+        sysctls.set_up_conntrack(options.conntrack)
         return
     _require_features(values["state_dir"], values["cgroup_root"])
     with agent_lock.held(options.paths) as lock:
@@ -148,7 +148,7 @@ def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | 
 
 def _require_features(state_dir: Path, cgroup_root: Path | None) -> None:
     """Raises NodeError with a line for each required feature that this node does not have."""
-    lines = missing(required(state_dir, cgroup_root))
+    lines = missing_requirements(required_results(state_dir, cgroup_root))
     if lines:
         raise NodeError("this node cannot run ebpflb:\n" + "\n".join(f"  {line}" for line in lines))
 

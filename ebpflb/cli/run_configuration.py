@@ -26,7 +26,7 @@ from ebpflb.configuration.fields import KubeProxyConfiguration, replace_at, valu
 from ebpflb.configuration.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter
 from ebpflb.datapath.maps import map_sizes
 from ebpflb.errors import ConfigurationError
-from ebpflb.model import nodeport_ranges, served_services
+from ebpflb.model import annotations, services
 from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,9 @@ def from_flags(values: Mapping[str, Any]) -> KubeProxyConfiguration:
     config = _with_flags(KubeProxyConfiguration(), values, flags)
     paths = {path for each in PARAMETERS if each.flag in flags for path in each.fields.split()}
     ports = {path: values[flag] for path, flag in _PORT_FLAGS.items() if values[flag] is not None}
-    config = listen_addresses.complete(config, paths & set(listen_addresses.LISTEN_FIELDS), ports)
+    config = listen_addresses.complete_listen_address(
+        config, paths & set(listen_addresses.LISTEN_FIELDS), ports
+    )
     for path, port in ports.items():
         config = config if port else replace_at(config, path, "")
     return config
@@ -150,9 +152,9 @@ def effective_flags(config: KubeProxyConfiguration, values: Mapping[str, Any]) -
         "masquerade_ports": format_ports(values["masquerade_ports"]),
         "packet_mark": str(values["packet_mark"]),
         "map_size": map_sizes.show(values["map_size"]),
-        "nodeport_source_ranges": nodeport_ranges.show(values["nodeport_source_ranges"]),
-        "namespaces": served_services.show_namespaces(values["namespaces"]),
-        "services": served_services.show(values["services"]),
+        "nodeport_source_ranges": annotations.show_networks(values["nodeport_source_ranges"]),
+        "namespaces": services.show_namespaces(values["namespaces"]),
+        "services": services.show_requirements(values["services"]),
     }
     effective = {name.replace("_", "-"): value for name, value in options.items()}
     for parameter in PARAMETERS:

@@ -10,15 +10,7 @@ import click
 from ebpflb.cli import common
 from ebpflb.datapath.maps import map_sizes
 from ebpflb.errors import plain
-from ebpflb.model import (
-    devices,
-    external_ips,
-    nodeport_ranges,
-    packet_mark,
-    packet_path,
-    scheduler,
-    served_services,
-)
+from ebpflb.model import annotations, devices, packet_path, services
 from ebpflb.options import AUDITS, REPLY_PATHS, SOCKET_TRANSLATIONS, Options, Paths
 
 _LAST_PORT = 65535
@@ -172,7 +164,7 @@ _EBPFLB_OPTIONS = (
         "--packet-mark",
         metavar="MARK/MASK",
         default=str(Options.packet_mark),
-        callback=_parsed_by(packet_mark.parse),
+        callback=_parsed_by(packet_path.parse_mark),
         help="Set this mark on packets that the flow tables translate when they come in, so that"
         " rules of netfilter can accept them; with it --packet-path=auto takes the flow tables."
         "  [default: none]",
@@ -180,14 +172,14 @@ _EBPFLB_OPTIONS = (
     click.option(
         "--namespaces",
         metavar="NAME,...",
-        callback=_parsed_by(_filled(served_services.parse_namespaces)),
+        callback=_parsed_by(_filled(services.parse_namespaces)),
         help="Serve only Services of these namespaces; a kube-proxy that runs beside serves the"
         " others.  [default: all]",
     ),
     click.option(
         "--services",
         metavar="SELECTOR",
-        callback=_parsed_by(_filled(served_services.parse)),
+        callback=_parsed_by(_filled(services.parse_requirements)),
         help="Serve only Services with these labels, as kubectl's -l; a kube-proxy that runs beside"
         " serves the others.  [default: all]",
     ),
@@ -202,9 +194,9 @@ _EBPFLB_OPTIONS = (
     ),
     click.option(
         "--scheduler",
-        type=click.Choice(scheduler.SCHEDULERS),
+        type=click.Choice(annotations.SCHEDULERS),
         help="How new connections get their endpoint, unless the Service's annotation"
-        f" {scheduler.SCHEDULER_ANNOTATION} says otherwise.  [default: random, in mode ipvs what"
+        f" {annotations.SCHEDULER_ANNOTATION} says otherwise.  [default: random, in mode ipvs what"
         " comes next to --ipvs-scheduler, round-robin if that says nothing]",
     ),
     click.option(
@@ -219,16 +211,17 @@ _EBPFLB_OPTIONS = (
         metavar="all|none|CIDR,...",
         default=str(Options.external_ips),
         show_default=True,
-        callback=_parsed_by(external_ips.parse),
+        callback=_parsed_by(services.parse_external_ips),
         help="Which of the Services' externalIPs are served. Everybody who may write a Service can"
         " claim any address by them (CVE-2020-8554).",
     ),
     click.option(
         "--nodeport-source-ranges",
         metavar="CIDR,...",
-        callback=_parsed_by(_filled(nodeport_ranges.parse)),
+        callback=_parsed_by(_filled(annotations.parse_networks)),
         help="The clients that NodePorts admit, pods and the node included, unless the Service's"
-        f" annotation {nodeport_ranges.ANNOTATION} says otherwise.  [default: everybody]",
+        f" annotation {annotations.NODEPORT_RANGES_ANNOTATION} says otherwise."
+        "  [default: everybody]",
     ),
     click.option(
         "--audit",

@@ -2,16 +2,18 @@
 """``ebpflb status``: a verdict on this node, and the facts that it rests on."""
 
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import msgspec
 
-from ebpflb.cli import common, status_text
-from ebpflb.cli.output import output_option, print_as
+from ebpflb.cli import common
+from ebpflb.cli.output import COLUMNS, output_option, print_as
 from ebpflb.cli.watching import show, watch_option
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.bpf_map import Map
@@ -25,9 +27,95 @@ from ebpflb.node import ctnetlink
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
-from ebpflb.serve.metrics_conntrack import count_connections
+from ebpflb.serve.metrics_agent import count_connections
 from ebpflb.serve.status import AgentStatus
-from ebpflb.serve.verdict import Facts, judge
+from ebpflb.serve.verdict import Facts, Verdict, VerdictReason, judge, span
+
+# The text of `ebpflb status`: the verdict, then a line for each fact, in 80 columns.
+
+MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
+_LABEL = 18  # columns of the longest label
+
+SERVED = "this node is served"
+
+
+def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> Iterator[str]:
+    """The verdict in words: a line for each reason, the gravest first; what is ``left`` to
+    kube-proxy.
+    """
+    if not reasons:
+        besides = f", except what is left to kube-proxy: {left}" if left else ""
+        yield from wrapped(f"{verdict}: ", f"{SERVED}{besides}")
+    for reason in reasons:
+        yield from wrapped(f"{reason.verdict}: ", reason.text)
+
+
+def agent_text(facts: Facts) -> str:
+    """Whether an agent runs, which one, and since when."""
+    published = facts.published
+    if not published:
+        return "runs" if facts.runs else "does not run"
+    if facts.runs:
+        return f"runs, pid {published.pid}, since {status_since(published.started, facts.now)}"
+    return (
+        f"does not run; pid {published.pid} did, from {status_since(published.started, facts.now)}"
+    )
+
+
+def served_by(facts: Facts) -> str:
+    """Whose programs serve, and with which services."""
+    if not facts.socket_hooks:
+        return "nobody, at sockets"
+    if not facts.runs:
+        return "what an agent left; services are those of its last sync"
+    return "the agent, with the services that it has received"
+
+
+def resets_text(facts: Facts) -> dict[str, str]:
+    """Service port -> after how long its connections are reset, alike in both families."""
+    watched = facts.published.reset_on_removal if facts.published else ()
+    return {str(each.name): f"after {each.grace:g} s" for each in watched}
+
+
+def status_since(time: str, now: datetime) -> str:
+    """``time`` is of RFC 3339."""
+    return f"{time} ({span(now - datetime.fromisoformat(time))} ago)"
+
+
+def status_rows(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """A line for each value; none for what is empty. A mapping has a line for each item."""
+    for name, value in report.items():
+        label = f"{indent}{name.replace('_', ' '):{_LABEL}} "
+        if isinstance(value, Mapping):
+            for item, text in islice(value.items(), MAX_NAMED_IN_TEXT):
+                yield from wrapped(label, f"{item}: {_state_text(text)}")
+            if len(value) > MAX_NAMED_IN_TEXT:
+                yield from wrapped(
+                    label, f"and {len(value) - MAX_NAMED_IN_TEXT} more: -o json has all"
+                )
+        elif value not in (None, []):
+            yield from wrapped(
+                label, " ".join(value) if isinstance(value, list) else _state_text(value)
+            )
+
+
+def wrapped(label: str, text: str) -> list[str]:
+    """A word longer than a line, as a path may be, is not broken: it could not be copied."""
+    return textwrap.wrap(
+        " ".join(text.split()),
+        COLUMNS,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _state_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{word} {number}" for word, number in value.items())
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
 
 # Published, but part of other lines of the text, or none.
 _IN_WORDS = frozenset({"pid", "started", "origin", "kube_proxy_runs"})
@@ -149,17 +237,17 @@ def _print(found: _Found, output: str) -> None:
 
 def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list[str]:
     """What a dead agent has left is apart from what is true now."""
-    heads = {"agent": status_text.agent(facts), "served_by": status_text.served_by(facts)}
+    heads = {"agent": agent_text(facts), "served_by": served_by(facts)}
     left = facts.published.left_to_kube_proxy if facts.published and facts.runs else ""
-    lines = [*status_text.headline(*judge(facts), left), *status_text.rows(heads | node)]
+    lines = [*headline(*judge(facts), left), *status_rows(heads | node)]
     shown = {name: value for name, value in published.items() if name not in _IN_WORDS}
     received = shown.get("last_received", {})
-    shown["last_received"] = {k: status_text.since(at, facts.now) for k, at in received.items()}
-    shown["reset_on_removal"] = status_text.resets(facts)
+    shown["last_received"] = {k: status_since(at, facts.now) for k, at in received.items()}
+    shown["reset_on_removal"] = resets_text(facts)
     if facts.runs:
-        lines += status_text.rows(shown)
+        lines += status_rows(shown)
     elif published:
-        lines += ["stale, as the last agent left it:", *status_text.rows(shown, indent="  ")]
+        lines += ["stale, as the last agent left it:", *status_rows(shown, indent="  ")]
     return lines
 
 

@@ -11,23 +11,16 @@ list_watch      list, watch, and resume the watch
 position        where it stands, and what it has told since
 fresh_lists     lists to be compared with what has become of what it told
 api             requests to the API server
-answers         what it answers, within bounded memory
 access          its address, TLS and credentials; these two modules import ``kubernetes``
-kubeconfig      a kubeconfig -> values, with its keys in memory files
-memory_files    files that a kill does not leave behind
 event_recorder  Kubernetes events about the Node and its Services, sent to the API server
 
 A directory of manifests:
 
 manifest_source     follows the directory with inotify
-open_files          which of its files are being written
 manifest_directory  the objects of all files together, and the events for a changed file
 manifest_file       one file -> its documents -> objects, or what is wrong with them
-manifest_kinds      which kind a document is of, and whether that is misspelt
-yaml_documents      YAML -> plain values, within limits
 
 Both:
 
 decoding            JSON or YAML values -> the objects of ``model``
-selectors           which objects are needed: queries for the API, a filter for manifests
 """

@@ -5,23 +5,129 @@ Here and in ``api`` alone is ``kubernetes`` imported. All is checked before anyt
 error quotes a credential, nor what a credential plugin has printed.
 """
 
+import base64
+import binascii
 import hashlib
+import os
 import re
 import ssl
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import yaml
 from kubernetes import config
 from kubernetes.client import Configuration
 from kubernetes.config.dateutil import parse_rfc3339
 from kubernetes.config.exec_provider import ExecProvider
 from kubernetes.config.kube_config import KubeConfigLoader
 
-from ebpflb import redaction, regular_file
-from ebpflb.cluster import kubeconfig
-from ebpflb.cluster.memory_files import MemoryFiles
+from ebpflb import redaction
+from ebpflb.cluster import manifest_file
 from ebpflb.errors import ClusterError, in_words
+from ebpflb.files import UnusableFile, read_regular
+
+# Files that exist in this process alone: nothing of them is left when it is killed.
+#
+# TLS keys have to be files, and those of a kubeconfig may be in its text.
+
+
+class MemoryFiles:
+    """They are closed when nothing refers to this object any more."""
+
+    def __init__(self) -> None:
+        self._opened: list[int] = []
+
+    def add(self, content: bytes) -> Path:
+        """Where this process can open a file with this content."""
+        opened = os.memfd_create("ebpflb")
+        self._opened.append(opened)
+        with open(opened, "wb", closefd=False) as file:
+            file.write(content)
+        return Path(f"/proc/self/fd/{opened}")
+
+    def __del__(self) -> None:
+        for opened in self._opened:
+            os.close(opened)
+
+
+# A kubeconfig -> the values that the client of Kubernetes takes.
+#
+# Files that it names are told by their absolute paths. What it contains of certificates and keys is
+# put into memory files, where the client would write it to /tmp. No error quotes the text.
+
+_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_INLINE = {f"{name}-data": name for name in _FILES[:3]}
+_SECRET = {"token", "password", "client-secret", "id-token", "refresh-token", "access-token"}
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
+def parse_kubeconfig(data: bytes, folder: Path, files: MemoryFiles) -> dict[str, Any]:
+    """``folder`` is where relative paths begin. Raises ClusterError."""
+    try:
+        config = next(manifest_file.load_documents(data), None)
+    except ValueError as error:
+        raise ClusterError(_reason(error)) from None
+    if not isinstance(config, dict):
+        raise ClusterError("Invalid kube-config file: not a mapping of fields")
+    for kind, inner in (("clusters", "cluster"), ("users", "user")):
+        entries = config.get(kind)
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and isinstance(entry.get(inner), dict):
+                _remember_secrets(entry[inner])
+                _complete(entry[inner], folder, files)
+    return config
+
+
+def _reason(error: ValueError) -> str:
+    """Where the text is wrong; what is quoted may be a token."""
+    cause = error.__cause__
+    if not isinstance(cause, yaml.MarkedYAMLError):
+        return f"neither YAML nor JSON: {_QUOTED.sub('...', in_words(error))}"
+    said = ": ".join(part for part in (cause.context, cause.problem) if part)
+    mark = cause.problem_mark or cause.context_mark
+    where = f", line {mark.line + 1}" if mark else ""
+    return in_words(ValueError(_QUOTED.sub("...", said) + where))
+
+
+def _complete(section: dict[str, Any], folder: Path, files: MemoryFiles) -> None:
+    for name in _FILES:
+        if isinstance(section.get(name), str) and section[name]:
+            section[name] = str(_readable(name, (folder / section[name]).absolute()))
+    for inline, name in _INLINE.items():
+        if content := section.pop(inline, None):
+            section[name] = str(files.add(_decoded(inline, content)))
+
+
+def _readable(name: str, path: Path) -> Path:
+    """A pipe or a device is never opened. Who reads a file that is not there names it."""
+    if path.exists() and not path.is_file():
+        raise ClusterError(f"{name}: {path}: not a regular file")
+    return path
+
+
+def _decoded(name: str, content: object) -> bytes:
+    try:
+        return base64.b64decode(content if isinstance(content, str | bytes) else b"?")
+    except (binascii.Error, ValueError):
+        raise ClusterError(f"{name}: not base64") from None
+
+
+def _remember_secrets(value: object) -> None:
+    """Those of a user, and of the credential plugin's environment; and passwords in URLs."""
+    if isinstance(value, list):
+        for each in value:
+            _remember_secrets(each)
+    if not isinstance(value, dict):
+        return
+    for name, each in value.items():
+        if name in _SECRET or (name == "value" and "name" in value):
+            redaction.remember(each)
+        elif name in ("server", "proxy-url") and isinstance(each, str):
+            redaction.without_user(each)
+        else:
+            _remember_secrets(each)
+
 
 _EXIT_STATUS = re.compile(r"process returned (-?\d+)")
 
@@ -52,8 +158,8 @@ class Access:
     def is_outdated(self) -> bool:
         """Whether the kubeconfig has another content by now."""
         try:
-            return self._path is not None and _digest(regular_file.read(self._path)) != self._digest
-        except (OSError, regular_file.UnusableFile):
+            return self._path is not None and _digest(read_regular(self._path)) != self._digest
+        except (OSError, UnusableFile):
             return False
 
     def headers(self) -> dict[str, str]:
@@ -69,13 +175,13 @@ class Access:
 
     def _load(self, path: Path) -> None:
         try:
-            data = regular_file.read(path)
+            data = read_regular(path)
         except OSError as error:
             raise ClusterError(str(error.strerror)) from None
-        except regular_file.UnusableFile as error:
+        except UnusableFile as error:
             raise ClusterError(str(error)) from None
         folder = path.absolute().parent
-        values = kubeconfig.parse(data, folder, self._files)
+        values = parse_kubeconfig(data, folder, self._files)
         make: Any = _Loader  # the client's functions have no types
         loader = make(values, config_base_path=str(folder))
         loader.files = self._files

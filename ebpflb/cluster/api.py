@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_NODELAY
 from typing import Any
@@ -22,7 +23,6 @@ from kubernetes.client.rest import RESTClientObject
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from ebpflb.cluster import answers
 from ebpflb.cluster.access import Access
 from ebpflb.cluster.decoding import WatchSilent, error_from_status, error_from_write
 from ebpflb.cluster.retry import Timing
@@ -30,6 +30,41 @@ from ebpflb.cluster.source import Observe, unobserved
 from ebpflb.errors import ClusterError, in_words
 from ebpflb.model.events import Kind
 from ebpflb.redaction import redact
+
+# What the API server answers, read within bounded memory, whatever it sends.
+#
+# Compressed answers are not asked for, and not expanded: they count as garbage.
+
+# Of an object etcd takes 1.5 MB; a page has up to 500 objects, of which most are small.
+LARGEST_PAGE, LARGEST_LINE, LARGEST_STATUS = 256 << 20, 16 << 20, 1 << 20  # bytes
+
+
+def read_whole(response: BaseHTTPResponse, largest: int) -> bytes:
+    """Raises ClusterError for more than ``largest`` bytes, and what the connection raises."""
+    found = BytesIO()
+    for part in response.stream(decode_content=False):
+        found.write(part)
+        if found.tell() > largest:
+            raise ClusterError(f"the answer has more than {largest} bytes")
+    return found.getvalue()
+
+
+def read_lines(response: BaseHTTPResponse) -> Iterator[bytes]:
+    """The lines that have an end; raises ClusterError for one of more than LARGEST_LINE bytes, and
+    what the connection raises.
+    """
+    begun, size = list[bytes](), 0
+    for part in response.stream(decode_content=False):
+        *ended, rest = part.split(b"\n")
+        if ended:
+            yield b"".join([*begun, ended[0]])
+            yield from ended[1:]
+            begun, size = [], 0
+        begun.append(rest)
+        size += len(rest)
+        if size > LARGEST_LINE:
+            raise ClusterError(f"a line of the watch has more than {LARGEST_LINE} bytes")
+
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +115,7 @@ class Server:
             self._get(kind, query, read_timeout=self._timing.answer_timeout) as response,
             _as_cluster_errors(),
         ):
-            return answers.whole(response, answers.LARGEST_PAGE)
+            return read_whole(response, LARGEST_PAGE)
 
     @contextmanager
     def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
@@ -128,7 +163,7 @@ class Server:
 
     def _lines(self, response: BaseHTTPResponse, silence: float) -> Iterator[bytes]:
         try:
-            yield from answers.lines(response)
+            yield from read_lines(response)
         except ReadTimeoutError as error:
             expected = "though the API server sends a bookmark every minute"
             raise WatchSilent(f"the watch sent nothing for {silence:g} s, {expected}") from error
@@ -211,7 +246,7 @@ class Server:
 
 def _status(response: BaseHTTPResponse) -> bytes:
     with _as_cluster_errors():
-        return answers.whole(response, answers.LARGEST_STATUS)
+        return read_whole(response, LARGEST_STATUS)
 
 
 def _shut_down(response: BaseHTTPResponse) -> None:

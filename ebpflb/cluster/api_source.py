@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from ebpflb.cluster.decoding import selectors
 from ebpflb.cluster.fresh_lists import PagedList
 from ebpflb.cluster.list_watch import PAGE_LIMIT, ListWatch
 from ebpflb.cluster.retry import RetryLoop, Timing
-from ebpflb.cluster.selectors import selectors
 from ebpflb.cluster.source import Emit, FreshList, Observe, unobserved
 from ebpflb.model.events import Kind
 

@@ -18,9 +18,9 @@ from typing import Protocol
 from msgspec import Raw
 
 from ebpflb.cluster import decoding
+from ebpflb.cluster.decoding import Selector
 from ebpflb.cluster.position import Position
 from ebpflb.cluster.retry import RetryLoop
-from ebpflb.cluster.selectors import Selector
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 

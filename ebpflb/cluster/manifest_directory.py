@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ebpflb.cluster import decoding, manifest_file
+from ebpflb.cluster.decoding import selectors
 from ebpflb.cluster.manifest_file import ObjectName
-from ebpflb.cluster.selectors import selectors
 from ebpflb.errors import ClusterError, InvalidObject, one_line
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import (

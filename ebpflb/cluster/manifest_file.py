@@ -6,20 +6,172 @@ YAML is read as kubectl reads it: several documents in a file, ``kind: List``, a
 """
 
 import logging
+import re
 import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import yaml
 
-from ebpflb import regular_file
-from ebpflb.cluster import manifest_kinds, yaml_documents
+from ebpflb import files
 from ebpflb.cluster.decoding import DECODE_ERRORS, convert
 from ebpflb.errors import ClusterError, InvalidObject, one_line
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Object
+
+# Which kind of object a manifest defines, and whether its name is misspelt.
+#
+# Objects of other kinds are none of ours, and skipped. But in the API groups that hold our kinds
+# all kinds are known, so what is not one of them is a mistake, and would be ignored in silence.
+
+KINDS = {
+    ("v1", "Service"): Kind.SERVICE,
+    ("discovery.k8s.io/v1", "EndpointSlice"): Kind.ENDPOINT_SLICE,
+    ("v1", "Node"): Kind.NODE,
+    ("networking.k8s.io/v1", "ServiceCIDR"): Kind.SERVICE_CIDR,
+}
+# The others of these groups, in Kubernetes 1.36.
+_OTHERS = {
+    "v1": "Binding ComponentStatus ConfigMap Endpoints Event LimitRange List Namespace"
+    " PersistentVolume PersistentVolumeClaim Pod PodTemplate ReplicationController ResourceQuota"
+    " Secret ServiceAccount",
+    "discovery.k8s.io/v1": "",
+    "networking.k8s.io/v1": "Ingress IngressClass IPAddress NetworkPolicy",
+}
+_VERSIONS = {kind: version for version, kind in KINDS}
+_GROUPS = {version.rpartition("/")[0] for version in _OTHERS}
+
+
+def read_kind(api_version: str, kind: str) -> Kind | None:
+    """None for a kind of others. Raises InvalidObject if one of ours seems to be meant."""
+    found = KINDS.get((api_version, kind))
+    if found or kind in _OTHERS.get(api_version, "").split():
+        return found
+    if kind in _VERSIONS:
+        _check_version(api_version, kind)
+    elif api_version in _OTHERS:
+        raise InvalidObject("kind", f"{api_version} has no {kind}{_hint(kind, api_version)}")
+    return None
+
+
+def _check_version(api_version: str, kind: str) -> None:
+    """Other groups may have a kind of the same name, as Knative has a Service."""
+    wanted = _VERSIONS[kind]
+    group = api_version.rpartition("/")[0]
+    if group in _GROUPS or get_close_matches(api_version, [wanted], cutoff=0.8):
+        raise InvalidObject("apiVersion", f"{api_version} has no {kind}: did you mean {wanted}?")
+
+
+def _hint(kind: str, api_version: str) -> str:
+    names = {name.lower(): name for name in (*_VERSIONS, *_OTHERS[api_version].split())}
+    close = get_close_matches(kind.lower(), names, n=1)
+    return f": did you mean {names[close[0]]}?" if close else ""
+
+
+# YAML of unknown origin -> plain values, within limits.
+#
+# libyaml's events cost a twentieth of the values that are made of them, so a file is first read as
+# events: they show how deep it is nested, and how large what its aliases and merge keys refer to
+# would be. Without that a file of a kilobyte could need all memory, or end the process.
+
+MAX_DEPTH = 1000  # levels of nesting; real manifests have about ten
+MAX_NODES = 500_000  # values of one document, aliases expanded; each takes 400 bytes for a moment
+
+
+def load_documents(data: bytes) -> Iterator[Any]:
+    """The documents, one at a time: all at once would take 200 MB for 10,000 services.
+
+    Raises ValueError, with a message for the operator, for whatever is not within the limits or
+    cannot be parsed.
+    """
+    try:
+        check_values(data)
+        yield from yaml.load_all(data, Loader=Loader)
+    except Exception as error:  # PyYAML's constructors raise any, such as KeyError for !!bool x
+        raise ValueError(describe_yaml_error(error)) from error
+
+
+def describe_yaml_error(error: Exception) -> str:
+    """In words, also if it says nothing but a value."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    known = isinstance(error, yaml.YAMLError | ValueError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def check_values(data: bytes) -> None:
+    """Raises ValueError for deep nesting, which would be a segmentation fault in libyaml, and for
+    too many values. What is no YAML raises YAMLError.
+    """
+    document = _Document()
+    for event in yaml.parse(data, Loader=Loader):
+        if isinstance(event, yaml.DocumentStartEvent):
+            document = _Document()
+        elif isinstance(event, yaml.CollectionStartEvent):
+            document.begin(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            document.end()
+        elif isinstance(event, yaml.ScalarEvent):
+            document.add(1)
+            document.name(event.anchor, 1)
+        elif isinstance(event, yaml.AliasEvent):
+            document.add(document.size_of(event.anchor))
+
+
+class _Document:
+    """Counts the values of one document, with those that aliases stand for."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str | None, int]] = []  # collections: anchor, values before it
+        self._sizes: dict[str, int] = {}  # by anchor; of a collection that is open, 0
+        self._count = 0
+
+    def begin(self, anchor: str | None) -> None:
+        self.name(anchor, 0)
+        self._open.append((anchor, self._count))
+        self.add(1)
+        if len(self._open) > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+
+    def end(self) -> None:
+        anchor, before = self._open.pop()
+        self.name(anchor, self._count - before)
+
+    def add(self, values: int) -> None:
+        self._count += values
+        if self._count > MAX_NODES:
+            raise ValueError(f"more than {MAX_NODES:,} values in a document, aliases expanded")
+
+    def name(self, anchor: str | None, size: int) -> None:
+        if anchor is not None:
+            self._sizes[anchor] = size
+
+    def size_of(self, anchor: str | None) -> int:
+        """An alias of nothing is left to the parser."""
+        size = self._sizes.get(anchor or "", 1)
+        if not size:
+            raise ValueError(f"the alias {anchor} is within what it refers to")
+        return size
+
+
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Without dates and base 60: creationTimestamp stays text, and so does 2001:2:3:4:5:6:7:8."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in resolvers if pair[0].rpartition(":")[2] not in ("timestamp", "int")]
+    for first, resolvers in Loader.yaml_implicit_resolvers.items()
+}
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(?:0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)$"),
+    list("-+0123456789"),
+)
+
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +234,12 @@ def _documents(path: Path) -> Iterator[tuple[str, Any]]:
 def _parse(path: Path) -> Iterator[Any]:
     """Each document that is not empty. Raises ClusterError."""
     try:
-        data = regular_file.read(path)
-        found = _json(data) if path.suffix == ".json" else yaml_documents.load_all(data)
+        data = files.read_regular(path)
+        found = _json(data) if path.suffix == ".json" else load_documents(data)
         yield from (it for it in found if it is not None)
     except OSError as error:
         raise UnreadableFile(str(error.strerror)) from error
-    except regular_file.UnusableFile as error:
+    except files.UnusableFile as error:
         raise ClusterError(str(error)) from error
     except (ValueError, *DECODE_ERRORS) as error:
         raise ClusterError(one_line(f"neither YAML nor JSON: {error}")) from error
@@ -103,7 +255,7 @@ def _add(path: Path, document: Any, content: Content) -> None:
     """Raises InvalidObject if the document does not name its object."""
     if not isinstance(document, dict):
         raise InvalidObject("document", "not a mapping")
-    kind = manifest_kinds.read(_text(document, "apiVersion"), _text(document, "kind"))
+    kind = read_kind(_text(document, "apiVersion"), _text(document, "kind"))
     if kind is None:
         log.debug("%s: kind %s is skipped", path, document["kind"])
         return

@@ -6,9 +6,9 @@ In the order in which a value passes through them (the flags themselves are read
 parameters        every flag and field: its help, and whether it has an effect here
 config_file       the file -> plain values -> fields; unknown, duplicate and mistyped fields
 fields            KubeProxyConfiguration v1alpha1 with its defaults, and fields by their path
-listen_addresses  default addresses and ports of healthzBindAddress and metricsBindAddress
 validation        all invalid values, by kube-proxy's rules
 translation       fields -> Options
-families          once the Node is known: addresses of a family that the node does not have
 watch             changes of the file while the agent runs
+families          once the Node is known: addresses of a family that the node does not have
+listen_addresses  default addresses and ports of healthzBindAddress and metricsBindAddress
 """

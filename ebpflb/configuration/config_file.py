@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast, get_args, get_origin
 import msgspec
 import yaml
 
-from ebpflb import regular_file
-from ebpflb.cluster import yaml_documents
+from ebpflb import files
+from ebpflb.cluster import manifest_file
 from ebpflb.configuration import fields, listen_addresses
 from ebpflb.configuration.fields import KubeProxyConfiguration, Section, join_path, value_at
 from ebpflb.errors import ConfigurationError, in_json_words, one_line
@@ -61,10 +61,10 @@ class Document(NamedTuple):
 def read(path: Path) -> ParsedConfiguration:
     """Raises ConfigurationError if the file is missing or is not a KubeProxyConfiguration."""
     try:
-        document = parse(regular_file.read(path))
+        document = parse(files.read_regular(path))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
-    except (regular_file.UnusableFile, ValueError) as error:
+    except (files.UnusableFile, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     _check_kind(path, document.values)
     unknown = list(_unknown(KubeProxyConfiguration, document.values, ""))
@@ -110,8 +110,8 @@ def _parse_json(data: bytes, duplicates: list[str]) -> Any:
 
 def _parse_yaml(data: bytes, duplicates: list[str]) -> Any:
     try:
-        yaml_documents.check(data)
-        loader = yaml_documents.Loader(data)
+        manifest_file.check_values(data)
+        loader = manifest_file.Loader(data)
         try:
             node = loader.get_node() if loader.check_node() else None
             if node is None:
@@ -121,7 +121,7 @@ def _parse_yaml(data: bytes, duplicates: list[str]) -> Any:
         finally:
             loader.dispose()
     except Exception as error:  # PyYAML's constructors raise any
-        reason = one_line(yaml_documents.describe(error))
+        reason = one_line(manifest_file.describe_yaml_error(error))
         raise ValueError(f"neither YAML nor JSON: {reason}") from error
 
 
@@ -187,7 +187,9 @@ def to_configuration(values: dict[str, Any]) -> ParsedConfiguration:
             errors.append(_remove_invalid(values, str(error)))
     explicit = {path for path in listen_addresses.LISTEN_FIELDS if value_at(converted, path)}
     with_defaults = fields.with_defaults(converted)
-    return ParsedConfiguration(listen_addresses.complete(with_defaults, explicit), tuple(errors))
+    return ParsedConfiguration(
+        listen_addresses.complete_listen_address(with_defaults, explicit), tuple(errors)
+    )
 
 
 def decode(kind: type[Duration], value: Any) -> Duration:

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ebpflb.configuration import listen_addresses
-from ebpflb.configuration.fields import KubeProxyConfiguration, value_at
+from ebpflb.configuration.fields import (
+    KubeProxyConfiguration,
+    value_at,
+)
+from ebpflb.configuration.listen_addresses import LISTEN_FIELDS, parse_listen_address
 from ebpflb.configuration.validation import cluster_cidrs
 from ebpflb.errors import ConfigurationError
-from ebpflb.model import nodeport_addresses
+from ebpflb.model import devices
 from ebpflb.model.addresses import Family, Network, family, parse_network
-from ebpflb.model.local_detector import LocalMode
+from ebpflb.model.devices import LocalMode
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +47,9 @@ class NodeFamilies(NamedTuple):
         return f"the node is {self.primary}-{'only' if self.is_single else 'primary'}"
 
 
-def enforce(config: KubeProxyConfiguration, node: NodeFamilies) -> None:
+def enforce_families(config: KubeProxyConfiguration, node: NodeFamilies) -> None:
     """Logs every mismatch. Raises ConfigurationError if any of them is fatal."""
-    mismatches = list(check(config, node))
+    mismatches = list(check_families(config, node))
     for each in mismatches:
         if not each.fatal:
             log.warning("%s", each.message)
@@ -55,7 +58,7 @@ def enforce(config: KubeProxyConfiguration, node: NodeFamilies) -> None:
         raise ConfigurationError("the configuration does not fit the Node: " + "; ".join(fatal))
 
 
-def check(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterator[FamilyMismatch]:
+def check_families(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterator[FamilyMismatch]:
     """Expects a valid configuration."""
     primary = node.primary
     if primary not in node.supported:
@@ -78,7 +81,7 @@ def _nodeport_addresses(
     config: KubeProxyConfiguration, primary: Family, pod_networks: Sequence[Network]
 ) -> Iterator[FamilyMismatch]:
     """NodePorts of a family without a CIDR are served on all its addresses (kube-proxy.md 8)."""
-    if config.node_port_addresses in ((), nodeport_addresses.PRIMARY):
+    if config.node_port_addresses in ((), devices.PRIMARY):
         return
     configured = {family(each) for each in _networks(config.node_port_addresses)}
     expected = {primary} | {family(each) for each in pod_networks}
@@ -92,9 +95,9 @@ def _nodeport_addresses(
 def _single_stack(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterator[FamilyMismatch]:
     if _lack(_networks(config.ipvs.exclude_cidrs), node.primary):
         yield FamilyMismatch(f"ipvs.excludeCIDRs: {node}, but there is no {node.primary} CIDR")
-    for path in listen_addresses.LISTEN_FIELDS:
+    for path in LISTEN_FIELDS:
         text = value_at(config, path)
-        host = listen_addresses.parse(text)[0] if text else None
+        host = parse_listen_address(text)[0] if text else None
         if host and not host.is_unspecified and family(host) != node.primary:
             yield FamilyMismatch(f"{path}: {node}, but {host} is {family(host)}")
 

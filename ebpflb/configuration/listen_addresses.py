@@ -14,15 +14,18 @@ from ebpflb.model.addresses import Address, parse_address
 
 _PORTS = range(1, 1 << 16)
 
+
 # By path: the default address if bindAddress is IPv4, if it is IPv6, and the default port.
 _DEFAULTS = {
     "healthzBindAddress": ("0.0.0.0", "::", HEALTHZ_PORT),
     "metricsBindAddress": ("127.0.0.1", "::1", METRICS_PORT),
 }
+
+
 LISTEN_FIELDS = tuple(_DEFAULTS)
 
 
-def complete(
+def complete_listen_address(
     config: KubeProxyConfiguration, explicit: Set[str], ports: Mapping[str, int] | None = None
 ) -> KubeProxyConfiguration:
     """Adds what is missing to both addresses.
@@ -48,7 +51,7 @@ def with_port(text: str, port: int) -> str:
     return f"[{text}]:{port}" if address.version == 6 else f"{text}:{port}"
 
 
-def parse(text: str) -> tuple[Address, int]:
+def parse_listen_address(text: str) -> tuple[Address, int]:
     """Raises ValueError, with a message for the operator, unless the text is ADDRESS:PORT or
     [ADDRESS]:PORT.
     """

@@ -4,11 +4,13 @@
 from pathlib import Path
 from typing import Any
 
-from ebpflb.configuration.fields import KubeProxyConfiguration
+from ebpflb.configuration.fields import (
+    KubeProxyConfiguration,
+)
 from ebpflb.configuration.validation import cluster_cidrs
-from ebpflb.model import nodeport_addresses, scheduler
+from ebpflb.model import annotations, devices
 from ebpflb.model.addresses import Address, parse_address, parse_network
-from ebpflb.model.local_detector import LocalDetector, LocalMode
+from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.options import ConntrackOptions
 
 EXTERNAL_IPS = "AllowServiceExternalIPs"  # the only feature gate with an effect (kube-proxy.md 1.4)
@@ -19,7 +21,7 @@ def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
     kubeconfig = config.client_connection.kubeconfig
     return {
         "kubeconfig": Path(kubeconfig) if kubeconfig else None,
-        "nodeport_addresses": config.node_port_addresses or nodeport_addresses.PRIMARY,
+        "nodeport_addresses": config.node_port_addresses or devices.PRIMARY,
         "detector": detector(config),
         "masquerade_all": config.masquerade_section.masquerade_all,
         "masquerade_mark": 1 << config.masquerade_section.masquerade_bit,
@@ -42,14 +44,14 @@ def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
 def default_scheduler(config: KubeProxyConfiguration) -> str:
     """Of Services that do not choose; in other modes than ipvs kube-proxy has no choice either."""
     if config.mode != "ipvs":
-        return scheduler.RANDOM
-    return scheduler.BY_IPVS.get(config.ipvs.scheduler, scheduler.RANDOM)
+        return annotations.RANDOM
+    return annotations.BY_IPVS.get(config.ipvs.scheduler, annotations.RANDOM)
 
 
 def unknown_schedulers(config: KubeProxyConfiguration) -> list[str]:
     """The kernel's scheduler in the configuration, if it counts and none of ours is like it."""
     name = config.ipvs.scheduler
-    return [name] if config.mode == "ipvs" and name not in scheduler.BY_IPVS else []
+    return [name] if config.mode == "ipvs" and name not in annotations.BY_IPVS else []
 
 
 def bind_address(config: KubeProxyConfiguration) -> Address | None:

@@ -17,9 +17,9 @@ from ebpflb.configuration.fields import (
     join_path,
     value_at,
 )
-from ebpflb.model import nodeport_addresses
+from ebpflb.model import devices
 from ebpflb.model.addresses import family, parse_address, parse_network
-from ebpflb.model.local_detector import LocalMode
+from ebpflb.model.devices import LocalMode
 
 _MODES = ("iptables", "ipvs", "nftables")
 LOG_FORMATS = ("text", "json")
@@ -108,14 +108,14 @@ def _addresses(config: KubeProxyConfiguration) -> Iterator[FieldError]:
         text = value_at(config, path)
         try:
             if text:
-                listen_addresses.parse(text)
+                listen_addresses.parse_listen_address(text)
         except ValueError as error:
             yield FieldError(path, str(error))
 
 
 def _nodeport_addresses(entries: tuple[str, ...]) -> Iterator[FieldError]:
-    keyword = nodeport_addresses.PRIMARY[0]
-    if keyword in entries and entries != nodeport_addresses.PRIMARY:
+    keyword = devices.PRIMARY[0]
+    if keyword in entries and entries != devices.PRIMARY:
         reason = f'"{keyword}" must be the only entry'
         yield FieldError(f"nodePortAddresses[{entries.index(keyword)}]", reason)
     yield from _networks("nodePortAddresses", entries, keyword)

@@ -23,15 +23,14 @@ from typing import NamedTuple
 
 from ebpflb.datapath import kernel, probe
 from ebpflb.datapath.attach import cgroup_links, netns_cookie
+from ebpflb.datapath.attach.cgroup_links import HeldLinks
 from ebpflb.datapath.attach.device_programs import DevicePrograms
-from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.map_writer import NO_FLAGS, MapWriter
-from ebpflb.datapath.maps import connection_counts, unknown_pins
+from ebpflb.datapath.maps import occupancy, unknown_pins
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
-from ebpflb.datapath.programs.loader import Program
-from ebpflb.datapath.programs.program_set import ProgramSet
+from ebpflb.datapath.programs.loader import Program, ProgramSet
 from ebpflb.errors import KernelError
 from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift
@@ -84,7 +83,7 @@ class Datapath(MapWriter):
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
         state.prepare()
         unknown_pins.remove(state)
-        connection_counts.renew_if_lost(state, specs or state.specs)
+        occupancy.renew_if_lost(state, specs or state.specs)
         self.state = state
         super().__init__(state.open_maps(specs))
         self._draw_secret()

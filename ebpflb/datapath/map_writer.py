@@ -23,10 +23,9 @@ from ebpflb.datapath.maps.no_frontends import NoFrontends
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import NO_SLOT, Flags, Settings, Table, Translation
+from ebpflb.plan.entries import NO_SLOT, Flags, Settings, Table, Translation, network_of
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.plan import TRANSLATIONS, Plan
-from ebpflb.plan.prefixes import network_of
+from ebpflb.plan.planner import TRANSLATIONS, Plan
 
 _REMOVED = "removed_"
 NO_FLAGS = frozenset[str]()

@@ -18,9 +18,9 @@ from pyroute2.netlink.exceptions import NetlinkError
 from ebpflb import libc
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import clsact
-from ebpflb.datapath.maps import bpf_map, layout, locked, sizes
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.datapath.programs import testrun
+from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.loader import HOOK_TYPES, PACKET_SECTIONS, HookType
 from ebpflb.errors import KernelError
 
@@ -122,7 +122,7 @@ def route_source() -> bool:
     except KernelError:
         return False
     try:
-        return testrun.run(program, bytes(64)).retval != 2**32 - errno.EINVAL
+        return loader.test_run(program, bytes(64)).retval != 2**32 - errno.EINVAL
     finally:
         os.close(program)
 
@@ -180,7 +180,7 @@ def map_works() -> None:
 def _small_maps() -> Iterator[MapSpec]:
     """One for each kind of map that maps.h has, for each set of flags, and with a lock."""
     kinds = {
-        (sizes.kernel_kind(spec), spec.flags, spec.value == locked.LOCKED): spec
+        (bpf_map.kernel_kind(spec), spec.flags, spec.value == bpf_map.LOCKED): spec
         for spec in layout.MAPS.values()
     }
     return (spec._replace(name="probe", kind=it[0], entries=4) for it, spec in kinds.items())
@@ -203,7 +203,7 @@ def batches() -> dict[str, bool]:
 
 
 def _batch(spec: MapSpec) -> bool:
-    value = bytes((spec.value_size + 7) // 8 * 8 * sizes.possible_cpus())
+    value = bytes((spec.value_size + 7) // 8 * 8 * bpf_map.possible_cpus())
     try:
         fd = bpf_map.create_map(spec)
     except KernelError:

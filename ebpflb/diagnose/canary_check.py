@@ -21,8 +21,8 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach.cgroup_links import HeldLinks
 from ebpflb.datapath.attach.device_programs import attacher
-from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose import ask, canary_probe
@@ -32,11 +32,11 @@ from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.devices import Device
 from ebpflb.model.services import Protocol
-from ebpflb.node.ip_families import supported_families
 from ebpflb.node.scratch_namespace import ScratchNamespace, unused_address
+from ebpflb.node.sysctls import supported_families
 from ebpflb.options import Paths
 from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease
-from ebpflb.plan.wording import host_port
+from ebpflb.plan.entries import host_port
 
 SERVED_SECONDS = 10.0  # until the agent has to serve a new device
 _NODEPORTS = range(30000, 32768)

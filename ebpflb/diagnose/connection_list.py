@@ -18,10 +18,16 @@ from ebpflb.model.addresses import Address, family
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName
 from ebpflb.node import ctnetlink
-from ebpflb.plan.connections import STATUS, Connection, Ends
-from ebpflb.plan.desired_service import ANY
-from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry
-from ebpflb.plan.wording import host_port, service_name
+from ebpflb.plan.desired import ANY
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Frontend,
+    ServiceEntry,
+    host_port,
+    service_name,
+)
+from ebpflb.plan.flow_entries import STATUS, Connection, Ends
 
 
 class _Service(NamedTuple):

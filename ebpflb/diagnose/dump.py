@@ -11,17 +11,22 @@ from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import VERDICTS
-from ebpflb.datapath.maps.records import Affinity, AffinityKey
-from ebpflb.datapath.maps.socket_records import AssignmentKey, Peer, PeerFrontend, SocketEntry
+from ebpflb.datapath.maps.records import (
+    Affinity,
+    AffinityKey,
+    AssignmentKey,
+    Peer,
+    PeerFrontend,
+    SocketEntry,
+)
 from ebpflb.diagnose import node_maps, packets
 from ebpflb.diagnose.connection_list import dump_connections
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, kind, seconds_since
 from ebpflb.node import nft
 from ebpflb.node.netfilter_elements import read_backends, unpack
 from ebpflb.node.netfilter_rules import TABLE
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range
-from ebpflb.plan.scheduling import scheduler_of
-from ebpflb.plan.wording import host_port, protocol_name
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, host_port, protocol_name
+from ebpflb.plan.tables import scheduler_of
 
 
 class Dump(NamedTuple):

@@ -17,7 +17,7 @@ from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import BackendName
+from ebpflb.plan.entries import BackendName, host_port, protocol_name, service_name
 from ebpflb.plan.flow_entries import (
     Entries,
     Flow,
@@ -30,7 +30,6 @@ from ebpflb.plan.flow_entries import (
     reverse,
     state,
 )
-from ebpflb.plan.wording import host_port, protocol_name, service_name
 
 PARTIAL = "partial"
 

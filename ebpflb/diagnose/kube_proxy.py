@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ebpflb import files
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps import state_record
+from ebpflb.datapath.maps import state_dir
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.model.kube_proxy import Detection
@@ -38,7 +38,7 @@ def unattended(state: Path) -> str:
     """
     if files.is_locked(state) or not cgroup_links.attached(StateDir(state)):
         return ""
-    paths = state_record.read(state) or Paths(state)
+    paths = state_dir.read_record(state) or Paths(state)
     try:
         written = datetime.fromtimestamp(paths.status_file.stat().st_mtime, UTC)
     except OSError:

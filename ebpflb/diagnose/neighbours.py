@@ -12,7 +12,7 @@ from ebpflb.diagnose.firewall import forwarding
 from ebpflb.diagnose.firewall.survey import survey
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import policy_rules
+from ebpflb.node import routes
 from ebpflb.plan.entries import Flags
 
 _REPLIES = "replies of endpoints"
@@ -69,7 +69,7 @@ def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
     fault as long as it is off.
     """
     try:
-        found = rules + [f"ip rule: fwmark {mark:#x}" for mark in sorted(policy_rules.marks())]
+        found = rules + [f"ip rule: fwmark {mark:#x}" for mark in sorted(routes.rule_marks())]
     except EbpflbError as error:
         return CheckResult(_EACH_PACKET, False, False, str(error), "")
     more = f"; {len(found) - _MOST} more" if len(found) > _MOST else ""

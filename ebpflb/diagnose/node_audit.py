@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach.cgroup_links import HeldLinks
 from ebpflb.datapath.attach.device_programs import attacher
-from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.bpf_map import Map, MappedArray
 from ebpflb.datapath.maps.no_frontends import NoFrontends
@@ -21,8 +21,8 @@ from ebpflb.datapath.maps.translations import Translations
 from ebpflb.datapath.sound_contents import SoundContents
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
-from ebpflb.node import flowtable, flowtable_sync, nft
-from ebpflb.node.flowtable_probe import flowtable_obstacle
+from ebpflb.node import flowtable, nft
+from ebpflb.node.flowtable import flowtable_obstacle
 from ebpflb.node.netfilter_elements import Elements
 from ebpflb.node.netfilter_rules import TABLE, table_options
 from ebpflb.node.netfilter_table import NetfilterTable
@@ -106,7 +106,7 @@ def in_flowtable(maps: Mapping[str, Map]) -> Iterator[Drift]:
     names = dict(socket.if_nameindex())
     devices = {names[index]: index for index, _ in maps["devices"].items() if index in names}
     addresses = [address for address, _ in maps["node_addresses"].items()]
-    frontends = flowtable_sync.elements((key for key, _ in maps["services"].items()), addresses)
-    wanted = flowtable_sync.InFlowtable(devices, frontends)
-    for said in flowtable_sync.differences(flowtable.read(flowtable.TABLE), wanted):
+    frontends = flowtable.elements((key for key, _ in maps["services"].items()), addresses)
+    wanted = flowtable.InFlowtable(devices, frontends)
+    for said in flowtable.differences(flowtable.read(flowtable.TABLE), wanted):
         yield Drift(Part.FLOWTABLE, str(flowtable.TABLE), said)

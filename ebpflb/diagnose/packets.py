@@ -5,15 +5,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.packet_records import Forwarded, FragmentKey, FragmentPorts
-from ebpflb.datapath.maps.records import CountedConnection, DatagramChoice, FlowGate, HalfOpen
-from ebpflb.datapath.maps.socket_records import AssignmentKey
+from ebpflb.datapath.maps.records import (
+    AssignmentKey,
+    CountedConnection,
+    DatagramChoice,
+    FlowGate,
+    Forwarded,
+    FragmentKey,
+    FragmentPorts,
+    HalfOpen,
+)
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, seconds_since
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Chosen
+from ebpflb.plan.entries import Chosen, host_port, protocol_name
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
-from ebpflb.plan.wording import host_port, protocol_name
 
 _FLOW_NUMBERS = 1 << 63  # bpf/engine/flows/count.h
 _HOOKS = {int(hook): hook.name.lower() for hook in Hook}

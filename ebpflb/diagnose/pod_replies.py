@@ -13,8 +13,8 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose.snapshot import Snapshot
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
-from ebpflb.node import namespaces, reply_routes
-from ebpflb.node.reply_routes import FAR_CLIENTS, ReplyRoute
+from ebpflb.node import namespaces, routes
+from ebpflb.node.routes import FAR_CLIENTS, ReplyRoute
 
 REMEDY = "--masquerade-local-backends"
 _MOST_SHOWN = 20
@@ -25,7 +25,7 @@ def misled(state_directory: Path) -> list[str]:
     endpoints = _asked_from_outside(state_directory)
     if not endpoints:
         return []
-    clients = {*FAR_CLIENTS, *reply_routes.gateways()}
+    clients = {*FAR_CLIENTS, *routes.gateways()}
     lines = list(_lines(endpoints, _replies(endpoints, sorted(clients, key=str))))
     more = len(lines) - _MOST_SHOWN
     return lines[:_MOST_SHOWN] + ([f"{more} more endpoints like these"] if more > 0 else [])
@@ -35,9 +35,7 @@ def _replies(endpoints: dict[Address, str], clients: list[Address]) -> Iterator[
     """Of all pods of the node; one that ends meanwhile is left out."""
     for path in namespaces.linked():
         try:
-            found = namespaces.call_in(
-                path, partial(reply_routes.replies, endpoints.keys(), clients)
-            )
+            found = namespaces.call_in(path, partial(routes.replies, endpoints.keys(), clients))
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -10,7 +10,7 @@ import msgspec
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import BackendCounters, ServiceCounters
 from ebpflb.diagnose.snapshot import Snapshot
-from ebpflb.plan.wording import host_port
+from ebpflb.plan.entries import host_port
 
 _NO_SERVICE, _NO_BACKEND = ServiceCounters(0, 0, 0, 0), BackendCounters(0, 0)
 

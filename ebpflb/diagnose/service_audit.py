@@ -15,12 +15,11 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.services import PortName
 from ebpflb.plan.comparison import Wrong
-from ebpflb.plan.desired_service import DesiredBackend
-from ebpflb.plan.entries import Backend, Flags, Frontend, Range
+from ebpflb.plan.desired import DesiredBackend
+from ebpflb.plan.entries import Backend, Flags, Frontend, Range, host_port, service_name
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Plan
 from ebpflb.plan.service_entries import ServiceEntries
-from ebpflb.plan.wording import host_port, service_name
 
 _NOT_ASKED = "is not as the cluster asks"
 

@@ -10,7 +10,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.model.kernel_lists import format_numbers, parse_numbers
-from ebpflb.node import sysctl
+from ebpflb.node import sysctls
 from ebpflb.plan.entries import Frontend, Range, ServiceEntry
 
 NEARLY_FULL = 0.9  # of a map
@@ -105,7 +105,7 @@ def _count(opened: Map) -> int:
 def _read(name: str) -> str:
     """ "" where the kernel has no such setting."""
     with suppress(OSError):
-        return sysctl.path(name).read_text().strip()
+        return sysctls.sysctl_path(name).read_text().strip()
     return ""
 
 

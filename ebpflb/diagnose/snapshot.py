@@ -14,8 +14,15 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import ServiceCounters
 from ebpflb.datapath.sound_contents import SoundContents
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry
-from ebpflb.plan.wording import frontend_kind, host_port, service_name
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Frontend,
+    ServiceEntry,
+    frontend_kind,
+    host_port,
+    service_name,
+)
 
 Row = dict[str, Any]
 

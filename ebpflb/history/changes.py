@@ -9,9 +9,16 @@ import msgspec
 
 from ebpflb.history.history_records import Reset, Sync, WriteCause
 from ebpflb.history.past import Past, State
-from ebpflb.plan.entries import Backend, Flags, Frontend, ServiceEntry
+from ebpflb.plan.entries import (
+    Backend,
+    Flags,
+    Frontend,
+    ServiceEntry,
+    frontend_kind,
+    host_port,
+    service_name,
+)
 from ebpflb.plan.service_entries import used_lists
-from ebpflb.plan.wording import frontend_kind, host_port, service_name
 
 _SERVICES = "services"
 

@@ -26,12 +26,12 @@ from ebpflb.history.history_records import (
     Write,
     WriteCause,
 )
-from ebpflb.model.applied import Applied
+from ebpflb.model.cluster_state import Applied
 from ebpflb.model.drift import Drift
 from ebpflb.model.events import Changed, Kind, ObjectEvent, Removed, Replaced
 from ebpflb.model.services import PortName
 from ebpflb.options import Paths
-from ebpflb.plan.wording import service_name
+from ebpflb.plan.entries import service_name
 from ebpflb.version import VERSION
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from ebpflb import regular_file
+from ebpflb import files
 from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.history.history_records import MAGIC, Record, frame, unframed
 from ebpflb.options import Paths
@@ -124,8 +124,8 @@ def read(path: Path) -> Iterator[Record]:
 def _opened(path: Path) -> IO[bytes]:
     """Raises NodeError for what is not a regular file, and OSError."""
     try:
-        return regular_file.opened(path, _LARGEST, follow=False)
-    except regular_file.UnusableFile:
+        return files.open_regular(path, _LARGEST, follow=False)
+    except files.UnusableFile:
         raise NodeError(f"{path}: not a history of ebpflb") from None
 
 

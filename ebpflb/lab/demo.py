@@ -21,7 +21,7 @@ from ebpflb.errors import NodeError
 from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.model.weights import DEFAULT_WEIGHT, WEIGHT_ANNOTATION
+from ebpflb.model.annotations import DEFAULT_WEIGHT, WEIGHT_ANNOTATION
 from ebpflb.plan.entries import Frontend, ServiceEntry
 
 V4, V6 = "10.96.0.10", "fd00:96::10"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from ebpflb.errors import InvalidObject
-from ebpflb.model import endpoint_slices, service_cidrs, services
+from ebpflb.model import endpoint_slices, nodes, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Key, Kind, ReadObject
@@ -51,7 +51,7 @@ def _wanted(cluster: ClusterState, found: ReadObject) -> Any:
         case ReadSlice() as read:
             return read.stored
         case ServiceCIDR() as cidr:
-            return service_cidrs.read(cidr)
+            return nodes.read_service_cidrs(cidr)
         case Node() as node:
             return node
         case InvalidObject() as error:

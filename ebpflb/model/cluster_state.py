@@ -7,27 +7,85 @@ their service ports, so an edit of a field that is not used here changes nothing
 """
 
 from collections.abc import Container, Iterator, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from ebpflb.errors import InvalidObject
-from ebpflb.model import (
-    endpoint_slices,
-    endpoints,
-    health_check,
-    nodes,
-    served_services,
-    service_cidrs,
-    services,
-)
+from ebpflb.errors import InvalidObject, one_line
+from ebpflb.model import endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.admission import OF_KUBE_PROXY, Admission
-from ebpflb.model.applied import IGNORED, STAYS, Applied, ObjectWarning, SliceChange
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
+from ebpflb.model.endpoints import Selection, Topology, select
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
-from ebpflb.model.new_warnings import NewWarnings
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from ebpflb.model.selection import Selection, Topology, select
-from ebpflb.model.services import ServicePort
+from ebpflb.model.services import OF_KUBE_PROXY, Admission, ServicePort, show_labels
+
+# What an event has changed in the state of the cluster, for those who count and report it.
+
+STAYS, IGNORED = "its last good state stays", "ignored: it was never valid here"
+
+
+class ObjectWarning(NamedTuple):
+    """One line for the operator about one object; ``effect``: what becomes of the object."""
+
+    kind: Kind
+    key: Key
+    source: str
+    text: str
+    effect: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.kind} {self.key}: {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """Without the object's name."""
+        text = one_line(self.text)  # it quotes the object
+        return f"{text} ({self.effect})" if self.effect else text
+
+
+class SliceChange(NamedTuple):
+    """An EndpointSlice before and after an event; None where there is none."""
+
+    before: StoredSlice | None
+    after: StoredSlice | None
+
+
+class Applied(NamedTuple):
+    """What one event changed; kube-proxy.md 14 and 16.4 say what of it is counted."""
+
+    service_events: int  # how many Services the event was about, changed or not
+    services: frozenset[Key]  # those of them whose service ports are others now
+    slices: Mapping[Key, SliceChange]  # the EndpointSlices that are others now
+    warnings: tuple[ObjectWarning, ...]
+
+
+# What is wrong with an object is logged once, and not again with each of its changes.
+
+
+class NewWarnings:
+    """Remembers the warnings about the last version of each object of one kind."""
+
+    def __init__(self) -> None:
+        self._last: dict[Key, tuple[str, ...]] = {}
+
+    def of(self, key: Key, warnings: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that the object's last version did not have."""
+        before = self._last.pop(key, ())
+        if warnings:
+            self._last[key] = warnings
+        return tuple(text for text in warnings if text not in before)
+
+    def current(self) -> Iterator[tuple[Key, str]]:
+        """Each object with its warnings."""
+        return ((key, "; ".join(texts)) for key, texts in self._last.items())
+
+    def known(self, key: Key) -> tuple[str, ...]:
+        """The warnings about the object's last version."""
+        return self._last.get(key, ())
+
+    def forget(self, key: Key) -> None:
+        """The object was deleted."""
+        self._last.pop(key, None)
+
 
 _NEEDED = frozenset({Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE})
 
@@ -112,10 +170,10 @@ class ClusterState:
         found = endpoints.merge(slices, name, self.node_name)
         return frozenset((each.address, each.port) for each in found)
 
-    def health_check(self, service: Key) -> health_check.HealthCheck | None:
+    def health_check(self, service: Key) -> endpoints.HealthCheck | None:
         """What the service's health-check node port is to answer, if it has one."""
         ports = self.services.get(service, ())
-        return health_check.health_check(ports, self.slices_for(service), self.node_name)
+        return endpoints.health_check(ports, self.slices_for(service), self.node_name)
 
     def slices_for(self, service: Key) -> tuple[StoredSlice, ...]:
         return tuple([self.slices[key] for key in self.slices_of.get(service, ())])
@@ -180,7 +238,7 @@ class ClusterState:
             case Node() as node:
                 return self._store_node(node)
             case ServiceCIDR() as cidr:
-                self.ranges[key] = service_cidrs.read(cidr)
+                self.ranges[key] = nodes.read_service_cidrs(cidr)
                 self.service_cidrs = self._service_cidrs()
                 return ()
 
@@ -188,7 +246,7 @@ class ClusterState:
         ports, warnings = services.parse(service, self.admission)
         self.labels.pop(key, None)
         if labels := service.metadata.labels:
-            self.labels[key] = served_services.show_labels(labels)
+            self.labels[key] = show_labels(labels)
         if ports != self.services.get(key):
             self.services[key] = ports
             self.changed_services.add(key)

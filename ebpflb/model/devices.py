@@ -3,10 +3,68 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from ebpflb.model import nodes
-from ebpflb.model.addresses import Address, Family
+from ebpflb.model import addresses, nodes
+from ebpflb.model.addresses import Address, Family, Network
+
+# On which of this machine's addresses NodePorts are served (kube-proxy.md 8).
+#
+# ``option`` is --nodeport-addresses: ("primary",) or a list of CIDRs. Loopback is not decided here:
+# the datapath serves it to the node's own processes only.
+
+PRIMARY = ("primary",)  # the default of nftables mode, and ours
+
+
+def served_addresses(
+    here: Iterable[Address], option: tuple[str, ...], primary: dict[Family, Address]
+) -> frozenset[Address]:
+    """The interface addresses that serve NodePorts.
+
+    A family that ``option`` does not mention is served on all its addresses, and so is one whose
+    primary address is unknown. Raises ValueError for an entry that is not a CIDR.
+    """
+    allowed = allowed_networks(option, primary)
+    return frozenset(
+        address
+        for address in here
+        if not address.is_loopback and _allows(allowed[addresses.family(address)], address)
+    )
+
+
+def health_check_addresses(
+    here: Iterable[Address], option: tuple[str, ...], primary: dict[Family, Address]
+) -> dict[Family, frozenset[Address]]:
+    """Where health-check node ports listen (kube-proxy.md 10); missing families: anywhere.
+
+    Unlike NodePorts they listen on loopback too, if ``option`` contains it. Raises ValueError too.
+    """
+    restricted = {f: allowed for f, allowed in allowed_networks(option, primary).items() if allowed}
+    everywhere = {f for f, allowed in restricted.items() if any(n.prefixlen == 0 for n in allowed)}
+    return {
+        family: frozenset(each for each in here if any(each in network for network in allowed))
+        for family, allowed in restricted.items()
+        if family not in everywhere
+    }
+
+
+def allowed_networks(
+    option: tuple[str, ...], primary: dict[Family, Address]
+) -> dict[Family, list[Network]]:
+    """The CIDRs by family; an empty list allows every address."""
+    texts = [str(ip) for ip in primary.values()] if option == PRIMARY else list(option)
+    parsed = [addresses.parse_network(t if "/" in t else _single(t)) for t in texts]
+    return {f: [n for n in parsed if addresses.family(n) == f] for f in Family}
+
+
+def _single(text: str) -> str:
+    return f"{text}/{addresses.parse_address(text).max_prefixlen}"
+
+
+def _allows(allowed: list[Network], address: Address) -> bool:
+    return not allowed or any(address in network for network in allowed)
+
 
 AddressByFamily = dict[Family, Address]
 
@@ -130,3 +188,41 @@ def _first_of(candidates: Iterable[AddressByFamily]) -> AddressByFamily:
 
 def _any(device: Device, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(device.name, pattern) for pattern in patterns)
+
+
+# Which traffic comes from pods of the cluster (kube-proxy.md 5.2).
+
+
+class LocalMode(StrEnum):
+    CLUSTER_CIDR = "ClusterCIDR"
+    NODE_CIDR = "NodeCIDR"
+    BRIDGE = "BridgeInterface"
+    NAME_PREFIX = "InterfaceNamePrefix"
+
+
+@dataclass(frozen=True)
+class LocalDetector:
+    """One mode and its parameters; the default takes no traffic for that of pods."""
+
+    mode: LocalMode = LocalMode.CLUSTER_CIDR
+    cluster_cidrs: tuple[Network, ...] = ()
+    bridge: str = ""
+    name_prefix: str = ""
+
+    def networks(self, pod_cidrs: tuple[Network, ...]) -> tuple[Network, ...]:
+        """The source addresses of pods; ``pod_cidrs`` are those of this node."""
+        by_mode = {LocalMode.CLUSTER_CIDR: self.cluster_cidrs, LocalMode.NODE_CIDR: pod_cidrs}
+        return by_mode.get(self.mode, ())
+
+    @property
+    def by_device(self) -> bool:
+        return self.mode in (LocalMode.BRIDGE, LocalMode.NAME_PREFIX)
+
+    def is_pod_device(self, device: Device, known: Mapping[int, Device]) -> bool:
+        """Whether traffic that comes in by the device, or by its master, is of pods."""
+        names = [each.name for each in with_masters(device, known)]
+        if self.mode is LocalMode.BRIDGE:
+            return self.bridge in names
+        return self.mode is LocalMode.NAME_PREFIX and any(
+            n.startswith(self.name_prefix) for n in names
+        )

@@ -13,14 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from ebpflb.model import (
-    addresses,
-    field_checks,
-    objects,
-    service_choices,
-    services,
-    weights,
-)
+from ebpflb.model import addresses, annotations, field_checks, objects, services
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
 
@@ -85,7 +78,7 @@ class StoredSlice(Struct, frozen=True, gc=False):
     ports: Ports
     endpoints: tuple[StoredEndpoint, ...]
     trigger_time: str | None  # when the change happened (kube-proxy.md 16.4)
-    weight: int = weights.DEFAULT_WEIGHT
+    weight: int = annotations.DEFAULT_WEIGHT
 
 
 class ReadSlice(NamedTuple):
@@ -119,8 +112,8 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
         ("addressType: FQDN endpoints are not served",)
         if family is None
         else (
-            *weights.warnings(slice),
-            *service_choices.warnings_of(slice),
+            *annotations.weight_warnings(slice),
+            *annotations.slice_warnings(slice),
             *_port_warnings(ports),
             *_address_warnings(found, family),
         )
@@ -129,7 +122,7 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
     if service is None:
         return ReadSlice(None, warnings)
     trigger = slice.metadata.annotation(objects.TRIGGER_TIME)
-    name, weight = slice.metadata.name, weights.of(slice)
+    name, weight = slice.metadata.name, annotations.read_weight(slice)
     shared = _shared_ports(ports)
     stored = StoredSlice(name, service, family, shared, found, trigger, weight)
     return ReadSlice(stored, warnings)

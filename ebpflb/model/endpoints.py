@@ -11,15 +11,19 @@ Before: endpoint_slices.py says what is stored of a slice.
 Next: selection.py says which of the endpoints a service port uses.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from operator import attrgetter
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from ebpflb.model import endpoint_slices, weights
+from ebpflb.model import annotations, endpoint_slices
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.endpoint_slices import EndpointName, Hints, StoredEndpoint, StoredSlice
-from ebpflb.model.services import PortName
+from ebpflb.model.services import PortName, ServicePort
 
 _by_name = attrgetter("name")
 
@@ -35,7 +39,7 @@ class Endpoint(Struct, frozen=True, gc=False):
     local: bool
     name: EndpointName
     hints: Hints
-    weight: int = weights.DEFAULT_WEIGHT
+    weight: int = annotations.DEFAULT_WEIGHT
 
 
 def merge(slices: Iterable[StoredSlice], name: PortName, node_name: str) -> tuple[Endpoint, ...]:
@@ -70,3 +74,284 @@ def _add(
     local = name.node == node_name and node_name != ""
     conditions = ready, serving, terminating, local
     found[key] = Endpoint(address, port, *conditions, name, stored.hints, weight)
+
+
+# Which of the endpoints a service port uses, seen from one node (kube-proxy.md 3).
+#
+# Traffic under a Cluster policy goes to the *cluster* list, under a Local policy to the *local*
+# list. Each list holds the ready endpoints, or else those that are terminating but still serve.
+# Both are selected whatever the policies are, so that a policy can change without the endpoints.
+# Topology hints apply to the cluster list only. If a list is empty, ``has_any`` says whether there
+# are endpoints elsewhere (drop) or none at all (refuse, kube-proxy.md 6.1).
+
+_Endpoints = tuple[Endpoint, ...]
+_Hints = Callable[[Endpoint], frozenset[str]]
+
+_node_hints: _Hints = attrgetter("hints.nodes")
+_zone_hints: _Hints = attrgetter("hints.zones")
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Where this node is; ``zone`` is "" if it has no zone label."""
+
+    node: str
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Each list keeps the order of the endpoints it was selected from.
+
+    ``serving`` holds every serving endpoint, under any policy: existing UDP flows may keep these
+    (kube-proxy.md 11.1). ``has_any``: there are usable endpoints, here or elsewhere.
+    """
+
+    cluster: _Endpoints
+    local: _Endpoints
+    serving: _Endpoints
+    has_any: bool
+
+
+def select(endpoints: _Endpoints, topology: Topology) -> Selection:
+    """kube-proxy.md 3; an endpoint is used if ready, even one that does not serve.
+
+    One of weight 0, which kube-proxy does not know, is used for nothing new.
+    """
+    weighted = [endpoint for endpoint in endpoints if endpoint.weight]
+    ready = tuple([endpoint for endpoint in weighted if endpoint.ready])
+    terminating = tuple([each for each in weighted if each.serving and each.terminating])
+    return Selection(
+        cluster=_nearest(ready, topology) or terminating,
+        local=_local(ready) or _local(terminating),
+        serving=tuple([endpoint for endpoint in endpoints if endpoint.serving]),
+        has_any=bool(ready or terminating),
+    )
+
+
+def uses_cluster(port: ServicePort) -> bool:
+    """Even under ETP Local the node and its pods use the cluster list (kube-proxy.md 4.3)."""
+    return port.externally_accessible or not port.internal_local
+
+
+def uses_local(port: ServicePort) -> bool:
+    """Whether a policy Local holds for some of its frontends."""
+    return port.internal_local or (port.external_local and port.externally_accessible)
+
+
+def hinted_by_node(ready: _Endpoints, topology: Topology) -> _Endpoints:
+    """The ready endpoints whose hints name this node; empty where that mode is off."""
+    return _hinted(ready, _node_hints, topology.node)
+
+
+def _nearest(ready: _Endpoints, topology: Topology) -> _Endpoints:
+    """The topology modes of kube-proxy.md 3.1, narrowest first; never empty unless ``ready`` is."""
+    by_node = hinted_by_node(ready, topology)
+    return by_node or _hinted(ready, _zone_hints, topology.zone) or ready
+
+
+def _hinted(ready: _Endpoints, hints: _Hints, here: str) -> _Endpoints:
+    """Empty when the mode is off: the node has no name or zone, or some endpoint has no hint."""
+    if not here or not all(map(hints, ready)):
+        return ()
+    return tuple([endpoint for endpoint in ready if here in hints(endpoint)])
+
+
+def _local(endpoints: _Endpoints) -> _Endpoints:
+    return tuple([endpoint for endpoint in endpoints if endpoint.local])
+
+
+# Why an endpoint is not used, as values beside the selection.
+#
+# Which endpoints are used is decided by ``endpoints.merge`` and ``selection.select`` alone. Here it
+# is only said which of their conditions an endpoint did not meet, from what they returned.
+
+
+class UnusedReason(StrEnum):
+    """In the words that the operator reads."""
+
+    # Not selected.
+    NOT_READY = "not ready"
+    NOT_SERVING = "terminating, and serving no more"
+    OTHERS_READY = "terminating, while others are ready"
+    OTHER_NODES = "for other nodes, by its hints"
+    OTHER_ZONES = "for other zones, by its hints"
+    NOT_LOCAL = "on another node, under policy Local"
+    # No endpoint of a service port.
+    ADDRESS_TYPE = "its slice has neither IPv4 nor IPv6 addresses"
+    OTHER_FAMILY = "the service has no cluster IP of its family"
+    NO_ADDRESS = "its first address is missing or invalid"
+    NO_SUCH_PORT = "its slice has no such port"
+    NO_WEIGHT = "its slice has the weight 0"
+    # Selected, but not in the maps.
+    CLAIMED = "every address is claimed by an older service"
+    NO_SPACE = "no space"
+    NOT_WRITTEN = "not written yet"
+    GONE = "in no slice any more, not written yet"
+
+
+class Use(NamedTuple):
+    """Why an endpoint is not in a list; None where it is, or where no policy uses that list."""
+
+    endpoint: Endpoint
+    not_in_cluster: UnusedReason | None
+    not_in_local: UnusedReason | None
+
+
+class LeftOut(NamedTuple):
+    """An entry of a slice that is no endpoint of a service port; of none where it is None."""
+
+    port: PortName | None
+    slice: str
+    endpoint: StoredEndpoint
+    reason: UnusedReason
+
+
+def uses(
+    port: ServicePort, found: tuple[Endpoint, ...], selected: Selection, topology: Topology
+) -> list[Use]:
+    """For each endpoint of a service port, in order; ``selected`` is what was selected of them."""
+    cluster, local = set(map(id, selected.cluster)), set(map(id, selected.local))
+    in_cluster, in_local = uses_cluster(port), uses_local(port)
+    ready = tuple([endpoint for endpoint in found if endpoint.ready and endpoint.weight])
+    hints = UnusedReason.OTHER_ZONES
+    if hinted_by_node(ready, topology):
+        hints = UnusedReason.OTHER_NODES
+    return [
+        Use(
+            each,
+            _not_in_cluster(each, hints) if in_cluster and id(each) not in cluster else None,
+            _not_in_local(each) if in_local and id(each) not in local else None,
+        )
+        for each in found
+    ]
+
+
+def chosen(port: ServicePort, selected: Selection) -> set[int]:
+    """The ids of the objects of those that some policy of the service port may choose."""
+    lists = (
+        selected.cluster if uses_cluster(port) else (),
+        selected.local if uses_local(port) else (),
+    )
+    return {id(each) for found in lists for each in found}
+
+
+def left_out(slices: Iterable[StoredSlice], ports: Iterable[ServicePort]) -> Iterator[LeftOut]:
+    """The entries of a Service's slices that are no endpoints of some of its service ports."""
+    ports = tuple(ports)
+    for slice in slices:
+        for endpoint in slice.endpoints:
+            for port, reason in _reasons(slice, endpoint, ports):
+                yield LeftOut(port, slice.name, endpoint, reason)
+
+
+def _reasons(
+    slice: StoredSlice, endpoint: StoredEndpoint, ports: tuple[ServicePort, ...]
+) -> Iterator[tuple[PortName | None, UnusedReason]]:
+    of_family = [port.name for port in ports if port.name.family == slice.family]
+    if slice.family is None:
+        yield None, UnusedReason.ADDRESS_TYPE
+    elif not of_family:
+        yield None, UnusedReason.OTHER_FAMILY
+    elif endpoint.address is None or isinstance(endpoint.address, str):
+        yield None, UnusedReason.NO_ADDRESS
+    else:
+        for name in of_family:
+            if not any(endpoint_slices.port_numbers(slice, name)):
+                yield name, UnusedReason.NO_SUCH_PORT
+
+
+def _not_in_cluster(endpoint: Endpoint, hints: UnusedReason) -> UnusedReason:
+    if not endpoint.weight:
+        return UnusedReason.NO_WEIGHT
+    return hints if endpoint.ready else _not_ready(endpoint)
+
+
+def _not_in_local(endpoint: Endpoint) -> UnusedReason:
+    if not endpoint.weight:
+        return UnusedReason.NO_WEIGHT
+    usable = endpoint.ready or (endpoint.serving and endpoint.terminating)
+    return UnusedReason.NOT_LOCAL if usable and not endpoint.local else _not_ready(endpoint)
+
+
+def _not_ready(endpoint: Endpoint) -> UnusedReason:
+    if not endpoint.terminating:
+        return UnusedReason.NOT_READY
+    return UnusedReason.OTHERS_READY if endpoint.serving else UnusedReason.NOT_SERVING
+
+
+# One Service -> what its health-check node port answers (kube-proxy.md 10).
+#
+# A load balancer that sends traffic only to nodes with endpoints (externalTrafficPolicy Local) asks
+# each node on this port whether it has any. Only ready endpoints count: terminating ones may still
+# serve, but are to get no new connections.
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """``local_endpoints``: how many there are, by family, for the families of the Service."""
+
+    port: int
+    local_endpoints: Mapping[Family, int]
+
+
+def health_check(
+    ports: Collection[ServicePort], slices: Collection[StoredSlice], node_name: str
+) -> HealthCheck | None:
+    """None for a Service without such a port; all ``ports`` and ``slices`` are of one Service.
+
+    Endpoints of weight 0 get nothing new, so they do not count.
+    """
+    checked = [port for port in ports if port.health_check_node_port]
+    if not checked:
+        return None
+    found: dict[Family, set[Address]] = {port.name.family: set() for port in checked}
+    for port in checked:
+        merged = merge(slices, port.name, node_name)
+        serving = (each for each in merged if each.ready and each.local and each.weight)
+        found[port.name.family] |= {each.address for each in serving}
+    return HealthCheck(checked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})
+
+
+# Counts service ports that a policy Local leaves without an endpoint on this node.
+#
+# kube-proxy.md 14: the policy is Local and there are endpoints somewhere, but none on this node.
+
+
+class TrafficPolicy(StrEnum):
+    """Of traffic to the cluster IP, or to all other frontends."""
+
+    INTERNAL = "internal"
+    EXTERNAL = "external"
+
+
+def policies_without_endpoints(port: ServicePort, selection: Selection) -> frozenset[TrafficPolicy]:
+    """The policies that are Local and have no endpoint here, but elsewhere."""
+    if selection.local or not selection.has_any:
+        return frozenset()
+    external = port.external_local and port.externally_accessible
+    local = {TrafficPolicy.INTERNAL: port.internal_local, TrafficPolicy.EXTERNAL: external}
+    return frozenset(policy for policy, is_local in local.items() if is_local)
+
+
+class NoLocalEndpoints:
+    """How many there are of each policy and family; an update takes constant time."""
+
+    def __init__(self) -> None:
+        self._policies: dict[PortName, frozenset[TrafficPolicy]] = {}
+        self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
+
+    def update(self, name: PortName, policies: frozenset[TrafficPolicy]) -> None:
+        """The policies of a service port that have no endpoint now; none if it is deleted."""
+        former = self._policies.pop(name, None)
+        if not former and not policies:  # as of nearly all service ports
+            return
+        self._counts.subtract((policy, name.family) for policy in former or ())
+        self._counts.update((policy, name.family) for policy in policies)
+        if policies:
+            self._policies[name] = policies
+
+    @property
+    def counts(self) -> dict[TrafficPolicy, dict[Family, int]]:
+        """For every policy and family, even if it is 0."""
+        return {p: {family: self._counts[p, family] for family in Family} for p in TrafficPolicy}

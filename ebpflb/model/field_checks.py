@@ -4,10 +4,32 @@
 kube-proxy relies on the API server's validation, which manifests do not go through.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from ebpflb import errors
+from ebpflb.model import objects
+
+# The addresses that a Service lists: the field of each, for warnings, and its text.
+
+
+def listed_external_ips(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
+    for index, text in enumerate(spec.external_ips or ()):
+        yield f"spec.externalIPs[{index}]", text
+
+
+def ingress_ips(status: objects.ServiceStatus | None) -> Iterator[tuple[str, str]]:
+    """Of any spec.type, not of ipMode Proxy: traffic to such IPs goes to the load balancer."""
+    balancer = status.load_balancer if status else None
+    for index, ingress in enumerate((balancer.ingress if balancer else None) or ()):
+        if ingress.ip_mode in (None, "VIP"):
+            yield f"status.loadBalancer.ingress[{index}].ip", ingress.ip or ""
+
+
+def source_ranges(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
+    for index, text in enumerate(spec.load_balancer_source_ranges or ()):
+        yield f"spec.loadBalancerSourceRanges[{index}]", text.strip()
+
 
 PORTS = range(1, 1 << 16)
 

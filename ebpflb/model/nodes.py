@@ -5,8 +5,20 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ebpflb.model import addresses as parsing
-from ebpflb.model import objects
-from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model import field_checks, objects
+from ebpflb.model.addresses import Address, Family, Network, parse_network
+
+# One ServiceCIDR -> the ranges that cluster IPs are taken from (kube-proxy.md 1.1, 6.3).
+
+
+def read_service_cidrs(cidr: objects.ServiceCIDR) -> tuple[Network, ...]:
+    """Raises InvalidObject for a range that cannot be read."""
+    listed = (cidr.spec and cidr.spec.cidrs) or []
+    return tuple(
+        field_checks.parsed(f"spec.cidrs[{index}]", parse_network, text)
+        for index, text in enumerate(listed)
+    )
+
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"

@@ -11,6 +11,7 @@ here too, with a warning.
 Next: endpoints.py finds the endpoints of a service port, selection.py those that are used.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,18 +21,196 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from ebpflb import errors
-from ebpflb.model import (
-    address_fields,
-    addresses,
-    field_checks,
-    nodeport_ranges,
-    objects,
-    service_choices,
-)
+from ebpflb.model import addresses, annotations, field_checks, objects
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.admission import OF_KUBE_PROXY, Admission
-from ebpflb.model.annotations import annotation_field
-from ebpflb.model.scheduler import RANDOM
+from ebpflb.model.annotations import RANDOM, annotation_field
+from ebpflb.model.objects import Metadata
+
+# Which of a Service's externalIPs are served.
+#
+# Everybody who may write a Service can claim any address by spec.externalIPs, and so receive what
+# this node and its pods send to it (CVE-2020-8554). Kubernetes closes that by an admission plugin
+# (DenyServiceExternalIPs); here it is closed on the node, for Services that exist already as well.
+
+
+@dataclass(frozen=True)
+class ExternalIps:
+    """What --external-ips allows; ``networks`` is None where every address is allowed."""
+
+    networks: tuple[Network, ...] | None = None
+
+    def of(self, listed: list[Address], warnings: list[str]) -> list[Address]:
+        """Those that are allowed; for each of the others a warning is added."""
+        refused = [address for address in listed if not self._allow(address)]
+        warnings += [
+            f"spec.externalIPs: {ip} is not served: --external-ips={self}" for ip in refused
+        ]
+        return [address for address in listed if address not in refused]
+
+    def _allow(self, address: Address) -> bool:
+        return self.networks is None or any(address in network for network in self.networks)
+
+    def __str__(self) -> str:
+        """As --external-ips takes it."""
+        if self.networks is None:
+            return "all"
+        return ",".join(map(str, self.networks)) or "none"
+
+
+ALL_EXTERNAL_IPS, NO_EXTERNAL_IPS = ExternalIps(), ExternalIps(())
+
+
+def parse_external_ips(text: str) -> ExternalIps:
+    """``all``, ``none`` or CIDRs of both families, separated by commas. Raises ValueError."""
+    words = {str(each): each for each in (ALL_EXTERNAL_IPS, NO_EXTERNAL_IPS)}
+    if text in words:
+        return words[text]
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        return ExternalIps(tuple(addresses.parse_network(part) for part in parts))
+    except ValueError as error:
+        raise ValueError(f"neither all nor none nor CIDRs: {error}") from error
+
+
+# Which Services are served here; the others are left to the kube-proxy that runs beside.
+#
+# Selectors are written as kubectl's -l takes them: requirements separated by commas, which all
+# hold.
+
+_NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_KEY = rf"(?:{_NAME}/)?{_NAME}"
+_VALUE = rf"(?:{_NAME})?"
+_REQUIREMENT = re.compile(
+    rf"(?P<absent>!)?\s*(?P<key>{_KEY})\s*"
+    rf"(?:(?P<operator>==?|!=)\s*(?P<value>{_VALUE})"
+    rf"|(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
+)
+_COMMA_OUTSIDE_OF_SETS = re.compile(r",(?![^()]*\))")
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_EXAMPLE = "app=web,tier!=db,stage in (test,canary),!legacy"
+
+
+class Requirement(NamedTuple):
+    """A label and what it may be. ``values`` is None where only its presence matters.
+
+    As in the API, a label that is absent is none of the values, so ``negated`` holds for it.
+    """
+
+    text: str
+    key: str
+    values: frozenset[str] | None
+    negated: bool
+
+    def holds(self, labels: dict[str, str]) -> bool:
+        value = labels.get(self.key)
+        found = value is not None if self.values is None else value in self.values
+        return found != self.negated
+
+
+@dataclass(frozen=True)
+class ServedServices:
+    """Those in one of ``namespaces`` (none: in any) whose labels meet all of ``selector``."""
+
+    namespaces: frozenset[str] = frozenset()
+    selector: tuple[Requirement, ...] = ()
+
+    @property
+    def is_all(self) -> bool:
+        return not (self.namespaces or self.selector)
+
+    def has(self, metadata: Metadata) -> bool:
+        if self.namespaces and metadata.namespace not in self.namespaces:
+            return False
+        labels = metadata.labels or {}
+        return all(requirement.holds(labels) for requirement in self.selector)
+
+    def __str__(self) -> str:
+        """As the options --namespaces and --services take them."""
+        namespaces = show_namespaces(self.namespaces)
+        parts = [f"--namespaces={namespaces}"] if namespaces else []
+        return " ".join(
+            parts + [f"--services={show_requirements(self.selector)}"] * bool(self.selector)
+        )
+
+
+ALL_SERVICES = ServedServices()
+
+
+def parse_namespaces(text: str) -> frozenset[str]:
+    """Names separated by commas; "": all. Raises ValueError."""
+    names = _parts(text.split(","))
+    for name in names:
+        if not _DNS_LABEL.fullmatch(name):
+            raise ValueError(f'"{name}" is not the name of a namespace')
+    return frozenset(names)
+
+
+def show_namespaces(namespaces: frozenset[str]) -> str:
+    """As ``parse_namespaces`` takes it."""
+    return ",".join(sorted(namespaces))
+
+
+def parse_requirements(text: str) -> tuple[Requirement, ...]:
+    """A label selector; "": none. Raises ValueError."""
+    return tuple(_requirement(part) for part in _parts(_COMMA_OUTSIDE_OF_SETS.split(text)))
+
+
+def show_requirements(selector: tuple[Requirement, ...]) -> str:
+    """As ``parse`` takes it."""
+    return ",".join(requirement.text for requirement in selector)
+
+
+def meets(selector: tuple[Requirement, ...], labels: str) -> bool:
+    """``labels`` are as ``show_labels`` writes them."""
+    found = dict(pair.split("=", 1) for pair in labels.split(",") if pair)
+    return all(requirement.holds(found) for requirement in selector)
+
+
+def show_labels(labels: dict[str, str]) -> str:
+    """As kubectl shows them: neither names nor values have commas, nor names an equals sign."""
+    return ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def _parts(parts: list[str]) -> list[str]:
+    if len(parts) == 1 and not parts[0].strip():
+        return []
+    return [part.strip() for part in parts]
+
+
+def _requirement(text: str) -> Requirement:
+    found = _REQUIREMENT.fullmatch(text)
+    compared = found and (found["operator"] or found["set"])
+    if not found or (found["absent"] and compared):
+        raise ValueError(f'"{text}" is no requirement of a label selector such as {_EXAMPLE}')
+    if not compared:
+        return Requirement(text, found["key"], None, bool(found["absent"]))
+    listed = [found["value"]] if found["operator"] else found["values"].split(",")
+    values = frozenset(value.strip() for value in listed)
+    if not all(re.fullmatch(_VALUE, value) for value in values):
+        raise ValueError(f'"{text}" has a value that no label can have')
+    return Requirement(text, found["key"], values, compared in ("!=", "notin"))
+
+
+# What the operator chose for Services on this node; some of it they may choose themselves.
+
+
+@dataclass(frozen=True)
+class Admission:
+    """``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs
+    are not served, and still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges``
+    and ``scheduler`` hold for Services without the annotation (see ``nodeport_ranges`` and
+    ``scheduler``). Services that are not ``served`` are another proxy's.
+    """
+
+    serve_external_ips: bool = True
+    external_ips: ExternalIps = ALL_EXTERNAL_IPS
+    nodeport_source_ranges: tuple[Network, ...] = ()
+    served: ServedServices = ALL_SERVICES
+    scheduler: str = annotations.RANDOM
+
+
+OF_KUBE_PROXY = Admission()
+
 
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # its presence: it is another proxy's
 DEFAULT_AFFINITY_SECONDS = 10800  # 3 hours, the API's default
@@ -140,12 +319,12 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
     external_ips = _external_ips(spec, admission, warnings)
-    ingress = address_fields.ingress_ips(service.status)
+    ingress = field_checks.ingress_ips(service.status)
     load_balancer_ips = _parsed(addresses.parse_frontend, ingress, warnings)
     source_ranges = _source_ranges(spec, warnings)
     to_nodeports = _nodeport_ranges(service, admission, warnings)
     spec_ports = _ports(spec, warnings)
-    chosen = service_choices.of(service, admission, warnings)
+    chosen = annotations.read_choices(service, admission.scheduler, warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
@@ -195,7 +374,7 @@ def is_about_limit(message: str) -> bool:
 def _external_ips(
     spec: objects.ServiceSpec, admission: Admission, warnings: list[str]
 ) -> list[Address]:
-    listed = address_fields.external_ips(spec) if admission.serve_external_ips else ()
+    listed = field_checks.listed_external_ips(spec) if admission.serve_external_ips else ()
     found = _parsed(addresses.parse_frontend, listed, warnings)
     return admission.external_ips.of(found, warnings)
 
@@ -225,15 +404,15 @@ def _source_ranges(
 ) -> dict[Family, tuple[Network, ...]]:
     listed = spec.load_balancer_source_ranges or ()
     used = len(_first(listed, MOST_SOURCE_RANGES, "spec.loadBalancerSourceRanges", warnings))
-    entries = islice(address_fields.source_ranges(spec), used)
+    entries = islice(field_checks.source_ranges(spec), used)
     return _restricting(_parsed(addresses.parse_network, entries, warnings))
 
 
 def _nodeport_ranges(
     service: objects.Service, admission: Admission, warnings: list[str]
 ) -> dict[Family, tuple[Network, ...]]:
-    found = nodeport_ranges.of(service, admission.nodeport_source_ranges)
-    field = annotation_field(nodeport_ranges.ANNOTATION)
+    found = annotations.read_nodeport_ranges(service, admission.nodeport_source_ranges)
+    field = annotation_field(annotations.NODEPORT_RANGES_ANNOTATION)
     return _restricting(_first(found, MOST_SOURCE_RANGES, field, warnings))
 
 

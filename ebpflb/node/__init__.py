@@ -5,41 +5,26 @@ device_watch          its devices and their addresses, now and as they change
 clients               who may ask for a service on it: namespaces by process, name, address and pod
 routes                where it would route a packet
 namespaces            its network namespaces, and work in each of them
-ip_families           which IP families it supports
 sock_diag             sockets with a peer, and how one is ended
-listed_route_sources  the sources that routes would choose, by device
 rulesets              all rules of its netfilter, as nft and iptables print them
-reply_routes          by which device a pod's replies leave
-removals              whether a filter of a device, or a pin, has been removed
-policy_rules          marks by which its routing rules choose a table
 poller                a check that is repeated, and reports when it fails and when it has recovered
 
 What ebpflb sets on it:
 
-sysctl             where sysctls are written
 conntrack          the sysctls of connection tracking that kube-proxy sets too
-reserved_ports     source ports that its own sockets do not get
 process            this process: its capabilities, OOM score and file limit
 scratch_namespace  doctor's own namespaces, joined to it as pods are; they end with doctor
 
 Its connection tracking and NAT:
 
 ctnetlink           the entries of conntrack, listed and deleted
-ctnetlink_messages  its messages, sent and taken apart
-ctnetlink_tuples    the two directions of an entry, and filters of them
 netlink_attributes  the contents of netlink messages
-netlink_tree        the same as data, to be sent and compared
-netlink_news        what the kernel tells on a netlink socket
-nat                 what keeps conntrack and NAT at work, and whether connections need it
-bridge_calls        whether bridges hand packets to netfilter
 netfilter_rules     the sets, chains and rules of the engine netfilter's nft table
 netfilter_table     makes that table, and compares it; the table that keeps NAT at work meanwhile
 netfilter_elements  its elements: the endpoint of each backend's id
 netfilter_probe     whether the kernel translates by such a table
 nat_watch           puts that table back when others remove it
 flowtable           the kernel's flowtable (--fast-forward)
-flowtable_sync      what is to be in it, and is put back
-flowtable_probe     whether the kernel has flowtables
 nft_transaction     changes of a table that are made all at once
 
 A kube-proxy on it:
@@ -47,7 +32,6 @@ A kube-proxy on it:
 kube_proxy_watch      is one running, or did one leave rules
 kube_proxy_leftovers  all that one left, and its removal
 iptables              its chains and rules, by iptables' own tools
-xtables               its chains in iptables-legacy, asked of the kernel
 nft                   its tables of nftables
-ipvs                  its virtual servers, device and ipsets
+listed_route_sources  the sources that routes would choose, by device
 """

@@ -15,16 +15,149 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink_messages as messages
-from ebpflb.node import ctnetlink_tuples as tuples
-from ebpflb.node.ctnetlink_tuples import ORIGINAL, REPLY, TuplePart
-from ebpflb.node.netlink_attributes import ATTRIBUTE, attribute, attributes, nested
-from ebpflb.plan.connections import Connection, Ends
+from ebpflb.node.netlink_attributes import ATTRIBUTE, aligned, attribute, attributes, nested
 from ebpflb.plan.entries import Frontend
+from ebpflb.plan.flow_entries import Connection, Ends
+
+# Messages of ctnetlink: how they are sent, and where the ones that answer begin and end.
+
+SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK
+NEW, GET, DELETE = SUBSYSTEM | 0, SUBSYSTEM | 1, SUBSYSTEM | 2  # IPCTNL_MSG_CT_*
+REQUEST_ONLY, REQUEST_AND_DUMP, REQUEST_AND_ACK = 0x1, 0x301, 0x5  # NLM_F_*
+ERROR_MESSAGE, DONE_MESSAGE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
+_NETFILTER = 12  # NETLINK_NETFILTER
+
+CT_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+FAMILY = struct.Struct("=BBH")  # struct nfgenmsg
+ERROR = struct.Struct("=i")  # an errno, or 0
+FIRST = CT_HEADER.size + FAMILY.size  # where the first attribute begins: the original tuple
+BUFFER_SIZE = 1 << 18
+
+
+def open_ctnetlink() -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
+
+
+def dump(attributes: bytes, family: int = socket.AF_UNSPEC) -> Iterator[tuple[bytes, int, int]]:
+    """Each entry's message: where it begins and ends in some data. Raises OSError."""
+    with open_ctnetlink() as kernel:
+        kernel.send(request(GET, REQUEST_AND_DUMP, attributes, family))
+        while True:
+            for data, at, end in split(kernel.recv(BUFFER_SIZE)):
+                kind = CT_HEADER.unpack_from(data, at)[1]
+                if kind == NEW:
+                    yield data, at, end
+                elif kind in (ERROR_MESSAGE, DONE_MESSAGE):
+                    (number,) = ERROR.unpack_from(data, at + CT_HEADER.size)
+                    if number:
+                        raise OSError(-number, os.strerror(-number))
+                    return
+
+
+def split(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    at = 0
+    while at < len(data):
+        length = CT_HEADER.unpack_from(data, at)[0]
+        yield data, at, at + length
+        at += aligned(length)
+
+
+def request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_UNSPEC) -> bytes:
+    length = FIRST + len(attributes)
+    return CT_HEADER.pack(length, kind, flags, 1, 0) + FAMILY.pack(family, 0, 0) + attributes
+
+
+def asked(kernel: socket.socket, requests: Sequence[bytes]) -> list[int]:
+    """The kernel's answers to requests that ask for an acknowledgement: 0, or a negative errno."""
+    kernel.send(b"".join(requests))
+    results: list[int] = []
+    while len(results) < len(requests):
+        for data, at, _ in split(kernel.recv(BUFFER_SIZE)):
+            if CT_HEADER.unpack_from(data, at)[1] == ERROR_MESSAGE:
+                results += ERROR.unpack_from(data, at + CT_HEADER.size)
+    return results
+
+
+# Tuples of ctnetlink: the two directions of an entry, whole, or what a filter knows of them.
+
+ORIGINAL, REPLY = 1, 2  # CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
+
+_IP, _PROTO, _PROTO_NUMBER = 1, 2, 1  # CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_PROTO_NUM
+_FILTER, _ORIGINAL_FLAGS, _REPLY_FLAGS = 25, 1, 2  # CTA_FILTER, CTA_FILTER_*_FLAGS
+_BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 0, 1 << 3, 1 << 4  # the next bit: the destination's
+
+
+class TuplePart(NamedTuple):
+    """What is known of a tuple; None is unknown."""
+
+    protocol: int
+    source: Address | None = None
+    destination: Address | None = None
+    source_port: int | None = None
+    destination_port: int | None = None
+
+    @property
+    def content(self) -> bytes:
+        """The content of ORIGINAL or REPLY."""
+        proto = attribute(_PROTO_NUMBER, bytes([self.protocol]))
+        for kind, port in enumerate((self.source_port, self.destination_port), 2):
+            proto += b"" if port is None else attribute(kind, struct.pack(">H", port))
+        ip = b""
+        for kind, address in enumerate((self.source, self.destination), 1):
+            if address is not None:  # CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST
+                ip += attribute(kind if address.version == 4 else kind + 2, address.packed)
+        addresses = nested(_IP, ip) if ip else b""
+        return addresses + nested(_PROTO, proto)
+
+    @property
+    def flags(self) -> bytes:
+        """The flags of a filter that compares everything that is known."""
+        addresses, ports = (self.source, self.destination), self[3:]
+        flags = _BY_PROTOCOL
+        flags |= sum(_BY_ADDRESS << n for n, each in enumerate(addresses) if each is not None)
+        flags |= sum(_BY_PORT << n for n, each in enumerate(ports) if each is not None)
+        return struct.pack("=I", flags)
+
+
+def family(address: Address) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def original_tuple(protocol: int, ends: Ends) -> bytes:
+    """The attribute of a whole tuple."""
+    return nested(ORIGINAL, TuplePart(protocol, *ends).content)
+
+
+def tuple_to(frontend: Frontend) -> TuplePart:
+    """What a filter can compare of the original direction of connections to a frontend.
+
+    No IPv6 address: the kernel's filter (5.9 to 6.18 at least) takes those entries whose IPv6
+    address is another one. No unspecified address: it means any.
+    """
+    address, port, protocol = frontend
+    known = address if address.version == 4 and not address.is_unspecified else None
+    return TuplePart(protocol, destination=known, destination_port=port)
+
+
+def matching_filter(original: TuplePart, reply: TuplePart | None = None) -> bytes:
+    """The attributes of a filter. Linux 5.9 lists entries by it, and 6.12 deletes them by it.
+
+    There is always an original tuple: a kernel that knows no filter, and is asked to delete, looks
+    for that one entry, finds the tuple incomplete, and does not delete all entries. Kernels before
+    5.15 or so cannot compare replies.
+    """
+    kept = nested(ORIGINAL, original.content)
+    flags = attribute(_ORIGINAL_FLAGS, original.flags)
+    if reply:
+        kept += nested(REPLY, reply.content)
+        flags += attribute(_REPLY_FLAGS, reply.flags)
+    return kept + nested(_FILTER, flags)
+
 
 # Of an original destination: protocol, packed address (4 or 16 bytes), port.
 Wanted = Callable[[int, bytes, int], bool]
@@ -69,7 +202,7 @@ def connections(wanted: Wanted, protocol: Protocol | None = None) -> Iterator[Co
     ``protocol`` lets the kernel leave out the others, where it can (5.9). Raises NodeError.
     """
     families = _FAMILIES if protocol else (socket.AF_UNSPEC,)  # a filter needs a family
-    kept = tuples.matching(TuplePart(protocol)) if protocol else b""
+    kept = matching_filter(TuplePart(protocol)) if protocol else b""
 
     def is_wanted(number: int, address: bytes, port: int) -> bool:
         return protocol in (None, number) and wanted(number, address, port)
@@ -88,18 +221,18 @@ def connections_to(frontend: Frontend) -> Iterator[Connection]:
         is_it = to.is_unspecified or address == to.packed
         return is_it and (number, port) == (protocol, wanted_port)
 
-    return _listed(tuples.matching(tuples.to(frontend)), tuples.family(to), is_wanted)
+    return _listed(matching_filter(tuple_to(frontend)), family(to), is_wanted)
 
 
 def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
     """The entries of these flows, by protocol and original direction. Raises NodeError."""
     try:
-        with messages.opened() as kernel:
+        with open_ctnetlink() as kernel:
             for protocol, ends in flows:
-                family, flow = tuples.family(ends.source), tuples.original(protocol, ends)
-                kernel.send(messages.request(messages.GET, messages.REQUEST_ONLY, flow, family))
-                for data, at, end in messages.split(kernel.recv(messages.BUFFER_SIZE)):
-                    if messages.CT_HEADER.unpack_from(data, at)[1] == messages.NEW:
+                flow = original_tuple(protocol, ends)
+                kernel.send(request(GET, REQUEST_ONLY, flow, family(ends.source)))
+                for data, at, end in split(kernel.recv(BUFFER_SIZE)):
+                    if CT_HEADER.unpack_from(data, at)[1] == NEW:
                         found = _connection(data, at, end)
                         yield from [found] if found.original == ends else []
     except OSError as error:
@@ -108,8 +241,8 @@ def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
 
 def statuses() -> Iterator[int]:
     """The status of every entry, whatever its protocol. Raises OSError."""
-    for data, at, end in messages.dump(b""):
-        yield _integer(attributes(data, at + messages.FIRST, end), _STATUS)
+    for data, at, end in dump(b""):
+        yield _integer(attributes(data, at + FIRST, end), _STATUS)
 
 
 def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | None:
@@ -118,7 +251,7 @@ def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | N
     That delays no packets: to list few entries out of very many keeps a CPU from its packets for
     as long as the kernel searches. Returns about how many were deleted, by the size of the table,
     which changes otherwise too; None where the kernel cannot do it: before 6.12, and for IPv6 (see
-    ``tuples.to``). An unspecified address of the frontend means any. Raises NodeError.
+    ``tuple_to``). An unspecified address of the frontend means any. Raises NodeError.
     """
     address, port = backend
     if address.version == 6:
@@ -127,11 +260,11 @@ def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | N
     if not before:
         return 0
     reply = TuplePart(frontend.protocol, source=address, source_port=port)
-    which = tuples.matching(tuples.to(frontend), reply)
-    request = messages.request(messages.DELETE, messages.REQUEST_AND_ACK, which, socket.AF_INET)
+    which = matching_filter(tuple_to(frontend), reply)
+    deletion = request(DELETE, REQUEST_AND_ACK, which, socket.AF_INET)
     try:
-        with messages.opened() as kernel:
-            (result,) = messages.asked(kernel, [request])
+        with open_ctnetlink() as kernel:
+            (result,) = asked(kernel, [deletion])
         if result == -errno.EINVAL:  # the original tuple is not a whole one
             return None
         _raise_unless_done(result)
@@ -150,7 +283,7 @@ def delete(entries: Iterable[Connection]) -> int:
     left = list(entries)
     deleted = 0
     try:
-        with messages.opened() as kernel:
+        with open_ctnetlink() as kernel:
             while left:
                 deleted += _delete(kernel, left[:_DELETED_AT_ONCE])
                 del left[:_DELETED_AT_ONCE]
@@ -161,11 +294,11 @@ def delete(entries: Iterable[Connection]) -> int:
 
 def _delete(kernel: socket.socket, entries: Sequence[Connection]) -> int:
     """Before 6.4 the kernel deletes none that is in a flowtable, but it finds none that expired."""
-    results = messages.asked(kernel, [_about(entry, messages.DELETE) for entry in entries])
+    results = asked(kernel, [_about(entry, DELETE) for entry in entries])
     offloaded = [e for e, result in zip(entries, results, strict=True) if result == -errno.EBUSY]
     if offloaded:
-        messages.asked(kernel, [_about(entry, messages.NEW, _EXPIRED) for entry in offloaded])
-        messages.asked(kernel, [_about(entry, messages.GET) for entry in offloaded])
+        asked(kernel, [_about(entry, NEW, _EXPIRED) for entry in offloaded])
+        asked(kernel, [_about(entry, GET) for entry in offloaded])
     for result in results:
         _raise_unless_done(result, -errno.ENOENT, -errno.EBUSY)
     return results.count(0) + len(offloaded)
@@ -180,8 +313,8 @@ def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
     """Never without the entry's tuple: the kernel would delete all entries."""
     if not entry.identity:
         raise ValueError(f"not from the kernel: {entry}")
-    family = tuples.family(entry.original.source)
-    return messages.request(kind, messages.REQUEST_AND_ACK, entry.identity + more, family)
+    attributes_sent = entry.identity + more
+    return request(kind, REQUEST_AND_ACK, attributes_sent, family(entry.original.source))
 
 
 def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
@@ -189,10 +322,10 @@ def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
     if not count():
         return
     try:
-        for data, at, end in messages.dump(kept, family):
-            layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at + messages.FIRST)[0])
+        for data, at, end in dump(kept, family):
+            layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at + FIRST)[0])
             if layout is not None:
-                _, address, number, _, port = layout.unpack_from(data, at + messages.FIRST)
+                _, address, number, _, port = layout.unpack_from(data, at + FIRST)
                 if wanted(number, address, port):
                     yield _connection(data, at, end)
     except OSError as error:
@@ -200,7 +333,7 @@ def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
 
 
 def _connection(data: bytes, at: int, end: int) -> Connection:
-    found = attributes(data, at + messages.FIRST, end)
+    found = attributes(data, at + FIRST, end)
     info = attributes(found.get(_PROTOINFO, b""))
     tcp = attributes(info.get(_TCP, b""))
     layout = _TUPLES[ATTRIBUTE.size + len(found[ORIGINAL])]

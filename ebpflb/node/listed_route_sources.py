@@ -21,9 +21,17 @@ from ebpflb.model.devices import Device, Devices
 from ebpflb.model.route_sources import DeviceRoute, RouteSource
 
 MOST_ROUTES = 10_000  # of one family; a router may have a million
-_AF = {Family.IPV4: 2, Family.IPV6: 10}
+
+
+_FAMILY_NUMBERS = {Family.IPV4: 2, Family.IPV6: 10}
+
+
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
-_UNICAST, _MAIN = 1, 254  # RTN_UNICAST, RT_TABLE_MAIN
+
+
+_UNICAST_TYPE, _MAIN = 1, 254  # RTN_UNICAST, RT_TABLE_MAIN
+
+
 _NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODEV, errno.EINVAL, errno.EACCES}
 
 
@@ -65,15 +73,15 @@ def _ask(ipr: IPRoute, ifindex: int, destination: Address) -> Address | None:
         raise
     answer = answers[0]
     source = answer.get_attr("RTA_PREFSRC")
-    if not source or answer["type"] != _UNICAST or answer.get_attr("RTA_OIF") != ifindex:
+    if not source or answer["type"] != _UNICAST_TYPE or answer.get_attr("RTA_OIF") != ifindex:
         return None
     return ip_address(source)
 
 
 def _routes(ipr: IPRoute, wanted: Family) -> dict[int, dict[Network, DeviceRoute]]:
     """By device and destination. The main table's come first, then by their metrics."""
-    listed = islice(ipr.get_routes(family=_AF[wanted]), MOST_ROUTES)
-    messages = [message for message in listed if message["type"] == _UNICAST]
+    listed = islice(ipr.get_routes(family=_FAMILY_NUMBERS[wanted]), MOST_ROUTES)
+    messages = [message for message in listed if message["type"] == _UNICAST_TYPE]
     found: defaultdict[int, dict[Network, DeviceRoute]] = defaultdict(dict)
     for message in sorted(messages, key=_rank):
         for ifindex in _devices(message):

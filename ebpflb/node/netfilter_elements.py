@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.node.netfilter_rules import TABLE, TableOptions
-from ebpflb.node.netlink_attributes import NESTED, attribute, attributes, each, nested, text
+from ebpflb.node.netlink_attributes import NESTED, attribute, attributes, list_items, nested, text
 from ebpflb.node.nft_transaction import (
     DELETE_ELEMENTS,
     GET_ELEMENTS,
@@ -71,7 +71,7 @@ class ElementSet:
             fields = list(self._struct.iter_unpack(content))
             if all(length == size for length, _, _ in fields):
                 return ((key, data) for _, key, data in fields)
-        return map(_decode, each(content))  # some have more attributes, such as a comment
+        return map(_decode, list_items(content))  # some have more attributes, such as a comment
 
     def names(self) -> bytes:
         return text(1, TABLE.table) + text(2, self.name)

@@ -20,8 +20,7 @@ from ebpflb.node import nft
 from ebpflb.node.netfilter_elements import Elements
 from ebpflb.node.netfilter_rules import TableOptions, base_chain, set_priority
 from ebpflb.node.netfilter_table import NetfilterTable
-from ebpflb.node.netlink_attributes import to_text
-from ebpflb.node.netlink_tree import encode
+from ebpflb.node.netlink_attributes import encode, to_text
 from ebpflb.node.nft_transaction import NEW_CHAIN, NEW_RULE, NEW_TABLE, Transaction
 from ebpflb.node.scratch_namespace import leave
 from ebpflb.plan.entries import Chosen

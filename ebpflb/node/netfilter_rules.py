@@ -20,8 +20,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ebpflb.node.netlink_attributes import to_number, to_text
-from ebpflb.node.netlink_tree import Tree
+from ebpflb.node.netlink_attributes import Tree, to_number, to_text
 from ebpflb.node.nft import Name
 from ebpflb.options import Options
 from ebpflb.plan.entries import Chosen

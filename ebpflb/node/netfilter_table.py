@@ -24,8 +24,14 @@ from ebpflb.node.netfilter_rules import (
     rules,
     sets,
 )
-from ebpflb.node.netlink_attributes import attributes, to_number, to_text
-from ebpflb.node.netlink_tree import Tree, encode, has_attributes
+from ebpflb.node.netlink_attributes import (
+    Tree,
+    attributes,
+    encode,
+    has_attributes,
+    to_number,
+    to_text,
+)
 from ebpflb.node.nft_transaction import (
     DELETE_CHAIN,
     DELETE_RULE,

@@ -1,8 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attributes of netlink messages: bytes to contents by kind, and back."""
 
+import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Union
+
+# What the kernel tells on a netlink socket that has joined a group.
+
+_HEADER = struct.Struct("=IH")  # the begin of struct nlmsghdr: length and type
+_BUFFER_SIZE = 1 << 16
+
+
+def tells_of(news: socket.socket, kinds: Collection[int]) -> bool:
+    """Whether a message of these types has come, or messages were lost (ENOBUFS); waits for one."""
+    try:
+        data = news.recv(_BUFFER_SIZE)
+    except OSError:
+        return True
+    at, found = 0, False
+    while at < len(data):
+        length, kind = _HEADER.unpack_from(data, at)
+        found |= kind in kinds
+        at += (length + 3) & ~3
+    return found
+
 
 ATTRIBUTE = struct.Struct("=HH")  # struct nlattr
 NESTED = 0x8000  # NLA_F_NESTED
@@ -47,7 +69,7 @@ def to_number(content: int) -> bytes:
     return struct.pack(">I", content & 0xFFFFFFFF)
 
 
-def each(data: bytes) -> Iterator[bytes]:
+def list_items(data: bytes) -> Iterator[bytes]:
     """The contents of a list's attributes, which are all of one kind."""
     at = 0
     while at < len(data):
@@ -59,3 +81,46 @@ def each(data: bytes) -> Iterator[bytes]:
 def aligned(length: int) -> int:
     """Where the next one begins."""
     return (length + 3) & ~3
+
+
+# Nested netlink attributes as data: to be sent, and to be compared with what the kernel has.
+
+Tree = Mapping[int, Union[bytes, "Tree", Sequence["Tree"]]]
+"""Kind -> content. A list has attributes of kind 1 (NFTA_LIST_ELEM)."""
+
+_LIST_ITEM = 1
+
+
+def encode(tree: Tree) -> bytes:
+    """The attributes in the order of the tree."""
+    return b"".join(_encode_one(kind, content) for kind, content in tree.items())
+
+
+def _encode_one(kind: int, content: bytes | Tree | Sequence[Tree]) -> bytes:
+    if isinstance(content, bytes):
+        return attribute(kind, content)
+    if isinstance(content, Mapping):
+        return nested(kind, encode(content))
+    return nested(kind, *(_encode_one(_LIST_ITEM, item) for item in content))
+
+
+def has_attributes(data: bytes, tree: Tree) -> bool:
+    """Whether all attributes of the tree are in the data; the data may have more.
+
+    Within a nested attribute all others must be 0: newer kernels send more attributes. An empty
+    tree stands for any content. The kernel leaves out some attributes that are 0.
+    """
+    existing = attributes(data)
+    return all(_equals(existing.get(kind), content) for kind, content in tree.items())
+
+
+def _equals(data: bytes | None, content: bytes | Tree | Sequence[Tree]) -> bool:
+    if data is None:
+        return isinstance(content, bytes) and not any(content)
+    if isinstance(content, bytes):
+        return data == content
+    if isinstance(content, Mapping):
+        others = (value for kind, value in attributes(data).items() if kind not in content)
+        return not content or (has_attributes(data, content) and not any(map(any, others)))
+    items = list(list_items(data))
+    return len(items) == len(content) and all(map(has_attributes, items, content))

@@ -12,12 +12,12 @@ from typing import IO, NamedTuple
 from ebpflb import child
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.kube_proxy import NFT_TABLE
-from ebpflb.node import flowtable, nat, nft, xtables
+from ebpflb.node import flowtable, iptables, nat_watch, nft
 from ebpflb.node.iptables import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
 from ebpflb.node.netfilter_rules import TABLE
 from ebpflb.node.netfilter_table import KEEPER
 
-OWN_TABLES = {TABLE, KEEPER, flowtable.TABLE, nat.HOLD, nat.FORMER}
+OWN_TABLES = {TABLE, KEEPER, flowtable.TABLE, nat_watch.HOLD, nat_watch.FORMER}
 MOST_BYTES_OF_RULES = 128 << 20
 MOST_SECONDS = 60.0
 IPSET, _MATCHES_SET = "ipset", b"--match-set "
@@ -65,7 +65,9 @@ def read() -> Ruleset:
 
 def are_there() -> bool:
     """Whether this namespace has any table of nftables or iptables-legacy. Raises NodeError."""
-    return bool(nft.tables()) or any(xtables.tables(family) for family in FAMILY_OF_TOOL.values())
+    return bool(nft.tables()) or any(
+        iptables.legacy_tables(family) for family in FAMILY_OF_TOOL.values()
+    )
 
 
 def _commands() -> Iterator[tuple[str, list[str] | NodeError]]:
@@ -89,7 +91,7 @@ def _commands() -> Iterator[tuple[str, list[str] | NodeError]]:
 
 def _has_tables(tool: Tool, tables: set[nft.Name]) -> bool:
     if tool.variant == LEGACY:
-        return bool(xtables.tables(FAMILY_OF_TOOL[tool.family]))
+        return bool(iptables.legacy_tables(FAMILY_OF_TOOL[tool.family]))
     family = NFT_FAMILY[tool.family]
     return any(name.family == family and name.table in _OF_IPTABLES for name in tables)
 

@@ -19,9 +19,5 @@ and conntrack have them:
    those are it knows of the agent before, as one may have been deleted meanwhile.
 
 reset_worker      when to search: the grace, the passes, and their thread
-gone_connections  which of the connections are meant, by frontend and backend
 socket_resets     connections that sockets hold: found in their namespaces and ended
-flow_resets       those of the flow tables: marked for the datapath, and reset both ways
-conntrack_resets  the same of the kernel's conntrack
-raw_segments      resets, and questions for the right number of one, by raw sockets
 """

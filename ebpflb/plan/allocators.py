@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
-from ebpflb.plan.desired_service import DesiredBackend
+from ebpflb.plan.desired import DesiredBackend
 from ebpflb.plan.entries import Range, Translation
 
 QUARANTINE_SECONDS = 1.0

@@ -15,7 +15,7 @@ import msgspec
 
 from ebpflb.model.addresses import Address, Network, family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.desired_service import ANY, DesiredBackend, DesiredService
+from ebpflb.plan.desired import ANY, DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Frontend
 
 NAMESPACE, NAME = "ebpflb_doctor", "canary"  # a "_" is in no name of the API

@@ -11,16 +11,20 @@ from typing import Any, NamedTuple
 
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import NO_SLOT, SourceRange
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Planner
+from ebpflb.plan.entries import (
+    NO_SLOT,
+    SourceRange,
+)
+from ebpflb.plan.frontends import SourceRangesSnapshot
+from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import ServiceEntries
-from ebpflb.plan.source_ranges import SourceRangesSnapshot
 
 Read = Mapping[str, Callable[[Any], Any]]
-"""Map -> its look-up, which returns None for a key that is not there."""
+
 
 MISSING, DIFFERS, NOT_PLANNED = "is missing", "differs", "is not planned"
+
+
 _REMOVED = "removed_"
 
 

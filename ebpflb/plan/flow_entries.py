@@ -10,13 +10,16 @@ N is the masquerade; C' is C, with another port where its own was in use. Every 
 B, and no two flows share both: that is how one entry leads to the others.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import cached_property
+from itertools import combinations, product
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Flags
+from ebpflb.plan.entries import Flags, Frontend, Timeout, TimeoutKey
 
 
 class Hook(IntEnum):
@@ -221,3 +224,225 @@ def _has_been_seen(side: Collection[Flags]) -> bool:
     the node's network, the other one never is.
     """
     return not side or any("seen" in each for each in side)
+
+
+# Connections as the kernel's conntrack keeps them: what is translated, and how they stand.
+
+# enum ip_conntrack_status of include/uapi/linux/netfilter/nf_conntrack_common.h
+STATUS = {
+    "expected": 1 << 0,
+    "seen-reply": 1 << 1,
+    "assured": 1 << 2,
+    "confirmed": 1 << 3,
+    "source-nat": 1 << 4,
+    "destination-nat": 1 << 5,
+    "offload": 1 << 14,
+}
+SEEN_REPLY, DESTINATION_NAT = STATUS["seen-reply"], STATUS["destination-nat"]
+
+# enum tcp_conntrack of include/uapi/linux/netfilter/nf_conntrack_tcp.h
+TCP_STATES = (
+    "none",
+    "syn-sent",
+    "syn-recv",
+    "established",
+    "fin-wait",
+    "close-wait",
+    "last-ack",
+    "time-wait",
+    "close",
+    "syn-sent2",
+)
+_CONNTRACK_STATES = {
+    "established": FlowState.OPEN,
+    "fin-wait": FlowState.CLOSING,
+    "close-wait": FlowState.CLOSING,
+    "last-ack": FlowState.CLOSED,
+    "time-wait": FlowState.CLOSED,
+    "close": FlowState.RESET,
+}
+
+
+class Ends(NamedTuple):
+    """Source and destination of the packets of one direction."""
+
+    source: Address
+    destination: Address
+    source_port: int
+    destination_port: int
+
+    def reversed(self) -> "Ends":
+        return Ends(self.destination, self.source, self.destination_port, self.source_port)
+
+
+class StaleCandidates(NamedTuple):
+    """Connections to a frontend that may be stale: all, or only those that ``backend`` answers.
+
+    ``backend`` is an address and a port. As of a NodePort's frontend, an unspecified address means
+    any.
+    """
+
+    frontend: Frontend
+    backend: tuple[Address, int] | None
+
+
+class Connection(NamedTuple):
+    """One entry. The client sends ``original``, and the backend answers it by ``reply``.
+
+    Without NAT each is the other the other way round. ``reply.source`` is the backend, and
+    ``reply.destination`` the client, or the address and port that it is masqueraded with.
+    """
+
+    protocol: Protocol
+    original: Ends
+    reply: Ends
+    status: int = 0  # of STATUS
+    seconds: int = 0  # until it times out
+    tcp_state: int = 0  # an index of TCP_STATES
+    mark: int = 0
+    identity: bytes = b""  # attributes that tell the kernel which entry this is, for its deletion
+
+    @property
+    def is_translated(self) -> bool:
+        """Whether its requests get another destination."""
+        return bool(self.status & DESTINATION_NAT)
+
+    @property
+    def state(self) -> FlowState:
+        """In the words of flows; conntrack's own are ``state_name``."""
+        if self.protocol == Protocol.TCP:
+            return _CONNTRACK_STATES.get(self.state_name, FlowState.OPENING)
+        return FlowState.BOTH_WAYS if self.status & SEEN_REPLY else FlowState.ONE_WAY
+
+    @property
+    def state_name(self) -> str:
+        """conntrack's name of the TCP state, or "replied" and "unreplied"."""
+        if self.protocol == Protocol.TCP:
+            return TCP_STATES[self.tcp_state] if self.tcp_state < len(TCP_STATES) else "unknown"
+        return "replied" if self.status & SEEN_REPLY else "unreplied"
+
+
+# When a flow has been idle for too long. It is deleted as a whole; its latest entry counts.
+#
+# Timeouts that the operator did not choose are kube-proxy's (kube-proxy.md 11.3), else conntrack's.
+# The programs have them too, in the map of timeouts: they take over the port of an idle flow.
+
+_PROTOCOLS = frozenset(Protocol)
+KEPT = 120  # seconds: a flow that is open and was used so lately never loses its port to another
+_OPEN = {FlowState.OPEN, FlowState.CLOSING, FlowState.STREAM}
+_NO_FLAGS = frozenset[str]()
+
+
+def _states() -> Iterator[tuple[TimeoutKey, FlowState]]:
+    """Of a flow with a port that this node chose, by the flags of two of its entries."""
+    words = ("seen", "fin", "rst")
+    replies = [frozenset(some) for n in range(4) for some in combinations(words, n)]
+    requests = [_NO_FLAGS, *(reply | {"request"} for reply in replies)]
+    for protocol, request, reply in product(Protocol, requests, replies):
+        flags = [*filter(None, [request]), reply]
+        if protocol == Protocol.UDP:
+            for is_stream in (False, True):
+                key = TimeoutKey(protocol, int(is_stream), request, reply)
+                yield key, datagrams_state(flags, is_stream=is_stream)
+        else:
+            found = connection_state(protocol, flags)
+            rests = found is FlowState.CLOSED or (not request and found is not FlowState.RESET)
+            key = TimeoutKey(protocol, 0, request, reply)
+            yield key, FlowState.RESTING if rests else found
+
+
+class Expired(NamedTuple):
+    """A flow to be deleted: its entries in this order, and which of them is put back to rest."""
+
+    entries: Entries
+    resting: Tuple | None = None
+
+    @property
+    def rest(self) -> Entries:
+        """What is left of the flow: nothing, or what keeps its port."""
+        if self.resting is None:
+            return {}
+        former = self.entries[self.resting]
+        return {self.resting: former._replace(kind=FlowKind.RESTING, flags=former.flags | {"fin"})}
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """In seconds; 0: the default."""
+
+    established: int = 0
+    close_wait: int = 0
+    udp: int = 0
+    udp_stream: int = 0
+
+    @cached_property
+    def seconds(self) -> dict[Protocol, dict[FlowState, int]]:
+        """By the state that a flow is in."""
+        tcp = {
+            FlowState.OPENING: 5,  # a client that goes on tries again, and opens another flow
+            FlowState.ANSWERED: 60,  # nf_conntrack_tcp_timeout_syn_recv
+            FlowState.OPEN: self.established or 24 * 3600,
+            FlowState.CLOSING: self.close_wait or 3600,
+            FlowState.CLOSED: 30,  # nf_conntrack_tcp_timeout_last_ack: the last ACK may get lost
+            FlowState.RESET: 10,  # nf_conntrack_tcp_timeout_close
+            FlowState.RESTING: 120,  # nf_conntrack_tcp_timeout_time_wait
+        }
+        udp = {
+            FlowState.ONE_WAY: self.udp or 30,
+            FlowState.BOTH_WAYS: self.udp or 30,
+            FlowState.STREAM: self.udp_stream or 120,
+        }
+        sctp = tcp | {
+            FlowState.OPEN: 300,
+            FlowState.CLOSING: 60,
+            FlowState.RESTING: 30,  # as CLOSED: SCTP has no TIME_WAIT
+        }  # a heartbeat every 30 s (RFC 9260 16)
+        return {Protocol.TCP: tcp, Protocol.UDP: udp, Protocol.SCTP: sctp}
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The fields of the map of settings."""
+        return {"stream_after": STREAM_AFTER}
+
+    @cached_property
+    def table(self) -> dict[TimeoutKey, Timeout]:
+        """The entries of map timeouts: when the programs may take over the port of a flow."""
+        return {
+            key: Timeout(self.seconds[Protocol(key.protocol)][found], KEPT if found in _OPEN else 0)
+            for key, found in _states()
+        }
+
+    def idle_limit(self, protocol: Protocol, flags: Flags) -> int:
+        """How long an entry with these flags may be idle before its whole flow is read, in ns.
+
+        Never longer than the flow's own timeout: of two FINs each may be the first or the second,
+        and a side that has reset, or has sent nothing yet, shows it in its own entry.
+        """
+        if protocol == Protocol.UDP:
+            may_be = {datagrams_state([flags], is_stream=lasted) for lasted in (False, True)}
+        else:
+            may_be = {connection_state(protocol, [flags])}
+            if FlowState.CLOSED in may_be:
+                may_be.add(FlowState.CLOSING)
+        return min(self._nanoseconds(protocol, each) for each in may_be)
+
+    def expired(
+        self, candidates: Iterable[tuple[Tuple, Flow]], look: Look, now: int
+    ) -> Iterator[Expired]:
+        """The flows of these entries that have expired; their entries in the order of deletion."""
+        for key, flow in candidates:
+            entries = gather(key, flow, look)
+            if key.protocol not in _PROTOCOLS:  # no program has written it
+                yield Expired(entries)
+                continue
+            protocol, found = Protocol(key.protocol), state(key.protocol, entries.values())
+            idle = now - max(entry.last_seen for entry in entries.values())
+            if idle < self._nanoseconds(protocol, found):
+                continue
+            if found is FlowState.CLOSED and idle < self._nanoseconds(protocol, FlowState.RESTING):
+                yield Expired(entries, chosen_port(entries))
+            else:
+                yield Expired(entries)
+
+    def _nanoseconds(self, protocol: Protocol, found: FlowState) -> int:
+        return self.seconds[protocol][found] * 1_000_000_000

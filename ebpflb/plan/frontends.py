@@ -5,12 +5,156 @@ A frontend may pass from one service port to another: its entry is then overwrit
 The entries of map cluster_ips follow from the frontends (see ``ClusterIps``).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.cluster_ips import ClusterIps
-from ebpflb.plan.entries import Frontend, ServiceEntry
+from ebpflb.plan.allocators import Quarantine
+from ebpflb.plan.entries import (
+    CoveringPrefixes,
+    Frontend,
+    Prefix,
+    ServiceEntry,
+    SourceRange,
+)
+
+# The entries of map source_ranges: which clients restricted frontends admit.
+#
+# While a service is restricted, ranges that it no longer admits are removed at once. When it is no
+# longer restricted its ranges stay for the quarantine: a program may have read the service while it
+# was restricted, and no other service reads them.
+
+_Ranges = frozenset[SourceRange]
+
+
+class SourceRangesSnapshot(NamedTuple):
+    """The entries of the map at one time, and how often any had been removed until then."""
+
+    ranges: Sequence[SourceRange]
+    removals: int
+
+
+class SourceRanges:
+    """``present``: the entries of the map after the plan that is being made."""
+
+    def __init__(self, capacity: int, quarantine: Quarantine) -> None:
+        self.capacity, self.quarantine = capacity, quarantine
+        self.present: set[SourceRange] = set()
+        self.restricted: dict[int, _Ranges] = {}  # by id of the service
+        self.quarantined: dict[int, _Ranges] = {}  # likewise, of those that were restricted
+        self.added: list[SourceRange] = []
+        self.removed: set[SourceRange] = set()
+        self.removals = 0
+
+    def load(self, service_id: int, ranges: _Ranges) -> None:
+        """The map has these ranges already, of a restricted service."""
+        self.present |= ranges
+        self.restricted[service_id] = ranges
+
+    def load_leftovers(self, ranges: Iterable[SourceRange]) -> None:
+        """The map has these too, of no service; the first plan removes those it does not need."""
+        self.present.update(ranges)
+        self.removed.update(ranges)
+
+    @property
+    def free(self) -> int:
+        """How many more entries the map has space for."""
+        return self.capacity - len(self.present)
+
+    def change(self, service_id: int, ranges: _Ranges, *, restricted: bool) -> None:
+        """The ranges of a service from now on; there are none unless it is restricted."""
+        former = self.restricted.pop(service_id, _Ranges()) | self.quarantined.pop(
+            service_id, _Ranges()
+        )
+        self.added += sorted(ranges - self.present, key=str)
+        self.present |= ranges
+        self.removed -= ranges
+        if restricted:
+            self.restricted[service_id] = ranges
+            self.removed |= former - ranges
+        elif former:
+            self.quarantined[service_id] = former
+            self.quarantine.add(partial(self._release, service_id, former))
+
+    def remove(self, service_id: int) -> None:
+        """The service is deleted; all frontends of it are removed before its ranges."""
+        self.removed |= self.restricted.pop(service_id, _Ranges())
+        self.removed |= self.quarantined.pop(service_id, _Ranges())
+
+    def snapshot(self) -> SourceRangesSnapshot:
+        return SourceRangesSnapshot(tuple(self.present), self.removals)
+
+    def take_changes(self) -> tuple[list[SourceRange], list[SourceRange]]:
+        """The entries to add and to remove since the last call."""
+        added, removed = self.added, sorted(self.removed, key=str)
+        self.present -= self.removed
+        self.removals += bool(removed)
+        self.added, self.removed = [], set()
+        return added, removed
+
+    def _release(self, service_id: int, ranges: _Ranges) -> None:
+        """Unless the service has been restricted again meanwhile."""
+        if self.quarantined.get(service_id) is ranges:
+            self.removed |= self.quarantined.pop(service_id)
+
+
+# The entries of map cluster_ips: one for each address that internal frontends have.
+#
+# An entry stays as long as any frontend has the address, on whatever port and of whatever service;
+# an address that passes from one service to another in one plan is not written at all. The covering
+# prefixes hold every cluster IP that ever was there, and so can be written before the entries.
+
+
+class ClusterIps:
+    """``present``: the entries that the map has already."""
+
+    def __init__(self, present: Iterable[Address] = ()) -> None:
+        self.prefixes = CoveringPrefixes()
+        self.frontends: set[Frontend] = set()
+        self.counts: dict[Address, int] = {}  # of frontends
+        self.was_present = dict.fromkeys(present, True)  # before the changes since take_changes
+
+    def point(self, frontend: Frontend, service: ServiceEntry | None) -> None:
+        """The frontend refers to this service from now on; None: it is removed."""
+        internal = service is not None and "external" not in service.flags
+        if internal == (frontend in self.frontends):
+            return
+        if internal:
+            self.frontends.add(frontend)
+            self._count_up(frontend.address)
+        else:
+            self.frontends.remove(frontend)
+            self._count_down(frontend.address)
+
+    def cover(self, networks: frozenset[Network]) -> dict[Family, Prefix]:
+        """The covering prefixes: they hold all cluster IPs and all networks ever given to this.
+
+        NO_PREFIX for a family that has none. They only grow, and are to be written before the plan
+        that they belong to.
+        """
+        self.prefixes.add_all(networks)
+        return self.prefixes.by_family()
+
+    def take_changes(self) -> tuple[list[Address], list[Address]]:
+        """The entries to add and to remove since the last call."""
+        changed, self.was_present = self.was_present, {}
+        added = [ip for ip, present in changed.items() if not present and ip in self.counts]
+        return added, [ip for ip, present in changed.items() if present and ip not in self.counts]
+
+    def _count_up(self, address: Address) -> None:
+        count = self.counts.get(address, 0)
+        self.counts[address] = count + 1
+        if not count:
+            self.was_present.setdefault(address, False)
+            self.prefixes.add(address)
+
+    def _count_down(self, address: Address) -> None:
+        self.counts[address] -= 1
+        if not self.counts[address]:
+            self.was_present.setdefault(address, True)
+            del self.counts[address]
 
 
 class Frontends:

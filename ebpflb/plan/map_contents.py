@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.desired_service import DesiredBackend
+from ebpflb.plan.desired import DesiredBackend
 from ebpflb.plan.entries import (
     NO_SLOT,
     Backend,
@@ -26,6 +26,9 @@ from ebpflb.plan.entries import (
     Translation,
 )
 from ebpflb.plan.service_entries import ServiceEntries
+
+"""Map -> its look-up, which returns None for a key that is not there."""
+
 
 UNKNOWN_NAME = BackendName("", "")
 

@@ -14,23 +14,140 @@ is always freed. It waits until something is freed that it could use (``Space``,
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import partial
 
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity, FormerIds, Quarantine
-from ebpflb.plan.claims import Claims
-from ebpflb.plan.cluster_ips import ClusterIps
-from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import Translation
-from ebpflb.plan.frontends import Frontends
+from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Choice,
+    Flags,
+    Frontend,
+    ServiceEntry,
+    SourceRange,
+    Table,
+    Translation,
+)
+from ebpflb.plan.frontends import ClusterIps, Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.service_entries import NO_ENTRIES, BackendChange, MadeTables, ServiceEntries
-from ebpflb.plan.source_ranges import SourceRanges
-from ebpflb.plan.space import UNLIMITED, Shares, Space
-from ebpflb.plan.totals import Totals
-from ebpflb.plan.waiting import EVERYONE, Lack
+from ebpflb.plan.service_entries import (
+    NO_ENTRIES,
+    BackendChange,
+    MadeTables,
+    ServiceEntries,
+    Totals,
+)
+from ebpflb.plan.space import EVERYONE, UNLIMITED, Lack, Shares, Space
+
+# A plan says what to write into the maps, in which order; nothing is written by making one.
+
+TRANSLATIONS = ("translations", "removed_translations")  # the parts that no map has
+
+
+@dataclass
+class Plan:
+    """The writes, to be made field after field in this order: first new entries, then frontends,
+    then the removal of entries that nothing refers to any more.
+
+    Ports that a cluster IP does not have are refused. So it is known only while all its frontends
+    are there: somebody else may have served it before, and may serve it afterwards.
+    """
+
+    # Of the engine netfilter: backend id, and its endpoint's address and port.
+    translations: list[Translation] = field(default_factory=list)
+    slots: list[tuple[int, Backend]] = field(default_factory=list)
+    backend_slots: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
+    tables: list[Table] = field(default_factory=list)  # new ones, in map choices
+    choices: list[tuple[int, Choice]] = field(default_factory=list)  # those that were wrong
+    service_names: list[tuple[int, PortName]] = field(default_factory=list)
+    backend_names: list[tuple[int, BackendName]] = field(default_factory=list)
+    source_ranges: list[tuple[SourceRange, int]] = field(default_factory=list)
+    services: list[tuple[Frontend, ServiceEntry]] = field(default_factory=list)
+    cluster_ips: list[tuple[Address, int]] = field(default_factory=list)
+    removed_cluster_ips: list[Address] = field(default_factory=list)
+    removed_services: list[Frontend] = field(default_factory=list)
+    removed_source_ranges: list[SourceRange] = field(default_factory=list)
+    removed_service_names: list[int] = field(default_factory=list)
+    # Of backends: clients' affinity to them and sockets' assignments to them end with this write.
+    removed_backend_slots: list[int] = field(default_factory=list)
+    removed_backend_names: list[int] = field(default_factory=list)
+    # Those of ids whose quarantine is over.
+    removed_translations: list[Translation] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, part.name) for part in fields(self))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan frontends ~{len(self.services)} -{len(self.removed_services)}, "
+            f"slots ~{len(self.slots)}, backends -{len(self.removed_backend_names)}>"
+        )
+
+
+# Which service port gets a frontend that several of them claim: that of the oldest Service.
+#
+# Two Services may list the same external address, protocol and port. kube-proxy leaves the winner
+# undefined (kube-proxy.md 4). Here the older Service gets it, of equally old ones the first by
+# name: so a new Service cannot take traffic away, and the order of events does not matter.
+
+
+class Claims:
+    """The desired state of all service ports; each desired frontend is a claim to it."""
+
+    def __init__(self) -> None:
+        self.desired: dict[PortName, DesiredService] = {}
+        self.claimants: dict[Frontend, list[PortName]] = {}
+        # Of these the frontends that several claim, the winner first.
+        self.contested: dict[Frontend, list[PortName]] = {}
+
+    def update(self, changes: Mapping[PortName, DesiredService | None]) -> set[PortName]:
+        """Applies changes (None: deleted); returns the names whose frontends may be others now."""
+        affected = set(changes)
+        for name, desired in changes.items():
+            affected |= self._withdraw(name)
+            if desired is not None:
+                affected |= self._claim(desired)
+        return affected
+
+    def frontends_of(self, name: PortName) -> dict[Frontend, Flags]:
+        """The frontends that a service port claims and gets."""
+        desired = self.desired.get(name)
+        frontends = desired.frontends.items() if desired else ()
+        return {f: flags for f, flags in frontends if self.claimants[f][0] == name}
+
+    def _withdraw(self, name: PortName) -> set[PortName]:
+        former = self.desired.pop(name, None)
+        rivals: set[PortName] = set()
+        for frontend in former.frontends if former else ():
+            names = self.claimants[frontend]
+            names.remove(name)
+            rivals.update(names[:1])
+            if len(names) < 2:
+                self.contested.pop(frontend, None)
+            if not names:
+                del self.claimants[frontend]
+        return rivals
+
+    def _claim(self, desired: DesiredService) -> set[PortName]:
+        self.desired[desired.name] = desired
+        rivals: set[PortName] = set()
+        for frontend in desired.frontends:
+            names = self.claimants.setdefault(frontend, [])
+            rivals.update(names[:1])
+            names.append(desired.name)
+            names.sort(key=self._seniority)
+            if len(names) > 1:
+                self.contested[frontend] = names
+        return rivals
+
+    def _seniority(self, name: PortName) -> tuple[str, PortName]:
+        return self.desired[name].created, name
+
 
 Desired = Mapping[PortName, DesiredService | None]
 

@@ -2,16 +2,16 @@
 """The map entries of one service port, with the ids and slots that were allocated for it."""
 
 from array import array
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import count
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
-from ebpflb.model.scheduler import HASHING
+from ebpflb.model.annotations import HASHING
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan import scheduling, tables
-from ebpflb.plan.connections import StaleCandidates
-from ebpflb.plan.desired_service import DesiredBackend, DesiredService
+from ebpflb.plan import tables
+from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
     NO_TABLE,
     Backend,
@@ -22,9 +22,11 @@ from ebpflb.plan.entries import (
     SourceRange,
     Table,
     Translation,
+    host_port,
+    source_range_key,
 )
-from ebpflb.plan.prefixes import source_range
-from ebpflb.plan.wording import host_port
+from ebpflb.plan.flow_entries import StaleCandidates
+from ebpflb.plan.tables import marked, scheduler_of
 
 
 class TableKind(NamedTuple):
@@ -74,7 +76,7 @@ class ServiceEntries(NamedTuple):
 
     @property
     def scheduler(self) -> str:
-        return scheduling.scheduler_of(self.valid.flags if self.valid else _NO_FLAGS)
+        return scheduler_of(self.valid.flags if self.valid else _NO_FLAGS)
 
     @property
     def is_weighted(self) -> bool:
@@ -213,8 +215,8 @@ def service_entries(
 
 
 def source_ranges(service_id: int, desired: DesiredService) -> frozenset[SourceRange]:
-    return frozenset(source_range(each, service_id) for each in desired.source_ranges) | {
-        source_range(each, service_id, nodeport=True) for each in desired.nodeport_source_ranges
+    return frozenset(source_range_key(each, service_id) for each in desired.source_ranges) | {
+        source_range_key(each, service_id, nodeport=True) for each in desired.nodeport_source_ranges
     }
 
 
@@ -233,7 +235,7 @@ def _services(
     return {
         frontend: ServiceEntry(
             service_id,
-            scheduling.marked(flags) if is_even else flags,
+            marked(flags) if is_even else flags,
             affinity,
             slots,
             *ranges,
@@ -241,3 +243,27 @@ def _services(
         )
         for frontend, flags in frontends.items()
     }
+
+
+# What all service ports that are in the maps have together.
+
+
+class Totals:
+    """Counted as they change, so that nobody goes through all of them.
+
+    ``schedulers``: by the scheduler in force, how many service ports; ``weighted``: how many go by
+    weights that differ.
+    """
+
+    def __init__(self) -> None:
+        self.backends = 0
+        self.schedulers = Counter[str]()
+        self.weighted = 0
+
+    def replace(self, old: ServiceEntries, new: ServiceEntries) -> None:
+        """What one had, and has now; NO_ENTRIES where it was not there, or has gone."""
+        self.backends += len(new.backends) - len(old.backends)
+        for entries, one in ((old, -1), (new, 1)):
+            if entries is not NO_ENTRIES:
+                self.schedulers[entries.scheduler] += one
+                self.weighted += one * entries.is_weighted

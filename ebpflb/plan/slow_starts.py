@@ -19,12 +19,17 @@ from msgspec import structs
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.desired_service import DesiredBackend, DesiredService
+from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, used_lists
 
 TENTHS = 10  # from a tenth to the whole
+
+
 SLOTS_PER_TURN = 131_072  # slots and places of tables that are written anew; at least one service
+
+
 TURN_SECONDS = 1.0
+
 
 _Endpoint = tuple[Address, int]
 
@@ -104,7 +109,7 @@ class SlowStarts:
         return found
 
 
-def in_force(desired: DesiredService, former: DesiredService | None) -> DesiredService:
+def desired_in_force(desired: DesiredService, former: DesiredService | None) -> DesiredService:
     """With the weights of the former backends: to compare everything else."""
     weights = {each.endpoint: each.weight for each in former.backends} if former else {}
     return _with_weights(desired, weights)

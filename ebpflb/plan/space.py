@@ -17,19 +17,99 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName
-from ebpflb.plan import scheduling, tables
+from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity, FormerIds, IdAllocator, Quarantine, SlotAllocator
-from ebpflb.plan.desired_service import DesiredBackend, DesiredService
+from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
-from ebpflb.plan.frontends import Frontends
+from ebpflb.plan.frontends import Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.service_entries import LISTS, ServiceEntries, TableKind, in_list, service_entries
-from ebpflb.plan.source_ranges import SourceRanges
-from ebpflb.plan.waiting import EVERYONE, Lack, Waiting, service_of
+
+# The service ports of which something does not fit, and when each is tried again.
+#
+# A service port is tried again only after something was freed that it could use, and only a few
+# with each plan: however many wait, nobody else's change takes longer.
+
+MOST_TRIED = 64  # with one plan
+EVERYONE = ""  # instead of a namespace: what anyone frees can be used
+
+
+class Lack(NamedTuple):
+    """So many entries more of map ``part`` are needed, which ``namespace`` or EVERYONE can free."""
+
+    namespace: str
+    part: str
+    more: int
+    reason: str  # for the operator
+
+
+class Waiting:
+    """``lacks``: the service ports that wait. ``changed``: the Services of which some began or
+    ended to wait, or wait for another reason; the reader empties it.
+    """
+
+    def __init__(self) -> None:
+        self.lacks: dict[PortName, Lack] = {}
+        self.of_service: dict[Key, dict[PortName, Lack]] = {}
+        self.changed: set[Key] = set()
+        self._queues: defaultdict[str, dict[PortName, None]] = defaultdict(dict)
+        self._tries: dict[str, int] = {}  # namespace -> how many of its queue are to be tried
+        self._freed: set[str] = set()  # namespaces, since the last ``take``
+
+    @property
+    def has_tries(self) -> bool:
+        """Whether ``take`` may have some to try."""
+        return bool(self._tries or self._freed)
+
+    def set(self, name: PortName, lack: Lack | None) -> None:
+        """What a service port lacks now; None: everything of it fits, or it is deleted."""
+        former = self.lacks.pop(name, None)
+        if former:
+            self._queues[former.namespace].pop(name, None)
+        if lack:
+            self.lacks[name] = lack
+            self._queues[lack.namespace][name] = None
+        if (former and former.reason) != (lack and lack.reason):
+            self._note(name, lack)
+
+    def freed(self, namespace: str) -> None:
+        """Something was freed that was this namespace's, or no namespace's."""
+        self._freed |= {namespace, EVERYONE}
+
+    def take(self, still_lacks: Callable[[PortName, Lack], object]) -> list[PortName]:
+        """Those that are to be tried now, of the next few; the others wait on."""
+        freed, self._freed = self._freed, set()
+        self._tries |= {each: len(self._queues[each]) for each in freed if self._queues.get(each)}
+        found: list[PortName] = []
+        for namespace, tries in list(self._tries.items()):
+            queue = self._queues[namespace]
+            tried = list(islice(queue, min(tries, MOST_TRIED)))
+            for name in tried:
+                queue[name] = queue.pop(name)  # to the end
+            found += [name for name in tried if not still_lacks(name, self.lacks[name])]
+            self._tries[namespace] -= len(tried)
+            if not tried or not self._tries[namespace]:
+                del self._tries[namespace]
+        return found
+
+    def _note(self, name: PortName, lack: Lack | None) -> None:
+        service = service_of(name)
+        ports = self.of_service.setdefault(service, {})
+        ports.pop(name, None)
+        ports |= {name: lack} if lack else {}
+        if not ports:
+            del self.of_service[service]
+        self.changed.add(service)
+
+
+def service_of(name: PortName) -> Key:
+    return Key(name.namespace, name.service)
+
 
 _AT_RANDOM = "its connections go to any endpoint at random"
 
@@ -159,14 +239,14 @@ class Space:
         desired = replace(desired, backends=found.backends)
         table = self._fit_table(desired, frontends, old, lacks, same_block=found.block == old.block)
         if table is None:
-            frontends = {f: scheduling.at_random(flags) for f, flags in frontends.items()}
+            frontends = {f: tables.at_random(flags) for f, flags in frontends.items()}
         id = old.id or self.service_ids.allocate()
         new = service_entries(id, desired, frontends, found.block, found.ids, table or NO_TABLE)
         return self._fit_source_ranges(desired.name, new, old, lacks), next(iter(lacks), None)
 
     def new_table(self, desired: DesiredService, old: ServiceEntries) -> TableKind:
         """What a service port's new tables are to be; of size 0 where it gets none."""
-        scheduler = scheduling.scheduler_of(next(iter(desired.frontends.values())))
+        scheduler = tables.scheduler_of(next(iter(desired.frontends.values())))
         kind = TableKind(scheduler, _table_size(scheduler, desired.backends), desired.backends)
         lacks = self.lack(desired.name, "choices", 2 * kind.size, old.tables.size)
         if lacks or (old.has_backends_of(desired) and _has_table(old, scheduler, kind.size)):
@@ -244,7 +324,7 @@ class Space:
 
         A table is never overwritten: other slots, weights or another scheduler get a new one.
         """
-        scheduler = scheduling.scheduler_of(next(iter(frontends.values())))
+        scheduler = tables.scheduler_of(next(iter(frontends.values())))
         size = _table_size(scheduler, desired.backends)
         if not size:
             return NO_TABLE

@@ -22,7 +22,45 @@ from heapq import heapify, heapreplace, merge
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from ebpflb.model.scheduler import HASHING, ROUND_ROBIN
+from ebpflb.model.annotations import (
+    HASHING,
+    LEAST_CONNECTIONS,
+    MAGLEV,
+    RANDOM,
+    ROUND_ROBIN,
+    SOURCE_HASH,
+)
+from ebpflb.plan.entries import Flags
+
+# A service port's scheduler as flags of its frontends, and back (bpf/rules/scheduler.h).
+
+_WORDS = {
+    ROUND_ROBIN: "round_robin",
+    LEAST_CONNECTIONS: "least_connections",
+    MAGLEV: "by_tuple",
+    SOURCE_HASH: "by_client",
+}
+
+
+def scheduler_flags(scheduler: str) -> Flags:
+    """What a frontend's flags have for it, one of SCHEDULERS."""
+    return frozenset({_WORDS[scheduler]} if scheduler in _WORDS else ())
+
+
+def at_random(flags: Flags) -> Flags:
+    """The same flags with no other scheduler."""
+    return flags - frozenset(_WORDS.values())
+
+
+def scheduler_of(flags: Flags) -> str:
+    """The inverse, of all flags of a frontend."""
+    return next((name for name, word in _WORDS.items() if word in flags), RANDOM)
+
+
+def marked(flags: Flags) -> Flags:
+    """Where all weights are the same: a socket needs no table with maglev."""
+    return flags | {"even"} if _WORDS[MAGLEV] in flags else flags
+
 
 PLACES_A_STEP = 4096
 PRIMES = (1021, 4093, 16381, 65521)

@@ -5,21 +5,15 @@ The agent's thread writes status, health, metrics and the endpoint counts of hea
 ports; the one server thread reads them to respond to requests.
 
 status              the agent's status, in a file
-origin              where the agent has the cluster's objects from
 agent_lock          one agent alone on a state directory
 verdict             OK, DEGRADED or DOWN, and why
 servers             the HTTP servers: ports 10256 and 10249, and health-check node ports
-ports               addresses that the operator chose, listened on at once or later
 listener            listening sockets and connections, in one thread
 local_socket        what the agent tells commands on this node
-http                HTTP/1.1 requests and responses
 health              10256: does the agent sync in time, and is the node to get traffic
 service_health      health-check node ports
 metrics_pages       10249: /metrics, /healthz, /proxyMode, /configz, /flagz, /statusz
 metrics             all metrics, and their exposition
 metrics_agent       metrics of the agent's status
-metrics_maps        metrics of maps and hooks
-metrics_conntrack   metrics of the kernel's conntrack
 metrics_kube_proxy  metrics that kube-proxy has
-metrics_library     metrics of kube-proxy's libraries
 """

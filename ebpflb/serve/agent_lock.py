@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ebpflb import files, regular_file
-from ebpflb.datapath.maps import state_record
-from ebpflb.datapath.maps.state_lock import StateLock
+from ebpflb import files
+from ebpflb.datapath.maps import state_dir
+from ebpflb.datapath.maps.state_dir import StateLock
 from ebpflb.errors import NodeError
 from ebpflb.model.drift import Drift, Part
 from ebpflb.options import Paths
@@ -30,8 +30,8 @@ class AgentLock:
         """What of the two is not there."""
         if not self._state.holds():
             yield Drift(Part.PIN, f"lock of {self._paths.state}", "is not held any more")
-        elif not state_record.is_of(self._paths):
-            yield Drift(Part.PIN, f"{self._paths.state}/{state_record.RECORD}", "is missing")
+        elif not state_dir.is_record_of(self._paths):
+            yield Drift(Part.PIN, f"{self._paths.state}/{state_dir.RECORD}", "is missing")
 
     def restore(self) -> bool:
         """Whether both are there again; not if another agent has taken the lock meanwhile.
@@ -55,7 +55,7 @@ def held(paths: Paths) -> Iterator[AgentLock]:
     state = StateLock(paths.state)
     with status.lock(paths):
         if not state.take():
-            raise status.second_agent(state_record.read(paths.state) or paths)
+            raise status.second_agent(state_dir.read_record(paths.state) or paths)
         try:
             _record(paths)
             yield AgentLock(paths, state)
@@ -73,14 +73,14 @@ def _record(paths: Paths) -> None:
     """An agent with another run directory has ended: what it had added to the kernel's list of
     reserved ports is ours now.
     """
-    former = state_record.read(paths.state)
+    former = state_dir.read_record(paths.state)
     if former is not None and former.run != paths.run:
-        with suppress(OSError, regular_file.UnusableFile):
+        with suppress(OSError, files.UnusableFile):
             if not paths.ports_file.exists():
-                files.replace(paths.ports_file, regular_file.read(former.ports_file))
+                files.replace(paths.ports_file, files.read_regular(former.ports_file))
         status.remove(former)
     try:
-        state_record.write(paths)
+        state_dir.write_record(paths)
     except OSError as error:
         raise NodeError(f"{paths.state}: {error.strerror}") from error
 
@@ -88,6 +88,6 @@ def _record(paths: Paths) -> None:
 def _remove_if_empty(paths: Paths) -> None:
     """A state directory that was made for the lock alone: the agent did not even begin."""
     with suppress(OSError):
-        if os.listdir(paths.state) == [state_record.RECORD]:
-            (paths.state / state_record.RECORD).unlink()
+        if os.listdir(paths.state) == [state_dir.RECORD]:
+            (paths.state / state_dir.RECORD).unlink()
             paths.state.rmdir()

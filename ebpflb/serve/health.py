@@ -24,7 +24,7 @@ from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from ebpflb.model.objects import Node
 from ebpflb.model.pulse import DEAD_SECONDS, Pulse
-from ebpflb.serve.http import JSON, NOT_FOUND, Request, Response
+from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
 
 OnResponse = Callable[[str, int], None]
 """Called with the path and the status of each response."""

@@ -7,17 +7,130 @@ request is the oldest is closed for a new one.
 """
 
 import asyncio
+import errno
 import logging
+import os
+import socket
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from asyncio import StreamReader
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from email.utils import formatdate
+from http import HTTPStatus
 from ipaddress import ip_address
-from socket import SO_LINGER, SOL_SOCKET, socket
 from struct import pack
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ebpflb.serve.http import Handler, HttpConnection, Request, Response
+import h11
+
+from ebpflb.errors import NodeError, in_words
+from ebpflb.model.addresses import Family
+
+# HTTP/1.1: requests and responses as values; h11 reads and writes their bytes.
+#
+# h11 costs the agent 0.3 MB and leaves sockets, timeouts and limits to ``listener``. No complete
+# server that was measured (tornado, aiohttp, cheroot, http.server) keeps those limits with hundreds
+# of listening sockets in one thread.
+
+TEXT, JSON = "text/plain; charset=utf-8", "application/json"
+
+MAX_HEAD_BYTES = 16384
+MAX_HEAD_FIELDS = 100
+
+
+class Request(NamedTuple):
+    """``path`` is without the query, ``accept`` the Accept header; ``on_loopback``: the client asks
+    from a loopback address. No handler needs the method.
+    """
+
+    path: str
+    accept: str
+    query: str = ""
+    on_loopback: bool = False
+
+
+class Response(NamedTuple):
+    """A status, a body and its Content-Type, and further headers."""
+
+    status: int
+    body: bytes
+    content_type: str = TEXT
+    headers: Mapping[str, str] = {}
+
+
+Handler = Callable[[Request], Response]
+
+NOT_FOUND = Response(404, b"404 page not found\n")
+
+
+class HttpConnection:
+    """The requests and responses of one connection, in turn."""
+
+    def __init__(self) -> None:
+        self._connection = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
+
+    async def read_request(self, reader: StreamReader) -> Request | Response | None:
+        """The next request, or the response that refuses it; None if the client ends before.
+
+        Empty lines before a request are ignored (RFC 9112 2.2).
+        """
+        connection, self._without_body = self._connection, False
+        try:
+            while not isinstance(event := connection.next_event(), h11.Request):
+                unparsed, _ = connection.trailing_data
+                if not (data := await reader.read(MAX_HEAD_BYTES + 1 - len(unparsed))):
+                    return None
+                if data := data if unparsed else data.lstrip(b"\r\n"):
+                    connection.receive_data(data)
+            self._without_body = event.method == b"HEAD"
+            connection.next_event()  # the end of the request, unless it has a body
+        except h11.RemoteProtocolError as error:
+            return _refusal(error.error_status_hint)
+        if event.http_version not in (b"1.0", b"1.1"):
+            return _refusal(505)
+        if event.method == b"CONNECT":  # h11 sends no body after a 2xx to it
+            return _refusal(405)
+        if len(event.headers) > MAX_HEAD_FIELDS:
+            return _refusal(431)
+        path, _, query = event.target.decode("latin-1").partition("?")
+        if path.startswith("//"):  # as joined to a base URL that ends in a slash
+            path = "/" + path.lstrip("/")
+        accept = next((value for name, value in event.headers if name == b"accept"), b"")
+        return Request(path, accept.decode("latin-1"), query)
+
+    def send(self, response: Response) -> bytes:
+        """The response as bytes. It closes the connection if the request has a body."""
+        headers = {
+            "Content-Type": response.content_type,
+            "X-Content-Type-Options": "nosniff",
+            "Content-Length": str(len(response.body)),
+            "Date": formatdate(usegmt=True),
+            **response.headers,
+        }
+        if self._connection.their_state is not h11.DONE:
+            headers["Connection"] = "close"
+        head = h11.Response(
+            status_code=response.status,
+            headers=list(headers.items()),
+            reason=HTTPStatus(response.status).phrase.encode(),
+        )
+        body = h11.Data(b"" if self._without_body else response.body)
+        events = head, body, h11.EndOfMessage()
+        return b"".join(self._connection.send(event) or b"" for event in events)
+
+    def next_cycle(self) -> bool:
+        """Whether the connection stays for another request, once a response has been sent."""
+        keep_alive = self._connection.our_state is self._connection.their_state is h11.DONE
+        if keep_alive:
+            self._connection.start_next_cycle()
+        return keep_alive
+
+
+def _refusal(status: int) -> Response:
+    body = f"{status} {HTTPStatus(status).phrase}\n".encode()
+    return Response(status, body, headers={"Connection": "close"})
+
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +225,9 @@ class Connections:
     def _reset(self, writer: asyncio.StreamWriter) -> None:
         """Closes it; the kernel too discards what the client has not taken."""
         if not writer.transport.is_closing():
-            writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
+            )
         self._close(writer)
 
 
@@ -135,7 +250,7 @@ class Listener:
         self._quick = quick
         self._accepting: asyncio.Task[None] | None = None
 
-    async def open(self, listening: socket) -> None:
+    async def open(self, listening: socket.socket) -> None:
         """Takes the socket over: ``close`` closes it."""
         listening.setblocking(False)
         self._socket = listening
@@ -169,7 +284,7 @@ class Listener:
                     log.warning("%s: %s", self._name, error)
                     await asyncio.sleep(ACCEPT_RETRY_SECONDS)
 
-    async def _serve(self, client: socket) -> None:
+    async def _serve(self, client: socket.socket) -> None:
         """Raises nothing: that would end all tasks of the group."""
         try:
             reader, writer = await asyncio.open_connection(sock=client, limit=READ_BYTES)
@@ -226,3 +341,119 @@ def _is_on_loopback(writer: asyncio.StreamWriter) -> bool:
         return False
     address = ip_address(peer[0].partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+# The addresses that the operator chose: listened on at once, or as soon as they are free.
+
+LISTEN_RETRY_SECONDS = 5.0  # kube-proxy.md 13.1
+
+
+BACKLOG = 128
+
+
+_FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; an IPv6 host is in brackets. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. 0.0.0.0 and :: mean both families if the node has both, as in kube-proxy.
+
+    Raises OSError.
+    """
+    if host in ("", "0.0.0.0", "::"):
+        try:
+            return _listen("::", port, socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:
+            if host == "::" or error.errno != errno.EAFNOSUPPORT:
+                raise
+    return listen_in_family(host, port, Family.IPV6 if ":" in host else Family.IPV4)
+
+
+def listen_in_family(host: str, port: int, family: Family) -> socket.socket:
+    """A listening socket of this family alone. Raises OSError."""
+    return _listen(host, port, _FAMILIES[family])
+
+
+def _listen(host: str, port: int, family: int, **options: bool) -> socket.socket:
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, **options)
+
+
+def _reason(error: Exception) -> str:
+    """The kernel's error; Python adds words of its own, and the address once more."""
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return in_words(error)
+
+
+def level_of(error: Exception) -> int:
+    """Of the log: beside a kube-proxy that is to be replaced its ports are taken, as expected."""
+    is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    return logging.WARNING if is_taken else logging.ERROR
+
+
+class Port:
+    """The port of ``address`` (HOST:PORT; there is none if it is empty).
+
+    If it is ``required``, a failure to listen is an error; otherwise it is tried again every
+    ``retry`` seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        listener: Listener,
+        *,
+        required: bool = False,
+        retry: float = LISTEN_RETRY_SECONDS,
+    ) -> None:
+        self.name, self.address = name, address
+        self._listener, self._required, self._retry = listener, required, retry
+        self.error = ""  # why it is not open
+        self._retrying: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Raises NodeError with the address and the reason if the port is required."""
+        if self.address and not await self._try_open():
+            self._retrying = run_beside(self._retry_until_open())
+
+    async def close(self) -> None:
+        if self._retrying:
+            self._retrying.cancel()
+        await self._listener.close()
+
+    async def _try_open(self) -> bool:
+        try:
+            listening = listen(*split_host_port(self.address))
+        except (OSError, ValueError, OverflowError) as error:
+            self._fail(_reason(error), level_of(error))
+            return False
+        await self._listener.open(listening)
+        self.error = ""
+        log.info("%s on %s", self.name, self.address)
+        return True
+
+    async def _retry_until_open(self) -> None:
+        while True:
+            await asyncio.sleep(self._retry)
+            if await self._try_open():
+                return
+
+    def _fail(self, reason: str, level: int) -> None:
+        if self._required:
+            raise NodeError(f"{self.name} cannot listen on {self.address}: {reason}")
+        if reason != self.error:
+            log.log(
+                level,
+                "%s on %s: %s; trying again every %g s",
+                self.name,
+                self.address,
+                reason,
+                self._retry,
+            )
+        self.error = reason

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ebpflb import unix_socket
 from ebpflb.errors import in_words
-from ebpflb.serve.http import Handler
-from ebpflb.serve.listener import Connections, Listener
+from ebpflb.serve.listener import Connections, Handler, Listener
 
 log = logging.getLogger(__name__)
 

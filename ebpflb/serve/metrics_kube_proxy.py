@@ -16,7 +16,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.no_local_endpoints import TrafficPolicy
+from ebpflb.model.endpoints import TrafficPolicy
 
 SYNC_SECONDS = tuple(0.001 * 2**power for power in range(15))
 PROGRAMMING_SECONDS = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))

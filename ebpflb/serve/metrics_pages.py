@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.serve.http import JSON, NOT_FOUND, TEXT, Request, Response
+from ebpflb.serve.listener import JSON, NOT_FOUND, TEXT, Request, Response
 from ebpflb.version import VERSION
 
 MODE = "ebpf"  # in kube-proxy iptables, ipvs or nftables

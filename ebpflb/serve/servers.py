@@ -16,15 +16,23 @@ from ebpflb.cluster import event_recorder
 from ebpflb.cluster.event_recorder import EventRecorder
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
-from ebpflb.model.applied import ObjectWarning
+from ebpflb.model.cluster_state import ObjectWarning
 from ebpflb.model.events import Key
 from ebpflb.options import Options
 from ebpflb.serve.health import Health, OnResponse
-from ebpflb.serve.http import JSON, Handler, Request, Response
-from ebpflb.serve.listener import Connections, Listener, ServerThread
+from ebpflb.serve.listener import (
+    JSON,
+    LISTEN_RETRY_SECONDS,
+    Connections,
+    Handler,
+    Listener,
+    Port,
+    Request,
+    Response,
+    ServerThread,
+)
 from ebpflb.serve.local_socket import LocalSocket
 from ebpflb.serve.metrics_pages import MetricsPages
-from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
 from ebpflb.serve.service_health import ServiceHealth
 
 MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32

@@ -16,11 +16,20 @@ from typing import NamedTuple
 from ebpflb.cluster.event_recorder import EventRecorder, service
 from ebpflb.errors import in_words
 from ebpflb.model.addresses import Address, Family
+from ebpflb.model.endpoints import HealthCheck
 from ebpflb.model.events import Key
-from ebpflb.model.health_check import HealthCheck
-from ebpflb.serve.http import JSON, Request, Response
-from ebpflb.serve.listener import Connections, Listener, ServerThread, run_beside
-from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, level_of, listen_in_family
+from ebpflb.serve.listener import (
+    JSON,
+    LISTEN_RETRY_SECONDS,
+    Connections,
+    Listener,
+    Request,
+    Response,
+    ServerThread,
+    level_of,
+    listen_in_family,
+    run_beside,
+)
 
 log = logging.getLogger(__name__)
 

@@ -14,18 +14,119 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from ebpflb import files, regular_file
+from ebpflb import files
 from ebpflb.errors import NodeError, in_words
+from ebpflb.files import decode_regular
+from ebpflb.model import annotations
 from ebpflb.model.packet_path import PacketPath
-from ebpflb.options import ALL_SOCKETS, Paths
-from ebpflb.plan.watched_ports import WatchedPort
+from ebpflb.model.services import (
+    ServedServices,
+    parse_external_ips,
+    parse_namespaces,
+    parse_requirements,
+    show_namespaces,
+    show_requirements,
+)
+from ebpflb.options import ALL_SOCKETS, REPAIR, ConntrackOptions, Options, Paths
+from ebpflb.plan.removed_endpoints import WatchedPort
 from ebpflb.redaction import redact
-from ebpflb.serve.origin import Origin
+
+# Where an agent has the cluster's objects from, for others who want to list them as it does, and
+# what becomes of what they find.
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The options that decide which services an agent plans, and how netfilter translates. No
+    secret is among them.
+    """
+
+    node_name: str
+    cgroup: str
+    manifests: str = ""
+    kubeconfig: str = ""
+    master: str = ""
+    bind_address: str = ""
+    serve_external_ips: bool = True
+    external_ips: str = "all"
+    nodeport_source_ranges: tuple[str, ...] = ()
+    namespaces: str = ""
+    services: str = ""
+    scheduler: str = annotations.RANDOM
+    namespace_share: float = Options.namespace_share
+    masquerade_mark: int = Options.masquerade_mark
+    masquerade_ports: tuple[int, int] = Options.masquerade_ports
+    be_liberal: bool = False  # with segments that conntrack finds invalid
+    audit: str = REPAIR  # one of options.AUDITS
+
+    def options(self, paths: Paths) -> Options:
+        """The same as Options of an agent. Raises ValueError for what is none, as a file may have
+        it.
+        """
+        if self.scheduler not in annotations.SCHEDULERS:
+            raise ValueError(f"{self.scheduler} is no scheduler")
+        if not 0 < self.namespace_share <= 1:
+            raise ValueError(f"{self.namespace_share} is no share")
+        if not 0 < self.masquerade_mark < 1 << 32:
+            raise ValueError(f"{self.masquerade_mark} is no mark")
+        if not 0 < self.masquerade_ports[0] <= self.masquerade_ports[1] < 1 << 16:
+            raise ValueError(f"{self.masquerade_ports} are no ports")
+        return Options(
+            paths=paths,
+            node_name=self.node_name,
+            cgroup=_path(self.cgroup),
+            manifests=_path(self.manifests) if self.manifests else None,
+            kubeconfig=_path(self.kubeconfig) if self.kubeconfig else None,
+            master=self.master,
+            bind_address=ip_address(self.bind_address) if self.bind_address else None,
+            serve_external_ips=self.serve_external_ips,
+            external_ips=parse_external_ips(self.external_ips),
+            nodeport_source_ranges=tuple(map(ip_network, self.nodeport_source_ranges)),
+            served=ServedServices(
+                parse_namespaces(self.namespaces),
+                parse_requirements(self.services),
+            ),
+            scheduler=self.scheduler,
+            namespace_share=self.namespace_share,
+            masquerade_mark=self.masquerade_mark,
+            masquerade_ports=self.masquerade_ports,
+            conntrack=ConntrackOptions(be_liberal=self.be_liberal),
+        )
+
+
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError("a path with a null character")
+    return Path(text)
+
+
+def make_origin(options: Options) -> Origin:
+    """Of an agent's options."""
+    return Origin(
+        node_name=options.node_name,
+        cgroup=str(options.cgroup),
+        manifests=str(options.manifests or ""),
+        kubeconfig=str(options.kubeconfig or ""),
+        master=options.master,
+        bind_address=str(options.bind_address or ""),
+        serve_external_ips=options.serve_external_ips,
+        external_ips=str(options.external_ips),
+        nodeport_source_ranges=tuple(map(str, options.nodeport_source_ranges)),
+        namespaces=show_namespaces(options.served.namespaces),
+        services=show_requirements(options.served.selector),
+        scheduler=options.scheduler,
+        namespace_share=options.namespace_share,
+        masquerade_mark=options.masquerade_mark,
+        masquerade_ports=options.masquerade_ports,
+        be_liberal=options.conntrack_wanted.be_liberal,
+        audit=options.audit,
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +265,7 @@ class StatusFile:
 
 def read(paths: Paths) -> AgentStatus | None:
     """The last published status; None where no agent has ever run, or what is there is none."""
-    return regular_file.decoded(paths.status_file, AgentStatus, _LARGEST)
+    return decode_regular(paths.status_file, AgentStatus, _LARGEST)
 
 
 def lock(paths: Paths) -> IO[bytes]:

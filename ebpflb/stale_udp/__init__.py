@@ -30,11 +30,5 @@ waits for the search of sockets, and searches only for what a change may have ma
 
 conntrack_worker   when entries of conntrack are deleted; and the thread
 worker             when to search: after which changes, in which passes; and the thread
-stale_search       a search, and how several become one
-removed_backends   what plans removed
 socket_search      the stale entries in the map of sockets
-lookups            the look-ups of the C datapath that this takes, in Python
-end                the sockets themselves: found in their namespaces and ended
-rebind             flows to another backend, where sockets cannot be ended
-conntrack_entries  the stale entries of conntrack, deleted
 """

@@ -6,10 +6,12 @@ import math
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from functools import reduce
 from operator import attrgetter, or_
+from typing import NamedTuple
 
-from ebpflb.datapath.maps.socket_records import Peer, PeerFrontend
+from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.due_worker import DueWorker
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model.addresses import Family
@@ -22,12 +24,75 @@ from ebpflb.stale_udp.conntrack_worker import (
     OnSearch,
     StaleConnectionsWorker,
 )
-from ebpflb.stale_udp.end import Counts, EachNamespace, SocketEnder
-from ebpflb.stale_udp.lookups import Maps
-from ebpflb.stale_udp.rebind import RENEWAL
-from ebpflb.stale_udp.removed_backends import RemovedBackends, removed_backends
-from ebpflb.stale_udp.socket_search import stale_sockets
-from ebpflb.stale_udp.stale_search import SearchKind, StaleSearch
+from ebpflb.stale_udp.socket_search import (
+    RENEWAL,
+    Counts,
+    EachNamespace,
+    Maps,
+    SocketEnder,
+    stale_sockets,
+)
+
+# Which backends of UDP service ports a write has removed, and what serves instead of them.
+
+
+class RemovedBackends(NamedTuple):
+    """The ids of backends that were removed from UDP service ports.
+
+    ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets
+    keep the removed one until another comes. ``served_again``: some port has a backend that had
+    none before. ``moved``: a frontend has passed to another service port, with other backends.
+    """
+
+    replaced: frozenset[int] = frozenset()
+    orphaned: frozenset[int] = frozenset()
+    served_again: bool = False
+    moved: bool = False
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+    def __or__(self, other: "RemovedBackends") -> "RemovedBackends":
+        replaced, orphaned = self.replaced | other.replaced, self.orphaned | other.orphaned
+        served_again, moved = self.served_again or other.served_again, self.moved or other.moved
+        return RemovedBackends(replaced, orphaned, served_again, moved)
+
+
+def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
+    """What these changes of service ports removed."""
+    replaced, orphaned, served_again = set[int](), set[int](), False
+    for name, former_ids, new_ids, _ in changes:
+        if name.protocol == Protocol.UDP:
+            removed = set(former_ids).difference(new_ids)
+            (replaced if new_ids else orphaned).update(removed)
+            served_again |= bool(new_ids) and not former_ids
+    return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again)
+
+
+# A search that is to be made, and how several become one.
+
+
+class SearchKind(Enum):
+    """FIRST and SECOND follow a change; RENEWAL keeps rebound flows from being swept."""
+
+    FIRST = auto()
+    SECOND = auto()
+    RENEWAL = auto()
+
+
+class StaleSearch(NamedTuple):
+    """When to search, and for what; ``everything``: without a look at the counters of backends."""
+
+    due: float
+    kind: SearchKind
+    removed: RemovedBackends
+    everything: bool
+
+    def __or__(self, later: "StaleSearch") -> "StaleSearch":
+        """Both as one, when the later one is due."""
+        everything = self.everything or later.everything
+        return later._replace(removed=self.removed | later.removed, everything=everything)
+
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ebpflb.diagnose.event_words import EventFilter
+from ebpflb.diagnose.events import EventFilter
 from ebpflb.history.recorder import RECORDED
 from ebpflb.plan.service_page import ServiceList, ServicePage
 from ebpflb.ui.answering import BadInput, as_error, as_json

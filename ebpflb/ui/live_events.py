@@ -16,7 +16,7 @@ import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ebpflb.diagnose.event_words import Told
+from ebpflb.diagnose.events import Told
 from ebpflb.ui.answering import BadInput, as_shown, sentence
 
 MOST_FEEDS = 4  # at once; an agent serves eight monitors

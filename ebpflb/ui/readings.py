@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 from ebpflb.cli import common, explain, history, maps, monitor, status
 from ebpflb.cli.services import maps_if_any
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.monitoring import decisions
+from ebpflb.datapath.monitoring import variant
 from ebpflb.diagnose import service_pages
-from ebpflb.diagnose.event_names import EventNames
-from ebpflb.diagnose.event_stream import EventStream
-from ebpflb.diagnose.event_words import EventFilter, Teller
+from ebpflb.diagnose.events import EventFilter, EventNames, EventStream, Teller
 from ebpflb.diagnose.explain import answer
 from ebpflb.diagnose.service_pages import Wanted
 from ebpflb.history.past import Past
@@ -75,15 +73,15 @@ class Readings:
     def events(self, wanted: EventFilter, verdicts: tuple[str, ...]) -> WatchedEvents:
         """As `ebpflb monitor`; returns when the agent has its programs in force."""
         paths = common.paths(self._state, self._run)
-        chosen = verdicts or tuple(decisions.USUAL)
+        chosen = verdicts or tuple(variant.USUAL)
         with ExitStack() as stack:
             maps = stack.enter_context(common.pinned_maps(self._state))
             if wanted.service:
                 monitor.require_service(wanted.service, maps)
             teller = Teller(EventNames(maps), wanted)
-            stream = stack.enter_context(closing(EventStream(paths, decisions.mask(chosen))))
+            stream = stack.enter_context(closing(EventStream(paths, variant.decision_mask(chosen))))
             opened = stack.pop_all()
-        numbers = {decisions.DECISIONS[word] for word in chosen}
+        numbers = {variant.DECISIONS[word] for word in chosen}
         return WatchedEvents(_parts(opened, stream, teller, numbers), stream.end)
 
     def maps_at(self, at: float, names: tuple[str, ...]) -> dict[str, Any]:

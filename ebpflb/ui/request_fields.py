@@ -6,10 +6,10 @@ from ipaddress import ip_network
 
 from starlette.requests import Request
 
-from ebpflb.cli import times
-from ebpflb.datapath.monitoring import decisions
-from ebpflb.diagnose.event_words import EventFilter
-from ebpflb.diagnose.explain.question import parse_question
+from ebpflb.cli import output
+from ebpflb.datapath.monitoring import variant
+from ebpflb.diagnose.events import EventFilter
+from ebpflb.diagnose.explain.asking import parse_question
 from ebpflb.ui.answering import BadInput
 from ebpflb.ui.readings import Asked
 
@@ -55,7 +55,7 @@ def question(request: Request) -> Asked:
 def moment(words: str) -> float:
     """Seconds since the epoch. Raises BadInput."""
     try:
-        return times.parse(words, time.time())
+        return output.parse_time(words, time.time())
     except (ValueError, OverflowError, IndexError):
         example = "14:03, 2026-11-22T14:03:10 or 10m"
         raise BadInput(f'"{words}" is not a time such as {example}') from None
@@ -77,6 +77,6 @@ def verdicts(request: Request) -> tuple[str, ...]:
     """Which are wanted; none: the usual ones. Raises BadInput."""
     words = tuple(request.query_params.getlist("verdict"))
     for word in words:
-        if word not in decisions.DECISIONS:
-            raise BadInput(f'"{word}" is no verdict such as {", ".join(sorted(decisions.USUAL))}')
+        if word not in variant.DECISIONS:
+            raise BadInput(f'"{word}" is no verdict such as {", ".join(sorted(variant.USUAL))}')
     return words

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.agent import engine_choice
+from ebpflb.agent import node_sync
 from ebpflb.model.addresses import Family
-from ebpflb.node import reserved_ports
+from ebpflb.node import sysctls
 from tests.agent.fakes import Harness
 
 
@@ -20,8 +20,8 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness
     """
     reserved = tmp_path / "reserved"
     reserved.write_text("\n")
-    monkeypatch.setattr(reserved_ports, "RESERVED", reserved)
-    monkeypatch.setattr(engine_choice, "bridge_calls", lambda: dict.fromkeys(Family, False))
+    monkeypatch.setattr(sysctls, "RESERVED", reserved)
+    monkeypatch.setattr(node_sync, "bridge_calls", lambda: dict.fromkeys(Family, False))
     made = Harness(tmp_path)
     yield made
     if hasattr(made, "thread"):

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
-from ebpflb.agent.audit import Audit
-from ebpflb.agent.audit_checks import HooksCheck
-from ebpflb.agent.engine_choice import EngineChoice
-from ebpflb.agent.inbox import Inbox, Stop
-from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.audit import Audit, HooksCheck
+from ebpflb.agent.loop import Inbox, Stop
+from ebpflb.agent.node_sync import EngineChoice, NodeSync
 from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
@@ -23,10 +21,10 @@ from ebpflb.history.history_records import WriteCause
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.applied import Applied, ObjectWarning
-from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.cluster_state import Applied, ClusterState, ObjectWarning
 from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift, Part
+from ebpflb.model.endpoints import HealthCheck
 from ebpflb.model.events import (
     Changed,
     Event,
@@ -37,20 +35,19 @@ from ebpflb.model.events import (
     Replaced,
     SourceStatus,
 )
-from ebpflb.model.health_check import HealthCheck
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import reserved_ports
+from ebpflb.node import sysctls
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.on_removal.reset_worker import ResetWorker
 from ebpflb.options import REPORT, Options, Paths
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Plan
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.serve import status
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus
-from ebpflb.stale_udp.removed_backends import RemovedBackends, removed_backends
+from ebpflb.stale_udp.worker import RemovedBackends, removed_backends
 from tests.plan.simulation import Maps, writes
 
 Json = dict[str, Any]
@@ -186,7 +183,7 @@ class FakeHost:
 
     def make(self) -> str | None:
         record, ports = self.options.paths.ports_file, self.options.masquerade_ports
-        return reserved_ports.try_to_reserve(record, *ports)
+        return sysctls.try_to_reserve_ports(record, *ports)
 
 
 class FakeSource:

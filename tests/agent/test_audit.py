@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ebpflb.agent import audit
-from ebpflb.agent.audit import Audit, AuditCheck
-from ebpflb.agent.netfilter_check import TableCheck
+from ebpflb.agent.audit import Audit, AuditCheck, TableCheck
 from ebpflb.errors import KernelError
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE, Drift, Part, in_force, named, summary

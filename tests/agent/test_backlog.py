@@ -7,7 +7,7 @@ from ipaddress import IPv4Address
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from ebpflb.agent.backlog import SLICE_COST, Backlog, Step
+from ebpflb.agent.service_sync import SLICE_COST, Backlog, Step
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family

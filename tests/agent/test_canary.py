@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from ebpflb.agent import canary_sync, fresh_list
-from ebpflb.agent.canary_requests import CanaryRequests
+from ebpflb.agent.canary_sync import CanaryRequests
 from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.datapath.map_writer import CAPACITY
 from ebpflb.errors import KernelError
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
-from ebpflb.model.served_services import ServedServices
+from ebpflb.model.services import ServedServices
 from ebpflb.plan.canary import is_canary
 from ebpflb.plan.space import UNLIMITED
-from ebpflb.serve.http import Request, Response
+from ebpflb.serve.listener import Request, Response
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 WISH = {

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent import engine_choice
-from ebpflb.agent.engine_choice import SETTLE_SECONDS, EngineChoice
+from ebpflb.agent import node_sync
+from ebpflb.agent.node_sync import SETTLE_SECONDS, EngineChoice
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.devices import Device, Devices
-from ebpflb.model.packet_mark import PacketMark
-from ebpflb.model.packet_path import AUTO, Engine, PacketPath
+from ebpflb.model.packet_path import AUTO, Engine, PacketMark, PacketPath
 from ebpflb.options import Options, Paths
 from tests.agent import fakes
 from tests.agent.fakes import FakeNetfilter
@@ -59,7 +58,7 @@ class Node:
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[Family, bool]:
     """Whether bridges hand packets to netfilter; off."""
     found = dict.fromkeys(Family, False)
-    monkeypatch.setattr(engine_choice, "bridge_calls", lambda: found)
+    monkeypatch.setattr(node_sync, "bridge_calls", lambda: found)
     return found
 
 
@@ -245,9 +244,9 @@ def test_flowtable(
     said: str | None,
 ) -> None:
     """Kept where it was chosen and there can be one; the log says why it has no effect."""
-    monkeypatch.setattr(engine_choice, "flowtable_obstacle", lambda: lacking)
+    monkeypatch.setattr(node_sync, "flowtable_obstacle", lambda: lacking)
     chosen = Options(Paths(Path("/none")), "node", Path("/none"), **options)  # type: ignore[arg-type]
-    made = engine_choice.flowtable_of(chosen, missing)
+    made = node_sync.flowtable_of(chosen, missing)
     assert made.said == said
     assert made.enabled == (said == "in force at 0 devices")
     assert ("--fast-forward has no effect" in caplog.text) == bool(lacking)
@@ -258,10 +257,10 @@ def test_flowtable(
 def test_probe(monkeypatch: pytest.MonkeyPatch, chosen: str, missing: str | None) -> None:
     """Nothing is tried where the flow tables were chosen; SCTP only where netfilter works."""
     tried: list[str] = []
-    monkeypatch.setattr(engine_choice, "netfilter_obstacle", lambda: tried.append("nat") or missing)
-    monkeypatch.setattr(engine_choice, "can_translate_sctp", lambda: not tried.append("sctp"))
+    monkeypatch.setattr(node_sync, "netfilter_obstacle", lambda: tried.append("nat") or missing)
+    monkeypatch.setattr(node_sync, "can_translate_sctp", lambda: not tried.append("sctp"))
     options = Options(Paths(Path("/none")), "node", Path("/none"), packet_path=chosen)
-    probed = engine_choice.probe_netfilter(options)
+    probed = node_sync.probe_netfilter(options)
     if chosen == "flows":
         assert (tried, probed.sctp) == ([], False)
         assert probed.missing

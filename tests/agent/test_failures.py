@@ -10,9 +10,9 @@ from ebpflb.agent import loop
 from ebpflb.errors import KernelError
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
+from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from ebpflb.model.events import Kind, Removed
-from ebpflb.model.on_removal import ON_REMOVAL_ANNOTATION
-from ebpflb.plan.prefixes import prefix_of
+from ebpflb.plan.entries import prefix_of
 from tests.agent.fakes import Harness, changed, found, listed, service, slices
 from tests.agent.test_loop import EVERYTHING, FULL
 from tests.agent.test_node_sync import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start

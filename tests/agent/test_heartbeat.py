@@ -10,7 +10,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Disturbed
 from ebpflb.model.pulse import DEAD_SECONDS, STALLED_SECONDS
 from ebpflb.serve.health import Health
-from ebpflb.serve.http import Request
+from ebpflb.serve.listener import Request
 from tests.agent.fakes import Harness
 from tests.agent.test_loop import EVERYTHING
 

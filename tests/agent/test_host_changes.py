@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.agent.host_changes import HostChanges
-from ebpflb.node import conntrack, netfilter_table, nft, reserved_ports
+from ebpflb.agent.node_sync import HostChanges
+from ebpflb.node import netfilter_table, nft, sysctls
 from ebpflb.options import Options, Paths
 
 
@@ -24,10 +24,10 @@ def test_each_change_is_undone_whatever_the_others_do(
     def set_up(_: object, former: dict[Path, str]) -> None:
         former |= {Path("/one"): "1", Path("/read-only"): "2", Path("/two"): "3"}
 
-    monkeypatch.setattr(conntrack, "restore", restore)
-    monkeypatch.setattr(conntrack, "set_up", set_up)
-    monkeypatch.setattr(reserved_ports, "try_to_reserve", lambda *_: None)
-    monkeypatch.setattr(reserved_ports, "release", lambda record: undone.append("ports"))
+    monkeypatch.setattr(sysctls, "restore_conntrack", restore)
+    monkeypatch.setattr(sysctls, "set_up_conntrack", set_up)
+    monkeypatch.setattr(sysctls, "try_to_reserve_ports", lambda *_: None)
+    monkeypatch.setattr(sysctls, "release_ports", lambda record: undone.append("ports"))
     monkeypatch.setattr(nft, "exists", lambda table: False)
     monkeypatch.setattr(netfilter_table, "remove", lambda: undone.append("table"))
     options = Options(Paths(tmp_path / "state", tmp_path), "node-1", tmp_path)

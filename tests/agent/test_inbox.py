@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ebpflb.agent.inbox import GATHERING, Bursts, Inbox
+from ebpflb.agent.loop import GATHERING, Bursts, Inbox
 from ebpflb.model.events import Disturbed, SourceStatus
 
 

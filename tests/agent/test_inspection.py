@@ -12,7 +12,7 @@ from ebpflb.agent.inspection import Inspection, Question
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
 from ebpflb.plan.service_page import ServiceList, ServicePage
-from ebpflb.serve.http import Request, Response
+from ebpflb.serve.listener import Request, Response
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.agent import memory
+from ebpflb.agent import loop
 
 
 @pytest.fixture(autouse=True)
@@ -22,19 +22,19 @@ def unfrozen() -> Iterator[None]:
 
 def test_end_of_startup() -> None:
     """Off until the end of the startup; then what exists is left alone, once."""
-    with memory.startup():
+    with loop.startup():
         assert not gc.isenabled()
-        memory.end_startup()
+        loop.end_startup()
         assert gc.isenabled()
         frozen = gc.get_freeze_count()
         assert frozen
-        memory.end_startup()
+        loop.end_startup()
         assert gc.get_freeze_count() <= frozen
 
 
 def test_startup_fails() -> None:
     """An agent that ends before it serves leaves the collector on."""
-    with memory.startup():
+    with loop.startup():
         pass
     assert gc.isenabled()
     assert not gc.get_freeze_count()
@@ -42,7 +42,7 @@ def test_startup_fails() -> None:
 
 ALLOCATE_IN_THREADS = """
 import ctypes, threading
-from ebpflb.agent import memory
+from ebpflb.agent import loop as memory
 
 def allocate():
     held.append(ctypes.create_string_buffer(100_000))

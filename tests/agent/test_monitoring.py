@@ -14,8 +14,13 @@ from ebpflb import unix_socket
 from ebpflb.agent import monitoring
 from ebpflb.agent.inspection import Question
 from ebpflb.agent.monitoring import Monitoring
-from ebpflb.datapath.monitoring import decisions
-from ebpflb.datapath.monitoring.protocol import MonitorAnswer, MonitorQuestion
+from ebpflb.datapath.monitoring.variant import (
+    USUAL,
+    MonitorAnswer,
+    MonitorQuestion,
+    decision_mask,
+    format_hash,
+)
 from ebpflb.errors import EbpflbError, KernelError, VerifierError
 from ebpflb.lab.agents import wait_until
 from ebpflb.options import Paths
@@ -100,7 +105,7 @@ class Ask:
 
     def __call__(self) -> str:
         self.connected.append(unix_socket.connect(self._path, 20))
-        question = MonitorQuestion(decisions.format_hash(), decisions.mask(decisions.USUAL))
+        question = MonitorQuestion(format_hash(), decision_mask(USUAL))
         self.connected[-1].sendall(msgspec.json.encode(question) + b"\n")
         with self.connected[-1].makefile("rb") as said:
             return msgspec.json.decode(said.readline(), type=MonitorAnswer).error

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 
 from ebpflb.agent import netfilter_sync
-from ebpflb.agent.netfilter_check import ElementsCheck
+from ebpflb.agent.audit import ElementsCheck
 from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.errors import KernelError
 from ebpflb.model.drift import Part
-from ebpflb.node import ctnetlink, nat, nft
+from ebpflb.node import ctnetlink, nat_watch, nft
 from ebpflb.node.netfilter_elements import Elements, unpack
 from ebpflb.node.netfilter_rules import TABLE, table_options
 from ebpflb.node.netfilter_table import KEEPER, NetfilterTable
 from ebpflb.node.nft_transaction import Session
 from ebpflb.options import ConntrackOptions, Options, Paths
 from ebpflb.plan.entries import NO_SLOT, Backend, Translation
-from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Plan
 from tests.datapath.maps.small import small_maps
 from tests.node import nodes
 from tests.node.nodes import run
@@ -98,14 +98,14 @@ def test_start(sync: NetfilterSync) -> None:
     """The table is there, with an element for each backend in the maps; again it changes nothing.
     What kept NAT alive for an earlier version goes.
     """
-    nat.keep_nat_hooks(nat.FORMER)
+    nat_watch.keep_nat_hooks(nat_watch.FORMER)
     assert not sync.active
     for _ in range(2):
         sync.start()
         assert sync.active
         assert elements() == {WEB, DNS}
         assert sync.differences() == []
-    assert not nft.exists(nat.FORMER)
+    assert not nft.exists(nat_watch.FORMER)
 
 
 @pytest.mark.usefixtures("is_owned")
@@ -323,7 +323,7 @@ def test_release_while_the_engine_starts(
         sync.start()
         return False
 
-    monkeypatch.setattr(nat, "has_dnat_connections", look)
+    monkeypatch.setattr(nat_watch, "has_dnat_connections", look)
     sync.release()
     assert elements() == {WEB, DNS}
     sync.write(Plan(translations=[NEW]))

@@ -13,14 +13,13 @@ from ebpflb.errors import CompileError, KernelError
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
-from ebpflb.model.devices import Device
+from ebpflb.model.devices import Device, LocalDetector, LocalMode
 from ebpflb.model.events import Kind
-from ebpflb.model.local_detector import LocalDetector, LocalMode
-from ebpflb.node import reserved_ports
+from ebpflb.node import sysctls
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options
 from ebpflb.plan import entries
-from ebpflb.plan.prefixes import prefix_of
+from ebpflb.plan.entries import prefix_of
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 V4, POD = ip_address("192.0.2.1"), ip_address("192.0.2.2")
@@ -194,14 +193,12 @@ def test_nodeport_addresses(harness: Harness) -> None:
 def test_reserved_ports(harness: Harness) -> None:
     """The ports that we masquerade with are kept from the host; if not, the status says so."""
     start(harness, masquerade_ports=(30, 39))
-    assert reserved_ports.RESERVED.read_text() == "30-39\n"
+    assert sysctls.RESERVED.read_text() == "30-39\n"
     assert harness.status.ports_not_reserved is None
     harness.stop()
-    reserved_ports.RESERVED.unlink()
+    sysctls.RESERVED.unlink()
     start(harness)
-    assert (
-        harness.status.ports_not_reserved == f"{reserved_ports.RESERVED}: No such file or directory"
-    )
+    assert harness.status.ports_not_reserved == f"{sysctls.RESERVED}: No such file or directory"
 
 
 def test_the_node_is_changed_last(harness: Harness) -> None:
@@ -209,9 +206,9 @@ def test_the_node_is_changed_last(harness: Harness) -> None:
     harness.options = replace(harness.options, masquerade_ports=(30, 39))
     harness.start()
     harness.send(here(ETH, BRIDGE), SERVICES, SLICES)
-    assert reserved_ports.RESERVED.read_text() == "\n"
+    assert sysctls.RESERVED.read_text() == "\n"
     harness.send(NODES)
-    assert reserved_ports.RESERVED.read_text() == "30-39\n"
+    assert sysctls.RESERVED.read_text() == "30-39\n"
 
 
 def test_default_ports() -> None:

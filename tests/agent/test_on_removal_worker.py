@@ -12,11 +12,9 @@ import pytest
 from ebpflb.errors import KernelError
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.on_removal.gone_connections import ResetCounts, WantedConnections
-from ebpflb.on_removal.reset_worker import ResetWorker
+from ebpflb.on_removal.reset_worker import ResetCounts, ResetWorker, WantedConnections
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.removed_endpoints import DELETED
-from ebpflb.plan.watched_ports import Endpoint, Watched
+from ebpflb.plan.removed_endpoints import DELETED, Endpoint, Watched
 
 
 def name(service: str) -> PortName:

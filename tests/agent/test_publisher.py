@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ebpflb import files
-from ebpflb.agent.publisher import Publisher
+from ebpflb.agent.reporter import Publisher
 from ebpflb.model.drift import Drift, Part
 from ebpflb.options import Options, Paths
 from ebpflb.serve import status

@@ -4,7 +4,7 @@
 from typing import Any
 
 from ebpflb.lab.agents import wait_until
-from ebpflb.model import slow_start
+from ebpflb.model import annotations
 from ebpflb.model.events import Kind
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
@@ -14,7 +14,7 @@ ONE, BOTH = slices("a", "10.1.0.1"), slices("a", "10.1.0.1", "10.1.0.2")
 
 def annotated(seconds: str) -> Any:
     manifest = service("a", "10.96.0.1")
-    manifest["metadata"]["annotations"] = {slow_start.SLOW_START_ANNOTATION: seconds}
+    manifest["metadata"]["annotations"] = {annotations.SLOW_START_ANNOTATION: seconds}
     return manifest
 
 

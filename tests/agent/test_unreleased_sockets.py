@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent.unreleased_sockets import UnreleasedSockets
+from ebpflb.agent.missed_ends import UnreleasedSockets
 from ebpflb.datapath.attach.netns_cookie import by_socket
 from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.socket_records import PeerFrontend, SocketEntry
+from ebpflb.datapath.maps.records import PeerFrontend, SocketEntry
 from ebpflb.plan.entries import BackendLoad, Frontend
 from tests.datapath.maps.small import small_maps
 

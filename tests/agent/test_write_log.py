@@ -7,9 +7,9 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from ebpflb.agent.write_log import LOG_LINE_SECONDS, WriteLog
+from ebpflb.agent.service_sync import LOG_LINE_SECONDS, WriteLog
 from ebpflb.plan.entries import Backend
-from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Plan
 
 
 class Clock:

@@ -15,7 +15,7 @@ from pyroute2 import netns
 from ebpflb.cli import main
 from ebpflb.datapath.maps.state_dir import BPFFS
 from ebpflb.lab.netns import Namespace
-from ebpflb.node import conntrack, process, reserved_ports
+from ebpflb.node import process, sysctls
 from tests.kit.cluster import Cluster, running
 
 
@@ -54,10 +54,10 @@ def network(own_netns: str) -> Iterator[None]:
 @pytest.fixture
 def machine_left_alone(network: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command in this process changes no setting of the kernel or of the process."""
-    monkeypatch.setattr(conntrack, "set_up", lambda *_: None)
+    monkeypatch.setattr(sysctls, "set_up_conntrack", lambda *_: None)
     monkeypatch.setattr(process, "adjust_oom_score", lambda *_: None)
     monkeypatch.setattr(process, "raise_file_limit", lambda: None)
-    monkeypatch.setattr(reserved_ports, "try_to_reserve", lambda *_: None)
+    monkeypatch.setattr(sysctls, "try_to_reserve_ports", lambda *_: None)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from ebpflb.cli.cleanup import remove_all
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import ctnetlink, ipvs, kube_proxy_watch, nat, nft
+from ebpflb.node import ctnetlink, kube_proxy_leftovers, kube_proxy_watch, nat_watch, nft
 from ebpflb.node.netfilter_rules import TABLE, table_options
 from ebpflb.node.netfilter_table import NetfilterTable
 from ebpflb.options import Options, Paths
@@ -46,14 +46,14 @@ def left_by_iptables() -> None:
 def make(table: nft.Name) -> None:
     """As an agent does; netfilter's stays when its agent has ended."""
     if table != TABLE:
-        nat.keep_nat_hooks(table)
+        nat_watch.keep_nat_hooks(table)
         return
     options = Options(Paths(NEVER), "node-1", NEVER)
     with closing(NetfilterTable(table_options(options, sctp=False))) as made:
         made.build()
 
 
-OWN_TABLES = pytest.mark.parametrize("table", [TABLE, nat.HOLD, nat.FORMER], ids=str)
+OWN_TABLES = pytest.mark.parametrize("table", [TABLE, nat_watch.HOLD, nat_watch.FORMER], ids=str)
 
 
 def removed(done: Done) -> list[str]:
@@ -151,7 +151,7 @@ def test_stays(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     still, last = done.err.splitlines()
     assert still.startswith("not removed: ipset KUBE-CLUSTER-IP: ")
     assert last == "ebpflb: some of what kube-proxy left behind could not be removed: see above"
-    assert ipvs.sets() == {"KUBE-CLUSTER-IP"}
+    assert kube_proxy_leftovers.ipsets() == {"KUBE-CLUSTER-IP"}
     assert "nothing is left" not in done.out
 
 
@@ -172,7 +172,7 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """`cleanup` alone removes what is ours and leaves what is kube-proxy's."""
     left_by_iptables()
     before = everything()
-    for table in (TABLE, nat.HOLD, nat.FORMER):
+    for table in (TABLE, nat_watch.HOLD, nat_watch.FORMER):
         make(table)
     assert ebpflb("cleanup", *nowhere).status == 0
     assert everything() == before
@@ -230,15 +230,15 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 0
     assert "table inet ebpflb-nat stays as long as connections are translated" in done.out
-    assert nat.keeps_nat_hooks(nat.HOLD)
+    assert nat_watch.keeps_nat_hooks(nat_watch.HOLD)
     assert not kube_proxy_watch.detect().rules, "it is no leftover of kube-proxy"
     Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
     client.sendto(b"?", ("127.0.0.1", 53))
     client.close()
-    wait_until("the connection is forgotten", lambda: not nat.has_dnat_connections())
+    wait_until("the connection is forgotten", lambda: not nat_watch.has_dnat_connections())
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy is here\n", "")
-    assert not nat.keeps_nat_hooks(nat.HOLD)
+    assert not nat_watch.keeps_nat_hooks(nat_watch.HOLD)
 
 
 def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from tests.cli.conftest import Ebpflb
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.configuration import fields
-from ebpflb.model.local_detector import LocalDetector
+from ebpflb.model.devices import LocalDetector
 from ebpflb.options import Options
 from tests.cli.conftest import NEVER, Ebpflb
 from tests.configuration.files import KUBEADM, write

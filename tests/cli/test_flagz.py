@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.cli.run import run as command
 from ebpflb.configuration.parameters import PARAMETERS
-from ebpflb.serve.http import Request
+from ebpflb.serve.listener import Request
 from tests.cli.conftest import NEVER, Ebpflb
 from tests.configuration.files import write
 from tests.serve.conftest import plain_pages

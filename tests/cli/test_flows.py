@@ -12,7 +12,7 @@ from ipaddress import ip_address
 import pytest
 import yaml
 
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.agents import wait_until

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from ebpflb.cli.run import run
 from ebpflb.errors import LONGEST_LINE
-from ebpflb.node import conntrack
+from ebpflb.node import sysctls
 from ebpflb.serve import agent_lock
 from tests.cli.conftest import NEVER, Ebpflb
 
@@ -61,7 +61,7 @@ def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("ebpflb.cli.run")
     for name in ("_serve", "_require_features", "_set_up_logging", "remove_all"):
         monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(conntrack, "set_up", lambda *_: None)
+    monkeypatch.setattr(sysctls, "set_up_conntrack", lambda *_: None)
     monkeypatch.setattr(agent_lock, "held", nullcontext)
 
 

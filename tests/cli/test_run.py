@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.model import external_ips
-from ebpflb.model.local_detector import LocalDetector, LocalMode
+from ebpflb.model import services
+from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.options import Options
 from tests.cli.conftest import NEVER, Done, Ebpflb
 
@@ -200,7 +200,7 @@ def test_all_that_is_chosen(made: Options) -> None:
         ip_network("198.51.100.0/24"),
         ip_network("2001:db8::/32"),
     )
-    assert made.external_ips == external_ips.parse("192.0.2.0/24")
+    assert made.external_ips == services.parse_external_ips("192.0.2.0/24")
     assert made.packet_path == "flows"
     assert made.admission.scheduler == "round-robin"
     assert str(made.served) == "--namespaces=shop --services=app=web"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebpflb.configuration import config_file
-from ebpflb.node import conntrack
+from ebpflb.node import sysctls
 from ebpflb.options import ConntrackOptions
 from tests.cli.conftest import NEVER, Ebpflb
 from tests.configuration.files import write
@@ -42,7 +42,7 @@ def test_write_config_nowhere(ebpflb: Ebpflb, file: Path) -> None:
 def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--init-only sets what conntrack is to have, and ends."""
     seen: list[Any] = []
-    monkeypatch.setattr(conntrack, "set_up", seen.append)
+    monkeypatch.setattr(sysctls, "set_up_conntrack", seen.append)
     write(file, conntrack={"maxPerCore": 0, "tcpCloseWaitTimeout": "5s"})
     assert ebpflb("run", "--init-only", "--config", file).status == 0
     assert seen == [ConntrackOptions(max_per_core=0, close_wait=5)]

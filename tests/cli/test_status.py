@@ -21,7 +21,7 @@ from ebpflb.errors import NodeError
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import kube_proxy_watch, reserved_ports
+from ebpflb.node import kube_proxy_watch, sysctls
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
 from tests.kit.cluster import VIP, Cluster, endpoint, web
@@ -329,9 +329,9 @@ def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     netns.pushns(cluster.node.netns)
     try:
         index = socket.if_nametoindex("eth0")
-        assert reserved_ports.RESERVED.read_text().strip() == "10000-29999"
+        assert sysctls.RESERVED.read_text().strip() == "10000-29999"
         assert ebpflb("cleanup", *where).status == 0
-        assert reserved_ports.RESERVED.read_text().strip() == ""
+        assert sysctls.RESERVED.read_text().strip() == ""
         if tcx.works():
             wait_until("the programs are off", lambda: not kernel.query(index, 46))
     finally:

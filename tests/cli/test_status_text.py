@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines of `ebpflb status`."""
 
-from ebpflb.cli import status_text
+from ebpflb.cli import status
 from ebpflb.serve.verdict import Cause, Verdict, VerdictReason
 
 
@@ -10,42 +10,42 @@ def test_no_line_is_longer_than_80_columns() -> None:
     reason = VerdictReason(
         Verdict.DEGRADED, Cause.SYNC_ERROR, "map services: " + "no space is left " * 9
     )
-    lines = list(status_text.headline(Verdict.DEGRADED, [reason]))
-    lines += status_text.rows({"socket_hooks": ["connect4"] * 20, "kube_proxy": "runs " * 40})
-    lines += status_text.rows({"sync_error": "word " * 30}, indent="  ")
+    lines = list(status.headline(Verdict.DEGRADED, [reason]))
+    lines += status.status_rows({"socket_hooks": ["connect4"] * 20, "kube_proxy": "runs " * 40})
+    lines += status.status_rows({"sync_error": "word " * 30}, indent="  ")
     assert len(lines) > 12
-    assert [line for line in lines if len(line) > status_text.COLUMNS] == []
+    assert [line for line in lines if len(line) > status.COLUMNS] == []
     assert lines[0].startswith("DEGRADED: map services:")
     assert all(line.startswith(" " * 10) for line in lines[1:3])
 
 
 def test_what_is_left_to_kube_proxy_is_in_the_first_line() -> None:
     """OK does not say that this node's Services are served by ebpflb, where others serve them."""
-    (line, more) = status_text.headline(Verdict.OK, [], "Services outside of --services=stage=a")
+    (line, more) = status.headline(Verdict.OK, [], "Services outside of --services=stage=a")
     assert line.startswith("OK: this node is served, except what is left to kube-proxy: Services")
     assert more.endswith("--services=stage=a")
-    assert list(status_text.headline(Verdict.OK, [])) == ["OK: this node is served"]
+    assert list(status.headline(Verdict.OK, [])) == ["OK: this node is served"]
 
 
 def test_a_path_is_not_broken() -> None:
     """A word that is longer than a line can still be copied."""
     path = "/a" * 50
-    assert any(path in line for line in status_text.wrapped("source errors ", f"{path}: gone"))
+    assert any(path in line for line in status.wrapped("source errors ", f"{path}: gone"))
 
 
 def test_a_field_names_no_more_than_ten() -> None:
     """A thousand services that do not fit do not push everything else off the screen."""
-    lines = list(status_text.rows({"not_programmed": {f"a/{i}": "full" for i in range(1000)}}))
-    assert len(lines) == status_text.MAX_NAMED_IN_TEXT + 1
+    lines = list(status.status_rows({"not_programmed": {f"a/{i}": "full" for i in range(1000)}}))
+    assert len(lines) == status.MAX_NAMED_IN_TEXT + 1
     assert "and 990 more: -o json has all" in lines[-1]
 
 
 def test_what_is_empty_has_no_line() -> None:
     """No value, no names, no line."""
-    assert list(status_text.rows({"a": None, "b": {}, "c": []})) == []
+    assert list(status.status_rows({"a": None, "b": {}, "c": []})) == []
 
 
 def test_values() -> None:
     """Truth in words, numbers by their names."""
-    lines = list(status_text.rows({"lists_complete": True, "flows": {"tcp": {"entries": 3}}}))
+    lines = list(status.status_rows({"lists_complete": True, "flows": {"tcp": {"entries": 3}}}))
     assert lines == ["lists complete     yes", "flows              tcp: entries 3"]

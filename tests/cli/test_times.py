@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from ebpflb.cli.times import parse
+from ebpflb.cli.output import parse_time
 
 NOW = datetime(2026, 3, 4, 15, 0, 0).timestamp()
 
@@ -24,16 +24,16 @@ NOW = datetime(2026, 3, 4, 15, 0, 0).timestamp()
 )
 def test_times(text: str, expected: datetime) -> None:
     """Ago, a time of day that has been, or a date; in this machine's zone."""
-    assert parse(text, NOW) == expected.timestamp()
+    assert parse_time(text, NOW) == expected.timestamp()
 
 
 def test_zone() -> None:
     """A time may name its zone."""
-    assert parse("1970-01-01T00:01:00+00:00", NOW) == 60
+    assert parse_time("1970-01-01T00:01:00+00:00", NOW) == 60
 
 
 @pytest.mark.parametrize("text", ["", "10", "x", "25:00", "10y", "2026-13-01"])
 def test_no_time(text: str) -> None:
     """Anything else is refused."""
     with pytest.raises(ValueError):
-        parse(text, NOW)
+        parse_time(text, NOW)

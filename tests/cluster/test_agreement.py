@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ebpflb.cluster import decoding, manifest_file
-from ebpflb.cluster.selectors import selectors
+from ebpflb.cluster.decoding import selectors
 from ebpflb.errors import InvalidObject
 from ebpflb.lab.manifests import service_cidr
 from ebpflb.model import endpoint_slices

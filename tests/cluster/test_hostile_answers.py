@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.cluster import answers
+from ebpflb.cluster import api as answers
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.model.events import Changed, Kind
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Start

@@ -15,8 +15,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from ebpflb import regular_file
-from ebpflb.cluster import yaml_documents
+from ebpflb import files
+from ebpflb.cluster import manifest_file
 from ebpflb.cluster.manifest_directory import ManifestDirectory
 from ebpflb.errors import LONGEST_LINE
 from ebpflb.model.cluster_state import ClusterState
@@ -66,7 +66,7 @@ CONTENTS = {
     + "]",
     "an alias in itself": "a: &a [*a]",
     "a merge in itself": "a: &a {<<: *a}",
-    "too many values": "[" + "a, " * yaml_documents.MAX_NODES + "]",
+    "too many values": "[" + "a, " * manifest_file.MAX_NODES + "]",
     "not unicode": "a: \udcff\udcfe",
     "a line without end": "a: " + "b" * 10**6 + ": c",
     "a name without end": f"apiVersion: v1\nkind: Service\nmetadata: {{name: {'n' * 10**6}}}",
@@ -177,18 +177,18 @@ def test_a_device_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         return real(path, flag, *more)
 
     monkeypatch.setattr(os, "open", note)
-    with pytest.raises(regular_file.UnusableFile, match="not a regular file"):
-        regular_file.read(folder / BAD)
+    with pytest.raises(files.UnusableFile, match="not a regular file"):
+        files.read_regular(folder / BAD)
     assert all(flag & os.O_PATH for flag in flags) and flags
 
 
 def test_a_file_without_a_size_is_read_to_the_limit(tmp_path: Path) -> None:
     """As those of /proc are, or one that grows while it is read."""
-    assert regular_file.read(Path("/proc/self/status"))
+    assert files.read_regular(Path("/proc/self/status"))
     (tmp_path / "file").write_bytes(b"123")
-    assert regular_file.read(tmp_path / "file", 3) == b"123"
-    with pytest.raises(regular_file.UnusableFile, match="larger than"):
-        regular_file.read(Path("/proc/self/status"), 10)
+    assert files.read_regular(tmp_path / "file", 3) == b"123"
+    with pytest.raises(files.UnusableFile, match="larger than"):
+        files.read_regular(Path("/proc/self/status"), 10)
 
 
 def test_a_failure_that_passes_is_forgotten(
@@ -201,7 +201,7 @@ def test_a_failure_that_passes_is_forgotten(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as failing:
-        failing.setattr(regular_file, "read", fail)
+        failing.setattr(files, "read_regular", fail)
         (said,) = (e for e in watched.directory.scan() if isinstance(e, SourceStatus))
         assert said.error == "Too many open files"
     events = watched.directory.scan()

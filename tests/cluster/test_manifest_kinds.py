@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.cluster import manifest_kinds
+from ebpflb.cluster import manifest_file
 from ebpflb.errors import InvalidObject
 from ebpflb.model.events import Kind
 from tests.cluster.event_log import EventLog, Start
@@ -49,7 +49,7 @@ def test_a_misspelt_kind_is_named_with_what_was_meant(
 ) -> None:
     """The field, the value, and the most similar right one."""
     with pytest.raises(InvalidObject) as failed:
-        manifest_kinds.read(api_version, kind)
+        manifest_file.read_kind(api_version, kind)
     assert str(failed.value) == words
 
 
@@ -67,13 +67,13 @@ def test_a_misspelt_kind_is_named_with_what_was_meant(
 )
 def test_kinds_of_others_are_skipped(api_version: str, kind: str) -> None:
     """However similar their names are."""
-    assert manifest_kinds.read(api_version, kind) is None
+    assert manifest_file.read_kind(api_version, kind) is None
 
 
-@pytest.mark.parametrize(("api_version", "kind"), manifest_kinds.KINDS)
+@pytest.mark.parametrize(("api_version", "kind"), manifest_file.KINDS)
 def test_our_kinds(api_version: str, kind: str) -> None:
     """Each is read."""
-    assert manifest_kinds.read(api_version, kind) is Kind(kind)
+    assert manifest_file.read_kind(api_version, kind) is Kind(kind)
 
 
 def test_a_misspelt_kind_is_an_error_of_its_file(

@@ -11,10 +11,9 @@ import yaml
 from inotify_simple import Event as InotifyEvent
 from inotify_simple import flags
 
-from ebpflb import regular_file
+from ebpflb import files as regular_file
 from ebpflb.cluster import manifest_source
-from ebpflb.cluster.manifest_source import ManifestSource
-from ebpflb.cluster.open_files import OpenFiles
+from ebpflb.cluster.manifest_source import ManifestSource, OpenFiles
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed
 from tests.cluster.event_log import NODE, Begin, EventLog, Quick, Start
@@ -198,13 +197,13 @@ def test_unchanged_files_are_not_parsed_again(
     follow()
     begun(events)
     parsed = []
-    read = regular_file.read
+    read = regular_file.read_regular
 
     def read_and_note(path: Path) -> bytes:
         parsed.append(path.name)
         return read(path)
 
-    monkeypatch.setattr(regular_file, "read", read_and_note)
+    monkeypatch.setattr(regular_file, "read_regular", read_and_note)
     write(folder / "b.yaml", service("b", clusterIP="10.96.0.9"))
     events.next(Kind.SERVICE)
     look_at_everything(folder)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from ebpflb.cluster.decoding import Selector
 from ebpflb.cluster.list_watch import ListWatch
 from ebpflb.cluster.retry import RetryLoop
-from ebpflb.cluster.selectors import Selector
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, Replaced, SourceStatus
 from tests.cluster.event_log import EventLog, Quick, Start

@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.configuration import config_file
 from ebpflb.configuration.translation import translate
-from ebpflb.model.local_detector import LocalDetector, LocalMode
+from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.options import ConntrackOptions, Options
 from tests.configuration.files import HEAD
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.map_writer import CAPACITY, MapWriter
 from ebpflb.datapath.maps import bpf_map, layout

@@ -14,7 +14,7 @@ import pytest
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import device_programs
 from ebpflb.datapath.attach.clsact import Clsact
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.bpf_map import Counters
 from ebpflb.datapath.maps.state_dir import StateDir, remove_tree
@@ -29,9 +29,10 @@ from ebpflb.plan.entries import (
     Range,
     ServiceEntry,
     ServiceRange,
+    prefix_of,
+    service_range,
 )
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.prefixes import prefix_of, service_range
+from ebpflb.plan.planner import Plan
 from tests.datapath.attach.device_namespace import HOOKS, Namespace, entered
 from tests.datapath.variants import needs_root
 

@@ -9,11 +9,10 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.programs.loader import Program
-from ebpflb.datapath.programs.program_set import ProgramSet
+from ebpflb.datapath.programs.loader import Program, ProgramSet
 from ebpflb.errors import KernelError
 from tests.datapath.attach.device_namespace import Namespace, entered
 from tests.datapath.variants import needs_root

@@ -13,7 +13,7 @@ from pyroute2 import IPRoute
 from ebpflb import libc
 from ebpflb.datapath import kernel, probe
 from ebpflb.datapath.attach import netns_cookie, tcx
-from ebpflb.datapath.maps import layout, sizes
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.programs import compiler
 from ebpflb.datapath.programs.loader import HOOK_TYPES
@@ -117,7 +117,9 @@ def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("kind", sorted({sizes.kernel_kind(spec) for spec in layout.MAPS.values()}))
+@pytest.mark.parametrize(
+    "kind", sorted({bpf_map.kernel_kind(spec) for spec in layout.MAPS.values()})
+)
 def test_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of map has an answer; it is no where the kernel refuses."""
     assert kind in probe.batches()

@@ -16,7 +16,7 @@ from ebpflb.cli.run import run
 from ebpflb.cluster import api, event_recorder
 from ebpflb.configuration import config_file
 from ebpflb.datapath.maps.state_dir import BPFFS, DEFAULT
-from ebpflb.node import sysctl
+from ebpflb.node import sysctls
 from ebpflb.options import Options, Paths
 from tests.deploy import helm
 from tests.deploy.helm import DEPLOY, MANIFESTS, Object, Values
@@ -249,7 +249,7 @@ def test_places(defaults: list[Object]) -> None:
     paths = Paths(state=DEFAULT)
     for path in (BPFFS, paths.run, paths.cache, Path("/run/netns"), Path("/sys/fs/cgroup")):
         assert found.pop(str(path)) == str(path)
-    assert found.pop(str(sysctl.HOST / "net")) == str(sysctl.OWN_PROC_SYS / "net")
+    assert found.pop(str(sysctls.HOST / "net")) == str(sysctls.OWN_PROC_SYS / "net")
     assert found == {"/etc/ebpflb": None, "/tmp": None}
     propagated = {it["name"] for it in container["volumeMounts"] if "mountPropagation" in it}
     assert propagated == {"bpffs", "netns"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.bpf_map import Counters, Map
 from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 

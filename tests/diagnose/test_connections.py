@@ -24,7 +24,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.node import ctnetlink
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry
-from ebpflb.serve.metrics_conntrack import ConntrackCollector, count_connections
+from ebpflb.serve.metrics_agent import ConntrackCollector, count_connections
 from tests.node import nodes
 from tests.node.nodes import run
 

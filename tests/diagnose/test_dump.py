@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import Affinity, AffinityKey, CountedConnection
-from ebpflb.datapath.maps.socket_records import (
+from ebpflb.datapath.maps.records import (
     NO_FRONTEND,
+    Affinity,
+    AffinityKey,
     AssignmentKey,
+    CountedConnection,
     Peer,
     PeerFrontend,
     SocketEntry,

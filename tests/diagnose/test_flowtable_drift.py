@@ -11,8 +11,7 @@ import pytest
 from ebpflb.diagnose import node_audit
 from ebpflb.model.drift import Part
 from ebpflb.node import flowtable
-from ebpflb.node.flowtable import Contents
-from ebpflb.node.flowtable_sync import elements
+from ebpflb.node.flowtable import Contents, elements
 from ebpflb.plan.entries import Frontend
 
 NODE = ip_address("192.0.2.1")

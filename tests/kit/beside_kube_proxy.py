@@ -23,7 +23,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink
-from ebpflb.plan.connections import Connection
+from ebpflb.plan.flow_entries import Connection
 from tests.kit import flood
 from tests.kit.lab_cluster import NODEPORT, TARGET, LabCluster, started
 from tests.node import nodes

@@ -16,7 +16,7 @@ from bench.services import CIDR, CIDR6, NodePort
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket, Sockets
-from ebpflb.model.on_removal import ON_REMOVAL_ANNOTATION
+from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from ebpflb.model.packet_path import Engine
 from tests.kit import needs, requests
 from tests.kit.cluster import Cluster, endpoint

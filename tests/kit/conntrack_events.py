@@ -8,9 +8,9 @@ from socket import socket
 from typing import NamedTuple
 
 from ebpflb.lab.hosts import Host
-from ebpflb.node import ctnetlink_messages as messages
+from ebpflb.node import ctnetlink as messages
 from ebpflb.node.netlink_attributes import attributes
-from ebpflb.plan.connections import Ends
+from ebpflb.plan.flow_entries import Ends
 from tests.node import nodes
 
 _GROUPS = 0b111  # NF_NETLINK_CONNTRACK_NEW, _UPDATE, _DESTROY (nfnetlink_compat.h)
@@ -30,7 +30,7 @@ class Listener:
     """Listens from its creation on, in the network namespace of the thread."""
 
     def __init__(self) -> None:
-        self._kernel = messages.opened()
+        self._kernel = messages.open_ctnetlink()
         self._kernel.bind((0, _GROUPS))
         self._kernel.setblocking(False)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from ebpflb.lab.hosts import Host
 from ebpflb.node import ctnetlink
-from ebpflb.plan.connections import STATUS
+from ebpflb.plan.flow_entries import STATUS
 from tests.node import nodes
 
 _NETFILTER = 12  # NETLINK_NETFILTER

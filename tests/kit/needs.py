@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.node import netfilter_probe
-from ebpflb.node.flowtable_probe import flowtable_obstacle
+from ebpflb.node.flowtable import flowtable_obstacle
 
 bridge_netfilter = pytest.mark.skipif(
     not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"

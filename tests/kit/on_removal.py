@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.model.on_removal import ON_REMOVAL_ANNOTATION
+from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 
 SOON, LATE = "reset=0s", "reset=1h"  # no test lives to see an hour
 SHORT = "reset=4s"  # longer than a change of the manifests takes

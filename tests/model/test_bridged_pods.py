@@ -7,8 +7,8 @@ from ipaddress import ip_address, ip_network
 import pytest
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.bridged_pods import unsuited
 from ebpflb.model.devices import Device
+from ebpflb.model.packet_path import unsuited
 
 
 def device(index: int, name: str, kind: str, *own: str, master: int = 0) -> Device:

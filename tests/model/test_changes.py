@@ -4,9 +4,9 @@
 import pytest
 
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.endpoints import Selection
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
 from ebpflb.model.objects import Object
-from ebpflb.model.selection import Selection
 from tests.model import builders
 
 WEB, OTHER = Key("shop", "web"), Key("shop", "other")

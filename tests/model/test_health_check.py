@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ebpflb.model import nodeport_addresses, objects
+from ebpflb.model import devices, objects
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.endpoints import HealthCheck, health_check
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
-from ebpflb.model.health_check import HealthCheck, health_check
 from ebpflb.model.services import parse
 from tests.model import builders
 from tests.model.builders import entry
@@ -162,7 +162,7 @@ PRIMARY = {V4: ADDRESSES[1], V6: ADDRESSES[4]}
 
 
 def listening(*choice: str, primary: dict[Family, Any] = PRIMARY) -> dict[Family, list[str]]:
-    found = nodeport_addresses.health_check_addresses(ADDRESSES, choice, primary)
+    found = devices.health_check_addresses(ADDRESSES, choice, primary)
     return {family: sorted(map(str, chosen)) for family, chosen in found.items()}
 
 

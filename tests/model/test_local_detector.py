@@ -5,8 +5,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from ebpflb.model.devices import Device
-from ebpflb.model.local_detector import LocalDetector, LocalMode
+from ebpflb.model.devices import Device, LocalDetector, LocalMode
 
 CLUSTER, NODE = (ip_network("10.244.0.0/16"),), (ip_network("10.244.1.0/24"),)
 BRIDGE = Device(3, "cni0", False, True, 0, (), ())

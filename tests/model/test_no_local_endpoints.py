@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.no_local_endpoints import (
+from ebpflb.model.endpoints import (
+    Endpoint,
     NoLocalEndpoints,
+    Topology,
     TrafficPolicy,
     policies_without_endpoints,
+    select,
 )
-from ebpflb.model.selection import Topology, select
 from tests.model import builders
 from tests.model.builders import endpoint, leaving
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model import addresses, nodeport_addresses
+from ebpflb.model import addresses, devices
 from ebpflb.model.addresses import Address, Family
 
 FIRST4, OTHER4 = "10.20.30.51", "100.200.201.1"
@@ -43,8 +43,7 @@ def serving(
     text: str, primary: dict[Family, Address] = PRIMARY, here: list[Address] = HERE
 ) -> set[str]:
     return {
-        str(address)
-        for address in nodeport_addresses.served_addresses(here, tuple(text.split()), primary)
+        str(address) for address in devices.served_addresses(here, tuple(text.split()), primary)
     }
 
 
@@ -90,7 +89,7 @@ CIDRS = some.lists(some.sampled_from([f"{ip}/{n}" for ip in HERE for n in (0, 8,
 @given(CIDRS)
 def test_never_loopback_never_foreign(listed: list[str]) -> None:
     """Whatever is listed, the answer is of our addresses, and each is inside or unrestricted."""
-    found = nodeport_addresses.served_addresses(HERE, tuple(listed), PRIMARY)
+    found = devices.served_addresses(HERE, tuple(listed), PRIMARY)
     networks = [addresses.parse_network(text) for text in listed]
     for address in HERE:
         mine = [n for n in networks if n.version == address.version]

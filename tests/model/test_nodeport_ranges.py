@@ -8,10 +8,10 @@ import pytest
 
 from ebpflb.errors import InvalidObject
 from ebpflb.lab import manifests
-from ebpflb.model import nodeport_ranges, objects, services
-from ebpflb.model.admission import Admission
+from ebpflb.model import annotations, objects, services
+from ebpflb.model.services import Admission
 
-DEFAULT = Admission(nodeport_source_ranges=nodeport_ranges.parse("192.0.2.0/24"))
+DEFAULT = Admission(nodeport_source_ranges=annotations.parse_networks("192.0.2.0/24"))
 
 
 def ranges(text: str | None) -> list[str]:
@@ -20,10 +20,10 @@ def ranges(text: str | None) -> list[str]:
     manifest = manifests.service("web", both, [{"port": 80, "nodePort": 30080}])
     manifest["metadata"]["annotations"] = {"a": "b"}
     if text is not None:
-        manifest["metadata"]["annotations"][nodeport_ranges.ANNOTATION] = text
+        manifest["metadata"]["annotations"][annotations.NODEPORT_RANGES_ANNOTATION] = text
     service = msgspec.convert(manifest, objects.Service)
     ports = services.parse(service, DEFAULT).ports
-    return [nodeport_ranges.show(port.nodeport_source_ranges) for port in ports]
+    return [annotations.show_networks(port.nodeport_source_ranges) for port in ports]
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_unreadable_annotation_admits_nobody_new() -> None:
     """The Service is invalid: what was to be closed is not opened."""
     with pytest.raises(InvalidObject, match="nodeport-source-ranges"):
         ranges("10.0.0.0/8,everybody")
-    assert nodeport_ranges.parse("10.0.0.0/8") == (ip_network("10.0.0.0/8"),)
+    assert annotations.parse_networks("10.0.0.0/8") == (ip_network("10.0.0.0/8"),)

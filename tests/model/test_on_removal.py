@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from ebpflb.lab import manifests
-from ebpflb.model import objects, on_removal, services
+from ebpflb.model import annotations, objects, services
 from ebpflb.model.services import ParsedService
 
 
@@ -13,7 +13,7 @@ def parsed(text: str | None, protocol: str = "TCP") -> ParsedService:
     ports = [{"port": 80, "protocol": protocol}]
     manifest = manifests.service("web", ["172.30.0.41", "fd00:30::41"], ports)
     manifest["metadata"]["annotations"] = (
-        {on_removal.ON_REMOVAL_ANNOTATION: text} if text is not None else {}
+        {annotations.ON_REMOVAL_ANNOTATION: text} if text is not None else {}
     )
     return services.parse(msgspec.convert(manifest, objects.Service))
 
@@ -23,7 +23,7 @@ def parsed(text: str | None, protocol: str = "TCP") -> ParsedService:
     [
         (None, None),
         ("keep", None),
-        ("reset", on_removal.DEFAULT_GRACE),
+        ("reset", annotations.DEFAULT_GRACE),
         ("reset=0s", 0.0),
         ("reset=1m30s", 90.0),
         ("reset=500ms", 0.5),
@@ -34,7 +34,7 @@ def test_the_annotation_says_after_how_long(text: str | None, seconds: float | N
     found = parsed(text)
     assert [port.reset_after for port in found.ports] == [seconds] * 2
     assert not found.warnings
-    assert on_removal.in_words(seconds) in (text or "keep", "reset=10s", "reset=1h0m0s")
+    assert annotations.show_grace(seconds) in (text or "keep", "reset=10s", "reset=1h0m0s")
 
 
 @pytest.mark.parametrize("protocol", ["UDP", "SCTP"])

@@ -5,22 +5,21 @@ import msgspec
 import pytest
 
 from ebpflb.lab import manifests
-from ebpflb.model import objects, scheduler, services
-from ebpflb.model.admission import Admission
-from ebpflb.model.services import ParsedService
+from ebpflb.model import annotations, objects, services
+from ebpflb.model.services import Admission, ParsedService
 
 
 def parsed(text: str | None, default: str = "random") -> ParsedService:
     manifest = manifests.service("web", ["172.30.0.41", "fd00:30::41"], [{"port": 80}])
     manifest["metadata"]["annotations"] = (
-        {scheduler.SCHEDULER_ANNOTATION: text} if text is not None else {}
+        {annotations.SCHEDULER_ANNOTATION: text} if text is not None else {}
     )
     service = msgspec.convert(manifest, objects.Service)
     return services.parse(service, Admission(scheduler=default))
 
 
-@pytest.mark.parametrize("default", scheduler.SCHEDULERS)
-@pytest.mark.parametrize("name", scheduler.SCHEDULERS)
+@pytest.mark.parametrize("default", annotations.SCHEDULERS)
+@pytest.mark.parametrize("name", annotations.SCHEDULERS)
 def test_annotation_takes_precedence(name: str, default: str) -> None:
     found = parsed(name, default)
     assert [port.scheduler for port in found.ports] == [name] * 2
@@ -36,6 +35,6 @@ def test_a_wrong_name_is_a_warning_and_the_default_counts(name: str) -> None:
     """The Service is served, and its author is told once what would be right."""
     found = parsed(name, "round-robin")
     assert {port.scheduler for port in found.ports} == {"round-robin"}
-    known = ", ".join(scheduler.SCHEDULERS)
+    known = ", ".join(annotations.SCHEDULERS)
     where = "metadata.annotations[ebpflb.io/scheduler]"
     assert found.warnings == (f'{where}: "{name}" is not one of {known}, so it is round-robin',)

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model import selection, unused
-from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.selection import Topology
+from ebpflb.model import endpoints as unused
+from ebpflb.model.endpoints import Endpoint, Topology, select, uses_cluster, uses_local
 from ebpflb.model.services import ServicePort
 from tests.model import builders
 from tests.model.builders import endpoint, leaving
@@ -72,9 +71,9 @@ A_HERE, B_AWAY = endpoint("a", local=True), endpoint("b")
 )
 def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
     """The policies say which of the two lists a service port uses; both are selected."""
-    found = selection.select((A_HERE, B_AWAY), HERE)
+    found = select((A_HERE, B_AWAY), HERE)
     assert (names(found.cluster), names(found.local)) == ("ab", "a")
-    uses = selection.uses_cluster(port), selection.uses_local(port)
+    uses = uses_cluster(port), uses_local(port)
     assert uses == (bool(cluster), bool(local))
     assert unused.chosen(port, found) == {*map(id, found.cluster * uses[0] + found.local * uses[1])}
 
@@ -110,7 +109,7 @@ def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
 )
 def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
     """Ready endpoints, else those that are serving and terminating, else none."""
-    chosen = selection.select(tuple(endpoints), HERE)
+    chosen = select(tuple(endpoints), HERE)
     assert names(chosen.cluster) == cluster
     assert chosen.has_any is bool(cluster)
 
@@ -140,12 +139,12 @@ def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
 )
 def test_local_list(endpoints: list[Endpoint], local: str) -> None:
     """The same order of preference, among this node's endpoints only."""
-    assert names(selection.select(tuple(endpoints), HERE).local) == local
+    assert names(select(tuple(endpoints), HERE).local) == local
 
 
 def test_fallbacks_are_independent() -> None:
     """A terminating local endpoint is used locally while the cluster list has a ready one."""
-    chosen = selection.select((leaving("a", local=True), endpoint("b")), HERE)
+    chosen = select((leaving("a", local=True), endpoint("b")), HERE)
     assert (names(chosen.cluster), names(chosen.local)) == ("b", "a")
 
 
@@ -161,7 +160,7 @@ def test_fallbacks_are_independent() -> None:
 )
 def test_has_any(endpoints: list[Endpoint], has_any: bool) -> None:
     """Whether anyone anywhere could answer (6.1)."""
-    assert selection.select(tuple(endpoints), HERE).has_any is has_any
+    assert select(tuple(endpoints), HERE).has_any is has_any
 
 
 def test_serving() -> None:
@@ -173,7 +172,7 @@ def test_serving() -> None:
         endpoint("d", ready=True, serving=False),
         unready("e", local=True),
     )
-    assert names(selection.select(endpoints, HERE).serving) == "abc"
+    assert names(select(endpoints, HERE).serving) == "abc"
 
 
 ENDPOINTS = some.lists(
@@ -194,7 +193,7 @@ ENDPOINTS = some.lists(
 @given(ENDPOINTS)
 def test_lists_are_parts_in_order(endpoints: tuple[Endpoint, ...]) -> None:
     """Each list keeps the order of the endpoints and holds none but usable ones."""
-    chosen = selection.select(endpoints, HERE)
+    chosen = select(endpoints, HERE)
     for part in (chosen.cluster, chosen.local, chosen.serving):
         assert list(part) == [each for each in endpoints if each in part]
     for each in chosen.cluster + chosen.local:
@@ -205,5 +204,5 @@ def test_lists_are_parts_in_order(endpoints: tuple[Endpoint, ...]) -> None:
 @given(ENDPOINTS)
 def test_no_black_hole(endpoints: tuple[Endpoint, ...]) -> None:
     """If anyone could answer, the cluster list is not empty, whatever the hints."""
-    chosen = selection.select(endpoints, HERE)
+    chosen = select(endpoints, HERE)
     assert bool(chosen.cluster) is chosen.has_any

@@ -3,16 +3,16 @@
 
 import pytest
 
-from ebpflb.model import served_services
+from ebpflb.model import services
 from ebpflb.model.objects import Metadata
-from ebpflb.model.served_services import ServedServices
+from ebpflb.model.services import ServedServices
 
 LABELS = {"app": "web", "example.org/tier": "front", "empty": ""}
 
 
 def chosen(selector: str, namespaces: str = "", labels: dict[str, str] | None = LABELS) -> bool:
     served = ServedServices(
-        served_services.parse_namespaces(namespaces), served_services.parse(selector)
+        services.parse_namespaces(namespaces), services.parse_requirements(selector)
     )
     return served.has(Metadata("a", "default", labels=labels))
 
@@ -58,7 +58,7 @@ def test_a_service_without_labels() -> None:
 def test_what_is_no_selector_is_named(selector: str) -> None:
     """The part that is wrong, or its value."""
     with pytest.raises(ValueError, match=r"is no requirement of a label selector|that no label"):
-        served_services.parse(selector)
+        services.parse_requirements(selector)
 
 
 def test_namespaces() -> None:
@@ -68,15 +68,15 @@ def test_namespaces() -> None:
     assert not chosen("app=db", "default")
     for wrong in ("a,", "A", "a/b", "-a"):
         with pytest.raises(ValueError, match="is not the name of a namespace"):
-            served_services.parse_namespaces(wrong)
+            services.parse_namespaces(wrong)
 
 
 def test_texts() -> None:
     """Shown as given, so that they can be given again."""
     text = "app in (web,db),!legacy"
-    assert served_services.show(served_services.parse(text)) == text
-    assert served_services.show_namespaces(served_services.parse_namespaces("b,a")) == "a,b"
-    both = ServedServices(frozenset({"a"}), served_services.parse("x"))
+    assert services.show_requirements(services.parse_requirements(text)) == text
+    assert services.show_namespaces(services.parse_namespaces("b,a")) == "a,b"
+    both = ServedServices(frozenset({"a"}), services.parse_requirements("x"))
     assert str(both) == "--namespaces=a --services=x"
-    assert str(served_services.ALL_SERVICES) == ""
-    assert served_services.ALL_SERVICES.is_all
+    assert str(services.ALL_SERVICES) == ""
+    assert services.ALL_SERVICES.is_all

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from ebpflb.errors import InvalidObject
-from ebpflb.model import external_ips, services
+from ebpflb.model import services
 from ebpflb.model.addresses import Family
-from ebpflb.model.admission import Admission
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.services import Admission, PortName, Protocol
 from tests.model import builders
 
 
@@ -165,7 +164,7 @@ def test_external_ips_that_are_not_allowed() -> None:
     service = builders.service(**spec, ingress=[{"ip": "203.0.113.9"}])
 
     def parse(text: str) -> services.ParsedService:
-        return services.parse(service, Admission(external_ips=external_ips.parse(text)))
+        return services.parse(service, Admission(external_ips=services.parse_external_ips(text)))
 
     (port,), warnings = parse("192.0.2.0/24,2001:db8::/32")
     assert port.external_ips == ips("192.0.2.1")
@@ -182,7 +181,7 @@ def test_external_ips_that_are_not_allowed() -> None:
 
 def test_external_ips_are_named_once() -> None:
     """A line for each Service and address, again only when it was served meanwhile."""
-    cluster = ClusterState("here", admission=Admission(external_ips=external_ips.NO_EXTERNAL_IPS))
+    cluster = ClusterState("here", admission=Admission(external_ips=services.NO_EXTERNAL_IPS))
     key = Key("shop", "web")
 
     def texts(*ips: str) -> list[str]:
@@ -247,7 +246,7 @@ def test_special_cluster_ips_are_invalid(text: str, what: str) -> None:
 @pytest.mark.parametrize("text", ["all", "none", "192.0.2.0/24", "192.0.2.0/24,2001:db8::/32"])
 def test_external_ips_option(text: str) -> None:
     """It is shown as it is written."""
-    assert str(external_ips.parse(text)) == text
+    assert str(services.parse_external_ips(text)) == text
 
 
 def test_no_cluster_ip_no_service() -> None:

@@ -5,16 +5,16 @@ import msgspec
 import pytest
 
 from ebpflb.lab import manifests
-from ebpflb.model import objects, services, slow_start
+from ebpflb.model import annotations, objects, services
 from ebpflb.model.services import ParsedService
 
-WHERE = f"metadata.annotations[{slow_start.SLOW_START_ANNOTATION}]"
+WHERE = f"metadata.annotations[{annotations.SLOW_START_ANNOTATION}]"
 
 
 def parsed(text: str | None) -> ParsedService:
     manifest = manifests.service("web", ["172.30.0.41"], [{"port": 80, "protocol": "TCP"}])
     if text is not None:
-        manifest["metadata"]["annotations"] = {slow_start.SLOW_START_ANNOTATION: text}
+        manifest["metadata"]["annotations"] = {annotations.SLOW_START_ANNOTATION: text}
     return services.parse(msgspec.convert(manifest, objects.Service))
 
 

@@ -4,10 +4,8 @@
 import msgspec
 import pytest
 
-from ebpflb.model import selection
 from ebpflb.model.endpoint_slices import Hints
-from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.selection import Topology
+from ebpflb.model.endpoints import Endpoint, Topology, select
 from tests.model import builders
 from tests.model.builders import endpoint, leaving
 
@@ -16,7 +14,7 @@ CLUSTER = builders.only_port(builders.service())
 
 
 def cluster(*endpoints: Endpoint, topology: Topology = HERE) -> str:
-    chosen = selection.select(endpoints, topology)
+    chosen = select(endpoints, topology)
     return "".join(each.name.target for each in chosen.cluster)
 
 
@@ -112,6 +110,6 @@ def test_the_hint_counts_not_the_place() -> None:
 def test_local_list_ignores_hints() -> None:
     """Hints never narrow the local list, even while they narrow the cluster list."""
     here, there = endpoint("a", local=True, zones="z2"), endpoint("b", zones="z1")
-    chosen = selection.select((here, there), HERE)
+    chosen = select((here, there), HERE)
     assert chosen.local == (here,)
     assert chosen.cluster == (there,)

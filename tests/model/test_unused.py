@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model import endpoints, objects, selection, services, unused
-from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.selection import Topology
+from ebpflb.model import endpoints, objects, services
+from ebpflb.model.endpoints import Endpoint, LeftOut, Topology, UnusedReason, Use
 from ebpflb.model.services import ServicePort
-from ebpflb.model.unused import LeftOut, UnusedReason, Use
 from tests.model import builders
 from tests.model.builders import endpoint, entry, leaving
 from tests.model.test_selection import (
@@ -27,7 +25,7 @@ from tests.model.test_selection import (
 
 
 def uses(port: ServicePort, *found: Endpoint, topology: Topology = HERE) -> list[Use]:
-    return unused.uses(port, found, selection.select(found, topology), topology)
+    return endpoints.uses(port, found, endpoints.select(found, topology), topology)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +66,9 @@ def test_local_list(port: ServicePort, found: list[Endpoint], reason: UnusedReas
 @given(some.sampled_from(POLICIES), ENDPOINTS)
 def test_partition(port: ServicePort, found: tuple[Endpoint, ...]) -> None:
     """Of each list that is in use, an endpoint is either in it or has a reason why not."""
-    chosen = selection.select(found, HERE)
-    in_use = selection.uses_cluster(port), selection.uses_local(port)
-    for use in unused.uses(port, found, chosen, HERE):
+    chosen = endpoints.select(found, HERE)
+    in_use = endpoints.uses_cluster(port), endpoints.uses_local(port)
+    for use in endpoints.uses(port, found, chosen, HERE):
         in_cluster = in_use[0] and any(use.endpoint is each for each in chosen.cluster)
         in_local = in_use[1] and any(use.endpoint is each for each in chosen.local)
         assert in_cluster + (use.not_in_cluster is not None) == in_use[0]
@@ -113,7 +111,7 @@ def test_reasons_are_true(
 
 
 def left_out(*slices: objects.EndpointSlice, ports: tuple[ServicePort, ...]) -> list[LeftOut]:
-    return list(unused.left_out(map(builders.stored, slices), ports))
+    return list(endpoints.left_out(map(builders.stored, slices), ports))
 
 
 WEB = services.parse(builders.service(ports=[{"name": "http", "port": 80}])).ports

@@ -3,7 +3,7 @@
 
 from ipaddress import ip_address
 
-from ebpflb.model.virtual_servers import VirtualServer, parse, split
+from ebpflb.model.kube_proxy import VirtualServer, parse_virtual_servers, split
 
 TABLE = """\
 IP Virtual Server version 1.2.1 (size=4096)
@@ -27,16 +27,16 @@ OTHER = VirtualServer("TCP", ip_address("192.0.2.1"), 443)
 
 def test_parse() -> None:
     """Both families, with the open connections of all their destinations; no firewall marks."""
-    assert parse(TABLE) == [CLUSTER, NODE_PORT, CLUSTER6, OTHER]
-    assert parse("") == []
+    assert parse_virtual_servers(TABLE) == [CLUSTER, NODE_PORT, CLUSTER6, OTHER]
+    assert parse_virtual_servers("") == []
 
 
 def test_split() -> None:
     """kube-proxy's are at its device's addresses and at its NodePorts, of the same protocol."""
     device = {CLUSTER.address, CLUSTER6.address}
-    ours, others = split(parse(TABLE), device, {"UDP": {30080}, "TCP": {30081}})
+    ours, others = split(parse_virtual_servers(TABLE), device, {"UDP": {30080}, "TCP": {30081}})
     assert (ours, others) == ([CLUSTER, NODE_PORT, CLUSTER6], [OTHER])
-    assert split(parse(TABLE), set(), {"TCP": {30080}})[0] == []
+    assert split(parse_virtual_servers(TABLE), set(), {"TCP": {30080}})[0] == []
 
 
 def test_words() -> None:

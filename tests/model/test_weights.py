@@ -5,15 +5,17 @@ import msgspec
 import pytest
 
 from ebpflb.lab import manifests
-from ebpflb.model import endpoint_slices, endpoints, objects, services, weights
-from ebpflb.model.selection import Topology, select
+from ebpflb.model import annotations, endpoint_slices, endpoints, objects, services
+from ebpflb.model.endpoints import Topology, select
 
 
 def weighted(text: str | None) -> tuple[endpoint_slices.StoredSlice, tuple[str, ...]]:
     ports = [{"name": "", "port": 8080, "protocol": "TCP"}]
     entry = manifests.endpoint("10.1.0.1", node="node", target="web-1")
     manifest = manifests.endpoint_slice("web", "IPv4", [entry], ports)
-    manifest["metadata"]["annotations"] = {} if text is None else {weights.WEIGHT_ANNOTATION: text}
+    manifest["metadata"]["annotations"] = (
+        {} if text is None else {annotations.WEIGHT_ANNOTATION: text}
+    )
     found, warnings = endpoint_slices.read(msgspec.convert(manifest, objects.EndpointSlice))
     assert found
     return found, warnings
@@ -38,7 +40,7 @@ def test_what_cannot_be_read_is_a_warning_and_counts_as_100(text: str) -> None:
 def test_a_service_has_no_weight() -> None:
     """Its author is told where it belongs."""
     service = manifests.service("web", ["172.30.0.1"], [{"port": 80}])
-    service["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: "11"}
+    service["metadata"]["annotations"] = {annotations.WEIGHT_ANNOTATION: "11"}
     found = services.parse(msgspec.convert(service, objects.Service))
     where = "metadata.annotations[ebpflb.io/weight]"
     assert found.warnings == (f"{where}: has no effect on a Service: set it on its EndpointSlices",)

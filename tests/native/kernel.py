@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from ebpflb.datapath.maps import checks, layout, records
+from ebpflb.datapath.maps.bpf_map import CPU_ARRAYS
 from ebpflb.datapath.maps.layout import COUNTER_PARTS, MapSpec
-from ebpflb.datapath.maps.sizes import CPU_ARRAYS
 
 RECYCLED = 0xA5
 ENOENT, E2BIG, EFAULT, EEXIST = 2, 7, 14, 17

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
-from ebpflb.model.udp_timeouts import KERNEL_UDP_TIMEOUT
+from ebpflb.model.packet_path import KERNEL_UDP_TIMEOUT
 from tests.native.node import HOST
 
 PASSED, REFUSED, NO_LOCAL_ENDPOINT = "passed", "refused", "no_local_endpoint"

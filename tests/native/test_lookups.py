@@ -11,9 +11,8 @@ from hypothesis import strategies as some
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.no_frontends import bit_of
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
-from ebpflb.stale_udp import lookups
-from ebpflb.stale_udp.rebind import replacements
-from ebpflb.stale_udp.socket_search import ServedFrontends
+from ebpflb.stale_udp import socket_search
+from ebpflb.stale_udp.socket_search import ServedFrontends, replacements
 from tests.native.kernel import Kernel
 from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place
@@ -80,7 +79,7 @@ def test_service_find(
     for at in (*asked, *served):
         key = node.kernel.tables["services"].key.pack(at)
         expected = call(node, "lookup_service", key, HOST, found="services")
-        assert lookups.service_find(views(node), at) == expected
+        assert socket_search.service_find(views(node), at) == expected
 
 
 @given(
@@ -122,7 +121,7 @@ def test_backend_find(
     for each, slot in backend_slots.items():
         node.put("backend_slots", each, slot)
     expected = call(node, "lookup_backend", service, id, found="slots")
-    assert lookups.backend_find(views(node), service, id) == expected
+    assert socket_search.backend_find(views(node), service, id) == expected
 
 
 @given(

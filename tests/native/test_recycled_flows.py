@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath.maps import checks, layout, records, scratch
+from ebpflb.datapath.maps import checks, layout, records
 from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from tests.native.node import POD, NativeNode
 
@@ -101,8 +101,8 @@ def test_a_reader_beside_a_writer_believes_no_other_entry(new_node: NewNode) -> 
 
 
 def packet(key: Tuple) -> bytes:
-    fields = dict.fromkeys(scratch.ReadPacket._fields, 0) | {"tuple": key, "opens": 1}
-    return PACKET.pack(scratch.ReadPacket(**fields))
+    fields = dict.fromkeys(records.ReadPacket._fields, 0) | {"tuple": key, "opens": 1}
+    return PACKET.pack(records.ReadPacket(**fields))
 
 
 def test_an_entry_that_is_recycled_after_its_copy_is_not_written(node: NativeNode) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath.maps import records, scratch
+from ebpflb.datapath.maps import records
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 from tests.native.node import POD, NativeNode
 
@@ -103,7 +103,7 @@ class Connection:
         opens = segment.control == SYN
         key = REPLY if side else REQUEST
         numbers = segment.seq % 2**32, segment.ack % 2**32 if segment.control & ACK else 0
-        packet = scratch.ReadPacket(
+        packet = records.ReadPacket(
             *(key, 34, 54 + segment.size, 0, 0, 0, 0, 0, opens, {"RST": 16, "FIN": 8, "": 0}[ends]),
             *(*numbers, segment.bytes, 0, 0, 0, 20, segment.control),
         )

@@ -13,10 +13,9 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.no_frontends import bit_of
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.scheduler import MAGLEV, SCHEDULER_ANNOTATION
+from ebpflb.model.annotations import MAGLEV, SCHEDULER_ANNOTATION
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import BackendName, Frontend
-from ebpflb.plan.prefixes import route_key
+from ebpflb.plan.entries import BackendName, Frontend, route_key
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web

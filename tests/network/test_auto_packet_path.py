@@ -17,8 +17,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.model.bridged_pods import SYSCTLS
-from ebpflb.model.packet_path import Engine
+from ebpflb.model.packet_path import SYSCTLS, Engine
 from ebpflb.node import ctnetlink
 from tests.kit import needs, requests
 from tests.kit.cluster import endpoint, web

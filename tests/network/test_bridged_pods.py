@@ -16,9 +16,9 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import CALL_SECONDS, Sockets
 from ebpflb.model.addresses import Family
-from ebpflb.model.bridged_pods import SYSCTLS, unsuited
-from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.model.packet_path import SYSCTLS, unsuited
 from ebpflb.node.device_watch import list_devices
+from ebpflb.node.sysctls import bridge_calls
 from ebpflb.serve import status
 from tests.kit import needs
 from tests.kit.cluster import Cluster, endpoint, web

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.lab import cni
-from ebpflb.model.scheduler import (
-    LEAST_CONNECTIONS,
-    MAGLEV,
-    RANDOM,
-    ROUND_ROBIN,
-    SOURCE_HASH,
-)
+from ebpflb.model.annotations import LEAST_CONNECTIONS, MAGLEV, RANDOM, ROUND_ROBIN, SOURCE_HASH
 from tests.kit import scheduled
 from tests.kit.parameters import both_engines
 from tests.kit.scheduled import dial, from_port, met, settled

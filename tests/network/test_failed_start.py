@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.attach.cgroup_links import cgroup_root
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.netns import Namespace, ip

@@ -17,8 +17,8 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.node import ctnetlink, flowtable
-from ebpflb.plan.connections import Connection
+from ebpflb.node import ctnetlink, flowtable, nft
+from ebpflb.plan.flow_entries import Connection
 from tests.kit import cluster, firewall, flood, forked, needs, requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.kit.conntrack_filler import full
@@ -156,7 +156,7 @@ def test_connections_live_through_restarts(node: Cluster, kind: int) -> None:
         exchange(client)
         if not is_there:
             assert passes(node, lambda: exchange(client)) >= EXCHANGES
-            assert not flowtable.exists(flowtable.TABLE)
+            assert not nft.exists(flowtable.TABLE)
     wait_until("it is in the flowtable again", lambda: is_forwarded(node, client))
     client.close()
 
@@ -260,7 +260,7 @@ def test_cleanup_removes_it_and_connections_go_on(node: Cluster) -> None:
     client = established(node)
     node.agent.stop()
     assert "table inet ebpflb stays as long as" in ebpflb(node, "cleanup")
-    assert not flowtable.exists(flowtable.TABLE)
+    assert not nft.exists(flowtable.TABLE)
     exchange(client)
     client.close()
     node.close_maps()

@@ -13,8 +13,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
-from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.flow_entries import FlowKind, gather, state
+from ebpflb.plan.flow_entries import FlowKind, Timeouts, gather, state
 from tests.kit import flood, requests
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.parameters import both_engines, families

@@ -12,12 +12,12 @@ from itertools import cycle
 
 import pytest
 
-from ebpflb.agent import ended_connections
+from ebpflb.agent import missed_ends
 from ebpflb.lab import traffic
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.model.scheduler import LEAST_CONNECTIONS, SCHEDULER_ANNOTATION
+from ebpflb.model.annotations import LEAST_CONNECTIONS, SCHEDULER_ANNOTATION
 from ebpflb.plan.flow_entries import Hook, Tuple
 from tests.kit import scheduled, two_nodes
 from tests.kit.scheduled import dial, settled
@@ -30,7 +30,7 @@ SIZES = f"--map-size=connections={FULL},sockets={FULL},{FLOWS}"
 PATIENT = "--conntrack-udp-timeout=10m"  # opening that many takes minutes where it is emulated
 AT_ONCE, WAYS = 5000, ("external", "balancer", "nodeport")
 MORE = 3  # connections that find no space
-SWEPT = 8 * ended_connections.RECOUNT_INTERVAL
+SWEPT = 8 * missed_ends.RECOUNT_INTERVAL
 # Who fills the map by what: sockets, or flows of packets.
 FILLED = [("hooked", "tcp"), ("hooked", "udp"), ("outside", "tcp"), ("unhooked", "udp")]
 

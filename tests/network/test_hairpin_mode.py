@@ -13,10 +13,9 @@ import pytest
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.addresses import Family
-from ebpflb.model.bridged_pods import SYSCTLS, unsuited
-from ebpflb.model.packet_path import Engine
-from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.model.packet_path import SYSCTLS, Engine, unsuited
 from ebpflb.node.device_watch import list_devices
+from ebpflb.node.sysctls import bridge_calls
 from tests.kit import needs, requests
 from tests.kit.lab_cluster import PORT, TARGET, TRAFFIC, new_lab
 from tests.kit.parameters import both_engines, families, protocols

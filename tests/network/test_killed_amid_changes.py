@@ -11,13 +11,17 @@ from contextlib import ExitStack
 from math import gcd
 from random import Random
 
-from ebpflb.agent import ended_connections
+from ebpflb.agent import missed_ends
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.model.scheduler import LEAST_CONNECTIONS, SCHEDULER_ANNOTATION, SCHEDULERS
-from ebpflb.model.weights import WEIGHT_ANNOTATION
+from ebpflb.model.annotations import (
+    LEAST_CONNECTIONS,
+    SCHEDULER_ANNOTATION,
+    SCHEDULERS,
+    WEIGHT_ANNOTATION,
+)
 from tests.kit import chances
 from tests.kit import scheduled as spread
 from tests.kit.parameters import both_engines
@@ -27,7 +31,7 @@ from tests.kit.two_nodes import TwoNodes
 from tests.load import LOAD, scaled
 
 ROUNDS, OTHERS = max(2, scaled(8)), 40  # kills; Services that make a change take longer
-SEED, SWEPT = 14, 8 * ended_connections.RECOUNT_INTERVAL
+SEED, SWEPT = 14, 8 * missed_ends.RECOUNT_INTERVAL
 WEIGHTS, MOST = (0, 1, 25, 50, 1000), 1000
 PAUSE = 0.01 / LOAD
 

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from ebpflb.agent import ended_connections
+from ebpflb.agent import missed_ends
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
-from ebpflb.model.scheduler import LEAST_CONNECTIONS
+from ebpflb.model.annotations import LEAST_CONNECTIONS
 from tests.kit import scheduled
 from tests.kit.parameters import both_engines, families
 from tests.kit.scheduled import BY_SOCKETS, CLIENTS, clients, dial, loads, settled, slices
@@ -95,7 +95,7 @@ def test_datagrams_count_as_long_as_their_socket_or_flow_lives(
         settled(two)
     else:
         two.delete_flows("other_flows")
-        wait_until("swept", lambda: not loads(two), 8 * ended_connections.RECOUNT_INTERVAL)
+        wait_until("swept", lambda: not loads(two), 8 * missed_ends.RECOUNT_INTERVAL)
     assert not list(two.maps["connections"].items())
 
 

@@ -16,9 +16,9 @@ import yaml
 
 from ebpflb import unix_socket
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.monitoring import decisions
-from ebpflb.datapath.monitoring.protocol import MonitorQuestion
-from ebpflb.diagnose.event_words import Told
+from ebpflb.datapath.monitoring import variant
+from ebpflb.datapath.monitoring.variant import MonitorQuestion
+from ebpflb.diagnose.events import Told
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
@@ -244,7 +244,7 @@ def test_what_nobody_reads_is_lost_and_counted(
     cluster: Cluster, pod: Sockets, tmp_path: Path
 ) -> None:
     """A stopped monitor loses events, says how many, and nothing waits for it."""
-    translated = decisions.DECISIONS["translated"]
+    translated = variant.DECISIONS["translated"]
     before = sum(cluster.maps["verdicts"].get(translated))
     with watching(cluster.agent, tmp_path, "-o", "json", "--verdict", "translated") as monitor:
         monitor.process.send_signal(signal.SIGSTOP)

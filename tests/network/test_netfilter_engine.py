@@ -12,7 +12,7 @@ from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink
 from ebpflb.options import Options
-from ebpflb.plan.connections import DESTINATION_NAT, Connection
+from ebpflb.plan.flow_entries import DESTINATION_NAT, Connection
 from tests.kit import requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET

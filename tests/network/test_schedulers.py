@@ -10,8 +10,12 @@ from math import gcd
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.scheduler import LEAST_CONNECTIONS, SCHEDULER_ANNOTATION, SCHEDULERS
-from ebpflb.model.slow_start import SLOW_START_ANNOTATION
+from ebpflb.model.annotations import (
+    LEAST_CONNECTIONS,
+    SCHEDULER_ANNOTATION,
+    SCHEDULERS,
+    SLOW_START_ANNOTATION,
+)
 from tests.kit import chances, requests
 from tests.kit.parameters import both_engines
 from tests.kit.requests import Send

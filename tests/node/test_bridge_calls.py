@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.bridged_pods import SYSCTLS
-from ebpflb.node import sysctl
-from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.model.packet_path import SYSCTLS
+from ebpflb.node import sysctls
+from ebpflb.node.sysctls import bridge_calls
 from tests.node import nodes
 
 NAME = f"ebpflb-test-{os.getpid()}-bridge"
@@ -23,12 +23,12 @@ def test_sysctls(on: Family) -> None:
     """Each family has a sysctl of its own."""
     with nodes.fresh(NAME):
         for family, name in SYSCTLS.items():
-            sysctl.path(name).write_text(f"{int(family is on)}\n")
+            sysctls.sysctl_path(name).write_text(f"{int(family is on)}\n")
         assert bridge_calls() == {family: family is on for family in Family}
 
 
 def test_no_br_netfilter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the module there are no sysctls, and bridges hand over nothing."""
-    monkeypatch.setattr(sysctl, "OWN_PROC_SYS", tmp_path)
-    monkeypatch.setattr(sysctl, "HOST", tmp_path)
+    monkeypatch.setattr(sysctls, "OWN_PROC_SYS", tmp_path)
+    monkeypatch.setattr(sysctls, "HOST", tmp_path)
     assert bridge_calls() == dict.fromkeys(Family, False)

@@ -14,7 +14,7 @@ from pyroute2 import netns
 
 from ebpflb.errors import NodeError
 from ebpflb.lab.netns import ip as run_ip
-from ebpflb.node import conntrack
+from ebpflb.node import sysctls as conntrack
 from ebpflb.options import ConntrackOptions
 
 NAME = f"ebpflb-test-{os.getpid()}-conntrack"
@@ -40,7 +40,7 @@ class Sysctls:
         self.written: list[str] = []
 
     def set_up(self, wanted: ConntrackOptions) -> None:
-        conntrack.set_up(wanted, self.proc, self.hash_size)
+        conntrack.set_up_conntrack(wanted, self.proc, self.hash_size)
 
     def changed(self) -> dict[str, int]:
         now = {name: int((self.proc / name).read_text()) for name in KERNEL}
@@ -172,7 +172,7 @@ def test_read_only_size_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPat
 def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A kernel without conntrack gets nothing, and that is said."""
     caplog.set_level(logging.INFO)
-    conntrack.set_up(ConntrackOptions(), tmp_path, tmp_path / "hashsize")
+    conntrack.set_up_conntrack(ConntrackOptions(), tmp_path, tmp_path / "hashsize")
     assert caplog.messages == ["conntrack is not there: none of its settings are set"]
 
 
@@ -210,7 +210,7 @@ def test_close_wait_for_real(namespace: None) -> None:
         before = [(conntrack.NETFILTER_SYSCTLS / name).read_text() for name in names]
     finally:
         netns.pushns(NAME)
-    conntrack.set_up(
+    conntrack.set_up_conntrack(
         ConntrackOptions(max_per_core=2**20, min_total=2**30, close_wait=3601, established=86401)
     )
     assert [int((conntrack.NETFILTER_SYSCTLS / name).read_text()) for name in names] == [

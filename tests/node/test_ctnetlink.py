@@ -13,11 +13,10 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink, ctnetlink_messages, ctnetlink_tuples
-from ebpflb.node.ctnetlink_tuples import TuplePart
-from ebpflb.plan.connections import Connection
+from ebpflb.node import ctnetlink
+from ebpflb.node.ctnetlink import TuplePart
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import FlowState
+from ebpflb.plan.flow_entries import Connection, FlowState
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -102,8 +101,8 @@ def test_only_what_is_wanted() -> None:
     assert not found.is_translated
     assert len(list(ctnetlink.connections(lambda *_: True, Protocol.UDP))) == 6
     assert len(list(ctnetlink.connections(lambda *_: True, Protocol.TCP))) == 1
-    by_protocol = ctnetlink_tuples.matching(TuplePart(Protocol.TCP))
-    listed = list(ctnetlink_messages.dump(by_protocol, socket.AF_INET))
+    by_protocol = ctnetlink.matching_filter(TuplePart(Protocol.TCP))
+    listed = list(ctnetlink.dump(by_protocol, socket.AF_INET))
     assert len(listed) == 1, "the kernel leaves out the others"
 
 
@@ -133,8 +132,8 @@ def test_the_kernel_lists_only_entries_of_one_frontend(address: str, listed: int
     for host in (*VIPS.values(), "127.0.0.9", "::1"):
         say(host, 53)
         say(host, 54)
-    by_frontend = ctnetlink_tuples.matching(ctnetlink_tuples.to(frontend(address)))
-    assert len(list(ctnetlink_messages.dump(by_frontend, family_of(address)))) == listed
+    by_frontend = ctnetlink.matching_filter(ctnetlink.tuple_to(frontend(address)))
+    assert len(list(ctnetlink.dump(by_frontend, family_of(address)))) == listed
 
 
 @pytest.mark.parametrize("to", [VIPS[4], "0.0.0.0"])
@@ -165,7 +164,7 @@ def test_ipv6_is_not_deleted_by_a_filter() -> None:
 def test_a_kernel_that_cannot_delete_by_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said, and nothing is deleted: as it was before the filter was known to deletions."""
     say(VIPS[4], 53)
-    monkeypatch.setattr(ctnetlink_tuples, "_FILTER", 24)  # of another attribute
+    monkeypatch.setattr(ctnetlink, "_FILTER", 24)  # of another attribute
     assert ctnetlink.delete_answered(frontend(VIPS[4]), (ip_address("127.0.0.1"), 5454)) is None
     assert ctnetlink.count() == 1
 
@@ -218,7 +217,7 @@ def test_no_conntrack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert everything() == []
     say(VIPS[4], 53)
     with monkeypatch.context() as patched:
-        patched.setattr(ctnetlink_messages, "GET", 99 << 8 | 1)  # of no subsystem
+        patched.setattr(ctnetlink, "GET", 99 << 8 | 1)  # of no subsystem
         with pytest.raises(NodeError, match=r"cannot be listed: .*: load .*nf_conntrack_netlink$"):
             everything()
     monkeypatch.setattr(ctnetlink, "_COUNT", tmp_path / "nothing")

@@ -8,8 +8,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.node import flowtable, nft
-from ebpflb.node.flowtable import FRONTEND_SETS, TABLE, Contents
-from ebpflb.node.flowtable_probe import flowtable_obstacle
+from ebpflb.node.flowtable import FRONTEND_SETS, TABLE, Contents, flowtable_obstacle
 from tests.kit import needs
 from tests.node import nodes
 from tests.node.nodes import run

@@ -8,10 +8,17 @@ import pytest
 
 from ebpflb.model.devices import Device
 from ebpflb.node import flowtable
-from ebpflb.node.flowtable import EMPTY_FLOWTABLE, Contents, element
-from ebpflb.node.flowtable_sync import FlowtableSync, InFlowtable, differences, elements
+from ebpflb.node.flowtable import (
+    EMPTY_FLOWTABLE,
+    Contents,
+    FlowtableSync,
+    InFlowtable,
+    differences,
+    element,
+    elements,
+)
 from ebpflb.plan.entries import Frontend, Range, ServiceEntry
-from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Plan
 
 V4, V6 = ip_address("192.0.2.1"), ip_address("2001:db8::1")
 WEB = Frontend(ip_address("10.96.0.10"), 80, 6)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.model.addresses import Family
-from ebpflb.node import ip_families
+from ebpflb.node import sysctls
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_supported(tmp_path: Path, disabled: str | None, has_devices: bool, v6: 
         (tmp_path / "net").mkdir()
         (tmp_path / "net/if_inet6").touch()
     expected = set(Family) if v6 else {Family.IPV4}
-    assert ip_families.supported_families(tmp_path) == expected
+    assert sysctls.supported_families(tmp_path) == expected

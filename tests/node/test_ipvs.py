@@ -9,9 +9,8 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.model.kube_proxy import DEVICE, NODE_PORTS, SETS
-from ebpflb.model.virtual_servers import VirtualServer
-from ebpflb.node import ipvs, kube_proxy_leftovers
+from ebpflb.model.kube_proxy import DEVICE, NODE_PORTS, SETS, VirtualServer
+from ebpflb.node import kube_proxy_leftovers
 from tests.node import nodes, rules
 from tests.node.nodes import TOOLS, load, make_sets, run
 
@@ -39,7 +38,7 @@ def test_set_in_use() -> None:
     (line,) = failed
     assert line.startswith("ipset KUBE-CLUSTER-IP: ")
     assert "in use" in line
-    assert ipvs.sets() == {"KUBE-CLUSTER-IP"}
+    assert kube_proxy_leftovers.ipsets() == {"KUBE-CLUSTER-IP"}
 
 
 def test_other_sets() -> None:
@@ -47,14 +46,14 @@ def test_other_sets() -> None:
     run("ipset", "create", "KUBE-NETPOL-1", "hash:ip")
     run("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port")
     assert nodes.remove() == ["ipset KUBE-CLUSTER-IP"]
-    assert ipvs.sets() == {"KUBE-NETPOL-1"}
+    assert kube_proxy_leftovers.ipsets() == {"KUBE-NETPOL-1"}
 
 
 def test_node_ports() -> None:
     """The members of a set of ports can be read, of an empty one too."""
     make_sets(TOOLS[0])
-    assert ipvs.ports("KUBE-NODE-PORT-TCP") == {30080}
-    assert ipvs.ports("KUBE-HEALTH-CHECK-NODE-PORT") == set()
+    assert kube_proxy_leftovers.service_ports("KUBE-NODE-PORT-TCP") == {30080}
+    assert kube_proxy_leftovers.service_ports("KUBE-HEALTH-CHECK-NODE-PORT") == set()
 
 
 @pytest.mark.parametrize(("family", "member"), [("inet", "192.0.2.1"), ("inet6", "2001:db8::1")])
@@ -64,24 +63,24 @@ def test_node_ports_of_sctp(family: str, member: str) -> None:
     assert name in SETS
     run("ipset", "create", name, "hash:ip,port", "family", family)
     run("ipset", "add", name, f"{member},sctp:30090")
-    assert ipvs.ports(name) == {30090}
+    assert kube_proxy_leftovers.service_ports(name) == {30090}
 
 
 def test_device() -> None:
     """The device of the ipvs mode goes with its addresses (a bridge here, as any kernel has)."""
     for words in (f"link add {DEVICE} type bridge", f"address add 10.96.0.10 dev {DEVICE}"):
         run("ip", *words.split())
-    assert ipvs.addresses(DEVICE) == {ip_address("10.96.0.10")}
+    assert kube_proxy_leftovers.dummy_addresses(DEVICE) == {ip_address("10.96.0.10")}
     assert kube_proxy_leftovers.visible_rules() == [f"device {DEVICE}"]
     assert nodes.remove() == [f"device {DEVICE}"]
-    assert ipvs.addresses(DEVICE) is None
+    assert kube_proxy_leftovers.dummy_addresses(DEVICE) is None
 
 
 def is_ipvs_here() -> bool:
     """Whether the kernel has IPVS, or loads it for a rule that asks for it."""
     rule = ["iptables-nft", "-A", "OUTPUT", "-m", "ipvs", "--ipvs"]
     subprocess.run(["unshare", "--net", *rule], capture_output=True, check=False)
-    return ipvs.SERVERS.exists()
+    return kube_proxy_leftovers.SERVERS.exists()
 
 
 @pytest.mark.skipif(not is_ipvs_here(), reason="this kernel is without IPVS")
@@ -103,5 +102,7 @@ def test_virtual_servers() -> None:
         "virtual servers of IPVS that may be others': 127.0.0.1:443/TCP"
     ]
     assert "3 virtual servers of IPVS, with 0 open connections" in nodes.remove()
-    assert ipvs.servers() == [VirtualServer("TCP", ip_address("127.0.0.1"), 443)]
+    assert kube_proxy_leftovers.virtual_servers() == [
+        VirtualServer("TCP", ip_address("127.0.0.1"), 443)
+    ]
     assert "FWM" in run("ipvsadm", "-L", "-n")

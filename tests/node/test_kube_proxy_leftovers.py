@@ -10,7 +10,7 @@ from socket import AF_INET, AF_INET6
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.node import ipvs, kube_proxy_leftovers, xtables
+from ebpflb.node import iptables, kube_proxy_leftovers
 from ebpflb.node.iptables import Tool
 from tests.node import nodes, rules
 from tests.node.nodes import (
@@ -68,7 +68,7 @@ def test_cleanup_leaves_neighbours(tool: Tool, mode: Callable[[Tool], None]) -> 
     assert everything() != before
     assert remove()
     assert everything() == before
-    assert not ipvs.sets()
+    assert not kube_proxy_leftovers.ipsets()
 
 
 @every_tool
@@ -122,7 +122,7 @@ def test_cleanup_leaves_marks_of_others(tool: Tool, mode: Callable[[Tool], None]
         "POSTROUTING",
         "CNI-DN-77aa0c",
     ]
-    assert not ipvs.sets()
+    assert not kube_proxy_leftovers.ipsets()
     assert not kube_proxy_leftovers.survey().removable
 
 
@@ -213,4 +213,4 @@ def test_looking_changes_nothing() -> None:
     kube_proxy_leftovers.survey()
     kube_proxy_leftovers.visible_rules()
     assert everything() == before
-    assert not any(xtables.tables(family) for family in (AF_INET, AF_INET6))
+    assert not any(iptables.legacy_tables(family) for family in (AF_INET, AF_INET6))

@@ -11,7 +11,7 @@ import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.errors import NodeError
-from ebpflb.node import ctnetlink, ctnetlink_messages, nat, nft
+from ebpflb.node import ctnetlink, nat_watch, nft
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -30,13 +30,13 @@ def netns() -> Iterator[None]:
 )
 def test_translates(rule: str, translated: bool) -> None:
     """Connections to an address that is translated are seen; those only tracked do not count."""
-    assert not nat.has_dnat_connections()
+    assert not nat_watch.has_dnat_connections()
     run("ip", "link", "set", "lo", "up")
     chain = f"type nat hook output priority -100\n udp dport 53 {rule}\n"
     run("nft", "-f", "-", said=f"table ip mine {{\n chain c {{\n {chain} }}\n}}\n")
     with socket(AF_INET, SOCK_DGRAM) as client:
         client.sendto(b"?", ("127.0.0.1", 53))
-    assert nat.has_dnat_connections() == translated
+    assert nat_watch.has_dnat_connections() == translated
 
 
 def test_among_many() -> None:
@@ -48,19 +48,19 @@ def test_among_many() -> None:
         with socket(AF_INET, SOCK_DGRAM) as client:
             client.sendto(b"?", ("127.0.0.1", port))
     assert int(COUNT.read_text()) >= 2000
-    assert not nat.has_dnat_connections()
+    assert not nat_watch.has_dnat_connections()
     with socket(AF_INET, SOCK_DGRAM) as client:
         client.sendto(b"?", ("127.0.0.1", 999))
-    assert nat.has_dnat_connections()
+    assert nat_watch.has_dnat_connections()
 
 
 def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where the kernel does not say which connections it tracks, some may be translated."""
     unknown = 99 << 8 | 1  # of no subsystem
-    monkeypatch.setattr(ctnetlink_messages, "GET", unknown)
-    assert nat.has_dnat_connections()
+    monkeypatch.setattr(ctnetlink, "GET", unknown)
+    assert nat_watch.has_dnat_connections()
     monkeypatch.setattr(ctnetlink, "_MOST", tmp_path / "nothing")
-    assert not nat.has_dnat_connections()
+    assert not nat_watch.has_dnat_connections()
 
 
 def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,15 +73,15 @@ def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nft, "NFTables", WithoutNat)
     with pytest.raises(NodeError, match="modprobe -a nft_chain_nat nft_ct"):
-        nat.keep_nat_hooks(nat.HOLD)
+        nat_watch.keep_nat_hooks(nat_watch.HOLD)
 
 
 def test_a_table_stays_as_long_as_it_is_used() -> None:
     """It is removed when no connection is translated; a table that is not there is gone."""
-    nat.keep_nat_hooks(nat.HOLD)
+    nat_watch.keep_nat_hooks(nat_watch.HOLD)
     nodes.translate("127.0.0.7", 53)
-    assert not nat.release_when_unused(nat.HOLD)
+    assert not nat_watch.release_when_unused(nat_watch.HOLD)
     ctnetlink.delete(ctnetlink.connections(lambda *_: True))
     for _ in range(2):
-        assert nat.release_when_unused(nat.HOLD)
-        assert not nft.exists(nat.HOLD)
+        assert nat_watch.release_when_unused(nat_watch.HOLD)
+        assert not nft.exists(nat_watch.HOLD)

@@ -10,7 +10,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.model.events import SourceStatus
-from ebpflb.node import ctnetlink, nat, netfilter_table, nft
+from ebpflb.node import ctnetlink, nat_watch, netfilter_table, nft
 from ebpflb.node.nat_watch import NatWatch
 from ebpflb.node.netfilter_rules import TABLE, TableOptions
 from ebpflb.node.netfilter_table import NetfilterTable
@@ -127,11 +127,11 @@ def test_an_earlier_engines_tables_go(table: Table) -> None:
     """Where the engine does not serve its table is to be released; what an earlier version kept NAT
     at work with stays as long as a connection is translated.
     """
-    nat.keep_nat_hooks(nat.FORMER)
+    nat_watch.keep_nat_hooks(nat_watch.FORMER)
     nodes.translate(SERVICE, PORT)
     with started(NatWatch(lambda _: None, table, needed=lambda: False, seconds=0.01)):
         assert eventually(lambda: table.releases > 3)
-        assert nft.tables() == {nat.FORMER}
+        assert nft.tables() == {nat_watch.FORMER}
         ctnetlink.delete(ctnetlink.connections(lambda *_: True))
         assert eventually(lambda: not nft.tables())
 

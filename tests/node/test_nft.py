@@ -8,7 +8,7 @@ from errno import EMFILE, EPROTONOSUPPORT
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.node import nat, nft
+from ebpflb.node import nat_watch, nft
 from ebpflb.node.nft import Name
 from tests.node import nodes
 from tests.node.nodes import run
@@ -72,20 +72,20 @@ def test_delete_refused() -> None:
         nft.delete(Name("ip", "x" * 300))
 
 
-@pytest.mark.parametrize("table", [nat.FORMER, nat.HOLD], ids=str)
+@pytest.mark.parametrize("table", [nat_watch.FORMER, nat_watch.HOLD], ids=str)
 def test_hold_nat(table: Name) -> None:
     """What keeps NAT alive is made once, decides nothing, and goes."""
-    assert nat.keep_nat_hooks(table)
+    assert nat_watch.keep_nat_hooks(table)
     made = run("nft", "list", "ruleset")
     assert "type nat hook prerouting" in made
     assert not any(
         word in made for word in ("dnat", "snat", "masquerade", "drop", "accept;\n\t\t\t")
     )
-    assert not nat.keep_nat_hooks(table)
+    assert not nat_watch.keep_nat_hooks(table)
     assert run("nft", "list", "ruleset") == made
-    assert nat.keeps_nat_hooks(table)
-    nat.release_nat_hooks(table)
-    assert not nat.keeps_nat_hooks(table)
+    assert nat_watch.keeps_nat_hooks(table)
+    nat_watch.release_nat_hooks(table)
+    assert not nat_watch.keeps_nat_hooks(table)
     assert not run("nft", "list", "ruleset")
 
 

@@ -4,7 +4,7 @@
 import os
 
 from ebpflb.lab.netns import Namespace
-from ebpflb.node import policy_rules
+from ebpflb.node import routes
 from tests.node import nodes
 
 NAME = f"ebpflb-test-{os.getpid()}-policy"
@@ -13,8 +13,8 @@ NAME = f"ebpflb-test-{os.getpid()}-policy"
 def test_marks() -> None:
     """Of both families, under their masks; rules without a mark are not counted."""
     with nodes.fresh(NAME):
-        assert policy_rules.marks() == set()
+        assert routes.rule_marks() == set()
         here = Namespace(NAME)
         here.ip("rule add fwmark 0x80/0x80 lookup main", "rule add from 10.1.1.1 lookup 2")
         here.ip("rule add fwmark 0x1ff/0x100 lookup 3", v6=True)
-        assert policy_rules.marks() == {0x80, 0x100}
+        assert routes.rule_marks() == {0x80, 0x100}

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from ebpflb.node.removals import RemovalWatch
+from ebpflb.node.device_watch import RemovalWatch
 from tests.datapath.variants import eventually
 from tests.kit.descriptors import beyond_1023
 from tests.node import nodes
@@ -80,7 +80,7 @@ def test_a_folder_that_is_made_anew_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a bpffs has been mounted anew."""
-    monkeypatch.setattr("ebpflb.node.removals._WATCH_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.node.device_watch._WATCH_RETRY_SECONDS", 0.01)
     folder = tmp_path / "links"
     with watching(folder) as told:
         folder.mkdir()

@@ -11,7 +11,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.lab.netns import ip as run_ip
-from ebpflb.node import reserved_ports
+from ebpflb.node import sysctls
 from tests.kit.hostile_files import HOSTILE, lay
 
 NAME = f"ebpflb-test-{os.getpid()}-ports"
@@ -30,15 +30,15 @@ def record(tmp_path: Path) -> Iterator[Path]:
 
 
 def reserved() -> str:
-    return reserved_ports.RESERVED.read_text().strip()
+    return sysctls.RESERVED.read_text().strip()
 
 
 def test_reserved(record: Path) -> None:
     """The range is reserved beside what others reserved, and released without touching that."""
-    reserved_ports.RESERVED.write_text("8080,20005-20010\n")
-    reserved_ports.reserve(record, 20000, 20019)
+    sysctls.RESERVED.write_text("8080,20005-20010\n")
+    sysctls.reserve_ports(record, 20000, 20019)
     assert reserved() == "8080,20000-20019"
-    reserved_ports.release(record)
+    sysctls.release_ports(record)
     assert reserved() == "8080,20005-20010"
     assert not record.exists()
 
@@ -46,35 +46,35 @@ def test_reserved(record: Path) -> None:
 def test_again(record: Path) -> None:
     """A restart adds nothing, and forgets nothing that is ours."""
     for _ in range(2):
-        reserved_ports.reserve(record, 20000, 20009)
-    reserved_ports.release(record)
+        sysctls.reserve_ports(record, 20000, 20009)
+    sysctls.release_ports(record)
     assert reserved() == ""
 
 
 def test_other_range(record: Path) -> None:
     """With another range the former one is given back."""
-    reserved_ports.reserve(record, 20000, 20009)
-    reserved_ports.reserve(record, 20008, 20019)
+    sysctls.reserve_ports(record, 20000, 20009)
+    sysctls.reserve_ports(record, 20008, 20019)
     assert reserved() == "20008-20019"
 
 
 def test_added_meanwhile(record: Path) -> None:
     """What others add while we are here stays."""
-    reserved_ports.reserve(record, 20000, 20009)
-    reserved_ports.RESERVED.write_text(f"{reserved()},9000\n")
-    reserved_ports.release(record)
+    sysctls.reserve_ports(record, 20000, 20009)
+    sysctls.RESERVED.write_text(f"{reserved()},9000\n")
+    sysctls.release_ports(record)
     assert reserved() == "9000"
 
 
 def test_other_namespace(record: Path) -> None:
     """What was added in another network namespace is not taken away here."""
-    reserved_ports.reserve(record, 20000, 20009)
+    sysctls.reserve_ports(record, 20000, 20009)
     other = f"{NAME}-other"
     run_ip("netns", "add", other)
     netns.pushns(other)
     try:
-        reserved_ports.RESERVED.write_text("20000-20009\n")
-        reserved_ports.release(record)
+        sysctls.RESERVED.write_text("20000-20009\n")
+        sysctls.release_ports(record)
         assert reserved() == "20000-20009"
     finally:
         netns.popns()
@@ -83,15 +83,15 @@ def test_other_namespace(record: Path) -> None:
 
 def test_nothing_added(record: Path) -> None:
     """Releasing what was never reserved changes nothing."""
-    reserved_ports.RESERVED.write_text("8080\n")
-    reserved_ports.release(record)
+    sysctls.RESERVED.write_text("8080\n")
+    sysctls.release_ports(record)
     assert reserved() == "8080"
 
 
 def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the list cannot be written, the reason is logged in one line."""
-    monkeypatch.setattr(reserved_ports, "RESERVED", record.parent / "missing")
-    reason = reserved_ports.try_to_reserve(record, 20000, 20009)
+    monkeypatch.setattr(sysctls, "RESERVED", record.parent / "missing")
+    reason = sysctls.try_to_reserve_ports(record, 20000, 20009)
     assert reason == f"{record.parent}/missing: No such file or directory"
 
 
@@ -101,14 +101,14 @@ def test_refused(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    reserved_ports.RESERVED.write_text("30005\n")
-    reserved_ports.reserve(record, 20000, 20009)
+    sysctls.RESERVED.write_text("30005\n")
+    sysctls.reserve_ports(record, 20000, 20009)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", refuse)
-        reason = reserved_ports.try_to_reserve(record, 30000, 30009)
-    assert reason == f"{reserved_ports.RESERVED}: Read-only file system"
-    reserved_ports.RESERVED.write_text("20000-20009,30000-30009\n")
-    reserved_ports.release(record)
+        reason = sysctls.try_to_reserve_ports(record, 30000, 30009)
+    assert reason == f"{sysctls.RESERVED}: Read-only file system"
+    sysctls.RESERVED.write_text("20000-20009,30000-30009\n")
+    sysctls.release_ports(record)
     assert reserved() == "30000-30009"
 
 
@@ -117,10 +117,10 @@ def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, po
     """It is named, and counts as none: what the kernel's list has is others'."""
     netns_number = os.stat("/proc/self/ns/net").st_ino
     record.write_text(json.dumps({"netns": netns_number, "ports": ports}))
-    reserved_ports.reserve(record, 20000, 20009)
+    sysctls.reserve_ports(record, 20000, 20009)
     assert reserved() == "20000-20009"
     assert str(record) in caplog.text
-    reserved_ports.release(record)
+    sysctls.release_ports(record)
     assert reserved() == ""
 
 
@@ -128,6 +128,6 @@ def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, po
 def test_anything_in_the_place_of_the_record(record: Path, make: Callable[[Path], None]) -> None:
     """The ports are reserved, or it is said why not; nothing waits."""
     lay(make, record)
-    said = reserved_ports.try_to_reserve(record, 20000, 20009)
+    said = sysctls.try_to_reserve_ports(record, 20000, 20009)
     assert (said is None) == (reserved() == "20000-20009")
     assert said is None or str(record) in said

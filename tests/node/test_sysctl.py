@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.node import sysctl
+from ebpflb.node import sysctls
 
 NAME = "net/ipv4/ip_forward"
 
 
 def test_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is mounted: /proc/sys itself."""
-    monkeypatch.setattr(sysctl, "HOST", tmp_path)
-    assert sysctl.path(NAME) == Path("/proc/sys", NAME)
+    monkeypatch.setattr(sysctls, "HOST", tmp_path)
+    assert sysctls.sysctl_path(NAME) == Path("/proc/sys", NAME)
 
 
 def test_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is mounted there is written; what is not is looked for where it always is."""
-    monkeypatch.setattr(sysctl, "HOST", tmp_path)
+    monkeypatch.setattr(sysctls, "HOST", tmp_path)
     (tmp_path / "net/ipv4").mkdir(parents=True)
     (tmp_path / NAME).touch()
-    assert sysctl.path(NAME) == tmp_path / NAME
-    assert sysctl.path("net/ipv4/other") == Path("/proc/sys/net/ipv4/other")
+    assert sysctls.sysctl_path(NAME) == tmp_path / NAME
+    assert sysctls.sysctl_path("net/ipv4/other") == Path("/proc/sys/net/ipv4/other")

@@ -17,10 +17,9 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired_service import DesiredService, desired_service
+from ebpflb.plan.desired import DesiredService, desired_service
 from ebpflb.plan.entries import NO_SLOT
-from ebpflb.plan.plan import TRANSLATIONS
-from ebpflb.plan.planner import Planner
+from ebpflb.plan.planner import TRANSLATIONS, Planner
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import Places

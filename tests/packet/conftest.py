@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath.maps import bpf_map, layout
-from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.bpf_map import CPU_ARRAYS, Map
 from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.datapath.maps.sizes import CPU_ARRAYS
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.compiler import Compiled
 from tests.kit import once

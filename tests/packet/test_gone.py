@@ -5,7 +5,7 @@ sends is answered by a reset; what the backend sends, and the client's resets, g
 
 import pytest
 
-from ebpflb.on_removal.flow_resets import GONE_FLAG
+from ebpflb.on_removal.resets import GONE_FLAG
 from ebpflb.plan.flow_entries import FlowKind
 from tests.packet.frames import (
     Packet,

@@ -11,7 +11,7 @@ import pytest
 
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.layout import ffi
-from ebpflb.datapath.programs import testrun
+from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from tests.packet.conftest import Loaded, loaded
 from tests.packet.frames import Packet, at, destination, ends, opening, reply, segment
@@ -48,8 +48,8 @@ def flood(node: PacketNode, first: Packet, *answers: Packet, count: int = FLOOD)
     for number in range(count):
         for hook, frame, at_ in frames:
             frame[at_ : at_ + 4] = struct.pack("!I", (172 << 24) + (16 << 16) + number)
-            ran = testrun.run(node.hooks[hook], bytes(frame), ifindex=node.devices["uplink"])
-            assert ran.retval == testrun.PASS
+            ran = loader.test_run(node.hooks[hook], bytes(frame), ifindex=node.devices["uplink"])
+            assert ran.retval == loader.PASS
 
 
 def established(node: PacketNode, protocol: str, client: str, where: str) -> Packet:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from ebpflb.agent.ended_connections import EndedConnections
+from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.plan.flow_entries import FlowKind, Hook, Tuple
 from tests.packet.frames import Packet, at, destination, opening, reply, segment
 from tests.packet.node import PacketNode

@@ -8,7 +8,7 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.layout import MAPS
-from ebpflb.datapath.programs import testrun
+from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.plan.flow_entries import Hook
 from tests.packet.conftest import loaded
@@ -76,8 +76,8 @@ def test_eviction_at_full_speed_translates_nothing_wrong(crowded: PacketNode) ->
         clients = [at(V4.pod, 20_000 + 2 * number + way) for number in range(CLIENTS)]
         frames = [bytes(datagram(client, frontends[way])) for client in clients] * ROUNDS
         ifindex = crowded.devices["uplink"]
-        ran = [testrun.run(crowded.hooks["ingress"], each, ifindex=ifindex) for each in frames]
-        passed = {each.packet for each in ran if each.retval == testrun.PASS}
+        ran = [loader.test_run(crowded.hooks["ingress"], each, ifindex=ifindex) for each in frames]
+        passed = {each.packet for each in ran if each.retval == loader.PASS}
         return {destination(Ether(packet)) for packet in passed}
 
     with ThreadPoolExecutor(2) as threads:

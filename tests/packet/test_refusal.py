@@ -7,8 +7,8 @@ import time
 import pytest
 
 from ebpflb.datapath import kernel
+from ebpflb.datapath.maps.bpf_map import possible_cpus
 from ebpflb.datapath.maps.records import RejectBudget
-from ebpflb.datapath.maps.sizes import possible_cpus
 from tests.packet.frames import (
     ICMP,
     TCP,

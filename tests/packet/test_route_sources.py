@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
 
-from ebpflb.plan.prefixes import route_key
+from ebpflb.plan.entries import route_key
 from tests.packet.frames import at, host_of, opening, source
 from tests.packet.node import PacketNode
 from tests.packet.places import IPV4, Places

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, ip_network
 
 from ebpflb.model.addresses import Family, Network
+from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.model.weights import DEFAULT_WEIGHT
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired_service import DesiredBackend, DesiredService
+from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Flags, Frontend
 
 CAPACITY = Capacity(  # nothing gets full

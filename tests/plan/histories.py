@@ -9,8 +9,8 @@ from hypothesis import strategies as some
 from msgspec import structs
 
 from ebpflb.model.services import PortName
-from ebpflb.plan import scheduling
-from ebpflb.plan.desired_service import DesiredBackend, DesiredService
+from ebpflb.plan import tables
+from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import Flags
 from tests.plan import builders
 from tests.plan.node import PlannedNode
@@ -96,7 +96,7 @@ def changes(node: PlannedNode, edits: list[Edit]) -> dict[PortName, DesiredServi
 
 def _edited(former: DesiredService, field: str, value: Any) -> DesiredService:
     """All frontends keep their scheduler, and it is one."""
-    scheduler = scheduling.scheduler_of(next(iter(former.frontends.values())))
+    scheduler = tables.scheduler_of(next(iter(former.frontends.values())))
     if field == "weights":
         weighted = zip(former.backends, value, strict=False)
         return replace(
@@ -106,8 +106,8 @@ def _edited(former: DesiredService, field: str, value: Any) -> DesiredService:
         scheduler = value
     else:
         former = replace(former, **{field: value})
-    flags = scheduling.flags_of(scheduler)
-    frontends = {f: scheduling.at_random(its) | flags for f, its in former.frontends.items()}
+    flags = tables.scheduler_flags(scheduler)
+    frontends = {f: tables.at_random(its) | flags for f, its in former.frontends.items()}
     return replace(former, frontends=frontends)
 
 

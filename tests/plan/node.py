@@ -11,10 +11,9 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import Frontend, ServiceEntry
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Planner
+from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan.builders import CAPACITY, CLIENTS
 from tests.plan.simulation import Backends, Drawn, Found, Maps, Rights, Write, WrongLookup, writes

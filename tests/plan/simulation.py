@@ -26,7 +26,7 @@ from ebpflb.plan.entries import (
     Translation,
 )
 from ebpflb.plan.map_contents import MapContents, read_back
-from ebpflb.plan.plan import TRANSLATIONS, Plan
+from ebpflb.plan.planner import TRANSLATIONS, Plan
 
 ZERO = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # an element that was never written
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from ebpflb.model.services import PortName
-from ebpflb.plan.claims import Claims
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.planner import Claims
 from tests.load import scaled
 from tests.plan.builders import by_name, desired, frontend, name
 

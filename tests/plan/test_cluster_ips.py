@@ -4,10 +4,9 @@
 from ipaddress import ip_address, ip_network
 
 from ebpflb.model.addresses import Family
-from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NO_PREFIX, Flags, Frontend
+from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.entries import NO_PREFIX, Flags, Frontend, prefix_of
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.prefixes import prefix_of
 from tests.plan.builders import CAPACITY, EXTERNAL, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import writes

@@ -10,8 +10,7 @@ import pytest
 from ebpflb.model.drift import Part
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Planner
+from ebpflb.plan.planner import Plan, Planner
 from tests.plan.builders import CAPACITY, by_name, desired, frontend, name
 from tests.plan.simulation import Maps
 

@@ -6,8 +6,14 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.connections import DESTINATION_NAT, SEEN_REPLY, TCP_STATES, Connection, Ends
-from ebpflb.plan.flow_entries import FlowState
+from ebpflb.plan.flow_entries import (
+    DESTINATION_NAT,
+    SEEN_REPLY,
+    TCP_STATES,
+    Connection,
+    Ends,
+    FlowState,
+)
 
 CLIENT, VIP, BACKEND = map(ip_address, ("198.51.100.7", "10.96.0.10", "10.244.1.11"))
 REQUEST, REPLY = Ends(CLIENT, VIP, 3001, 80), Ends(BACKEND, CLIENT, 8080, 3001)

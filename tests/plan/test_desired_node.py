@@ -5,12 +5,10 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.devices import Device
-from ebpflb.model.local_detector import LocalDetector, LocalMode
+from ebpflb.model.devices import Device, LocalDetector, LocalMode
 from ebpflb.plan import entries
-from ebpflb.plan.desired_node import DesiredNode
-from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6
-from ebpflb.plan.prefixes import prefix_of
+from ebpflb.plan.desired import DesiredNode
+from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, prefix_of
 
 V4 = ip_address("192.0.2.1")
 ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))

@@ -12,10 +12,9 @@ from hypothesis import strategies as some
 
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.endpoint_slices import EndpointName, Hints
-from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.selection import Selection
+from ebpflb.model.endpoints import Endpoint, Selection
 from ebpflb.model.services import PortName, Protocol, ServicePort
-from ebpflb.plan.desired_service import DesiredService, desired_service
+from ebpflb.plan.desired import DesiredService, desired_service
 from ebpflb.plan.entries import Flags, Frontend
 from tests.load import scaled
 from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING

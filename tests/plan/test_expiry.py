@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.expiry import Expired, Timeouts
-from ebpflb.plan.flow_entries import Entries, FlowKind, FlowState, chosen_port, state
+from ebpflb.plan.flow_entries import (
+    Entries,
+    Expired,
+    FlowKind,
+    FlowState,
+    Timeouts,
+    chosen_port,
+    state,
+)
 from tests.load import scaled
 from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Made
 

@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import pytest
 
-from ebpflb.model.scheduler import MAGLEV, RANDOM
-from ebpflb.plan import comparison, scheduling, tables
+from ebpflb.model.annotations import MAGLEV, RANDOM
+from ebpflb.plan import comparison, tables
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import NO_TABLE
 from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan import histories
@@ -27,7 +27,7 @@ def small_tables() -> Iterator[None]:
 
 
 def hashed(*numbers: int, service: str = "a", first: int = 1) -> DesiredService:
-    flags = frozenset({"endpoints"}) | scheduling.flags_of(MAGLEV)
+    flags = frozenset({"endpoints"}) | tables.scheduler_flags(MAGLEV)
     return desired(service, [first], numbers, flags=flags)
 
 

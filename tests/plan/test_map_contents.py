@@ -3,7 +3,7 @@
 
 from ipaddress import IPv4Address
 
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import NO_SLOT, Backend, BackendName, Frontend, Range, ServiceEntry
 from tests.plan.builders import CLUSTER, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import Range, Translation
+from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.entries import Range, Translation, source_range_key
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.prefixes import source_range
 from tests.plan.builders import (
     CAPACITY,
     FIRST,
@@ -154,7 +153,7 @@ def test_range_that_nobody_asked_for() -> None:
     """A client that may not come before nor after is let in by a range in between."""
     node = PlannedNode()
     node.change(by_name(restricted("web")))
-    key = source_range(SECOND, 1)
+    key = source_range_key(SECOND, 1)
     with pytest.raises(WrongLookup, match=r"192\.0\.2\.200 may use"):
         node.write_rows([("source_ranges", (key, 1)), ("removed_source_ranges", key)])
 
@@ -177,7 +176,7 @@ def test_cluster_ip_too_early() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "key"), [("source_ranges", source_range(FIRST, 9)), ("cluster_ips", NOBODYS)]
+    ("part", "key"), [("source_ranges", source_range_key(FIRST, 9)), ("cluster_ips", NOBODYS)]
 )
 def test_leaked_entry(part: str, key: object) -> None:
     """A range of no service and a cluster IP without frontend are noticed."""

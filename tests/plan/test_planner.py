@@ -6,11 +6,10 @@ from dataclasses import fields
 import pytest
 from msgspec import structs
 
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import BackendName, Range, Translation
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Planner
+from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import BackendChange
 from tests.plan.builders import CAPACITY, LOCAL, SERVING, backend, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy

@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.plan.entries import NO_PREFIX, Prefix, ServiceRange, SourceRange
-from ebpflb.plan.prefixes import (
+from ebpflb.plan.entries import (
+    NO_PREFIX,
     CoveringPrefixes,
+    Prefix,
+    ServiceRange,
+    SourceRange,
     prefix_of,
     service_range,
     smallest_network,
-    source_range,
+    source_range_key,
 )
 
 addresses = some.ip_addresses()
@@ -46,8 +49,8 @@ def test_forms(text: str, mask: str, length: int) -> None:
     first = network.network_address
     assert prefix_of(network) == Prefix(first, ip_address(mask))
     assert service_range(network) == ServiceRange(length, first)
-    assert source_range(network, 7) == SourceRange(64 + length, 7, 0, first)
-    assert source_range(network, 7, nodeport=True) == SourceRange(64 + length, 7, 1, first)
+    assert source_range_key(network, 7) == SourceRange(64 + length, 7, 0, first)
+    assert source_range_key(network, 7, nodeport=True) == SourceRange(64 + length, 7, 1, first)
 
 
 @given(networks, addresses)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 
 from ebpflb.model.services import PortName
-from ebpflb.plan import scheduling, tables
+from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired_service import DesiredBackend
-from ebpflb.plan.plan import Plan
+from ebpflb.plan.desired import DesiredBackend
+from ebpflb.plan.planner import Plan
 from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import CLIENTS
@@ -139,7 +139,7 @@ def _check_full(node: PlannedNode, before: Mapping[PortName, tuple[DesiredBacken
 def _for_any_endpoint(seen: tuple[Any, ...]) -> tuple[Any, ...]:
     """Flags without the scheduler, which goes where its table does not fit, and the affinity."""
     flags, affinity_seconds, *_ = seen
-    return scheduling.at_random(flags) - {"even"}, affinity_seconds
+    return tables.at_random(flags) - {"even"}, affinity_seconds
 
 
 def _is_what_fits(*lists: tuple[DesiredBackend, ...]) -> bool:

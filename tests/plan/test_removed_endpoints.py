@@ -9,8 +9,14 @@ import msgspec
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.removed_endpoints import DELETED, Gone, RemovedEndpoints
-from ebpflb.plan.watched_ports import Watched, WatchedPort, restored
+from ebpflb.plan.removed_endpoints import (
+    DELETED,
+    Gone,
+    RemovedEndpoints,
+    Watched,
+    WatchedPort,
+    restore_watched,
+)
 
 WEB = PortName("default", "web", "http", Protocol.TCP, Family.IPV4)
 DNS = PortName("default", "dns", "", Protocol.TCP, Family.IPV6)
@@ -143,7 +149,7 @@ def test_the_next_agent_reads_what_this_one_has_written() -> None:
     removed = serving(ONE)
     removed.update(DNS, six, 0.0)
     text = msgspec.json.encode(removed.watched.saved)
-    read = restored(msgspec.json.decode(text, type=tuple[WatchedPort, ...]))
+    read = restore_watched(msgspec.json.decode(text, type=tuple[WatchedPort, ...]))
     assert read == {WEB: watched(), DNS: six}
 
 

@@ -9,18 +9,20 @@ from hypothesis import strategies as some
 
 from ebpflb.model import objects
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
-from ebpflb.model.selection import Topology
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired_service import desired_service
+from ebpflb.plan.desired import desired_service
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.service_facts import ServiceFacts, port_facts, service_page
 from ebpflb.plan.service_page import (
     DRAINING,
     UNUSED,
     USED,
     EndpointRow,
+    ServiceFacts,
     ServicePage,
+    make_service_page,
+    port_facts,
     programmed_port,
     summary,
 )
@@ -54,7 +56,7 @@ class Known:
         key, cluster = Key("shop", name), self.cluster
         facts = tuple(port_facts(port, self.planner) for port in cluster.services[key])
         topology = Topology(NODE, "")
-        return service_page(ServiceFacts(key, facts, cluster.slices_for(key), topology))
+        return make_service_page(ServiceFacts(key, facts, cluster.slices_for(key), topology))
 
 
 def known(*found: Any, capacity: Capacity = CAPACITY) -> ServicePage:

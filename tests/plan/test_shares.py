@@ -12,12 +12,11 @@ from hypothesis import strategies as some
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan import scheduling, tables
+from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.space import Shares
-from ebpflb.plan.waiting import EVERYONE, MOST_TRIED, Lack, Waiting
+from ebpflb.plan.space import EVERYONE, MOST_TRIED, Lack, Shares, Waiting
 from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import FIRST, RESTRICTED, SECOND, THIRD, backend, desired
@@ -44,7 +43,7 @@ def port(
 ) -> DesiredService:
     """One frontend, whose address is this namespace's."""
     address = IPv4Address(f"172.30.{len(namespace)}.{number}")
-    flags = (RESTRICTED if ranges else frozenset({"endpoints"})) | scheduling.flags_of(scheduler)
+    flags = (RESTRICTED if ranges else frozenset({"endpoints"})) | tables.scheduler_flags(scheduler)
     found = desired("", {Frontend(address, 80, 6): flags}, [backend(each) for each in backends])
     name = PortName(namespace, f"s{number}", "", Protocol.TCP, Family.IPV4)
     return replace(found, name=name, source_ranges=RANGES[:ranges])

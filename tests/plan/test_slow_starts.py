@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.model.services import PortName
-from ebpflb.plan import slow_starts
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import Range
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, service_entries
-from ebpflb.plan.slow_starts import SlowStarts
+from ebpflb.plan.slow_starts import SLOTS_PER_TURN, TURN_SECONDS, SlowStarts
 from tests.plan.builders import SERVING, backend, desired, name
 
 SECONDS = 30.0
@@ -116,7 +115,7 @@ def test_what_is_rewritten_is_budgeted() -> None:
     """In a turn no more slots than that, and one service port at least; the others are not lost."""
     starts = SlowStarts()
     names = [f"web-{number}" for number in range(5)]
-    size = slow_starts.SLOTS_PER_TURN // 2
+    size = SLOTS_PER_TURN // 2
     cost: dict[PortName, ServiceEntries] = {
         name(each): NO_ENTRIES._replace(block=Range(0, size)) for each in names
     }
@@ -131,7 +130,7 @@ def test_what_is_rewritten_is_budgeted() -> None:
         for found in turn:
             starts.apply(desired(found.service, [1], [1, 2]), SECONDS, NO_ENTRIES, now)
         met += turn
-        now += slow_starts.TURN_SECONDS
+        now += TURN_SECONDS
     assert sorted(each.service for each in met) == names
     assert starts.due == math.inf
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 from ebpflb.model.addresses import Network
-from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import SourceRange
-from ebpflb.plan.prefixes import source_range
+from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.entries import SourceRange, source_range_key
 from tests.plan.builders import (
     BOTH_HALVES,
     CAPACITY,
@@ -42,7 +41,7 @@ def serving(*ports: DesiredService) -> PlannedNode:
 
 
 def ranges(number: int, networks: Iterable[Network]) -> list[SourceRange]:
-    return sorted((source_range(network, number) for network in networks), key=str)
+    return sorted((source_range_key(network, number) for network in networks), key=str)
 
 
 def let_in(node: PlannedNode) -> list[bool]:
@@ -149,7 +148,7 @@ def test_restart_writes_nothing() -> None:
 def test_ranges_of_nobody() -> None:
     """The first plan removes them, and their id is in quarantine before a service gets it."""
     node = serving(restricted(FIRST))
-    node.maps.source_ranges[source_range(SECOND, 2)] = 1
+    node.maps.source_ranges[source_range_key(SECOND, 2)] = 1
     node.desired |= by_name(restricted(THIRD, service="db", number=2))
     plan = node.restart()
     assert plan.removed_source_ranges == ranges(2, [SECOND])

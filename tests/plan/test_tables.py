@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model.scheduler import HASHING, MAGLEV, RANDOM, ROUND_ROBIN, SCHEDULERS
+from ebpflb.model.annotations import HASHING, MAGLEV, RANDOM, ROUND_ROBIN, SCHEDULERS
 from ebpflb.plan import tables
 from ebpflb.plan.tables import ALWAYS, TablePlace, Weighted
 

@@ -3,7 +3,7 @@
 
 import threading
 
-from ebpflb.serve.http import Request, Response
+from ebpflb.serve.listener import Request, Response
 
 RELEASE = threading.Event()  # lets /slow come to an end
 BIG = 8 << 20  # more than the kernel's buffers take

@@ -14,9 +14,8 @@ import pytest
 
 from ebpflb.cluster.event_recorder import Reference, Severity
 from ebpflb.options import Options, Paths
-from ebpflb.serve.listener import Connections, Listener, ServerThread
+from ebpflb.serve.listener import Connections, Listener, ServerThread, listen
 from ebpflb.serve.metrics_pages import MetricsPages
-from ebpflb.serve.ports import listen
 from ebpflb.serve.servers import HttpServers
 from tests.serve.answers import respond
 

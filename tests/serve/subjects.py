@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ebpflb.datapath.attach import hook_stats
-from ebpflb.datapath.attach.hook_stats import RunTime
+from ebpflb.datapath.attach import device_programs
+from ebpflb.datapath.attach.device_programs import RunTime
 from ebpflb.datapath.maps import occupancy
 from ebpflb.datapath.maps.bpf_map import open_map
 from ebpflb.datapath.maps.layout import MAPS, MapSpec
@@ -73,7 +73,7 @@ def fake_datapath(maps: dict[str, Any] | None = None) -> Any:
 def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     """The metrics of an agent, each with a series at least, and with no kernel behind them."""
     one = {"connect4": RunTime(1.0, 2)}
-    monkeypatch.setattr(hook_stats, "run_times", lambda *_: one)
+    monkeypatch.setattr(device_programs, "run_times", lambda *_: one)
     made = Metrics()
     made.read(fake_datapath(), lambda: Planner(CAPACITY), lambda: BUSY)
     made.conntrack(fake_maps(), lambda: 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An event about an object whose annotation cannot be read."""
 
-from ebpflb.model.applied import ObjectWarning
+from ebpflb.model.cluster_state import ObjectWarning
 from ebpflb.model.events import Key, Kind
 from tests.serve.conftest import FakeRecorder, Serve
 

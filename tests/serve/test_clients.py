@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from ebpflb.serve import listener
-from ebpflb.serve.listener import Connections, Listener, ServerThread
-from ebpflb.serve.ports import listen
+from ebpflb.serve.listener import Connections, Listener, ServerThread, listen
 from tests.serve.answers import BIG, RELEASE, respond
 from tests.serve.clients import OpenListener, connect, is_closed, request_and_keep, serves
 from tests.serve.conftest import SECONDS, ask, wait_until

@@ -9,7 +9,7 @@ import pytest
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from ebpflb.serve.health import Health, rfc3339
-from ebpflb.serve.http import Request, Response
+from ebpflb.serve.listener import Request, Response
 from tests.model import builders
 from tests.serve.conftest import Serve, ask
 

@@ -13,8 +13,7 @@ import pytest
 
 from ebpflb import unix_socket
 from ebpflb.options import Options, Paths
-from ebpflb.serve.http import Request, Response
-from ebpflb.serve.listener import ServerThread
+from ebpflb.serve.listener import Request, Response, ServerThread
 from ebpflb.serve.local_socket import MAX_CONNECTIONS, LocalSocket
 from ebpflb.serve.servers import HttpServers
 from tests.serve import conftest as serve_conftest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 
-from ebpflb.datapath.attach import hook_stats
+from ebpflb.datapath.attach import device_programs
 from ebpflb.datapath.maps.layout import layout_hash
 from ebpflb.errors import KernelError
 from ebpflb.plan.planner import Planner
@@ -74,7 +74,7 @@ def test_what_cannot_be_read_is_left_out(
     def refuse(*_: object) -> None:
         raise KernelError("opening program 7", 1, "not permitted")
 
-    monkeypatch.setattr(hook_stats, "run_times", refuse)
+    monkeypatch.setattr(device_programs, "run_times", refuse)
     before = values(made)
     after = values(made)
     assert not any(name.startswith("ebpflb_hook") for name, _ in after)

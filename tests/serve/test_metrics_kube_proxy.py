@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Metric
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.no_local_endpoints import TrafficPolicy
+from ebpflb.model.endpoints import TrafficPolicy
 from ebpflb.serve.metrics import Metrics
 from tests.serve import subjects
 from tests.serve.subjects import changes, families, value, values

@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links, hook_stats
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach import cgroup_links, device_programs
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.map_writer import CAPACITY
 from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
@@ -22,10 +22,9 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
-from ebpflb.plan.desired_service import DesiredBackend, DesiredService
-from ebpflb.plan.entries import BackendLoad, BackendName, Frontend
+from ebpflb.plan.desired import DesiredBackend, DesiredService
+from ebpflb.plan.entries import BackendLoad, BackendName, Frontend, service_range
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.prefixes import service_range
 from ebpflb.serve.metrics import Metrics
 from tests.datapath.conftest import cgroup as cgroup
 from tests.datapath.conftest import cgroups as cgroups
@@ -271,7 +270,7 @@ def test_hook_statistics_enabled(
 ) -> None:
     """It is told whether the kernel counts, since counters that rest look like idle hooks."""
     switch = tmp_path / "switch"
-    monkeypatch.setattr(hook_stats, "_SWITCH", switch)
+    monkeypatch.setattr(device_programs, "_SWITCH", switch)
     for text in ("0", "1"):
         switch.write_text(text)
         assert value(metrics, "ebpflb_hook_statistics_enabled") == int(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.serve.http import Request, Response
+from ebpflb.serve.listener import Request, Response
 from tests.serve.conftest import Serve, ask, plain_pages
 
 PORT = 10249

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ebpflb.model import external_ips, served_services
-from ebpflb.model.served_services import ServedServices
+from ebpflb.model import services
+from ebpflb.model.services import ServedServices
 from ebpflb.options import ConntrackOptions, Options, Paths
-from ebpflb.serve.origin import Origin, origin
+from ebpflb.serve.status import Origin, make_origin
 
 PATHS = Paths(Path("/sys/fs/bpf/ebpflb-none"))
 
@@ -43,13 +43,15 @@ def test_the_same_services_are_planned() -> None:
         master="https://192.0.2.1:6443",
         bind_address=ip_address("2001:db8::1"),
         serve_external_ips=False,
-        external_ips=external_ips.parse("192.0.2.0/24"),
+        external_ips=services.parse_external_ips("192.0.2.0/24"),
         nodeport_source_ranges=(ip_network("198.51.100.0/24"),),
-        served=ServedServices(frozenset({"a", "b"}), served_services.parse("app in (x,y),!z")),
+        served=ServedServices(
+            frozenset({"a", "b"}), services.parse_requirements("app in (x,y),!z")
+        ),
         masquerade_mark=0x100,
         masquerade_ports=(2000, 3000),
         conntrack=ConntrackOptions(be_liberal=True),
     )
-    told = msgspec.json.decode(msgspec.json.encode(origin(chosen)), type=Origin)
+    told = msgspec.json.decode(msgspec.json.encode(make_origin(chosen)), type=Origin)
     assert told.options(PATHS) == chosen
     assert chosen.admission == told.options(PATHS).admission

@@ -14,9 +14,15 @@ import pytest
 
 from ebpflb.cluster import event_recorder
 from ebpflb.errors import NodeError
-from ebpflb.serve.http import NOT_FOUND
-from ebpflb.serve.listener import Connections, Listener, ServerThread, run_beside
-from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
+from ebpflb.serve.listener import (
+    LISTEN_RETRY_SECONDS,
+    NOT_FOUND,
+    Connections,
+    Listener,
+    Port,
+    ServerThread,
+    run_beside,
+)
 from tests.serve.conftest import NODE, SECONDS, FakeRecorder, Serve, ask, wait_until
 
 PORTS = {"healthz_address": "0.0.0.0:10256", "metrics_address": "127.0.0.1:10249"}

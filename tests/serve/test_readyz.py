@@ -10,7 +10,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.serve.health import MAX_REASONS, NOT_TOLD, SERVER, Health
-from ebpflb.serve.http import Request
+from ebpflb.serve.listener import Request
 from ebpflb.serve.status import AgentStatus
 from tests.model import builders
 from tests.serve.conftest import Serve, ask

@@ -13,8 +13,8 @@ import pytest
 
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
+from ebpflb.model.endpoints import HealthCheck
 from ebpflb.model.events import Key
-from ebpflb.model.health_check import HealthCheck
 from ebpflb.serve.servers import HttpServers
 from tests.model import builders
 from tests.serve.conftest import FakeRecorder, Reply, Serve, ask

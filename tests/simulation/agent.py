@@ -16,22 +16,11 @@ from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 from ebpflb import files
-from ebpflb.agent import (
-    canary_sync,
-    ended_connections,
-    engine_choice,
-    inbox,
-    node_sync,
-    objects_check,
-    program_loader,
-)
-from ebpflb.agent.audit import Audit
-from ebpflb.agent.audit_checks import HooksCheck, MapsCheck
-from ebpflb.agent.ended_connections import EndedConnections
-from ebpflb.agent.engine_choice import EngineChoice
+from ebpflb.agent import canary_sync, loop, missed_ends, node_sync, objects_check, program_loader
+from ebpflb.agent.audit import Audit, ElementsCheck, HooksCheck, MapsCheck
 from ebpflb.agent.loop import Agent
-from ebpflb.agent.netfilter_check import ElementsCheck
-from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.missed_ends import EndedConnections
+from ebpflb.agent.node_sync import EngineChoice, NodeSync
 from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
@@ -40,7 +29,7 @@ from ebpflb.cluster import fresh_lists
 from ebpflb.datapath import datapath, kernel, map_writer
 from ebpflb.datapath.attach import netns_cookie
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps import bpf_map, layout, sizes, state_dir, sweep
+from ebpflb.datapath.maps import bpf_map, layout, state_dir, sweep
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
@@ -48,16 +37,16 @@ from ebpflb.history import recorder
 from ebpflb.history.recorder import History
 from ebpflb.model import addresses
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.drift import Drift
-from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.model.packet_path import Engine
-from ebpflb.on_removal import flow_resets
+from ebpflb.on_removal import resets
 from ebpflb.options import Options, Paths
 from ebpflb.plan import tables
-from ebpflb.plan.expiry import Timeouts
+from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
-from ebpflb.stale_udp import conntrack_entries, end
+from ebpflb.stale_udp import conntrack_worker, socket_search
 from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeServiceHealth,
@@ -176,8 +165,8 @@ def _of_kernel(sim: SimKernel) -> list[tuple[object, str, Any]]:
     return [
         *((kernel, name, getattr(sim, name)) for name in CALLS),
         (bpf_map, "ArrayMemory", sim.array_memory),
-        (sizes, "possible_cpus", lambda: 1),
-        (sizes, "counter_parts", lambda: 1),
+        (bpf_map, "possible_cpus", lambda: 1),
+        (bpf_map, "counter_parts", lambda: 1),
         (state_dir, "mount_bpffs", lambda path: None),
     ]
 
@@ -194,17 +183,17 @@ def simulated(
         (map_writer, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
         (datapath, "socket_flags", lambda: ()),
         (datapath, "packet_flags", lambda **_: ()),
-        (engine_choice, "bridge_calls", dict),
-        (engine_choice, "SETTLE_SECONDS", 0.5),
+        (node_sync, "bridge_calls", dict),
+        (node_sync, "SETTLE_SECONDS", 0.5),
         *table.patches(),
         (canary_sync, "LEASE_SECONDS", LEASE),
         (canary_sync, "secrets", SimpleNamespace(randbelow=doctor.draw, token_hex=doctor.token)),
-        (ended_connections, "_PAUSE", 0),
-        (inbox, "time", SimpleNamespace(sleep=lambda seconds: None)),
+        (missed_ends, "_PAUSE", 0),
+        (loop, "time", SimpleNamespace(sleep=lambda seconds: None)),
         (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),
-        (flow_resets, "Sender", NoSegments),
-        (conntrack_entries, "ctnetlink", tracked),
-        (end, "SockDiag", lambda: OpenSockets(None)),
+        (resets, "Sender", NoSegments),
+        (conntrack_worker, "ctnetlink", tracked),
+        (socket_search, "SockDiag", lambda: OpenSockets(None)),
         (fresh_lists, "threading", SimpleNamespace(Thread=_Thread, Event=threading.Event)),
         (recorder, "threading", SimpleNamespace(Thread=_Thread, Lock=threading.Lock)),
         (fresh_lists, "Queue", lambda maxsize: SimpleQueue[Any]()),

@@ -11,7 +11,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.model.services import PortName
 from ebpflb.plan import canary
 from ebpflb.plan.canary import Canary
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
 from tests.simulation.write_mutations import Mutation
 
 

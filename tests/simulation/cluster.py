@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ebpflb.cluster import decoding
 from ebpflb.lab import manifests
+from ebpflb.model.annotations import SCHEDULERS
 from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Removed, Replaced
 from ebpflb.model.objects import (
     NODEPORT_SOURCE_RANGES,
@@ -14,7 +15,6 @@ from ebpflb.model.objects import (
     SLOW_START,
     WEIGHT,
 )
-from ebpflb.model.scheduler import SCHEDULERS
 from tests.simulation.places import (
     FAMILIES,
     INSIDE_RANGE,

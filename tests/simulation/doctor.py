@@ -12,8 +12,7 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
-from ebpflb.agent.canary_requests import Order
-from ebpflb.agent.canary_sync import CanaryRefused, CanarySync, CanaryWish
+from ebpflb.agent.canary_sync import CanaryRefused, CanarySync, CanaryWish, Order
 from ebpflb.model.events import Key
 from ebpflb.plan.canary import CanaryLease
 from tests.simulation.expected import Wrong

@@ -7,22 +7,18 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from ebpflb.agent.ended_connections import EndedConnections
+from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.datapath.maps import connection_counts, sweep
+from ebpflb.datapath.maps import occupancy, sweep
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.model.services import ServicePort
-from ebpflb.on_removal.flow_resets import FlowConnections
-from ebpflb.on_removal.gone_connections import ResetCounts
-from ebpflb.on_removal.reset_worker import ResetWorker
-from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.removed_endpoints import RemovedEndpoints
-from ebpflb.plan.watched_ports import Watched
-from ebpflb.stale_udp import conntrack_entries
-from ebpflb.stale_udp.conntrack_entries import StaleConnections
-from ebpflb.stale_udp.conntrack_worker import StaleConnectionsWorker
-from ebpflb.stale_udp.end import Counts, SocketEnder
-from ebpflb.stale_udp.socket_search import ServedFrontends, SocketState
+from ebpflb.on_removal.reset_worker import ResetCounts, ResetWorker
+from ebpflb.on_removal.resets import FlowConnections
+from ebpflb.plan.flow_entries import Timeouts
+from ebpflb.plan.removed_endpoints import RemovedEndpoints, Watched
+from ebpflb.stale_udp import conntrack_worker
+from ebpflb.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
+from ebpflb.stale_udp.socket_search import Counts, ServedFrontends, SocketEnder, SocketState
 from tests.simulation.write_mutations import Mutation
 
 
@@ -55,7 +51,7 @@ def forgotten_connections_stay_counted() -> Any:
 
 def counts_outlive_what_was_counted() -> Any:
     """Of the maps that count, one that has lost its pin is made anew alone."""
-    return patch.object(connection_counts, "renew_if_lost", lambda state, specs: None)
+    return patch.object(occupancy, "renew_if_lost", lambda state, specs: None)
 
 
 def open_sockets_count_as_ended() -> Any:
@@ -120,7 +116,7 @@ def stale_flows_of_conntrack_stay() -> Any:
 
 def flows_of_serving_backends_are_deleted() -> Any:
     """Whatever leads to a frontend."""
-    return patch.object(conntrack_entries._Serving, "lacks_backend_of", lambda self, entry: True)
+    return patch.object(conntrack_worker._Serving, "lacks_backend_of", lambda self, entry: True)
 
 
 def sockets_of_serving_backends_are_stale() -> Any:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ebpflb.agent.inbox import Stop
+from ebpflb.agent.loop import Stop
 from ebpflb.cluster.source import FreshList
-from ebpflb.datapath.maps.connection_counts import COUNTED
+from ebpflb.datapath.maps.occupancy import COUNTED
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import KernelError
 from ebpflb.model.events import Kind

@@ -16,14 +16,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ebpflb.agent.inbox import Stop
+from ebpflb.agent.loop import Stop
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.services import PortName
 from ebpflb.node.device_watch import DevicesChanged
-from ebpflb.plan.watched_ports import Watched, restored
+from ebpflb.plan.removed_endpoints import Watched, restore_watched
 from ebpflb.serve.metrics import Metrics
 from tests.simulation import bpffs, settled
 from tests.simulation.agent import RUN, SPECS, SYNC_PERIOD, Life, simulated
@@ -151,7 +151,7 @@ class SimNode:
     def _end(self) -> None:
         """A life ends: what only its descriptors have kept is gone."""
         if self.life:
-            self.watched = restored(self.life.agent.status.reset_on_removal)
+            self.watched = restore_watched(self.life.agent.status.reset_on_removal)
             self.life.history._end()  # only its descriptor
         self.life = None
         self.happenings.stop()

@@ -13,8 +13,8 @@ from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.node.ctnetlink import Wanted
-from ebpflb.plan.connections import Connection, Ends
 from ebpflb.plan.entries import Frontend
+from ebpflb.plan.flow_entries import Connection, Ends
 from tests.simulation.endings import Endings
 from tests.simulation.expected import Expected
 from tests.simulation.places import FRONTENDS, Where, of_family, packed, version_of

@@ -12,10 +12,9 @@ from typing import Any
 
 from ebpflb.model.services import PortName
 from ebpflb.node.sock_diag import Connected
-from ebpflb.on_removal.flow_resets import FlowConnections
 from ebpflb.on_removal.reset_worker import OnReset, ResetWorker
-from ebpflb.on_removal.socket_resets import SocketConnections
-from ebpflb.plan.watched_ports import Watched
+from ebpflb.on_removal.resets import FlowConnections, SocketConnections
+from ebpflb.plan.removed_endpoints import Watched
 from ebpflb.stale_udp.worker import StaleUdpWorker
 from tests.simulation.clients import Client, Clients
 from tests.simulation.places import FRONTENDS, NUMBERS

@@ -9,19 +9,18 @@ from unittest.mock import patch
 from msgspec import structs
 
 from ebpflb.agent import service_sync
-from ebpflb.agent.audit_checks import HooksCheck
+from ebpflb.agent.audit import HooksCheck
 from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.datapath import map_writer
-from ebpflb.datapath.attach.held_links import HeldLinks
+from ebpflb.datapath.attach.cgroup_links import HeldLinks
 from ebpflb.datapath.map_writer import MapWriter, NoTranslations
-from ebpflb.model import cluster_state, nodeport_addresses, services
+from ebpflb.model import cluster_state, devices, services
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.selection import Selection, uses_cluster, uses_local
+from ebpflb.model.endpoints import Selection, uses_cluster, uses_local
 from ebpflb.model.services import ServicePort
-from ebpflb.plan import desired_service, tables
-from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Planner
+from ebpflb.plan import desired, tables
+from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import ServiceEntries
 
 Mutation = Callable[[], Any]
@@ -108,10 +107,10 @@ def _patched_flags(change: Callable[[dict[Any, Any]], None]) -> Any:
         change(found)
         return found
 
-    return patch.object(desired_service, "_frontends", frontends)
+    return patch.object(desired, "_frontends", frontends)
 
 
-_frontends = desired_service._frontends
+_frontends = desired._frontends
 
 
 def _without(word: str) -> Any:
@@ -137,7 +136,7 @@ def endpoints_elsewhere_are_forgotten() -> Any:
 
 
 def nodeports_are_not_served() -> Any:
-    return patch.object(nodeport_addresses, "served_addresses", lambda *_: frozenset())
+    return patch.object(devices, "served_addresses", lambda *_: frozenset())
 
 
 def only_one_family_is_listed() -> Any:
@@ -180,11 +179,9 @@ _in_block = tables.in_block
 def every_backend_counts_as_here() -> Any:
     """Nothing is masqueraded."""
     both = {True: frozenset({"here"}), False: frozenset({"here"})}
-    flags = {key: value | both[True] for key, value in desired_service._FLAGS.items()}
-    order = {
-        value: desired_service._ORDER[desired_service._FLAGS[key]] for key, value in flags.items()
-    }
-    return patch.multiple(desired_service, _FLAGS=flags, _ORDER=order)
+    flags = {key: value | both[True] for key, value in desired._FLAGS.items()}
+    order = {value: desired._ORDER[desired._FLAGS[key]] for key, value in flags.items()}
+    return patch.multiple(desired, _FLAGS=flags, _ORDER=order)
 
 
 def slots_name_the_lists_in_use_alone() -> Any:
@@ -197,7 +194,7 @@ def slots_name_the_lists_in_use_alone() -> Any:
     return patch.object(service_sync, "desired_service", wanted)
 
 
-_wanted = desired_service.desired_service
+_wanted = desired.desired_service
 
 
 def programs_first() -> Any:

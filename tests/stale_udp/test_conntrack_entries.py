@@ -13,15 +13,14 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink, ctnetlink_messages
+from ebpflb.node import ctnetlink
 from ebpflb.node.sock_diag import SockDiag
-from ebpflb.plan.connections import StaleCandidates
 from ebpflb.plan.entries import Backend, Frontend
+from ebpflb.plan.flow_entries import StaleCandidates
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.stale_udp import conntrack_worker
-from ebpflb.stale_udp.conntrack_entries import StaleConnections
-from ebpflb.stale_udp.conntrack_worker import StaleConnectionsWorker
-from ebpflb.stale_udp.end import Counts
+from ebpflb.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
+from ebpflb.stale_udp.socket_search import Counts
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.variants import eventually, needs_root
 from tests.node.nodes import run
@@ -377,7 +376,7 @@ def test_unreadable(
     monkeypatch.setattr(world.connections, "_pause", 0.01)
     tracked(str(VIP.address), VIP.port, REMOVED)
     with monkeypatch.context() as patched:
-        patched.setattr(ctnetlink_messages, "GET", 99 << 8 | 1)  # of no subsystem
+        patched.setattr(ctnetlink, "GET", 99 << 8 | 1)  # of no subsystem
         world.connections.check_everything()
         assert eventually(lambda: world.connections.error)
     assert "conntrack cannot be listed" in caplog.text

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from msgspec import structs
 
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.connections import StaleCandidates
-from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.flow_entries import StaleCandidates
 from ebpflb.plan.planner import Planner
-from ebpflb.stale_udp.removed_backends import RemovedBackends, removed_backends
+from ebpflb.stale_udp.worker import RemovedBackends, removed_backends
 from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import CAPACITY, SERVING, backend, desired, frontend

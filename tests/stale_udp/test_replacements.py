@@ -8,7 +8,7 @@ import pytest
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, Flags, Range, ServiceEntry
 from ebpflb.plan.flow_entries import FlowState, gather, state
-from ebpflb.stale_udp.rebind import StaleFlow, replacements
+from ebpflb.stale_udp.socket_search import StaleFlow, replacements
 from tests.plan.builders import BOTH, CLUSTER, LOCAL, SERVING
 
 CLIENT = (ip_address("10.1.0.200"), 40000)

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.datapath.maps.socket_records import Peer, PeerFrontend, SocketEntry
+from ebpflb.datapath.maps.records import Peer, PeerFrontend, SocketEntry
 from ebpflb.plan.entries import Frontend
 from ebpflb.stale_udp import socket_search
 from ebpflb.stale_udp.socket_search import ServedFrontends, SocketState

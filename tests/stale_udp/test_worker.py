@@ -14,8 +14,7 @@ from ebpflb.node import sock_diag
 from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import Backend
 from ebpflb.stale_udp import worker as stale_udp_worker
-from ebpflb.stale_udp.stale_search import SearchKind, StaleSearch
-from ebpflb.stale_udp.worker import StaleUdpWorker
+from ebpflb.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
 from tests.datapath.variants import eventually, needs_root
 from tests.stale_udp.world import (
     ELSEWHERE,

@@ -10,15 +10,14 @@ from ipaddress import ip_address
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Counters, Map
-from ebpflb.datapath.maps.socket_records import PeerFrontend, SocketEntry
+from ebpflb.datapath.maps.records import PeerFrontend, SocketEntry
 from ebpflb.due_worker import DueWorker
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
 from ebpflb.plan.service_entries import BackendChange
-from ebpflb.stale_udp.stale_search import SearchKind, StaleSearch
-from ebpflb.stale_udp.worker import StaleUdpWorker
+from ebpflb.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.maps.small import small_maps
 from tests.datapath.variants import eventually

@@ -17,7 +17,7 @@ FIELDS = "time hook verdict protocol process pod client service frontend backend
 
 
 def event(number: int) -> Any:
-    from ebpflb.diagnose.event_words import Told
+    from ebpflb.diagnose.events import Told
 
     return Told(**dict.fromkeys(FIELDS.split(), f"x\x1b{number}"), pid=number, ns=number)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ebpflb.datapath import probe
 from ebpflb.datapath.maps import bpf_map, layout
-from ebpflb.datapath.programs import bytecode_cache, compiler, loader, precompile
+from ebpflb.datapath.programs import compiler, loader, precompile
 from ebpflb.errors import EbpflbError
 
 
@@ -42,7 +42,7 @@ def load_all(folder: Path) -> None:
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
     count = 0
     for entry in sorted(folder.glob("*.msgpack")):
-        for name, code in (bytecode_cache.read(entry) or {}).items():
+        for name, code in (compiler.read_cached(entry) or {}).items():
             attach = loader.HOOK_TYPES[sections[name]]
             loader.load_one(name, attach, loader.relocate(code, fds))
             count += 1

@@ -6,7 +6,4 @@ device_programs  at devices, by the way that this kernel has:
 tcx              tcx links
 clsact           filters, on kernels without tcx
 netns_cookie     the cookie of our network namespace
-held_links       keeps links whose pins others remove
-removal          detaches and unpins everything
-hook_stats       how often and how long the hooks run
 """

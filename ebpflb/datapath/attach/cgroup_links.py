@@ -8,17 +8,64 @@ another one, is replaced by a new link.
 
 import errno
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.maps.state_dir import StateDir, mount_of
 from ebpflb.datapath.programs.loader import SECTIONS, Program
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.model.drift import Drift, Part
+
+# Descriptors of our links: a link serves on while one is open, whatever becomes of its pin.
+#
+# Others may remove pins, or unmount the bpffs. Without a descriptor each link would be detached at
+# once, and packets of open connections would go untranslated until it is attached again.
+
+
+class HeldLinks:
+    """The links by their pins; to be told of every change of a pin that is our own."""
+
+    def __init__(self) -> None:
+        self._links: dict[Path, int] = {}
+
+    def hold(self, pins: Iterable[Path]) -> None:
+        """Holds the links that have these pins now, instead of those that had them before.
+
+        One that cannot be opened is not held: its pin keeps it as before.
+        """
+        for pin in pins:
+            with suppress(KernelError):
+                link = kernel.get(str(pin))
+                if link is not None:
+                    self.release([pin])
+                    self._links[pin] = link
+
+    def get(self, pin: Path) -> int | None:
+        """The descriptor of the link that had this pin; it stays open here."""
+        return self._links.get(pin)
+
+    def pins(self) -> list[Path]:
+        return list(self._links)
+
+    def release(self, pins: Iterable[Path]) -> None:
+        for pin in pins:
+            link = self._links.pop(pin, None)
+            if link is not None:
+                os.close(link)
+
+    def restore(self, pins: Iterable[Path] | None = None) -> None:
+        """Pins links again whose pin is gone: these, or all. Raises KernelError."""
+        for pin in self.pins() if pins is None else pins:
+            link = self._links.get(pin)
+            if link is not None and not pin.exists():
+                kernel.pin(link, str(pin))
+
+    def close(self) -> None:
+        self.release(self.pins())
+
 
 CGROUP_HOOKS = tuple(section.partition("/")[2] for section in SECTIONS)  # programs and pins
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb.datapath.attach.held_links import HeldLinks
+from ebpflb.datapath.attach.cgroup_links import HeldLinks
 from ebpflb.datapath.attach.tcx import fault
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import KernelError

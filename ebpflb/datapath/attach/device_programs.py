@@ -10,22 +10,97 @@ attached on all devices before ingress on any; and ingress is detached everywher
 
 import errno
 import logging
+import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, tcx
+from ebpflb.datapath.attach.cgroup_links import HeldLinks
 from ebpflb.datapath.attach.clsact import NO_FILTERS, Clsact
-from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.attach.tcx import Tcx
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.maps import unknown_pins
+from ebpflb.datapath.maps.state_dir import StateDir, remove_tree
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.model.devices import Device, Devices
 from ebpflb.model.drift import Drift, Part
+
+# How often each hook has run and for how long, if the kernel counts that.
+#
+# It does while the sysctl kernel.bpf_stats_enabled is 1, or a process holds BPF_ENABLE_STATS; each
+# run then reads the clock twice. The counts stay when counting ends.
+
+_SWITCH = Path("/proc/sys/kernel/bpf_stats_enabled")  # 5.1
+
+
+class RunTime(NamedTuple):
+    """Of one hook, at all places where it is attached."""
+
+    seconds: float
+    runs: int
+
+
+def enabled_statistics() -> bool:
+    """Whether the sysctl is 1; BPF_ENABLE_STATS of another process cannot be detected."""
+    try:
+        return _SWITCH.read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+def run_times(state: StateDir, loaded: Iterable[Program]) -> dict[str, RunTime]:
+    """By hook. If nothing was ``loaded``, the programs of an earlier agent serve: they are found by
+    their links; those attached by clsact filters are not.
+
+    Raises KernelError; opening a program by its id takes CAP_SYS_ADMIN.
+    """
+    own = [(program.name, program.fd) for program in loaded]
+    if own:
+        return _sums(own)
+    with ExitStack() as opened:
+        found = []
+        for name, number in sorted(_in_force(state)):
+            fd = kernel.prog_by_id(number)
+            opened.callback(os.close, fd)
+            found.append((name, fd))
+        return _sums(found)
+
+
+def _in_force(state: StateDir) -> set[tuple[str, int]]:
+    at_devices = Tcx(state.devices_directory)
+    packets = (at_devices.programs(index).items() for index in at_devices.recorded())
+    return {*cgroup_links.attached(state).items(), *(pair for pairs in packets for pair in pairs)}
+
+
+def _sums(programs: Iterable[tuple[str, int]]) -> dict[str, RunTime]:
+    sums: dict[str, RunTime] = {}
+    for name, fd in programs:
+        info = kernel.info(fd, "prog_info")
+        seconds, runs = sums.get(name, (0.0, 0))
+        sums[name] = RunTime(seconds + info.run_time / 1e9, runs + info.run_count)
+    return sums
+
+
+# Removes one state directory: attachments first, so that no program runs with half of the maps.
+
+
+def unpin_all(state: StateDir) -> None:
+    """Removes filters only from devices of the caller's network namespace. Raises KernelError."""
+    if not state.directory.is_dir():
+        return
+    unknown_pins.remove(state)
+    for attacher in (Clsact(state.devices_directory), Tcx(state.devices_directory)):
+        attacher.detach_others(set())
+    for pin in state.links():
+        tcx.detach(pin)
+    for directory in (state.devices_directory, state.links_directory, state.directory):
+        remove_tree(directory)
+
 
 log = logging.getLogger(__name__)
 

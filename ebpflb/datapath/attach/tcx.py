@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.attach.held_links import HeldLinks
+from ebpflb.datapath.attach.cgroup_links import HeldLinks
 from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 from ebpflb.errors import KernelError
 from ebpflb.model.devices import Device

@@ -6,19 +6,259 @@ ENOTSUPP, and the entries are written one by one.
 """
 
 import errno
+import mmap
 import os
+import struct
 from array import array
-from collections.abc import Iterator, Sequence
-from struct import pack, unpack
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from struct import Struct, pack, unpack
+from threading import Lock
+from typing import Any, NamedTuple
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attributes import MAP_FLAGS
-from ebpflb.datapath.maps import checks, locked, records, sizes, slices
-from ebpflb.datapath.maps.array_memory import ArrayMemory
-from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.datapath.maps.written import Wrote, unrecorded
+from ebpflb.datapath.maps import checks, records
+from ebpflb.datapath.maps.layout import COUNTER_PARTS, MapSpec
 from ebpflb.errors import KernelError
+from ebpflb.model.kernel_lists import parse_ranges
+
+# An array's elements as memory of this process, read and written without a call.
+#
+# What is mapped counts as the process's memory, whether it uses it or not: all arrays together are
+# 44 MB on two CPUs. So only those parts of an array are mapped that were used last.
+
+PART = 64 << 10  # bytes that are mapped together
+PARTS_MAPPED = 8  # of an array, at a time
+
+
+class _Piece(NamedTuple):
+    """A range of bytes within one part."""
+
+    part: mmap.mmap
+    start: int
+    end: int
+
+
+class ArrayMemory:
+    """The elements of an MMAPABLE array, of ``size`` bytes together (5.5). Safe in any thread.
+    Raises ValueError once it is closed.
+
+    ``cpus``: of how many its elements are; a reader of one counter reads that of each.
+    """
+
+    def __init__(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> None:
+        self._fd, self._count = map_fd, max(PARTS_MAPPED, cpus)
+        self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._parts: dict[int, mmap.mmap] = {}  # by number; the one that was used last is the last
+        self._lock = Lock()
+        self._is_closed = False  # the descriptor may be another file's by then
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, which: slice) -> bytes:
+        with self._lock:
+            return b"".join([part[start:end] for part, start, end in self._pieces(which)])
+
+    def __setitem__(self, which: slice, data: bytes) -> None:
+        written = 0
+        with self._lock:
+            for part, start, end in self._pieces(which):
+                part[start:end] = data[written : written + end - start]
+                written += end - start
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            while self._parts:
+                self._parts.popitem()[1].close()
+
+    def _pieces(self, which: slice) -> Iterator[_Piece]:
+        at, stop, _ = which.indices(self._size)
+        while at < stop:
+            number, start = divmod(at, PART)
+            end = min(PART, start + stop - at)
+            yield _Piece(self._part(number), start, end)
+            at += end - start
+
+    def _part(self, number: int) -> mmap.mmap:
+        if self._is_closed:
+            raise ValueError("the map is closed")
+        found = self._parts.pop(number, None)
+        if found is None:
+            if len(self._parts) >= self._count:
+                self._parts.pop(next(iter(self._parts))).close()
+            size = min(PART, self._size - number * PART)
+            found = mmap.mmap(self._fd, size, mmap.MAP_SHARED, self._access, offset=number * PART)
+        self._parts[number] = found
+        return found
+
+
+# All entries of a map in slices: their keys and their values, packed and joined.
+#
+# If the kernel has no batch command for a type of map they are read one by one (see ``bpf_map``).
+
+NO_BATCH = (kernel.ENOTSUPP, errno.EINVAL)
+
+Slices = Iterator[tuple[bytes, bytes]]
+
+
+def hash_slices(fd: int, spec: MapSpec, size: int) -> Slices:
+    """Of up to ``size`` entries each. Raises KernelError (ENOSPC) where a bucket holds more."""
+    try:
+        yield from _batches(fd, spec, size)
+    except KernelError as error:
+        if error.errno not in NO_BATCH:
+            raise
+        walk = _walked_items(fd, spec)
+        while part := list(islice(walk, size)):
+            yield b"".join(key for key, _ in part), b"".join(value for _, value in part)
+
+
+def array_slices(memory: ArrayMemory, spec: MapSpec, stride: int, count: int) -> Slices:
+    """Indexes and elements that are not zero, joined, from ``count`` elements at a time."""
+    zero, elements = bytes(spec.value_size), read_element(spec, stride)
+    for start in range(0, spec.entries, count):
+        part = memory[start * stride : min(start + count, spec.entries) * stride]
+        if part.count(0) < len(part):
+            found = enumerate(elements.iter_unpack(part), start)
+            some = [(index, value) for index, (value,) in found if value != zero]
+            keys = pack(f"={len(some)}I", *(index for index, _ in some))
+            yield keys, b"".join([value for _, value in some])
+
+
+def pairs(spec: MapSpec, keys: bytes, values: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The entries of a slice."""
+    key_size, value_size = spec.key_size, spec.value_size
+    for index in range(len(keys) // key_size):
+        yield (
+            keys[index * key_size : (index + 1) * key_size],
+            values[index * value_size : (index + 1) * value_size],
+        )
+
+
+def read_element(spec: MapSpec, stride: int) -> Struct:
+    """One element, without what pads it."""
+    return Struct(f"{spec.value_size}s{stride - spec.value_size}x")
+
+
+def _batches(fd: int, spec: MapSpec, size: int) -> Slices:
+    keys, values = bytearray(spec.key_size * size), bytearray(spec.value_size * size)
+    cursor, ended = None, False
+    while not ended:
+        count, cursor = kernel.map_lookup_batch(fd, cursor, keys, values, size)
+        ended = cursor is None
+        yield bytes(keys[: count * spec.key_size]), bytes(values[: count * spec.value_size])
+
+
+def _walked_items(fd: int, spec: MapSpec) -> Iterator[tuple[bytes, bytes]]:
+    """Where its key was deleted a walk begins again: what was given is passed over.
+
+    It ends after three times as many steps as the map has entries, whatever is deleted meanwhile.
+    """
+    key = kernel.map_next_key(fd, None, spec.key_size)
+    seen: set[bytes] = set()
+    for _ in range(3 * spec.entries):
+        if key is None:
+            return
+        if key not in seen:
+            seen.add(key)
+            value = kernel.map_lookup(fd, key, spec.value_size)
+            if value is not None:
+                yield key, value
+        key = kernel.map_next_key(fd, key, spec.key_size)
+
+
+# How a map tells what is written to it; the history wants to know.
+
+Wrote = Callable[[str, bytes, bytes | None], None]
+"""Called with a map's name, the keys and the values, joined; without values they were deleted."""
+
+
+def unrecorded(name: str, keys: bytes, values: bytes | None) -> None:
+    """Nobody wants to know."""
+
+
+# What the kernel makes of a line of maps.h: the kind, and how many entries of which size.
+
+_POSSIBLE = Path("/sys/devices/system/cpu/possible")
+CPU_ARRAYS = "CPU_ARRAYS"  # an ARRAY with so many entries for each CPU (bpf/maps.h)
+
+
+def kernel_kind(spec: MapSpec) -> str:
+    """What the kernel calls a map's kind."""
+    return "ARRAY" if spec.kind == CPU_ARRAYS else spec.kind
+
+
+def kernel_entries(spec: MapSpec) -> int:
+    """How many entries the kernel's map has."""
+    return spec.entries * (counter_parts() if spec.kind == CPU_ARRAYS else 1)
+
+
+def stride(spec: MapSpec) -> int:
+    """The kernel lays out an array's elements in steps of eight bytes."""
+    return -(-spec.value_size // 8) * 8
+
+
+@cache
+def possible_cpus() -> int:
+    """How many CPUs the kernel lays per-CPU values out for."""
+    return sum(map(len, parse_ranges(_POSSIBLE.read_text())))
+
+
+@cache
+def counter_parts() -> int:
+    """How many parts a map of counters has: one for each number that a CPU may have, up to a limit.
+
+    There may be numbers that no CPU has.
+    """
+    return min(COUNTER_PARTS, max(each.stop for each in parse_ranges(_POSSIBLE.read_text())))
+
+
+# Values that programs lock: the kernel must be told of their type (Documentation/bpf/btf.rst).
+#
+# It finds the lock by the name of its struct, bpf_spin_lock, and lets programs do nothing else to
+# it.
+
+LOCKED = "struct rotation"  # bpf/layout/service.h: a lock and two numbers
+_NO_TYPES = (0, 0, 0)
+_INT, _STRUCT = 1 << 24, 4 << 24  # kinds, in a type's info; below them the number of members
+_BITS = 32  # of each number
+_STRINGS = b"\0__u32\0bpf_spin_lock\0rotation\0lock\0cluster\0local\0"
+
+
+def _name(text: str) -> int:
+    return _STRINGS.index(b"\0" + text.encode() + b"\0") + 1
+
+
+def _btf() -> bytes:
+    """Types 1 to 3: the number, the lock, and the value."""
+    words = [_name("__u32"), _INT, 4, _BITS]
+    words += [_name("bpf_spin_lock"), _STRUCT | 1, 4, _name("lock"), 1, 0]
+    words += [_name("rotation"), _STRUCT | 3, 12]
+    words += [_name("lock"), 2, 0, _name("cluster"), 1, _BITS, _name("local"), 1, 2 * _BITS]
+    types = struct.pack(f"={len(words)}I", *words)
+    sizes = (0, len(types), len(types), len(_STRINGS))
+    return struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, *sizes) + types + _STRINGS
+
+
+@contextmanager
+def lock_types(value: str) -> Iterator[tuple[int, int, int]]:
+    """For ``kernel.map_create``: of a map whose key is a number. Raises KernelError."""
+    if value != LOCKED:
+        yield _NO_TYPES
+        return
+    types = kernel.btf_load(_btf())
+    try:
+        yield types, 1, 3
+    finally:
+        os.close(types)
+
 
 BATCH = 4096  # entries; 256 to 65,536 are equally fast
 
@@ -78,7 +318,7 @@ class Map:
         try:
             value = kernel.map_lookup(self.fd, packed, size, delete=True)
         except KernelError as error:
-            if error.errno not in slices.NO_BATCH:
+            if error.errno not in NO_BATCH:
                 raise
             value = kernel.map_lookup(self.fd, packed, size)
             kernel.map_delete(self.fd, packed)
@@ -111,11 +351,11 @@ class Map:
     def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
         """As ``items``, with keys and values as the map has them."""
         for keys, values in self.slices():
-            yield from slices.pairs(self.spec, keys, values)
+            yield from pairs(self.spec, keys, values)
 
     def unpacked(self, keys: bytes, values: bytes) -> Iterator[tuple[Any, Any]]:
         """The entries of one of ``slices``."""
-        for key, value in slices.pairs(self.spec, keys, values):
+        for key, value in pairs(self.spec, keys, values):
             yield self.key.unpack(key), self.value.unpack(value)
 
     def _write(self, keys: list[bytes], values: list[bytes]) -> None:
@@ -123,7 +363,7 @@ class Map:
         try:
             kernel.map_write_batch(self.fd, all_keys, all_values, len(keys))
         except KernelError as error:
-            if error.errno not in slices.NO_BATCH:
+            if error.errno not in NO_BATCH:
                 raise
             for key, value in zip(keys, values, strict=True):
                 kernel.map_update(self.fd, key, value)
@@ -134,7 +374,7 @@ class Map:
 
         Raises KernelError (ENOSPC) where a bucket of the hash holds more.
         """
-        return slices.of_hash(self.fd, self.spec, size)
+        return hash_slices(self.fd, self.spec, size)
 
 
 class MappedArray(Map):
@@ -142,8 +382,8 @@ class MappedArray(Map):
 
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
-        self.stride, self.size = sizes.stride(spec), spec.value_size
-        self._element = slices.element(spec, self.stride)
+        self.stride, self.size = stride(spec), spec.value_size
+        self._element = read_element(spec, self.stride)
         self.memory = ArrayMemory(fd, spec.entries * self.stride, writable=writable)
 
     def close(self) -> None:
@@ -188,7 +428,7 @@ class MappedArray(Map):
 
     def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
         """Of those elements only that are not zero."""
-        return slices.of_array(self.memory, self.spec, self.stride, size)
+        return array_slices(self.memory, self.spec, self.stride, size)
 
 
 class Counters(Map):
@@ -196,8 +436,8 @@ class Counters(Map):
 
     def __init__(self, spec: MapSpec, fd: int) -> None:
         super().__init__(spec, fd)
-        self.stride = sizes.stride(spec)
-        self.size = self.stride * sizes.possible_cpus()
+        self.stride = stride(spec)
+        self.size = self.stride * possible_cpus()
 
     def get(self, key: int) -> tuple[int, ...]:
         cells = (unpack(f"={len(cell) // 8}Q", cell) for cell in self._cells(key))
@@ -220,8 +460,8 @@ class CpuArrays(Counters):
 
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
-        self.size, self.whole = spec.value_size, sizes.kernel_entries(spec) * self.stride
-        self.memory = ArrayMemory(fd, self.whole, writable=writable, cpus=sizes.counter_parts())
+        self.size, self.whole = spec.value_size, kernel_entries(spec) * self.stride
+        self.memory = ArrayMemory(fd, self.whole, writable=writable, cpus=counter_parts())
 
     def close(self) -> None:
         self.memory.close()
@@ -244,7 +484,7 @@ def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
     """The class that fits the map's kind and flags."""
     if spec.kind == "PERCPU_ARRAY":
         return Counters(spec, fd)
-    if spec.kind == sizes.CPU_ARRAYS:
+    if spec.kind == CPU_ARRAYS:
         return CpuArrays(spec, fd, writable=writable)
     if "MMAPABLE" in spec.flags:
         return MappedArray(spec, fd, writable=writable)
@@ -253,12 +493,12 @@ def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
 
 def create_map(spec: MapSpec) -> int:
     """Creates a map as defined by its line in maps.h."""
-    with locked.types_of(spec.value) as types:
+    with lock_types(spec.value) as types:
         return kernel.map_create(
             name=spec.name,
-            kind=sizes.kernel_kind(spec),
+            kind=kernel_kind(spec),
             sizes=(spec.key_size, spec.value_size),
-            entries=sizes.kernel_entries(spec),
+            entries=kernel_entries(spec),
             flags=sum(MAP_FLAGS[flag] for flag in spec.flags),
             types=types,
         )

@@ -6,6 +6,7 @@ its own does that, a slice at a time with pauses between; readers get what the l
 """
 
 import logging
+import secrets
 import struct
 import threading
 import time
@@ -13,13 +14,44 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.layout import MAPS, ffi, names
+from ebpflb.datapath.maps.bpf_map import Map, MappedArray
+from ebpflb.datapath.maps.layout import MAPS, MapSpec, ffi, names
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
 from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import BackendLoad
 from ebpflb.plan.flow_entries import Hook
 
+# How many connections each backend has, where one of the three maps that say it has lost its pin.
+#
+# An element of sockets or connections takes from backend_loads what it has added to it
+# (bpf/core/connection.h). If one of them were made anew beside the others, what the lost elements
+# have added would stay for ever, or elements would take what was never added. So backend_loads is
+# made anew too, with a generation that no element has. An earlier agent's programs go on with
+# theirs.
+
+_LOADS = "backend_loads"
+COUNTED = ("sockets", "connections", _LOADS)
+_GENERATION_BITS = 31  # it grows by one when a backend is removed, and must not pass 32 bits
+
 log = logging.getLogger(__name__)
+
+
+def renew_if_lost(state: StateDir, specs: Mapping[str, MapSpec]) -> None:
+    """Before maps are opened; if killed amid it, the next start finds one missing again."""
+    lost = [name for name in COUNTED if not state.is_pinned(specs[name])]
+    if 0 < len(lost) < len(COUNTED):
+        log.warning(
+            "map %s has lost its pin: connections of backends are counted anew", ", ".join(lost)
+        )
+        state.renew(specs[_LOADS], _begin_counts)
+
+
+def _begin_counts(loads: Map) -> None:
+    assert isinstance(loads, MappedArray)
+    load = loads.value.pack(BackendLoad(generation=secrets.randbits(_GENERATION_BITS)))
+    loads.memory[0 : loads.spec.entries * loads.stride] = load * loads.spec.entries
+
 
 COUNT_INTERVAL = 60.0  # seconds from one count to the next, if someone asks for it
 

@@ -9,26 +9,153 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ebpflb.datapath.maps.layout import Record, address_bytes, address_from
-from ebpflb.datapath.maps.packet_records import Forwarded, FragmentKey, FragmentPorts
-from ebpflb.datapath.maps.scratch import (
-    Ending,
-    NextHop,
-    PortSequence,
-    ReadPacket,
-    Scratch,
-    SelectedBackend,
-)
-from ebpflb.datapath.maps.socket_records import (
-    AssignmentKey,
-    Peer,
-    PeerFrontend,
-    SocketEntry,
-    SocketsFull,
-)
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan import entries
 from ebpflb.plan.flow_entries import Flow, Tuple
+
+# What the programs remember of packets that open no flow.
+
+
+class FragmentKey(NamedTuple):
+    source: Address
+    destination: Address
+    id: int
+    protocol: int
+    hook: int
+
+
+class FragmentPorts(NamedTuple):
+    seen: int
+    source_port: int
+    destination_port: int
+
+
+class Forwarded(NamedTuple):
+    since: int
+    hops: int
+    replied: int
+
+
+# What the datapath remembers of sockets (bpf/layout/socket.h), as values.
+
+NO_FRONTEND = entries.Frontend(address_from(bytes(16)), 0, 0)
+
+
+class Peer(NamedTuple):
+    socket: int
+    address: Address
+    port: int
+
+
+class PeerFrontend(NamedTuple):
+    frontend: entries.Frontend
+    backend: int
+    address: Address
+    port: int
+    is_connected: int = 1
+
+
+class SocketEntry(NamedTuple):
+    """What is remembered of a socket; ``next`` has no port at the end of the list."""
+
+    peer: PeerFrontend
+    service: int
+    is_shared: int = 0
+    is_unlisted: int = 0
+    expires: int = 0
+    stream_from: int = 0
+    netns: int = 0
+    next: entries.Frontend = NO_FRONTEND
+    counted: int = 0
+
+
+class SocketsFull(NamedTuple):
+    streams: int
+    datagrams: int
+
+
+class AssignmentKey(NamedTuple):
+    socket: int
+    frontend: entries.Frontend
+
+
+# The working memory of the packet programs: struct scratch, and what is in it.
+
+
+class SelectedBackend(NamedTuple):
+    """C: struct selection."""
+
+    backend: entries.Backend
+    service: entries.ServiceEntry
+    is_local_client: int
+    is_assigned: int
+    is_pending: int
+
+
+class Ending(NamedTuple):
+    between: Tuple
+    reply_tuple: Tuple
+    request_tuple: Tuple
+
+
+class ReadPacket(NamedTuple):
+    tuple: Tuple
+    transport: int
+    end: int
+    second: int
+    id: int
+    piece: int
+    v6: int
+    options: int
+    opens: int
+    ends: int
+    sequence: int
+    acknowledgment: int
+    bytes: int
+    tag: int
+    chosen: int
+    reflected: int
+    header: int
+    control: int
+
+
+class NextHop(NamedTuple):
+    family: int
+    address: Address
+
+
+class PortSequence(NamedTuple):
+    first: int
+    size: int
+    next: int
+    step: int
+
+
+class Scratch(NamedTuple):
+    packet: ReadPacket
+    to: Tuple
+    known: Flow
+    other: Flow
+    selection: SelectedBackend
+    request_entry: Flow
+    reply_entry: Flow
+    snat_entry: Flow
+    reply_tuple: Tuple
+    snat_tuple: Tuple
+    former_request_tuple: Tuple
+    source: Address
+    claim: Tuple
+    ending: Ending
+    holder_created: int
+    holder_connection: int
+    oldest: int
+    oldest_created: int
+    oldest_port: int
+    mtu: int
+    device: int
+    next: NextHop
+    ports: PortSequence
 
 
 class AffinityKey(NamedTuple):

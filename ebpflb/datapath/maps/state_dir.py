@@ -14,19 +14,64 @@ the links are replaced.
 """
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from ebpflb import child
+from ebpflb import child, files
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps import layout, map_sizes
-from ebpflb.datapath.maps.bpf_map import Map, create_map, open_map
+from ebpflb.datapath.maps.bpf_map import Map, create_map, kernel_entries, kernel_kind, open_map
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.maps.map_sizes import MapSizes
-from ebpflb.datapath.maps.sizes import kernel_entries, kernel_kind
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.model.drift import Drift, Part
+from ebpflb.options import Paths
+
+# Where the agent of a state directory keeps its files: recorded in that directory.
+#
+# A bpffs has no ordinary files, but links; so the record is the text of a link that leads nowhere:
+#
+#     <state-dir>/run-dir -> "<run-dir>:<state-dir>"
+#
+# The state directory's name is recorded too, as the agent sees it: from within a container the same
+# directories may lie below a mount point such as /host.
+
+RECORD = "run-dir"
+
+
+def write_record(paths: Paths) -> None:
+    """Raises OSError."""
+    if not is_record_of(paths):
+        link = paths.state / RECORD
+        link.unlink(missing_ok=True)
+        link.symlink_to(_record_text(paths))
+
+
+def is_record_of(paths: Paths) -> bool:
+    """Whether these are recorded."""
+    with suppress(OSError):
+        return os.readlink(paths.state / RECORD) == _record_text(paths)
+    return False
+
+
+def _record_text(paths: Paths) -> str:
+    return f"{paths.run}:{paths.state}"
+
+
+def read_record(state: Path, cache: Path = Paths.cache) -> Paths | None:
+    """The paths of the state directory's agent, as they are seen here; None if none is recorded."""
+    try:
+        run, _, recorded = os.readlink(state / RECORD).rpartition(":")
+    except OSError:
+        return None
+    if not (os.path.isabs(run) and os.path.isabs(recorded) and str(state).endswith(recorded)):
+        return None
+    prefix = str(state).removesuffix(recorded)
+    name = "" if not prefix else Paths(Path(recorded)).name
+    return Paths(state, Path(f"{prefix}{run}"), cache, known_as=name)
+
 
 BPFFS = Path("/sys/fs/bpf")
 DEFAULT = BPFFS / "ebpflb"
@@ -321,3 +366,70 @@ def remove_tree(directory: Path) -> None:
         is_directory = entry.is_dir() and not entry.is_symlink()
         remove_tree(entry) if is_directory else entry.unlink()
     directory.rmdir()
+
+
+# The lock of a state directory: on the directory itself, whatever path or mount leads to it.
+#
+# It is held by an agent as long as it runs, and by what removes the directory. It belongs to the
+# inode, so it holds across containers and bind mounts; only root may open the directory.
+
+
+class StateLock:
+    """The lock of one state directory, which ``take`` makes if need be."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._opened: int | None = None
+
+    def take(self) -> bool:
+        """Whether nobody else has it. Raises NodeError if there cannot be such a directory."""
+        mount_bpffs(self.directory)
+        while True:
+            opened = self._open()
+            if not files.lock(opened):
+                os.close(opened)
+                return False
+            if self._is_here(opened):
+                self._opened = opened
+                return True
+            os.close(opened)  # it has been removed meanwhile
+
+    def holds(self) -> bool:
+        """Whether it is held, of the directory that has the name now: a bpffs that was mounted anew
+        has another one.
+        """
+        return self._opened is not None and self._is_here(self._opened)
+
+    def release(self) -> None:
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
+
+    def _open(self) -> int:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            opened = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NodeError(f"{self.directory}: {error.strerror}") from error
+        try:
+            _make_private(opened, self.directory)
+        except NodeError:
+            os.close(opened)
+            raise
+        return opened
+
+    def _is_here(self, opened: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(opened), os.stat(self.directory))
+        except OSError:
+            return False
+
+
+def _make_private(opened: int, directory: Path) -> None:
+    """A bpffs may let everybody make directories; others could hold the lock of one of theirs."""
+    found = os.fstat(opened)
+    if found.st_uid not in (0, os.geteuid()):
+        raise NodeError(f"{directory}: belongs to another user (uid {found.st_uid}): remove it")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        with suppress(PermissionError):
+            os.fchmod(opened, 0o700)

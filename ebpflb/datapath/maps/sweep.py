@@ -20,8 +20,7 @@ from ebpflb.datapath.maps.bpf_map import Map, MappedArray
 from ebpflb.datapath.maps.layout import MAPS, ffi, names
 from ebpflb.datapath.maps.records import Sweep
 from ebpflb.model.services import Protocol
-from ebpflb.plan.expiry import Expired, Timeouts
-from ebpflb.plan.flow_entries import Entries, Flow, Tuple
+from ebpflb.plan.flow_entries import Entries, Expired, Flow, Timeouts, Tuple
 
 log = logging.getLogger(__name__)
 

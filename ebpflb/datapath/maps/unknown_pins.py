@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import map_sizes, state_record
+from ebpflb.datapath.maps import map_sizes, state_dir
 from ebpflb.datapath.maps.state_dir import StateDir, remove_tree
 from ebpflb.errors import KernelError
 
-NOT_PINS = (state_record.RECORD, map_sizes.SIZES_LINK)
+NOT_PINS = (state_dir.RECORD, map_sizes.SIZES_LINK)
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from ebpflb.datapath import attributes, declarations
 from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs import bytecode_cache, compiler
+from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError, EbpflbError
 
 RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
@@ -69,7 +69,7 @@ def write(folder: Path, cache: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         written = set(pool.map(lambda it: _write_one(it[0], it[1], folder, cache), _each()))
     written |= {declarations.write(text, folder) for text in (attributes.TEXT, layout.TEXT)}
-    for suffix in (bytecode_cache.SUFFIX, declarations.SUFFIX):
+    for suffix in (compiler.SUFFIX, declarations.SUFFIX):
         for entry in set(folder.glob(f"*{suffix}")) - written:
             entry.unlink()
 
@@ -86,8 +86,8 @@ def _each() -> list[tuple[str, tuple[str, ...]]]:
 def _write_one(source: str, flags: tuple[str, ...], folder: Path, cache: Path) -> Path:
     compiled = compiler.compile_here(source, flags, cache=cache)
     entry = compiler.entry(folder, source, flags, compiler.ANY_BCC)
-    bytecode_cache.write(entry, compiled.programs)
-    if bytecode_cache.read(entry) != compiled.programs:
+    compiler.write_cached(entry, compiled.programs)
+    if compiler.read_cached(entry) != compiled.programs:
         raise CompileError(f"{entry} cannot be written")
     return entry
 

@@ -10,10 +10,8 @@ from pathlib import Path
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps import layout, records
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.recording.private_maps import PrivateMaps
-from ebpflb.datapath.recording.recording_programs import Answer, RecordingPrograms
-from ebpflb.diagnose.explain.asking import OUTSIDE_CLIENT, Client, find_client
-from ebpflb.diagnose.explain.facts import MapFacts, Share
+from ebpflb.datapath.recording.recording_programs import Answer, PrivateMaps, RecordingPrograms
+from ebpflb.diagnose.explain.asking import OUTSIDE_CLIENT, Client, MapFacts, Share, find_client
 from ebpflb.diagnose.explain.ways import PacketWay, Way, call
 from ebpflb.diagnose.explain.words import Row, affinity_key
 from ebpflb.errors import NodeError

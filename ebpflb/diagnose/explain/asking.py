@@ -3,14 +3,157 @@
 node's network namespace.
 """
 
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
-from ebpflb.diagnose.explain.facts import MapFacts
+from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.errors import NodeError, one_line
 from ebpflb.model.addresses import Address, parse_address
+from ebpflb.model.services import PROTOCOLS
 from ebpflb.node import clients, namespaces, routes
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Choice,
+    Frontend,
+    Range,
+    ServiceEntry,
+    host_port,
+    service_name,
+)
+
+# What a connection is to: ADDRESS:PORT, and a protocol.
+
+_FORM = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<v4>[^:\[\]]*)):(?P<port>\d{1,5})(?:/(?P<name>\w+))?")
+EXAMPLE = "such as 10.96.0.10:80, [fd00::a]:53/udp or 192.0.2.1:30080/sctp"
+
+
+def parse_question(text: str) -> Frontend:
+    """Raises ValueError with a message for the operator."""
+    found = _FORM.fullmatch(text)
+    if not found:
+        raise ValueError(f'"{one_line(text)}" is not ADDRESS:PORT[/tcp|udp|sctp], {EXAMPLE}')
+    protocol, port = (found["name"] or "tcp").upper(), int(found["port"])
+    if protocol not in PROTOCOLS:
+        raise ValueError(f'"{one_line(protocol.lower())}" is not tcp, udp or sctp')
+    if not 0 < port < 65536:
+        raise ValueError(f"port {port} is not from 1 to 65535")
+    address = parse_address(found["v6"] or found["v4"] or "")
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(f"{address} is no address of one host: no connection goes there")
+    return Frontend(address, port, PROTOCOLS[protocol])
+
+
+# The rows that steps refer to, each read from its map when it is asked for.
+
+
+class Share(NamedTuple):
+    """A backend of a service, and how likely a new connection gets it, from 0 to 1."""
+
+    slot: int
+    endpoint: str
+    chance: float
+    node: str
+    pod: str
+    zone: str
+    note: str
+
+
+class MapFacts:
+    """The pinned maps as a question needs them.
+
+    ``cgroup`` is where the socket hooks are attached, as paths in /proc have it; ``socket_hooks``:
+    whether they are; ``devices``: those that have programs.
+    """
+
+    def __init__(
+        self, maps: Mapping[str, Map], cgroup: Path, devices: frozenset[int], *, socket_hooks: bool
+    ) -> None:
+        self.maps, self.cgroup, self.devices = maps, cgroup, devices
+        self.socket_hooks = socket_hooks
+        self.settings = maps["settings"].get(0)
+        self.host_netns: int = self.settings.host_netns
+
+    def service_at(self, frontend: Frontend) -> ServiceEntry | None:
+        found: ServiceEntry | None = self.maps["services"].get(frontend)
+        return found
+
+    def service_ids(self, frontend: Frontend) -> list[int]:
+        """Of the services that it may be: by its address, and as a NodePort."""
+        nodeport = frontend._replace(address=type(frontend.address)(0))
+        found = (self.service_at(frontend), self.service_at(nodeport))
+        return [service.id for service in found if service]
+
+    def service(self, number: int) -> str:
+        return one_line(service_name(self.maps["service_names"].get(number), number))
+
+    def name(self, backend: int) -> BackendName:
+        found = self.maps["backend_names"].get(backend) or BackendName("", "")
+        return BackendName(*map(one_line, found))
+
+    def backend(self, number: int) -> Backend | None:
+        slot = self.maps["backend_slots"].get(number)
+        return self.slot(slot) if slot is not None else None
+
+    def slot(self, slot: int) -> Backend | None:
+        if slot >= self.maps["slots"].spec.entries:
+            return None
+        found: Backend = self.maps["slots"].get(slot)
+        return found
+
+    def endpoint(self, backend: Backend | None) -> str:
+        """ADDRESS:PORT, and the pod."""
+        if backend is None:
+            return "an endpoint that has gone"
+        pod = self.name(backend.id).target
+        return host_port(backend.address, backend.port) + (f" ({pod})" if pod else "")
+
+    def endpoints_of(self, pod: str) -> Iterator[tuple[Address, str]]:
+        """The address and node of the backends whose pod is called so."""
+        for number, name in self.maps["backend_names"].items():
+            backend = self.backend(number) if name.target == pod else None
+            if backend and backend.id == number:
+                yield backend.address, name.node
+
+    def shares(self, service: ServiceEntry, chosen: Range, only: int | None) -> Iterator[Share]:
+        """The service's block, slot by slot; of ``chosen`` one gets it, unless it is ``only``."""
+        chances = self._chances(service, chosen)
+        for slot in range(service.cluster.base, service.cluster.base + service.slots):
+            backend = self.slot(slot)
+            if backend is None or backend.service != service.id:
+                continue
+            is_candidate = chosen.base <= slot < chosen.base + chosen.size
+            chance = float(backend.id == only) if only else chances.get(slot, 0.0)
+            name, where = self.name(backend.id), host_port(backend.address, backend.port)
+            note = self._note(backend, is_candidate)
+            yield Share(slot, where, chance, *name, note)
+
+    def _chances(self, service: ServiceEntry, chosen: Range) -> dict[int, float]:
+        """Slot -> its part of all that is drawn, from the slots or from the service's table."""
+        if not service.table.size:
+            slots = range(chosen.base, chosen.base + chosen.size)
+            return dict.fromkeys(slots, 1 / max(1, chosen.size))
+        found: defaultdict[int, float] = defaultdict(float)
+        first = (
+            service.table.base + (chosen == service.local != service.cluster) * service.table.size
+        )
+        for at in range(first, first + service.table.size):
+            place: Choice = self.maps["choices"].get(at)
+            part = place.below / 2**32 / service.table.size
+            found[place.slot] += part
+            found[place.other] += 1 / service.table.size - part
+        return found
+
+    def _note(self, backend: Backend, is_candidate: bool) -> str:
+        if is_candidate:
+            return ""
+        return "other node" if "cluster" in backend.flags else "draining"
+
 
 NODE_CLIENT, POD_CLIENT, OUTSIDE_CLIENT = "node", "pod", "outside"
 # Of networks for documentation (RFC 5737, 3849, 9637): nobody has them, and the default route leads

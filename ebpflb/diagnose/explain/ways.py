@@ -5,21 +5,22 @@ import errno
 import socket
 from dataclasses import dataclass, field
 
-from ebpflb.datapath.recording import frame, steps
-from ebpflb.datapath.recording.recording_programs import Answer, Handled, RecordingPrograms
-from ebpflb.datapath.recording.steps import SocketQuestion
-from ebpflb.diagnose.explain.asking import NODE_CLIENT, Client
-from ebpflb.diagnose.explain.facts import MapFacts
+from ebpflb.datapath.recording import recording_programs
+from ebpflb.datapath.recording.recording_programs import (
+    Answer,
+    Handled,
+    RecordingPrograms,
+    SocketQuestion,
+)
+from ebpflb.diagnose.explain.asking import NODE_CLIENT, Client, MapFacts
 from ebpflb.diagnose.explain.words import Noted, Row, Words
 from ebpflb.errors import KernelError, NodeError, one_line
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink, routes
 from ebpflb.node.routes import Route
-from ebpflb.plan.connections import Connection, Ends
-from ebpflb.plan.entries import Chosen, Frontend
-from ebpflb.plan.flow_entries import FlowState
-from ebpflb.plan.wording import host_port
+from ebpflb.plan.entries import Chosen, Frontend, host_port
+from ebpflb.plan.flow_entries import Connection, Ends, FlowState
 
 _OVER = {FlowState.CLOSED, FlowState.RESET}  # the next SYN opens another connection
 _TYPES = {Protocol.TCP: 1, Protocol.UDP: 2, Protocol.SCTP: 1}  # SOCK_STREAM, SOCK_DGRAM
@@ -52,7 +53,7 @@ def call(recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: 
     way.errno = next((step.value for step in found if step.kind == "errno"), 0)
     last = found[-1]
     if way.answer is Answer.REWRITE:
-        to = host_port(last.address, steps.port_of(last.value))
+        to = host_port(last.address, recording_programs.port_of(last.value))
         way.say("connect", f"the kernel connects to {to}; getpeername() says {asked}")
     elif way.answer is Answer.DENY:
         way.say("connect", f"fails with {errno.errorcode.get(way.errno, 'EPERM')}")
@@ -93,7 +94,9 @@ class PacketWay:
         if route.local:
             self.way.say("route", "for this node itself: no device's hook sees it")
             return
-        handled = self._handle("egress", frame.request(self.first, self.protocol), route, 0)
+        handled = self._handle(
+            "egress", recording_programs.request_frame(self.first, self.protocol), route, 0
+        )
         self._decided(handled)
 
     def _from_device(self) -> None:
@@ -101,7 +104,7 @@ class PacketWay:
         if not came.ifindex or came.local:
             why = came.why or "it is this node's own"
             raise NodeError(f"no device leads to the client {self.first.source}: {why}")
-        sent = frame.request(self.first, self.protocol)
+        sent = recording_programs.request_frame(self.first, self.protocol)
         handled = self._handle("ingress", sent, came, 0)
         if not self._decided(handled):
             return
@@ -136,8 +139,8 @@ class PacketWay:
 
     def _egress(self, ends: Ends, came: Route, out: Route, packet: bytes) -> Ends | None:
         """The packet as it leaves; None if it does not."""
-        if frame.ends_of(packet) != ends:
-            packet = frame.request(ends, self.protocol)
+        if recording_programs.ends_of(packet) != ends:
+            packet = recording_programs.request_frame(ends, self.protocol)
         try:
             handled = self._handle("egress", packet, out, came.ifindex)
         except KernelError as error:
@@ -154,7 +157,7 @@ class PacketWay:
                 "dropped" if handled.action == "drop" else "refused",
             )
             return None
-        left = frame.ends_of(handled.frame)
+        left = recording_programs.ends_of(handled.frame)
         if left != ends:
             self.way.say("SNAT", f"leaves as {host_port(left.source, left.source_port)}, at random")
         return left
@@ -171,14 +174,14 @@ class PacketWay:
         self.way.say("reply", f"{said}, leaves by {_device(came)}")
 
     def _reply_by_flows(self, back: Ends, came: Route, out: Route) -> Ends:
-        packet = frame.reply(back, self.protocol)
+        packet = recording_programs.reply_frame(back, self.protocol)
         if not out.local:
             handled = self.recorder.handle("ingress", packet, ifindex=out.ifindex)
             if handled.action == "redirect":
-                return frame.ends_of(handled.frame)
+                return recording_programs.ends_of(handled.frame)
             packet = handled.frame
         handled = self.recorder.handle("egress", packet, ifindex=came.ifindex)
-        return frame.ends_of(handled.frame)
+        return recording_programs.ends_of(handled.frame)
 
     def _handle(self, hook: str, packet: bytes, route: Route, came_by: int) -> Handled:
         device = _device(route)
@@ -215,7 +218,7 @@ class PacketWay:
             return self._to(known.reply.source, known.reply.source_port)
         backend = self.facts.backend(chosen.value & Chosen.ID) if chosen else None
         if chosen is None or backend is None:
-            return frame.ends_of(handled.frame)
+            return recording_programs.ends_of(handled.frame)
         return self._to(backend.address, backend.port)
 
     def _known(self) -> Connection | None:

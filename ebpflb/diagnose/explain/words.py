@@ -7,16 +7,15 @@ from typing import Any, NamedTuple
 
 from ebpflb.datapath.maps.layout import VERDICTS, address_from
 from ebpflb.datapath.maps.records import AffinityKey
-from ebpflb.datapath.recording import steps
-from ebpflb.datapath.recording.steps import Step
-from ebpflb.diagnose.explain.asking import Client
-from ebpflb.diagnose.explain.facts import MapFacts
+from ebpflb.datapath.recording import recording_programs
+from ebpflb.datapath.recording.recording_programs import Step
+from ebpflb.diagnose.explain.asking import Client, MapFacts
 from ebpflb.diagnose.snapshot import kind
-from ebpflb.model.scheduler import LEAST_CONNECTIONS, MAGLEV, RANDOM, ROUND_ROBIN, SOURCE_HASH
+from ebpflb.model.annotations import LEAST_CONNECTIONS, MAGLEV, RANDOM, ROUND_ROBIN, SOURCE_HASH
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Chosen, Frontend, Range, ServiceEntry
 from ebpflb.plan.flow_entries import FlowKind
-from ebpflb.plan.scheduling import scheduler_of
+from ebpflb.plan.tables import scheduler_of
 
 _USES = {
     0: ("no frontend, and no address of a service", "services", "none"),
@@ -192,10 +191,15 @@ class Words:
         yield Row("attach", said, "settings", "attaching")
 
     def _snat(self, step: Step) -> Iterator[Row]:
-        yield Row("SNAT", f"needed: {_SNAT[steps.MASQUERADES[step.value]]}", "settings", "flags")
+        yield Row(
+            "SNAT",
+            f"needed: {_SNAT[recording_programs.MASQUERADES[step.value]]}",
+            "settings",
+            "flags",
+        )
 
     def _source(self, step: Step) -> Iterator[Row]:
-        how, name, row = _SOURCES[steps.STEP_SOURCES[step.value]]
+        how, name, row = _SOURCES[recording_programs.STEP_SOURCES[step.value]]
         yield Row("SNAT", f"source {step.address}, {how}", name, row or ("route" if name else ""))
 
     def _chosen(self, step: Step) -> Iterator[Row]:

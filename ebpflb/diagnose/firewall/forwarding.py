@@ -21,8 +21,7 @@ from ebpflb.diagnose.firewall.read_iptables import options
 from ebpflb.diagnose.firewall.rules import addresses, number, ports
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.model.addresses import Address, parse_address
-from ebpflb.model.iptables_rules import IptablesRule, IptablesTable
-from ebpflb.model.kube_proxy import is_chain
+from ebpflb.model.kube_proxy import IptablesRule, IptablesTable, is_chain
 from ebpflb.model.services import Protocol
 from ebpflb.node import device_watch, routes
 from ebpflb.node.iptables import Tool, tools

@@ -17,7 +17,7 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.node import device_watch
-from ebpflb.plan.wording import NODE_PORT, host_port
+from ebpflb.plan.entries import NODE_PORT, host_port
 
 CLUSTER_IP, LOAD_BALANCER = "ClusterIP", "LoadBalancer"
 _NODEPORTS = range(30000, 32768)  # the API server's default --service-node-port-range

@@ -31,7 +31,7 @@ from ebpflb.diagnose.firewall.rules import (
 )
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
-from ebpflb.plan.wording import NODE_PORT
+from ebpflb.plan.entries import NODE_PORT
 
 _EARLY = ("ingress", "prerouting", "output")  # where NAT of the destination happens, or later
 _HOOKS = (*_EARLY, "input", "forward", "postrouting")

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ebpflb.diagnose.firewall.rules import MANGLE, NAT_DST, RAW, Chain, Option, Rule, Table
-from ebpflb.model import iptables_rules
+from ebpflb.model import kube_proxy
 
 _PRIORITIES = {"raw": RAW, "mangle": MANGLE, "nat": NAT_DST}
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
@@ -31,7 +31,7 @@ def read(saved: str, tool: str, ipsets: Mapping[str, Ipset]) -> list[Table]:
     ValueError or LookupError.
     """
     of_set = cache(lambda option: list(_of_ipset(option, ipsets)))
-    return [_table(found, tool, of_set) for found in iptables_rules.parse(saved)]
+    return [_table(found, tool, of_set) for found in kube_proxy.parse_rules(saved)]
 
 
 def read_ipsets(saved: str) -> dict[str, Ipset]:
@@ -61,7 +61,7 @@ def options(text: str) -> Iterator[Option]:
     return (Option(name, " ".join(words), is_negated) for name, words, is_negated in found)
 
 
-def _table(found: iptables_rules.IptablesTable, tool: str, of_set: _OfSet) -> Table:
+def _table(found: kube_proxy.IptablesTable, tool: str, of_set: _OfSet) -> Table:
     table = Table(f"{tool}, table {found.name}", 6 if tool.startswith("ip6") else 4)
     for name in found.chains:
         hook = name.lower() if name in _BUILT_IN else ""

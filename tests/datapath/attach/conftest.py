@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.datapath.attach import tcx
-from ebpflb.datapath.attach.device_programs import DevicePrograms
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import DevicePrograms, unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from tests.datapath.attach.device_namespace import (

@@ -15,7 +15,7 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import loader

@@ -11,8 +11,7 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import tcx
-from ebpflb.datapath.attach.device_programs import DevicePrograms, attached_devices
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import DevicePrograms, attached_devices, unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import VerifierError

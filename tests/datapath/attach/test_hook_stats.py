@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links, hook_stats
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach import cgroup_links, device_programs
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import SECTIONS, Program
 from tests.datapath.attach.device_namespace import Agent, Namespace
@@ -39,10 +39,10 @@ def test_of_loaded_programs(
 ) -> None:
     """A hook that runs once more has run once more, and for a while; the others have not."""
     cgroup_links.attach(home, inside, loaded)
-    before = hook_stats.run_times(home, loaded)
+    before = device_programs.run_times(home, loaded)
     assert set(before) == {section.partition("/")[2] for section in SECTIONS}
     connect()
-    after = hook_stats.run_times(home, loaded)
+    after = device_programs.run_times(home, loaded)
     unpin_all(home)
     assert after["connect4"].runs == before["connect4"].runs + 1
     assert after["connect4"].seconds > before["connect4"].seconds
@@ -55,17 +55,17 @@ def test_of_an_earlier_agents_programs(
     """If nothing was loaded, the programs are found by the pinned links."""
     cgroup_links.attach(home, inside, loaded)
     connect()
-    assert hook_stats.run_times(home, []) == hook_stats.run_times(home, loaded)
+    assert device_programs.run_times(home, []) == device_programs.run_times(home, loaded)
     unpin_all(home)
-    assert hook_stats.run_times(home, []) == {}
+    assert device_programs.run_times(home, []) == {}
 
 
 def test_programs_of_one_hook_are_added(loaded: list[Program]) -> None:
     """Two variants of a hook are one hook."""
     first = loaded[0]
     state = StateDir(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
-    once = hook_stats.run_times(state, [first])[first.name]
-    twice = hook_stats.run_times(state, [first, first])[first.name]
+    once = device_programs.run_times(state, [first])[first.name]
+    twice = device_programs.run_times(state, [first, first])[first.name]
     assert twice == (2 * once.seconds, 2 * once.runs)
 
 
@@ -73,14 +73,14 @@ def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> Non
     """An earlier agent's packet programs are found by links at devices; filters are not."""
     agent().update(ns.served())
     expected = {"ingress", "egress"} if by == "tcx" else set()
-    assert set(hook_stats.run_times(home, [])) == expected
+    assert set(device_programs.run_times(home, [])) == expected
 
 
 def test_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the sysctl is set; a kernel without it counts nothing."""
     switch = tmp_path / "bpf_stats_enabled"
-    monkeypatch.setattr(hook_stats, "_SWITCH", switch)
-    assert not hook_stats.enabled()
+    monkeypatch.setattr(device_programs, "_SWITCH", switch)
+    assert not device_programs.enabled_statistics()
     for text, expected in (("0\n", False), ("1\n", True)):
         switch.write_text(text)
-        assert hook_stats.enabled() == expected
+        assert device_programs.enabled_statistics() == expected

@@ -12,8 +12,8 @@ from ebpflb.datapath.attach.device_programs import (
     DevicePrograms,
     attached_devices,
     others_programs,
+    unpin_all,
 )
-from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from tests.datapath.attach import device_namespace

@@ -8,7 +8,7 @@ import pytest
 
 from ebpflb.datapath.attach import tcx
 from ebpflb.datapath.attach.clsact import Clsact
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.attach.tcx import Tcx
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import array_memory, bpf_map
-from ebpflb.datapath.maps.array_memory import PART, ArrayMemory
+from ebpflb.datapath.maps import bpf_map
+from ebpflb.datapath.maps.bpf_map import PART, ArrayMemory
 from ebpflb.datapath.maps.layout import MapSpec
 from tests.datapath.variants import needs_root
 
@@ -58,7 +58,7 @@ def test_few_parts_are_mapped(memory: ArrayMemory) -> None:
     """Whatever was read and written before; at the end none is."""
     before = mapped()
     assert len(memory[:]) == len(memory) == SIZE
-    assert mapped() - before == array_memory.PARTS_MAPPED * PART
+    assert mapped() - before == bpf_map.PARTS_MAPPED * PART
     memory.close()
     assert mapped() == before
 

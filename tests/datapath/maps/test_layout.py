@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.datapath import declarations, kernel
-from ebpflb.datapath.maps import layout, records, scratch, sizes
+from ebpflb.datapath.maps import bpf_map, layout, records
 from ebpflb.datapath.maps.layout import Record
-from ebpflb.datapath.maps.socket_records import AssignmentKey
+from ebpflb.datapath.maps.records import AssignmentKey
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Chosen, Frontend, Prefix, Range
@@ -32,11 +32,11 @@ FLAGS = {
 PARTS = {  # never alone in a map
     "struct range": Range,
     "struct prefix": Prefix,
-    "struct selection": scratch.SelectedBackend,
-    "struct ending": scratch.Ending,
-    "struct next_hop": scratch.NextHop,
-    "struct port_sequence": scratch.PortSequence,
-    "struct packet": scratch.ReadPacket,
+    "struct selection": records.SelectedBackend,
+    "struct ending": records.Ending,
+    "struct next_hop": records.NextHop,
+    "struct port_sequence": records.PortSequence,
+    "struct packet": records.ReadPacket,
 }
 
 addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
@@ -199,7 +199,7 @@ def test_clang_would_disagree() -> None:
 def test_map_lines(name: str) -> None:
     """Every line of maps.h names a kind, flags and types that the agent knows."""
     spec = layout.MAPS[name]
-    assert sizes.kernel_kind(spec) in kernel.MAP_KINDS
+    assert bpf_map.kernel_kind(spec) in kernel.MAP_KINDS
     assert set(spec.flags) <= set(kernel.MAP_FLAGS)
     assert len(name) <= 15
     for ctype in (spec.key, spec.value):

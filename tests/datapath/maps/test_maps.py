@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import bpf_map, layout, sizes
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import BATCH, Counters, CpuArrays, Map, MappedArray
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import KernelError
@@ -50,7 +50,7 @@ def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
     """The kernel made the map with the sizes, entries and flags of its line."""
     spec, info = layout.MAPS[name], kernel.info(all_maps[name].fd, "map_info")
     assert (info.key_size, info.value_size) == (spec.key_size, spec.value_size)
-    kind, entries = sizes.kernel_kind(spec), sizes.kernel_entries(spec)
+    kind, entries = bpf_map.kernel_kind(spec), bpf_map.kernel_entries(spec)
     assert (info.kind, info.entries) == (kernel.MAP_KINDS[kind], entries)
     assert info.flags == sum(kernel.MAP_FLAGS[flag] for flag in spec.flags)
     assert kernel.ffi.string(info.name).decode() == name
@@ -159,7 +159,7 @@ def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> N
 
 def per_cpu(*numbers: int) -> bytes:
     """One element: these counters on the first CPU, ten times as many on the next, and so on."""
-    cpus = range(sizes.possible_cpus())
+    cpus = range(bpf_map.possible_cpus())
     return b"".join((n * 10**cpu).to_bytes(8, "little") for cpu in cpus for n in numbers)
 
 
@@ -169,7 +169,7 @@ def test_counters(opener: Opener) -> None:
     counters = opener(spec)
     assert isinstance(counters, Counters)
     kernel.map_update(counters.fd, counters.key.pack(1), per_cpu(1, 2, 3, 4))
-    factor = sum(10**cpu for cpu in range(sizes.possible_cpus()))
+    factor = sum(10**cpu for cpu in range(bpf_map.possible_cpus()))
     assert counters.get(1) == (factor, 2 * factor, 3 * factor, 4 * factor)
     assert counters.get(0) == (0, 0, 0, 0)
     counters.zero([1])
@@ -180,7 +180,7 @@ def test_counters_in_arrays(opener: Opener) -> None:
     """The same where each CPU has an array: those of other elements stay."""
     counters = opener(layout.MAPS["service_stats"]._replace(entries=4))
     assert isinstance(counters, CpuArrays)
-    cpus = range(sizes.counter_parts())
+    cpus = range(bpf_map.counter_parts())
     for at in range(4 * len(cpus)):
         kernel.map_update(counters.fd, counters.key.pack(at), struct.pack("=4Q", 1, 2, 3, at))
     factor = len(cpus)
@@ -201,15 +201,15 @@ def test_parts_of_counters(
     """
     possible = tmp_path / "possible"
     possible.write_text(f"{announced}\n")
-    monkeypatch.setattr(sizes, "_POSSIBLE", possible)
-    for function in (sizes.counter_parts, sizes.possible_cpus):
+    monkeypatch.setattr(bpf_map, "_POSSIBLE", possible)
+    for function in (bpf_map.counter_parts, bpf_map.possible_cpus):
         function.cache_clear()
     try:
-        assert (sizes.counter_parts(), sizes.possible_cpus()) == (parts, count)
+        assert (bpf_map.counter_parts(), bpf_map.possible_cpus()) == (parts, count)
         spec = layout.MAPS["service_stats"]
-        assert sizes.kernel_entries(spec) == parts * spec.entries
+        assert bpf_map.kernel_entries(spec) == parts * spec.entries
     finally:
-        for function in (sizes.counter_parts, sizes.possible_cpus):
+        for function in (bpf_map.counter_parts, bpf_map.possible_cpus):
             function.cache_clear()
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.sizes import counter_parts
+from ebpflb.datapath.maps.bpf_map import Map, counter_parts
 from tests.docs.pages import ROOT
 
 PAGES = ("docs/scale.md", "docs/install.md", "deploy/chart/ebpflb/values.yaml")

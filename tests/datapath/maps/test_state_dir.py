@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach.device_programs import unpin_all
 from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MapSpec

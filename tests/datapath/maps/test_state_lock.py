@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb import files
-from ebpflb.datapath.maps import state_record
-from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
-from ebpflb.datapath.maps.state_lock import StateLock
+from ebpflb.datapath.maps import state_dir
+from ebpflb.datapath.maps.state_dir import BPFFS, StateDir, StateLock
 from ebpflb.errors import NodeError
 from ebpflb.options import Paths
 
@@ -90,17 +89,17 @@ def test_a_lock_for_a_moment(
 def recorded(directory: Path, tmp_path: Path) -> Paths:
     paths = Paths(directory, tmp_path / "run: here")
     StateDir(directory).prepare()
-    state_record.write(paths)
+    state_dir.write_record(paths)
     return paths
 
 
 def test_the_run_directory_is_found(directory: Path, recorded: Paths) -> None:
     """By the state directory alone; the last agent's counts."""
-    assert state_record.read(directory) == recorded
-    state_record.write(recorded)
+    assert state_dir.read_record(directory) == recorded
+    state_dir.write_record(recorded)
     other = Paths(directory, Path("/other"))
-    state_record.write(other)
-    assert state_record.read(directory) == other
+    state_dir.write_record(other)
+    assert state_dir.read_record(directory) == other
 
 
 def test_from_within_another_mount(directory: Path, recorded: Paths) -> None:
@@ -117,17 +116,17 @@ def read_as(seen: Path, directory: Path) -> Paths | None:
     with pytest.MonkeyPatch.context() as patched:
         real = os.readlink
         patched.setattr(os, "readlink", lambda p: real(str(p).replace(str(seen), str(directory))))
-        return state_record.read(seen)
+        return state_dir.read_record(seen)
 
 
 @pytest.mark.parametrize("text", ["/run", "run:/sys/fs/bpf/x", ":", "/run:/elsewhere"])
 def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
     """It is none."""
     directory.mkdir()
-    (directory / state_record.RECORD).symlink_to(text)
-    assert state_record.read(directory) is None
-    (directory / state_record.RECORD).unlink()
-    assert state_record.read(directory) is None
+    (directory / state_dir.RECORD).symlink_to(text)
+    assert state_dir.read_record(directory) is None
+    (directory / state_dir.RECORD).unlink()
+    assert state_dir.read_record(directory) is None
 
 
 def test_the_record_is_no_map(directory: Path, recorded: Paths) -> None:
@@ -135,4 +134,4 @@ def test_the_record_is_no_map(directory: Path, recorded: Paths) -> None:
     state = StateDir(directory)
     assert state.old_layouts() == []
     state.remove_old_layouts()
-    assert state_record.read(directory) == recorded
+    assert state_dir.read_record(directory) == recorded

@@ -16,8 +16,7 @@ from ebpflb.datapath.maps.records import Sweep
 from ebpflb.datapath.maps.sweep import FlowTable, Sweeper
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
-from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.flow_entries import Entries, FlowKind, Hook, chosen_port
+from ebpflb.plan.flow_entries import Entries, FlowKind, Hook, Timeouts, chosen_port
 from tests.datapath.maps.small import ENTRIES, small_maps
 from tests.datapath.variants import eventually, needs_root
 from tests.plan.flow_builders import NOW, SECOND, Made

@@ -11,9 +11,9 @@ from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.datapath.maps.records import Monitor
-from ebpflb.datapath.monitoring import decisions
-from ebpflb.datapath.monitoring.ring import Ring
-from ebpflb.datapath.programs import compiler, loader, precompile, testrun
+from ebpflb.datapath.monitoring import variant
+from ebpflb.datapath.monitoring.variant import Ring
+from ebpflb.datapath.programs import compiler, loader, precompile
 from ebpflb.datapath.programs.loader import Program
 
 SMALL = 4096  # bytes: 32 events
@@ -25,13 +25,13 @@ class Watched:
 
     def __init__(self, maps: dict[str, Map], program: Program) -> None:
         self.maps, self._program = maps, program
-        self.ring = Ring(maps["events"], decisions.SIZE)
+        self.ring = Ring(maps["events"], variant.SIZE)
 
     def ask(self, *verdicts: str) -> None:
-        self.maps["monitor"].write([(0, Monitor(decisions.mask(verdicts), 0, 0))])
+        self.maps["monitor"].write([(0, Monitor(variant.decision_mask(verdicts), 0, 0))])
 
     def run(self, times: int) -> None:
-        testrun.run(self._program.fd, FRAME, repeat=times)
+        loader.test_run(self._program.fd, FRAME, repeat=times)
 
     def lost(self) -> int:
         (count,) = self.maps["events_lost"].get(0)
@@ -63,31 +63,31 @@ def test_only_what_is_asked_for_is_told(watched: Watched) -> None:
     assert watched.ring.take() == b""
     watched.ask("malformed", "passed")
     watched.run(3)
-    found = list(decisions.unpacked(watched.ring.take()))
+    found = list(variant.unpack_decision(watched.ring.take()))
     assert [VERDICTS[it.verdict] in ("malformed", "passed") for it in found] == [True] * 3
-    assert {decisions.HOOKS[it.hook] for it in found} == {"ingress"}
+    assert {variant.HOOKS[it.hook] for it in found} == {"ingress"}
     assert [it.time for it in found] == sorted(it.time for it in found)
     assert watched.ring.take() == b""
 
 
 def test_a_full_ring_loses_events_and_counts_them(watched: Watched) -> None:
     """What was told and what was lost is all that was decided, also when the ring goes round."""
-    watched.ask(*decisions.DECISIONS)
+    watched.ask(*variant.DECISIONS)
     told = 0
     for turn in range(1, 8):
         watched.run(20)
-        told += len(watched.ring.take()) // decisions.STRIDE
+        told += len(watched.ring.take()) // variant.STRIDE
         assert (told, watched.lost()) == (20 * turn, 0)
     watched.run(100)
-    told = len(watched.ring.take()) // decisions.STRIDE
-    assert 0 < told <= SMALL // decisions.STRIDE
+    told = len(watched.ring.take()) // variant.STRIDE
+    assert 0 < told <= SMALL // variant.STRIDE
     assert told + watched.lost() == 100
     watched.run(5)
-    assert len(watched.ring.take()) == 5 * decisions.STRIDE
+    assert len(watched.ring.take()) == 5 * variant.STRIDE
 
 
 def test_what_can_be_asked_for() -> None:
     """Every verdict that ends a decision; not what is counted on the way, nor their number."""
-    assert set(decisions.DECISIONS) == set(VERDICTS.values()) - {"retried", "s"}
-    assert set(decisions.DECISIONS) == decisions.USUAL | decisions.FREQUENT
-    assert "translated" in decisions.USUAL and "passed" not in decisions.USUAL
+    assert set(variant.DECISIONS) == set(VERDICTS.values()) - {"retried", "s"}
+    assert set(variant.DECISIONS) == variant.USUAL | variant.FREQUENT
+    assert "translated" in variant.USUAL and "passed" not in variant.USUAL

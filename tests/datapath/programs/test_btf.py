@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from ebpflb.datapath.programs.btf import read_members
+from ebpflb.datapath.programs.loader import read_members
 
 INT, STRUCT, UNION, FUNC, ENUM = 1, 4, 5, 12, 6
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ebpflb.datapath.programs import bytecode_cache
+from ebpflb.datapath.programs import compiler
 from tests.datapath.variants import needs_root
 
 PROGRAMS = {"connect4": bytes(16), "connect6": bytes(range(8))}
@@ -16,14 +16,14 @@ PROGRAMS = {"connect4": bytes(16), "connect6": bytes(range(8))}
 
 @pytest.fixture
 def entry(tmp_path: Path) -> Path:
-    path = tmp_path / "cache" / f"{'a' * 64}{bytecode_cache.SUFFIX}"
-    bytecode_cache.write(path, PROGRAMS)
+    path = tmp_path / "cache" / f"{'a' * 64}{compiler.SUFFIX}"
+    compiler.write_cached(path, PROGRAMS)
     return path
 
 
 def test_what_was_written_is_read(entry: Path) -> None:
     """By anybody who may read it, and without a trace of how it was written."""
-    assert bytecode_cache.read(entry) == PROGRAMS
+    assert compiler.read_cached(entry) == PROGRAMS
     assert os.listdir(entry.parent) == [entry.name]
     assert entry.stat().st_mode & 0o777 == 0o644
 
@@ -39,8 +39,8 @@ def packed_by_others(entry: Path) -> None:
 
 
 def renamed(entry: Path) -> None:
-    other = entry.with_name("b" * 64 + bytecode_cache.SUFFIX)
-    bytecode_cache.write(other, {"connect4": bytes(8)})
+    other = entry.with_name("b" * 64 + compiler.SUFFIX)
+    compiler.write_cached(other, {"connect4": bytes(8)})
     other.replace(entry)
 
 
@@ -55,7 +55,7 @@ def a_pipe(entry: Path) -> None:
 
 
 def half_an_instruction(entry: Path) -> None:
-    bytecode_cache.write(entry, {"connect4": bytes(12)})
+    compiler.write_cached(entry, {"connect4": bytes(12)})
 
 
 WRONG: dict[str, Callable[[Path], object]] = {
@@ -68,7 +68,7 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "a link": linked,
     "a pipe": a_pipe,
     "half an instruction": half_an_instruction,
-    "no program": lambda entry: bytecode_cache.write(entry, {"connect4": b""}),
+    "no program": lambda entry: compiler.write_cached(entry, {"connect4": b""}),
     "writable by all": lambda entry: entry.chmod(0o666),
     "writable by the group": lambda entry: entry.chmod(0o664),
 }
@@ -80,13 +80,13 @@ def test_what_is_not_whole_and_ours_is_no_entry(
 ) -> None:
     """It is as if there were none, and a new one takes its place."""
     spoil(entry)
-    assert bytecode_cache.read(entry) is None
-    bytecode_cache.write(entry, PROGRAMS)
-    assert bytecode_cache.read(entry) == PROGRAMS
+    assert compiler.read_cached(entry) is None
+    compiler.write_cached(entry, PROGRAMS)
+    assert compiler.read_cached(entry) == PROGRAMS
 
 
 @needs_root
 def test_another_users_entry_is_none(entry: Path) -> None:
     """Whatever it contains."""
     os.chown(entry, 65534, 65534)
-    assert bytecode_cache.read(entry) is None
+    assert compiler.read_cached(entry) is None

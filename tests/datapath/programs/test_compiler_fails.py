@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.programs import compile_folder, compiler
+from ebpflb.datapath.programs import compiler
 from ebpflb.datapath.programs.compiler import compile_source
 from ebpflb.errors import CompileError
 from tests.datapath.variants import SOURCE
@@ -75,11 +75,11 @@ def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_kill_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the next start, even if it finds all in its cache; folders in use and others' stay."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (left := tmp_path / f"{compile_folder.PREFIX}left" / "bpf").mkdir(parents=True)
+    (left := tmp_path / f"{compiler.PREFIX}left" / "bpf").mkdir(parents=True)
     (tmp_path / "others").mkdir()
-    (tmp_path / f"{compile_folder.PREFIX}link").symlink_to(tmp_path / "others")
+    (tmp_path / f"{compiler.PREFIX}link").symlink_to(tmp_path / "others")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with compile_folder.temporary() as used:
+    with compiler.temporary_folder() as used:
         with pytest.raises(CompileError):
             compile_source(SOURCE, cache=tmp_path / "cache")
         assert used.is_dir()
@@ -110,4 +110,4 @@ def test_a_killed_compilation_leaves_a_folder_that_the_next_one_removes(tmp_path
 def remove_leftovers_in(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tempfile.tempdir", str(folder))
-        compile_folder.remove_leftovers()
+        compiler.remove_leftover_folders()

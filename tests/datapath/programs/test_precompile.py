@@ -16,7 +16,7 @@ from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, precompile
 from ebpflb.datapath.programs.compiler import compile_source
-from ebpflb.diagnose import requirements
+from ebpflb.diagnose import check
 from ebpflb.errors import CompileError
 from tests.datapath.variants import needs_root
 from tests.kit import once
@@ -149,6 +149,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -
 
 def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> None:
     """A node of the image has no BCC, and needs none."""
-    assert requirements._bcc() == ("BCC", True, False, "missing; bytecode was brought along", "")
+    assert check._bcc() == ("BCC", True, False, "missing; bytecode was brought along", "")
     place(brought).unlink()
-    assert (requirements._bcc().ok, requirements._bcc().required) == (False, True)
+    assert (check._bcc().ok, check._bcc().required) == (False, True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.programs import testrun
+from ebpflb.datapath.programs.loader import DROP, PASS, REDIRECT, test_run
 from ebpflb.errors import KernelError
 from tests.datapath.variants import needs_root
 from tests.packet.node import knows_ingress_device
@@ -45,11 +45,11 @@ def load() -> Iterator[Loader]:
         os.close(fd)
 
 
-@pytest.mark.parametrize("number", [testrun.PASS, testrun.DROP, testrun.REDIRECT, 0, 1])
+@pytest.mark.parametrize("number", [PASS, DROP, REDIRECT, 0, 1])
 def test_returns(load: Loader, number: int) -> None:
     """The program's return value, without a sign, and the frame as it was."""
     signed = number - (1 << 32) if number >> 31 else number
-    ran = testrun.run(load(instruction(MOVE, 0, number=signed)), FRAME)
+    ran = test_run(load(instruction(MOVE, 0, number=signed)), FRAME)
     assert (ran.retval, ran.packet) == (number, FRAME)
 
 
@@ -62,7 +62,7 @@ def test_context(load: Loader, field: str, value: int) -> None:
     if field == "ingress_ifindex" and not knows_ingress_device():
         pytest.skip("a run is told no way in")
     told = {"ifindex": 1} | ({} if field == "len" else {field: value})
-    assert testrun.run(program, FRAME, **told).retval == value
+    assert test_run(program, FRAME, **told).retval == value
 
 
 @pytest.mark.parametrize("kind", [0x0800, 0x86DD, 0x8100])
@@ -70,7 +70,7 @@ def test_protocol(load: Loader, kind: int) -> None:
     """The protocol is the frame's own type."""
     program = load(instruction(LOAD, 0x10, CONTEXT["protocol"]))
     frame = bytes(12) + kind.to_bytes(2, "big") + bytes(60)
-    assert testrun.run(program, frame).retval.to_bytes(2, "little") == kind.to_bytes(2, "big")
+    assert test_run(program, frame).retval.to_bytes(2, "little") == kind.to_bytes(2, "big")
 
 
 def test_longest(load: Loader) -> None:
@@ -78,7 +78,7 @@ def test_longest(load: Loader) -> None:
     program = load(instruction(MOVE, 0, number=-1))
     for size in (14, 60, 1514, 3000):
         frame = os.urandom(12) + b"\x88\xb5" + os.urandom(size - 14)
-        assert testrun.run(program, frame).packet == frame
+        assert test_run(program, frame).packet == frame
 
 
 def test_repeat(load: Loader) -> None:
@@ -86,13 +86,13 @@ def test_repeat(load: Loader) -> None:
     mark = CONTEXT["mark"]
     one_more = instruction(LOAD, 0x10, mark), instruction(ADD, 0, number=1)
     program = load(*one_more, instruction(STORE, 0x01, mark))
-    assert testrun.run(program, FRAME, mark=5, repeat=1000).retval == 1005
+    assert test_run(program, FRAME, mark=5, repeat=1000).retval == 1005
 
 
 def test_refused(load: Loader) -> None:
     """Half a frame, and a missing device, are errors."""
     program = load(instruction(MOVE, 0, number=-1))
     with pytest.raises(KernelError, match="running a program on a packet: Invalid argument"):
-        testrun.run(program, bytes(13))
+        test_run(program, bytes(13))
     with pytest.raises(KernelError, match="No such device"):
-        testrun.run(program, FRAME, ifindex=1 << 20)
+        test_run(program, FRAME, ifindex=1 << 20)

@@ -21,12 +21,10 @@ import pytest
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.programs.loader import Program
-from ebpflb.datapath.recording import steps
-from ebpflb.datapath.recording.private_maps import PrivateMaps
-from ebpflb.datapath.recording.recording_programs import Answer, RecordingPrograms
+from ebpflb.datapath.recording import recording_programs
+from ebpflb.datapath.recording.recording_programs import Answer, PrivateMaps, RecordingPrograms
 from ebpflb.diagnose.explain.answer import copy_memory
-from ebpflb.diagnose.explain.asking import POD_CLIENT, Client
-from ebpflb.diagnose.explain.facts import MapFacts
+from ebpflb.diagnose.explain.asking import POD_CLIENT, Client, MapFacts
 from ebpflb.diagnose.explain.ways import Way, call
 from ebpflb.node import clients, namespaces
 from ebpflb.plan.entries import Frontend, Prefix, Settings
@@ -209,7 +207,7 @@ def test_sockets_go_where_explain_says(
 def test_what_a_step_is_told_of(recorder: RecordingPrograms, all_maps: dict[str, Map]) -> None:
     """A question without a socket that any hook sees is left alone, and says so."""
     all_maps["settings"].write([(0, all_maps["settings"].get(0)._replace(flags=frozenset()))])
-    question = steps.SocketQuestion(Frontend(*place(f"{CLUSTER}:80"), 132), 1, 1)
+    question = recording_programs.SocketQuestion(Frontend(*place(f"{CLUSTER}:80"), 132), 1, 1)
     answer, found = recorder.call(question)
     assert answer is Answer.LEAVE
     assert [step.kind for step in found] == ["foreign", "answer"]

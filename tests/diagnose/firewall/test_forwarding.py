@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.diagnose.firewall.forwarding import Request, accepts
-from ebpflb.model.iptables_rules import IptablesTable, parse
+from ebpflb.model.kube_proxy import IptablesTable, parse_rules
 
 KUBE = (
     "-A FORWARD -j KUBE-FORWARD",
@@ -58,7 +58,7 @@ ACCEPTING = {
 def table(*rules: str, policy: str = "DROP") -> IptablesTable:
     chains = {rule.split()[1] for rule in rules} - {"FORWARD"}
     heads = [f":FORWARD {policy} [0:0]", *(f":{chain} - [0:0]" for chain in chains)]
-    (parsed,) = parse("\n".join(["*filter", *heads, *rules, "COMMIT"]))
+    (parsed,) = parse_rules("\n".join(["*filter", *heads, *rules, "COMMIT"]))
     return parsed
 
 

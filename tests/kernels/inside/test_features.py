@@ -6,9 +6,8 @@ import os
 import pytest
 
 from ebpflb.datapath.maps.state_dir import BPFFS
-from ebpflb.diagnose.check import check_node
+from ebpflb.diagnose.check import check_node, missing_requirements
 from ebpflb.diagnose.check_result import CheckResult
-from ebpflb.diagnose.requirements import missing
 
 KERNEL = os.environ.get("LAB_KERNEL", "")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
@@ -38,7 +37,7 @@ def results() -> list[CheckResult]:
 
 def test_can_run(results: list[CheckResult]) -> None:
     """Nothing is missing that the node cannot do without."""
-    assert missing(results) == []
+    assert missing_requirements(results) == []
 
 
 @pytest.mark.skipif(KERNEL not in LACKS, reason="what this kernel lacks is not known beforehand")

@@ -7,20 +7,129 @@ is one range of slots, and a backend has one slot even if it is in both lists. W
 is on this node does not matter to the order.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import product
+from typing import Any
 
 from msgspec import Struct
 
-from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.selection import Selection
+from ebpflb.model import devices
+from ebpflb.model.addresses import Address, Family, Network, family
+from ebpflb.model.annotations import DEFAULT_WEIGHT
+from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
+from ebpflb.model.endpoints import Selection
+from ebpflb.model.route_sources import RouteSource
 from ebpflb.model.services import PortName, ServicePort
-from ebpflb.model.weights import DEFAULT_WEIGHT
-from ebpflb.plan import scheduling
-from ebpflb.plan.entries import BackendName, Flags, Frontend
+from ebpflb.plan import tables
+from ebpflb.plan.entries import (
+    NO_PREFIX,
+    NO_V4,
+    NO_V6,
+    BackendName,
+    DeviceEntry,
+    Flags,
+    Frontend,
+    Prefix,
+    RouteKey,
+    prefix_of,
+    route_key,
+)
+
+# What the maps should hold about this node: its devices, and the settings.
+
+_DETECT = frozenset({"detect_local"})
+
+
+@dataclass(frozen=True)
+class DesiredNode:
+    """``known``: all devices; ``primary``: the Node's addresses.
+
+    ``detector`` and ``pod_cidrs`` decide which traffic is that of this node's pods.
+    """
+
+    known: Devices
+    served: Devices
+    primary: AddressByFamily
+    detector: LocalDetector
+    pod_cidrs: tuple[Network, ...]
+    route_sources: tuple[RouteSource, ...] = ()
+
+    @cached_property
+    def _masters(self) -> frozenset[int]:
+        """Of devices that are served: their packets pass the program at a port first."""
+        return frozenset(device.master for device in self.served)
+
+    def devices(self) -> dict[int, DeviceEntry]:
+        """The entries of map devices, by ifindex."""
+        sources = devices.masquerade_addresses(self.known, self.primary)
+        by_index = devices.by_index(self.known)
+        return {
+            device.index: DeviceEntry(
+                *_both(sources[device.index]), frozenset(self._device_flags(device, by_index))
+            )
+            for device in self.served
+        }
+
+    def link_addresses(self) -> dict[str, int]:
+        """The entries of map link_addresses."""
+        return {device.mac: 1 for device in self.known if device.mac and not device.loopback}
+
+    def sources_by_route(self, most: int) -> dict[RouteKey, Address]:
+        """The entries of map route_sources, at most as many: of the shortest prefixes.
+
+        A device without any, such as a bridge's port, has those of its master.
+        """
+        found: dict[int, list[RouteSource]] = defaultdict(list)
+        for each in self.route_sources:
+            found[each.ifindex].append(each)
+        by_index = devices.by_index(self.known)
+        entries = {
+            route_key(device.index, each.network): each.source
+            for device in self.served
+            for each in _first(found[m.index] for m in devices.with_masters(device, by_index))
+        }
+        return dict(sorted(entries.items(), key=lambda entry: entry[0].length)[:most])
+
+    def settings(
+        self, options: dict[str, Any], covering: Mapping[Family, Prefix]
+    ) -> dict[str, Any]:
+        """The fields of map settings; the operator has chosen those in ``options``.
+
+        ``covering``: the prefixes that cover all cluster IPs (see ``ClusterIps.cover``).
+        """
+        pods = {family(n): prefix_of(n) for n in self.detector.networks(self.pod_cidrs)}
+        active = self.detector.by_device or bool(pods)
+        node_v4, node_v6 = _both(devices.node_addresses(self.known, self.primary))
+        found = {"node_v4": node_v4, "node_v6": node_v6, **_fields("pods", pods)}
+        flags = options["flags"] | (_DETECT if active else frozenset())
+        return {**options, **found, **_fields("span", covering), "flags": flags}
+
+    def _device_flags(self, device: Device, known: Mapping[int, Device]) -> Iterator[str]:
+        if self.detector.is_pod_device(device, known):
+            yield "pods"
+        if devices.is_host_only(device, known):
+            yield "host_only"
+        if devices.is_bridged(device, known):
+            yield "bridged"
+        if device.index in self._masters:
+            yield "master"
+
+
+def _first(lists: Iterable[list[RouteSource]]) -> list[RouteSource]:
+    return next(filter(None, lists), [])
+
+
+def _fields(name: str, found: Mapping[Family, Prefix]) -> dict[str, Prefix]:
+    return {f"{name}_v{f.value}": found.get(f, NO_PREFIX) for f in Family}
+
+
+def _both(addresses: AddressByFamily) -> tuple[Address, Address]:
+    return addresses.get(Family.IPV4, NO_V4), addresses.get(Family.IPV6, NO_V6)
+
 
 ANY: dict[Family, Address] = {
     Family.IPV4: IPv4Address(0),
@@ -109,7 +218,7 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
 def _flags(scheduler: str, has_any: bool, *words: str) -> Flags:
     """Those of every frontend, and these words, without "": one set for all services."""
     endpoints = {"endpoints"} if has_any else set()
-    return scheduling.flags_of(scheduler) | endpoints | (set(words) - {""})
+    return tables.scheduler_flags(scheduler) | endpoints | (set(words) - {""})
 
 
 def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...]:

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends counted connections that nothing remembers any more (bpf/core/connection.h).
+
+Programs end a connection that they see end. What they do not see leaves an element in the map
+connections: an LRU evicted a socket or a flow, a sweep or ``ebpflb flows`` deleted it, or two CPUs
+opened the same flow at once. An element that two sweeps in a row have found nowhere, in sockets,
+assignments or flows, is ended by a program, which deletes and counts it in one call.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from struct import Struct
+
+from ebpflb.datapath.attach.netns_cookie import by_socket
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import MAPS, ffi
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
+from ebpflb.datapath.programs import compiler, loader, precompile
+from ebpflb.errors import in_words
+from ebpflb.model.services import Protocol
+from ebpflb.node.namespaces import Namespaces
+from ebpflb.node.sock_diag import SockDiag
+
+# Forgets sockets that are gone though no program was told: the kernel's own (NFS), and MPTCP's.
+#
+# The hook sock_release is called for sockets of processes alone. A socket that the kernel does not
+# list in two sweeps in a row is forgotten by a program (bpf/hooks/socket_end.c), which counts its
+# connections as closed. The kernel lists sockets by network namespace: those of one that this agent
+# has never entered are left alone.
+
+log = logging.getLogger(__name__)
+
+_SWEEP_INTERVAL = 300.0  # seconds
+_PAUSE = 0.002  # seconds after each slice of 0.2 ms
+
+_SOCKET_KEY = Struct("=Q")
+_NETNS_AT = ffi.offsetof("struct socket_entry", "netns")
+_NETNS = Struct(f"={_NETNS_AT}xQ{MAPS['sockets'].value_size - _NETNS_AT - 8}x")
+_LINK_HEADER = bytes(14)
+
+_Opened = tuple[int | None, SockDiag]
+_EachNamespace = Callable[[Callable[[], _Opened]], Iterator[tuple[bool, _Opened]]]
+
+
+def _open() -> _Opened:
+    """Of the namespace that the calling thread is in: its cookie (5.14), and what lists it."""
+    return by_socket(), SockDiag()
+
+
+class UnreleasedSockets:
+    """Sweeps every _SWEEP_INTERVAL in a thread, from ``start`` to ``stop``.
+
+    ``cache``: of compiled bytecode. The program is loaded when there is something to forget.
+    """
+
+    def __init__(
+        self,
+        maps: Mapping[str, Map],
+        cache: Path,
+        each_namespace: _EachNamespace | None = None,
+    ) -> None:
+        self._maps, self._cache = maps, cache
+        self._each_namespace = each_namespace or Namespaces().each
+        self._entered: set[int] = set()  # cookies of namespaces
+        self._missed: set[int] = set()  # by the last sweep
+        self._full = (0, 0)
+        self._program: int | None = None
+        self._error: str | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sockets", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when no map is in use any more."""
+        self._stopped.set()
+        if self._thread.ident:
+            self._thread.join()
+        if self._program is not None:
+            os.close(self._program)
+            self._program = None
+
+    def sweep(self) -> int:
+        """How many sockets were forgotten.
+
+        Raises CompileError, VerifierError or KernelError (the kernel cannot list sockets).
+        """
+        remembered = dict(self._remembered())
+        missing = self._missing(remembered) if remembered else set()
+        if self._stopped.is_set():
+            return 0
+        gone, self._missed = missing & self._missed, missing
+        for socket in gone:
+            self._forget(socket)
+        return len(gone)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_SWEEP_INTERVAL):
+            try:
+                self._tell_full()
+                if gone := self.sweep():
+                    log.info("%d sockets were forgotten that the kernel does not release", gone)
+                self._error = None
+            except Exception as error:  # the next sweep tries again
+                text = in_words(error)
+                if text != self._error:
+                    log.error("sockets that the kernel does not release stay remembered: %s", text)
+                self._error = text
+
+    def _tell_full(self) -> None:
+        now = tuple(self._maps["sockets_full"].get(0))
+        if now != self._full:
+            log.warning("map sockets was full: %d connections, %d UDP flows not remembered", *now)
+        self._full = now
+
+    def _remembered(self) -> Iterator[tuple[int, int]]:
+        """The cookie of each socket, and of its network namespace."""
+        for keys, values in self._maps["sockets"].slices(SWEEP_SLICE):
+            for (socket,), (netns,) in zip(
+                _SOCKET_KEY.iter_unpack(keys), _NETNS.iter_unpack(values), strict=True
+            ):
+                yield socket, netns
+            if self._stopped.wait(_PAUSE * SWEEP_PAUSE_FACTOR):
+                return
+
+    def _missing(self, remembered: Mapping[int, int]) -> set[int]:
+        """Those that the kernel does not list. A namespace that is no longer there has none."""
+        listed: dict[int, set[int]] = {}
+        for _, (cookie, diag) in self._each_namespace(_open):
+            with diag:
+                if cookie is not None:
+                    sockets = (diag.cookies(each) for each in (Protocol.TCP, Protocol.UDP))
+                    listed[cookie] = set[int]().union(*sockets)
+        self._entered |= listed.keys()
+        return {
+            socket
+            for socket, netns in remembered.items()
+            if netns in self._entered and socket not in listed.get(netns, ())
+        }
+
+    def _forget(self, socket: int) -> None:
+        if self._program is None:
+            compiled = compiler.compile_source(precompile.SOCKET_END, cache=self._cache)
+            self._program = loader.load(compiled, self._maps)[0].fd
+        loader.test_run(self._program, _LINK_HEADER + _SOCKET_KEY.pack(socket))
+
+
+RECOUNT_INTERVAL = 10.0  # seconds
+# seconds after each slice of 0.2 ms
+
+_KEY = Struct(f"{MAPS['connections'].key_size}s")
+_NUMBER_AT = ffi.offsetof("struct flow", "connection")
+_NUMBER = Struct(f"{_NUMBER_AT}x8s{MAPS['tcp_flows'].value_size - _NUMBER_AT - 8}x")
+_COUNTED_AT = ffi.offsetof("struct socket_entry", "counted")
+_FRONTEND = ffi.sizeof("struct frontend")  # the first part of what is remembered of a socket
+_ENTRY_SIZE = MAPS["sockets"].value_size
+_ENTRY = Struct(f"{_FRONTEND}s{_COUNTED_AT - _FRONTEND}xI{_ENTRY_SIZE - _COUNTED_AT - 4}x")
+_END_OF_KEY = bytes(_KEY.size - 8 - _FRONTEND)
+_REST_OF_KEY, _NO_NUMBER = bytes(_KEY.size - 8), bytes(8)
+
+
+class EndedConnections:
+    """Sweeps every RECOUNT_INTERVAL in a thread, from ``start`` to ``stop``.
+
+    ``cache``: of compiled bytecode. The program is loaded when there is something to end.
+    """
+
+    def __init__(self, maps: Mapping[str, Map], cache: Path) -> None:
+        self._maps, self._cache = maps, cache
+        self._missed: set[bytes] = set()  # by the last sweep
+        self._program: int | None = None
+        self._stopped = threading.Event()
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="ended connections", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.ident:
+            self._thread.join()
+        if self._program is not None:
+            os.close(self._program)
+            self._program = None
+
+    def sweep(self) -> int:
+        """How many connections were ended. Raises CompileError, VerifierError or KernelError."""
+        counted = (_KEY.iter_unpack(keys) for keys, _ in self._slices("connections"))
+        missing = {key for part in counted for (key,) in part}
+        for name in ("sockets", "assignments", *FLOW_MAPS) if missing else ():
+            for keys in self._remembered(name):
+                missing.difference_update(keys)
+        if self._stopped.is_set():
+            return 0
+        ended, self._missed = missing & self._missed, missing
+        for key in ended:
+            self._end(key)
+        self._missed -= ended
+        return len(ended)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(RECOUNT_INTERVAL):
+            try:
+                self.sweep()
+                self._error = None
+            except Exception as error:  # the next sweep tries again
+                text = in_words(error)
+                if text != self._error:
+                    log.error("connections that have ended stay counted: %s", text)
+                self._error = text
+
+    def _end(self, key: bytes) -> None:
+        if self._program is None:
+            compiled = compiler.compile_source(precompile.CONNECTION_END, cache=self._cache)
+            self._program = loader.load(compiled, self._maps)[0].fd
+        loader.test_run(self._program, _LINK_HEADER + key)
+
+    def _remembered(self, name: str) -> Iterator[Iterable[bytes]]:
+        """The keys that elements of this map have in connections."""
+        for keys, values in self._slices(name):
+            if name in FLOW_MAPS:
+                numbers = {number for (number,) in _NUMBER.iter_unpack(values)} - {_NO_NUMBER}
+                yield (number + _REST_OF_KEY for number in numbers)
+            else:
+                size = MAPS[name].key_size
+                cookies = (keys[at : at + 8] for at in range(0, len(keys), size))
+                each = zip(cookies, _ENTRY.iter_unpack(values), strict=True)
+                yield (cookie + asked + _END_OF_KEY for cookie, (asked, counted) in each if counted)
+
+    def _slices(self, name: str) -> Iterator[tuple[bytes, bytes]]:
+        for part in self._maps[name].slices(SWEEP_SLICE):
+            yield part
+            if self._stopped.wait(_PAUSE):
+                return

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets the sysctls of connection tracking that kube-proxy sets at start (kube-proxy.md 11.3).
+
+ebpflb's own flows do not need them. But hostPorts, other rules of the node and connections that
+began under kube-proxy are tracked by the kernel, and a node that had kube-proxy keeps its values.
+A value that is right is not written. Timeouts belong to a network namespace; the size of the table
+belongs to the machine, and another program may be responsible for it.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Set
+from pathlib import Path
+
+import msgspec
+
+from ebpflb import files
+from ebpflb.errors import NodeError
+from ebpflb.model.addresses import Family
+from ebpflb.model.kernel_lists import format_numbers, parse_numbers, parse_ranges
+from ebpflb.model.packet_path import SYSCTLS
+from ebpflb.options import ConntrackOptions
+
+# Where the sysctls of this network namespace are written.
+#
+# In a container /proc/sys is read-only, and nothing can be mounted below /proc; so deploy/chart
+# mounts the host's /proc/sys/net once more, at HOST. A process that opens a file below it gets the
+# file of its own network namespace, wherever the mount was made.
+
+OWN_PROC_SYS = Path("/proc/sys")
+HOST = Path("/host/proc/sys")
+
+
+def sysctl_path(name: str) -> Path:
+    """The file of a sysctl such as "net/ipv4/ip_forward"; it need not exist."""
+    mounted = HOST / name
+    return mounted if mounted.exists() else OWN_PROC_SYS / name
+
+
+# Whether bridges of this network namespace hand packets to netfilter (br_netfilter).
+
+
+def bridge_calls() -> dict[Family, bool]:
+    """By family; without the module br_netfilter there are no such sysctls."""
+    return {family: _is_on(name) for family, name in SYSCTLS.items()}
+
+
+def _is_on(name: str) -> bool:
+    try:
+        return sysctl_path(name).read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+# Reserves ebpflb's source ports: the node's own sockets do not get them while ebpflb runs.
+#
+# The kernel never picks a port in net.ipv4.ip_local_reserved_ports for a socket (both families; one
+# list for each network namespace). The list may hold others' ports too, so a file records what was
+# added here, and only that is removed again.
+
+log = logging.getLogger(__name__)
+
+RESERVED = sysctl_path("net/ipv4/ip_local_reserved_ports")
+_PORTS = 1 << 16
+_NETNS = Path("/proc/self/ns/net")
+
+
+class Reservation(msgspec.Struct):
+    """What was added to the list of one network namespace."""
+
+    netns: int
+    ports: str
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what are no ports, as a file may have them."""
+        if any(each.stop > _PORTS for each in parse_ranges(self.ports)):
+            raise ValueError(f"{self.ports} are no ports")
+
+
+def reserve_ports(record: Path, first: int, last: int) -> None:
+    """Reserves these ports and no others for ebpflb. Raises OSError if that is not allowed."""
+    reserved, before = parse_numbers(RESERVED.read_text()), _reserved_by_us(record)
+    others = reserved - before
+    added = set(range(first, last + 1)) - others
+    if others | added == reserved:
+        return
+    _remember(record, added | before)  # before the list, so that a crash loses nothing
+    try:
+        RESERVED.write_text(format_numbers(others | added) + "\n")
+    except OSError:
+        _remember(record, before)
+        raise
+    _remember(record, added)
+
+
+def try_to_reserve_ports(record: Path, first: int, last: int) -> str | None:
+    """As reserve, but returns the error: the node's sockets may then get the same ports."""
+    try:
+        reserve_ports(record, first, last)
+    except OSError as error:
+        reason = f"{error.filename or RESERVED}: {error.strerror}"
+        log.warning("ports %d-%d are not reserved: %s", first, last, reason)
+        return reason
+    return None
+
+
+def release_ports(record: Path) -> None:
+    """Removes what was added here, if anything. Raises OSError if that is not allowed."""
+    added = _reserved_by_us(record)
+    if added:
+        RESERVED.write_text(format_numbers(parse_numbers(RESERVED.read_text()) - added) + "\n")
+    record.unlink(missing_ok=True)
+
+
+def _reserved_by_us(record: Path) -> set[int]:
+    """Nothing if the file is of another network namespace."""
+    added = files.decode_regular(record, Reservation)
+    return parse_numbers(added.ports) if added and added.netns == _here() else set()
+
+
+def _remember(record: Path, ports: set[int]) -> None:
+    files.replace(record, msgspec.json.encode(Reservation(_here(), format_numbers(ports))))
+
+
+def _here() -> int:
+    return os.stat(_NETNS).st_ino
+
+
+# Which IP families this kernel and network namespace support (kube-proxy.md 1.3).
+
+_PROC = Path("/proc")
+
+
+def supported_families(proc: Path = _PROC) -> frozenset[Family]:
+    """IPv6 unless the kernel is without it or it is switched off on every device."""
+    try:
+        disabled = (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"
+    except OSError:
+        disabled = True
+    has_v6 = not disabled and (proc / "net/if_inet6").exists()
+    return frozenset(Family) if has_v6 else frozenset({Family.IPV4})
+
+
+NETFILTER_SYSCTLS = sysctl_path("net/netfilter")
+HASH_SIZE = Path("/sys/module/nf_conntrack/parameters/hashsize")
+ONLINE = Path("/sys/devices/system/cpu/online")
+_MOST_ENTRIES = 1 << 20  # entries, however many CPUs there are
+
+# It cannot be set here: no permission, or not the machine's first network namespace.
+_NOT_SETTABLE = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
+
+
+def set_up_conntrack(
+    options: ConntrackOptions,
+    proc: Path = NETFILTER_SYSCTLS,
+    hash_size: Path = HASH_SIZE,
+    *,
+    former: dict[Path, str] | None = None,
+) -> None:
+    """Raises NodeError if a value cannot be set; kube-proxy exits then.
+
+    What was there before is added to ``former`` for each file that is written.
+    """
+    former = {} if former is None else former
+    if not (proc / "nf_conntrack_max").exists():
+        log.info("conntrack is not there: none of its settings are set")
+        return
+    entries = table_size(options, cpus())
+    if entries:
+        _raise_size(former, proc / "nf_conntrack_max", entries)
+        not_settable = _NOT_SETTABLE | {errno.EROFS}  # a container's /sys
+        _raise_size(former, hash_size, entries // 4, not_settable)
+    for name, value in _sysctls(options).items():
+        if value:
+            _set(former, proc / name, value)
+
+
+def restore_conntrack(path: Path, former: str) -> None:
+    """Writes back what ``set_up`` has found of one setting. Raises OSError."""
+    path.write_text(former)
+    log.info("%s: %s again", path.name, former.strip())
+
+
+def table_size(options: ConntrackOptions, cores: int) -> int:
+    """The minimum of nf_conntrack_max; 0: it is not changed."""
+    scaled = options.max_per_core * cores
+    if scaled > _MOST_ENTRIES:
+        return _MOST_ENTRIES
+    return max(scaled, options.min_total) if scaled else 0
+
+
+def cpus(online: Path = ONLINE) -> int:
+    """How many the machine has, even if this process may not run on all of them."""
+    try:
+        found = sum(map(len, parse_ranges(online.read_text())))
+    except (OSError, ValueError):
+        found = 0
+    return found or os.cpu_count() or 1
+
+
+def _sysctls(options: ConntrackOptions) -> dict[str, int]:
+    return {
+        "nf_conntrack_tcp_timeout_established": options.established,
+        "nf_conntrack_tcp_timeout_close_wait": options.close_wait,
+        "nf_conntrack_tcp_be_liberal": int(options.be_liberal),
+        "nf_conntrack_udp_timeout": options.udp,
+        "nf_conntrack_udp_timeout_stream": options.udp_stream,
+    }
+
+
+def _raise_size(
+    former: dict[Path, str], path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE
+) -> None:
+    """Never lowers it. If it cannot be set here it is only logged, as in kube-proxy."""
+    try:
+        if int(found := path.read_text()) < least:
+            path.write_text(f"{least}\n")
+            former[path] = found
+            log.info("%s: %d", path.name, least)
+    except OSError as error:
+        if error.errno not in not_settable:
+            raise NodeError(f"{path}: cannot be set to {least}: {error.strerror}") from error
+        log.warning("%s: not set to %d: %s", path, least, error.strerror)
+
+
+def _set(former: dict[Path, str], path: Path, value: int) -> None:
+    try:
+        if int(found := path.read_text()) != value:
+            path.write_text(f"{value}\n")
+            former[path] = found
+            log.info("%s: %d", path.name, value)
+    except OSError as error:
+        raise NodeError(f"{path}: cannot be set to {value}: {error.strerror}") from error
