@@ -58,7 +58,7 @@ demo: $(VENV)/run
 # of its set-ups, what is repeated a third as often, and without those that take long.
 PYTEST := $(BIN)/python -m pytest
 SETS := --parameter-sets=2 --parameter-sets=100:tests/simulation --one-set-up=tests/network \
-	$(patsubst %,--parameter-sets=1:tests/%,agent cli datapath deploy network packet)
+	$(patsubst %,--parameter-sets=1:tests/%,agent cli kernel deploy network packet)
 PART := -p vagrant.kernels.parameter_sets $(SETS) -m "not extended"
 
 test: SELECTED := $(PART)
@@ -144,7 +144,7 @@ image: wheel
 # With the bytecode of every variant, which BCC of Debian 12 compiles here.
 wheel: $(VENV)/test
 	rm -rf bytecode dist/*.whl
-	$(BIN)/python -m ebpflb.datapath.programs.precompile bytecode
+	$(BIN)/python -m ebpflb.kernel.programs.precompile bytecode
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist .
 	rm -rf bytecode
 
@@ -164,7 +164,7 @@ docs/diagrams/%.svg: docs/diagrams/%.dot
 	dot -Tsvg $< -o $@
 
 screenshots: $(VENV)/test
-	$(BIN)/python -m tests.ui.screenshots docs/images
+	$(BIN)/python -m tests.page.screenshots docs/images
 
 bench: $(VENV)/run | $(VENV)/packages-bench
 	$(BIN)/python -m bench $(BENCH)

@@ -19,9 +19,9 @@ from subprocess import PIPE
 from typing import Any, NamedTuple
 
 from bench import pod_program, services
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.serve import status

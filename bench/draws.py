@@ -20,7 +20,7 @@ from bench.connect_lab import Client
 from bench.report import Line, Lines, Row, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab

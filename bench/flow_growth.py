@@ -15,8 +15,8 @@ from bench import flow_program, hooks
 from bench.hooks import Counted
 from bench.packets import clock_cost
 from bench.report import Lines, row_of
-from ebpflb.datapath.programs import loader
-from ebpflb.datapath.programs.loader import Program
+from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs.loader import Program
 
 PACKETS = 1000  # a round
 HALF_OPEN = 65_536  # of the map's entries
@@ -47,5 +47,5 @@ def costs(sizes: Sequence[int], rounds: int) -> Lines:
 def _cost(counted: Counted, program: Program, most: int) -> float:
     """Nanoseconds a packet of one of so many connections."""
     packets = [flow_program.frame(TCP, random.randrange(most)) for _ in range(PACKETS)]
-    ran = counted.per_call(lambda: [loader.test_run(program.fd, packet) for packet in packets])
+    ran = counted.per_call(lambda: [loader.run_program(program.fd, packet) for packet in packets])
     return ran[program.name]

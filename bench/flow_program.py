@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import Any
 
-from ebpflb.datapath.map_writer import MapWriter
-from ebpflb.datapath.maps import bpf_map, layout, records
-from ebpflb.datapath.programs import compiler, loader
+from ebpflb.kernel.map_writer import MapWriter
+from ebpflb.kernel.maps import bpf_map, layout, records
+from ebpflb.kernel.programs import compiler, loader
 from ebpflb.options import Paths
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings
 from ebpflb.plan.flow_entries import Timeouts
@@ -113,7 +113,7 @@ def chosen() -> Iterator[tuple[str, int]]:
 
 def _fastest(program: int, packet: bytes) -> int:
     """The smallest mean of the batches, in nanoseconds."""
-    runs = (loader.test_run(program, packet, repeat=REPEAT) for _ in range(BATCHES))
+    runs = (loader.run_program(program, packet, repeat=REPEAT) for _ in range(BATCHES))
     return min(run.nanoseconds for run in runs)
 
 

@@ -16,10 +16,10 @@ from statistics import median
 
 from bench.report import Lines, Row, row_of
 from bench.result import run_bench
-from ebpflb.datapath.map_writer import MapWriter
-from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.history.history_records import WriteCause
 from ebpflb.history.recorder import History
+from ebpflb.kernel.map_writer import MapWriter
+from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import Paths

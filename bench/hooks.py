@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.programs.loader import PACKET_SECTIONS, SECTIONS, Program
 from ebpflb.errors import NodeError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs.loader import PACKET_SECTIONS, SECTIONS, Program
 from ebpflb.lab.agents import wait_until
 
 
@@ -58,7 +58,7 @@ class Counted:
         return {name: runs.nanoseconds / runs.times for name, runs in self.during(work).items()}
 
     def _runs(self) -> dict[str, Runs]:
-        infos = {program.name: kernel.info(program.fd, "prog_info") for program in self.programs}
+        infos = {program.name: bpf.info(program.fd, "prog_info") for program in self.programs}
         return {name: Runs(info.run_count, info.run_time) for name, info in infos.items()}
 
 
@@ -72,14 +72,14 @@ class Packets(Counted):
 
 def _at_device(name: str, pin: Path) -> Program:
     """Raises NodeError if the pin is not a tcx link."""
-    link = kernel.get(str(pin)) if pin.is_file() else None
+    link = bpf.get(str(pin)) if pin.is_file() else None
     if link is None:
         raise NodeError(f"{pin} is not a tcx link: the statistics need Linux 6.6")
     try:
-        number = int(kernel.info(link, "tcx_info").program)
+        number = int(bpf.info(link, "tcx_info").program)
     finally:
         os.close(link)
-    return Program(name, kernel.prog_by_id(number), PACKET_SECTIONS[f"tc/{name}"].attach_type)
+    return Program(name, bpf.prog_by_id(number), PACKET_SECTIONS[f"tc/{name}"].attach_type)
 
 
 class Hooks(Counted):
@@ -89,7 +89,7 @@ class Hooks(Counted):
         self.state, self.cgroup, self.many = state, cgroup, many
         super().__init__(
             [
-                Program(name, kernel.prog_by_id(number), SECTIONS[f"cgroup/{name}"].attach_type)
+                Program(name, bpf.prog_by_id(number), SECTIONS[f"cgroup/{name}"].attach_type)
                 for name, number in cgroup_links.attached(state).items()
             ]
         )
@@ -100,9 +100,9 @@ class Hooks(Counted):
         be one that does not put them back (--audit=report).
         """
         for pin in list(self.state.links()):
-            link = kernel.get(str(pin))
+            link = bpf.get(str(pin))
             assert link is not None, pin
-            kernel.link_detach(link)
+            bpf.link_detach(link)
             os.close(link)
             pin.unlink()
         wait_until(f"{self.cgroup} has no programs", lambda: not self._attached())
@@ -114,7 +114,7 @@ class Hooks(Counted):
     def _attached(self) -> list[int]:
         target = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return [i for p in self.programs for i in kernel.query(target, p.attach_type)]
+            return [i for p in self.programs for i in bpf.query(target, p.attach_type)]
         finally:
             os.close(target)
 
@@ -122,7 +122,7 @@ class Hooks(Counted):
 @contextmanager
 def statistics() -> Iterator[None]:
     """Makes the kernel measure every run; that takes time, so latencies are measured without."""
-    fd = kernel.enable_stats()
+    fd = bpf.enable_stats()
     try:
         yield
     finally:

@@ -30,10 +30,10 @@ from bench.nodeport_lab import (
     Where,
 )
 from bench.report import Lines, row_of
+from ebpflb.kernel.node.namespaces import call_in
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.netns import NETNS, Namespace
 from ebpflb.lab.router import NODES
-from ebpflb.node.namespaces import call_in
 
 PACKETS = 20_000  # a measurement
 TARGETS = {EBPFLB: targets.LEAN, NETFILTER: targets.NETFILTER_PACKETS, FAST: targets.FAST}

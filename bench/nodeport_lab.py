@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from bench import kubeproxy, services
 from bench.services import NodePort
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Host, Lab

@@ -19,9 +19,9 @@ from bench import hooks, services, targets
 from bench.hooks import Counted, Packets, Runs
 from bench.nodeport_lab import EBPFLB, PLACES, Client, NodePortLab, Where
 from bench.report import Lines, Row, row_of
-from ebpflb.datapath import kernel
-from ebpflb.datapath.programs import loader
-from ebpflb.datapath.programs.loader import SCHED_CLS, Program
+from ebpflb.kernel import bpf
+from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs.loader import SCHED_CLS, Program
 
 UPLINK = "eth0"
 ROUNDS = 11
@@ -52,7 +52,7 @@ def clock_cost() -> float:
     """Nanoseconds that the kernel's statistics show for a program that does nothing."""
     with Counted([_empty_program()]) as empty:
         (program,) = empty.programs
-        ran = empty.per_call(lambda: loader.test_run(program.fd, _frame(6), repeat=REPEAT))
+        ran = empty.per_call(lambda: loader.run_program(program.fd, _frame(6), repeat=REPEAT))
     return ran[program.name]
 
 
@@ -122,16 +122,16 @@ def _test_runs(programs: Packets) -> Lines:
 
 def _test_run(program: Program, protocol: int) -> float:
     runs = [
-        loader.test_run(program.fd, _frame(protocol), repeat=REPEAT, ingress_ifindex=1).nanoseconds
+        loader.run_program(
+            program.fd, _frame(protocol), repeat=REPEAT, ingress_ifindex=1
+        ).nanoseconds
         for _ in range(ROUNDS)
     ]
     return median(runs)
 
 
 def _empty_program() -> Program:
-    fd = kernel.prog_load(
-        name="empty", program_type=SCHED_CLS, attach_type=0, code=_EMPTY, log=None
-    )
+    fd = bpf.prog_load(name="empty", program_type=SCHED_CLS, attach_type=0, code=_EMPTY, log=None)
     return Program("empty", fd, 0)
 
 

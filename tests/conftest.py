@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ebpflb.datapath import datapath
-from ebpflb.datapath.programs.compiler import compile_source
+from ebpflb.kernel import datapath
+from ebpflb.kernel.programs.compiler import compile_source
 from ebpflb.options import Paths
 
 pytest.register_assert_rewrite("tests.kit")  # a failure there shows values, too
@@ -62,24 +62,24 @@ KINDS = {
     "tests/cli/test_run_process.py": "cluster",
     "tests/cli/test_services.py": "cluster",
     "tests/cli/test_status.py": "cluster",
-    "tests/datapath/": "kernel",
+    "tests/kernel/": "kernel",
     "tests/deploy/test_container.py": "kernel",
     "tests/deploy/test_rights.py": "cluster",
     "tests/deploy/test_wheel.py": "kernel",
-    "tests/diagnose/": "kernel",
-    "tests/diagnose/firewall/": "pure",
+    "tests/tools/": "kernel",
+    "tests/tools/firewall/": "pure",
     "tests/history/": "kernel",
     "tests/kernels/inside/": "kernel",
     "tests/network/": "cluster",
-    "tests/node/": "kernel",
+    "tests/kernel/node/": "kernel",
     "tests/packet/": "kernel",
     "tests/serve/": "kernel",
     "tests/soak/": "cluster",
-    "tests/stale_udp/": "kernel",
+    "tests/agent/stale_udp/": "kernel",
     "tests/test_child.py": "kernel",
-    "tests/ui/test_browser.py": "cluster",
-    "tests/ui/test_chart_rights.py": "cluster",
-    "tests/ui/test_server.py": "kernel",
+    "tests/page/test_browser.py": "cluster",
+    "tests/page/test_chart_rights.py": "cluster",
+    "tests/page/test_server.py": "kernel",
 }
 # Files that take more than ten seconds on their own, or five of them without root.
 SLOW = {
@@ -88,12 +88,12 @@ SLOW = {
     "tests/cli/test_config_process.py",
     "tests/cli/test_demo.py",
     "tests/cli/test_flows.py",
-    "tests/datapath/programs/test_recording.py",
-    "tests/datapath/recording/test_sockets.py",
+    "tests/kernel/programs/test_recording.py",
+    "tests/kernel/recording/test_sockets.py",
     "tests/deploy/test_chart.py",
     "tests/deploy/test_manifests.py",
     "tests/deploy/test_rights.py",
-    "tests/diagnose/test_damaged.py",
+    "tests/tools/test_damaged.py",
     "tests/kernels/inside/test_attach.py",
     "tests/network/test_audit.py",
     "tests/network/test_audit_maps.py",
@@ -130,8 +130,8 @@ SLOW = {
     "tests/packet/test_explained.py",
     "tests/simulation/test_mutations.py",
     "tests/simulation/test_schedules.py",
-    "tests/ui/test_browser.py",
-    "tests/ui/test_chart_rights.py",
+    "tests/page/test_browser.py",
+    "tests/page/test_chart_rights.py",
 }
 
 # Files that `make test` leaves out, as it does each test with the marker extended: they are the
@@ -172,7 +172,7 @@ EXTENDED = {
     "tests/network/test_takeover.py",
     "tests/network/test_top.py",
     "tests/simulation/test_mutations.py",
-    "tests/ui/test_browser.py",
+    "tests/page/test_browser.py",
 }
 
 

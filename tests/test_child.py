@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ebpflb import child
-from ebpflb.datapath.programs import compiler
-from ebpflb.datapath.programs.compiler import compile_source
-from ebpflb.node import iptables
-from tests.datapath.variants import SOURCE
+from ebpflb.kernel.netfilter import iptables
+from ebpflb.kernel.programs import compiler
+from ebpflb.kernel.programs.compiler import compile_source
+from tests.kernel.variants import SOURCE
 
 PACKAGE = Path(child.__file__).parent
 MODULES = ("ebpflb", "msgspec", "bcc", "struct", "ctypes", "sitecustomize", "usercustomize")

@@ -2,7 +2,6 @@
 """A package's head says what is in it."""
 
 import re
-from configparser import ConfigParser
 from importlib import import_module
 from pathlib import Path
 
@@ -24,11 +23,3 @@ def test_modules(name: str) -> None:
     modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
     packages = [path.parent.name for path in folder.glob("*/__init__.py")]
     assert sorted(listed) == sorted(modules + packages)
-
-
-def test_installed() -> None:
-    """What is installed has every package."""
-    setup = ConfigParser()
-    setup.read(ROOT.parent / "setup.cfg")
-    listed = setup["options"]["packages"].split()
-    assert sorted(listed) == sorted(["ebpflb", *(f"ebpflb.{name}" for name in NAMES)])

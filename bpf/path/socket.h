@@ -30,7 +30,7 @@ static __always_inline void socket_forget(const struct request *request)
  * reach a process that listens there: they go to another of its ports, at which no process listens.
  *
  * What a pod's datagram socket sends is translated at the device, as soon as there is a backend; the
- * node's own that are connected are remembered for the agent, with backend 0 (ebpflb/stale_udp).
+ * node's own that are connected are remembered for the agent, with backend 0 (ebpflb/agent/stale_udp).
  */
 static __always_inline enum answer datagram_refuse(const struct request *request,
 						   const enum call call, struct backend *backend)

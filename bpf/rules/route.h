@@ -2,7 +2,7 @@
 /*
  * The address that a masqueraded request gets as its source: what the kernel's route to the backend
  * would choose, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where
- * programs cannot ask for it (before 6.7) the agent has asked (ebpflb/node/routes.py).
+ * programs cannot ask for it (before 6.7) the agent has asked (ebpflb/kernel/node/listed_route_sources.py).
  */
 #ifndef EBPFLB_RULES_ROUTE_H
 #define EBPFLB_RULES_ROUTE_H

@@ -12,8 +12,10 @@ service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with what is planned, and puts back what differs
 objects_check     likewise: what is planned, with a fresh list of the API
 reporter          health and metrics, from what the loop does
-ended_connections  ends counted connections that nothing remembers any more
+missed_ends       ends sockets and counted connections whose end no program saw
 netfilter_sync    keeps the nft table of the engine netfilter, an element for each backend
+on_removal        resets connections to endpoints that have gone
+stale_udp         moves UDP clients off endpoints that serve no longer
 build             builds all of these, and what works beside them
 """
 

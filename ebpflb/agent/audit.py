@@ -16,15 +16,15 @@ from typing import Any, Protocol
 from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.errors import EbpflbError, in_words
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.netfilter import flowtable
+from ebpflb.kernel.netfilter.elements import Change
+from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.model import drift
 from ebpflb.model.drift import Drift, Part
-from ebpflb.node import flowtable
-from ebpflb.node.nat_watch import NatWatch
-from ebpflb.node.netfilter_elements import Change
-from ebpflb.node.netfilter_rules import TABLE
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import Wrong
 from ebpflb.serve.agent_lock import AgentLock

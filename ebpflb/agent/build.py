@@ -26,29 +26,30 @@ from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.agent.node_sync import EngineChoice, HostChanges, NodeSync, flow_timeouts
 from ebpflb.agent.objects_check import ObjectsCheck
+from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
+from ebpflb.agent.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, LogRecorder, server_factory
 from ebpflb.cluster.manifest_source import ManifestSource
 from ebpflb.cluster.source import Emit, Source
-from ebpflb.configuration.fields import to_builtins
-from ebpflb.configuration.translation import EXTERNAL_IPS
-from ebpflb.datapath import probe
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.maps.sweep import Sweeper
+from ebpflb.config.fields import to_builtins
+from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
+from ebpflb.kernel import probe
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.sweep import Sweeper
+from ebpflb.kernel.netfilter.flowtable import FlowtableSync
+from ebpflb.kernel.netfilter.watch import NatWatch
+from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
+from ebpflb.kernel.node.device_watch import DeviceWatch, RemovalWatch
+from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
-from ebpflb.node import kube_proxy_watch, sock_diag, sysctls
-from ebpflb.node.device_watch import DeviceWatch, RemovalWatch
-from ebpflb.node.flowtable import FlowtableSync
-from ebpflb.node.namespaces import Namespaces
-from ebpflb.node.nat_watch import NatWatch
-from ebpflb.on_removal.reset_worker import ConnectionsReset, ResetWorker
-from ebpflb.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
 from ebpflb.options import REPORT, Options
 from ebpflb.plan.removed_endpoints import restore_watched
 from ebpflb.serve import status
@@ -56,7 +57,6 @@ from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
-from ebpflb.stale_udp.worker import StaleUdpWorker
 
 # What of an agent reaches beyond its process: the API, the kernel, files, ports.
 

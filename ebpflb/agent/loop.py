@@ -28,23 +28,23 @@ from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.canary_sync import CanaryPorts, CanarySync, Order
 from ebpflb.agent.inspection import Question
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
+from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Publisher, Reporter, fields_of
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.cluster.source import Source
-from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import KernelError
 from ebpflb.history.recorder import CANARY, DEVICES, History
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Disturbed, Event, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node.device_watch import DevicesChanged, DeviceWatch
-from ebpflb.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.options import Options
 from ebpflb.plan.entries import host_port
 from ebpflb.serve.status import AgentStatus
-from ebpflb.stale_udp.worker import StaleUdpWorker
 
 # What other threads tell the agent's loop.
 

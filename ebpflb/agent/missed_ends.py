@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct
 
-from ebpflb.datapath.attach.netns_cookie import by_socket
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.layout import MAPS, ffi
-from ebpflb.datapath.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
-from ebpflb.datapath.programs import compiler, loader, precompile
 from ebpflb.errors import in_words
+from ebpflb.kernel.attach.netns_cookie import by_socket
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import MAPS, ffi
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
+from ebpflb.kernel.node.namespaces import Namespaces
+from ebpflb.kernel.node.sock_diag import SockDiag
+from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.services import Protocol
-from ebpflb.node.namespaces import Namespaces
-from ebpflb.node.sock_diag import SockDiag
 
 # Forgets sockets that are gone though no program was told: the kernel's own (NFS), and MPTCP's.
 #
@@ -146,7 +146,7 @@ class UnreleasedSockets:
         if self._program is None:
             compiled = compiler.compile_source(precompile.SOCKET_END, cache=self._cache)
             self._program = loader.load(compiled, self._maps)[0].fd
-        loader.test_run(self._program, _LINK_HEADER + _SOCKET_KEY.pack(socket))
+        loader.run_program(self._program, _LINK_HEADER + _SOCKET_KEY.pack(socket))
 
 
 RECOUNT_INTERVAL = 10.0  # seconds
@@ -218,7 +218,7 @@ class EndedConnections:
         if self._program is None:
             compiled = compiler.compile_source(precompile.CONNECTION_END, cache=self._cache)
             self._program = loader.load(compiled, self._maps)[0].fd
-        loader.test_run(self._program, _LINK_HEADER + key)
+        loader.run_program(self._program, _LINK_HEADER + key)
 
     def _remembered(self, name: str) -> Iterator[Iterable[bytes]]:
         """The keys that elements of this map have in connections."""

@@ -24,8 +24,9 @@ import msgspec
 from ebpflb import unix_socket
 from ebpflb.agent.inspection import Question
 from ebpflb.agent.node_sync import NodeSync
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.monitoring.variant import (
+from ebpflb.errors import EbpflbError, KernelError, in_words
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.monitoring import (
     FRAME,
     STRIDE,
     MonitorAnswer,
@@ -33,8 +34,7 @@ from ebpflb.datapath.monitoring.variant import (
     Variant,
     format_hash,
 )
-from ebpflb.datapath.programs.loader import ProgramSet
-from ebpflb.errors import EbpflbError, KernelError, in_words
+from ebpflb.kernel.programs.loader import ProgramSet
 from ebpflb.options import Paths
 from ebpflb.stopping import run_all
 

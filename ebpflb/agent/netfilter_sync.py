@@ -13,14 +13,14 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.translations import Translations
 from ebpflb.errors import KernelError, NodeError
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.translations import Translations
+from ebpflb.kernel.netfilter import nft, table, watch
+from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
+from ebpflb.kernel.netfilter.rules import table_options
+from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable
 from ebpflb.model.addresses import Address
-from ebpflb.node import nat_watch, netfilter_table, nft
-from ebpflb.node.netfilter_elements import Change, Elements, read_backends, unpack
-from ebpflb.node.netfilter_rules import table_options
-from ebpflb.node.netfilter_table import Keeper, NetfilterTable
 from ebpflb.options import Options
 from ebpflb.plan.entries import Flags, Translation
 from ebpflb.plan.planner import Plan
@@ -83,7 +83,7 @@ class NetfilterSync:
             if not self._table.is_owned:
                 self._keeper.open()
             self._fill(wanted)
-            nft.delete(nat_watch.FORMER)
+            nft.delete(watch.FORMER)
             self.active, self._former = True, set()
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:
@@ -149,13 +149,13 @@ class NetfilterSync:
         """Removes the table where the engine is not active, unless a translated connection may
         need its hooks. Raises NodeError.
         """
-        if self.active or nat_watch.has_dnat_connections():
+        if self.active or watch.has_dnat_connections():
             return
         with self._lock:
             if not self.active:  # it may have started meanwhile
                 self._choices.delete([flow for flow, _ in self._choices.items()])
                 self._close()
-                netfilter_table.remove()
+                table.remove()
 
     def close(self) -> None:
         """The table stays and serves on."""

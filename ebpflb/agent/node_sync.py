@@ -17,14 +17,21 @@ from typing import Any, NamedTuple
 
 from ebpflb import stopping
 from ebpflb.agent.netfilter_sync import NetfilterSync
-from ebpflb.configuration import families
-from ebpflb.configuration.families import NodeFamilies
-from ebpflb.configuration.fields import KubeProxyConfiguration
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps.layout import MAPS
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.programs.loader import ProgramSet
+from ebpflb.config import families
+from ebpflb.config.families import NodeFamilies
+from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.errors import EbpflbError, KernelError, NodeError
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.layout import MAPS
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter import nft, table
+from ebpflb.kernel.netfilter.flowtable import FlowtableSync, flowtable_obstacle
+from ebpflb.kernel.netfilter.probe import can_translate_sctp, netfilter_obstacle
+from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.kernel.node import sysctls
+from ebpflb.kernel.node.device_watch import DevicesChanged
+from ebpflb.kernel.node.sysctls import bridge_calls, supported_families
+from ebpflb.kernel.programs.loader import ProgramSet
 from ebpflb.model import devices, nodes, packet_path
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
@@ -32,12 +39,6 @@ from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
 from ebpflb.model.packet_path import OFF, Engine, PacketMark, PacketPath
-from ebpflb.node import netfilter_table, nft, sysctls
-from ebpflb.node.device_watch import DevicesChanged
-from ebpflb.node.flowtable import FlowtableSync, flowtable_obstacle
-from ebpflb.node.netfilter_probe import can_translate_sctp, netfilter_obstacle
-from ebpflb.node.netfilter_rules import TABLE
-from ebpflb.node.sysctls import bridge_calls, supported_families
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
 from ebpflb.plan.desired import DesiredNode
@@ -219,7 +220,7 @@ class HostChanges:
         if not self._had_ports:
             steps.append(partial(sysctls.release_ports, self._options.paths.ports_file))
         if not self._had_table:
-            steps.append(netfilter_table.remove)
+            steps.append(table.remove)
         stopping.run_all(*steps, failed="the node's settings are not as they were")
 
 

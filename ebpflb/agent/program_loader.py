@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from ebpflb.datapath.datapath import Datapath
 from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
+from ebpflb.kernel.datapath import Datapath
 from ebpflb.options import Options
 from ebpflb.serve.status import CURRENT_PROGRAMS
 

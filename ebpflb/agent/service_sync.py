@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ebpflb.agent.node_sync import NodeSync
-from ebpflb.datapath.datapath import Datapath
+from ebpflb.kernel.datapath import Datapath
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import MAX_LISTED

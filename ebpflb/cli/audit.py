@@ -14,19 +14,19 @@ from ebpflb.agent import fresh_list
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, print_as, wide_output_option
 from ebpflb.cli.status import wrapped
-from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.map_writer import capacity_of
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.diagnose import kube_proxy, place, service_audit
-from ebpflb.diagnose import node_audit as comparisons
-from ebpflb.diagnose.service_audit import Damage, Planned
 from ebpflb.errors import ClusterError, NodeError, one_line
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.map_writer import capacity_of
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.model.drift import Drift
 from ebpflb.options import Options, Paths
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.space import Shares
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
+from ebpflb.tools import kube_proxy, place, service_audit
+from ebpflb.tools import node_audit as comparisons
+from ebpflb.tools.service_audit import Damage, Planned
 
 AGAIN_SECONDS = 1.0  # what an agent writes just now is no drift: it is looked at twice
 

@@ -8,9 +8,9 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, print_as, print_results, wide_output_option
-from ebpflb.diagnose.check import check_node
-from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.serve import status
+from ebpflb.tools.check import check_node
+from ebpflb.tools.check_result import CheckResult
 
 
 @click.command()

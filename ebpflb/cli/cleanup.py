@@ -6,22 +6,23 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.datapath.attach import cgroup_links, netns_cookie
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.maps.state_dir import (
+from ebpflb.errors import NodeError
+from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import (
     StateDir,
     StateLock,
     mount_of,
     state_directories,
     why_hidden,
 )
-from ebpflb.diagnose.firewall.forwarding import dropping
-from ebpflb.errors import NodeError
-from ebpflb.node import flowtable, kube_proxy_leftovers, kube_proxy_watch, nat_watch, nft, sysctls
-from ebpflb.node.kube_proxy_leftovers import Leftover, LeftoverSurvey
-from ebpflb.node.netfilter_rules import TABLE
+from ebpflb.kernel.netfilter import flowtable, nft, watch
+from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.kernel.node import kube_proxy_leftovers, kube_proxy_watch, sysctls
+from ebpflb.kernel.node.kube_proxy_leftovers import Leftover, LeftoverSurvey
 from ebpflb.options import Paths
 from ebpflb.serve import status
+from ebpflb.tools.firewall.forwarding import dropping
 
 NOTHING = "nothing of kube-proxy is here"
 STAYS = "stays as long as connections are translated; run this again later"
@@ -183,10 +184,10 @@ def _keep_nat(survey: LeftoverSurvey, *, force: bool) -> None:
     """Keeps NAT by conntrack alive for open connections when the last NAT rules are removed. Raises
     NodeError.
     """
-    if not survey.removable or not nat_watch.has_dnat_connections():
+    if not survey.removable or not watch.has_dnat_connections():
         return
     try:
-        nat_watch.keep_nat_hooks(nat_watch.HOLD)
+        watch.keep_nat_hooks(watch.HOLD)
     except NodeError as error:
         if not force:
             hint = "connections through kube-proxy would break: wait until they end, or use --force"
@@ -195,9 +196,9 @@ def _keep_nat(survey: LeftoverSurvey, *, force: bool) -> None:
 
 def _release_nat(survey: LeftoverSurvey) -> None:
     """Ends what ``_keep_nat`` has set up, unless a connection still needs it."""
-    if nft.exists(nat_watch.HOLD):
-        gone = nat_watch.release_when_unused(nat_watch.HOLD)
-        click.echo(f"removed: {nat_watch.HOLD}" if gone else f"{nat_watch.HOLD} {STAYS}")
+    if nft.exists(watch.HOLD):
+        gone = watch.release_when_unused(watch.HOLD)
+        click.echo(f"removed: {watch.HOLD}" if gone else f"{watch.HOLD} {STAYS}")
 
 
 def _release_tables() -> None:
@@ -207,12 +208,12 @@ def _release_tables() -> None:
     Raises NodeError.
     """
     flowtable.remove(flowtable.TABLE)
-    tables = [table for table in (TABLE, nat_watch.HOLD, nat_watch.FORMER) if nft.exists(table)]
+    tables = [table for table in (TABLE, watch.HOLD, watch.FORMER) if nft.exists(table)]
     others = bool(tables) and bool(kube_proxy_leftovers.visible_rules())
     for table in tables:
         if others:
-            nat_watch.release_nat_hooks(table)
-        elif not nat_watch.release_when_unused(table):
+            watch.release_nat_hooks(table)
+        elif not watch.release_when_unused(table):
             click.echo(f"{table} {STAYS}")
 
 

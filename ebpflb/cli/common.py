@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.state_dir import DEFAULT, StateDir, read_record
 from ebpflb.errors import NodeError
-from ebpflb.node import process
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import DEFAULT, StateDir, read_record
+from ebpflb.kernel.node import process
 from ebpflb.options import Paths
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -15,13 +15,13 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import print_table
-from ebpflb.datapath.attach.cgroup_links import cgroup_root
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
-from ebpflb.diagnose.dump import dump_maps
+from ebpflb.kernel.attach.cgroup_links import cgroup_root
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.demo import CONNECTIONS_A_LINE, PORT, TRAFFIC, V4, Demo
 from ebpflb.lab.hosts import Lab
 from ebpflb.lab.netns import NETNS
+from ebpflb.tools.dump import dump_maps
 
 DEMO_PREFIX = "ebpflb-demo"  # everything of a demo is called so, and its pid follows
 RUN = Path("/run")

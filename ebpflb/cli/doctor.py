@@ -12,19 +12,19 @@ from ebpflb.cli import common
 from ebpflb.cli.audit import compare
 from ebpflb.cli.output import print_as, print_results, wide_output_option
 from ebpflb.cli.status import facts_of
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.diagnose import place
-from ebpflb.diagnose.canary_check import canary_results
-from ebpflb.diagnose.check import check_node
-from ebpflb.diagnose.check_result import CheckResult
-from ebpflb.diagnose.reach import reach_results
-from ebpflb.diagnose.settings_check import settings_results
 from ebpflb.errors import EbpflbError, NodeError, in_words
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.options import REPORT, Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.verdict import judge
+from ebpflb.tools import place
+from ebpflb.tools.canary_check import canary_results
+from ebpflb.tools.check import check_node
+from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.reach import reach_results
+from ebpflb.tools.settings_check import settings_results
 
 
 @click.command()

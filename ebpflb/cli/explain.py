@@ -10,10 +10,10 @@ from tabulate import tabulate
 
 from ebpflb.cli import common
 from ebpflb.cli.output import percent, print_as
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.diagnose.explain.answer import Explained, explain
-from ebpflb.diagnose.explain.asking import parse_question
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.entries import Frontend
+from ebpflb.tools.explain.answer import Explained, explain
+from ebpflb.tools.explain.asking import parse_question
 
 PAGE = 20  # endpoints
 _WIDTHS = [9, 42, 23]  # of the columns: 80 in all

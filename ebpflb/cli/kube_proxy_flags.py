@@ -12,10 +12,10 @@ from typing import Any, get_origin
 import click
 import msgspec
 
-from ebpflb.configuration import listen_addresses
-from ebpflb.configuration.config_file import decode
-from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, value_at
-from ebpflb.configuration.parameters import PARAMETERS, Parameter, type_of
+from ebpflb.config import listen_addresses
+from ebpflb.config.config_file import decode
+from ebpflb.config.fields import KubeProxyConfiguration, VModule, value_at
+from ebpflb.config.parameters import PARAMETERS, Parameter, type_of
 from ebpflb.errors import in_json_words, plain
 from ebpflb.model.durations import Duration, FlushFrequency
 

@@ -8,10 +8,10 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, print_as, print_first_columns, time_option, wide_output_option
-from ebpflb.diagnose.dump import ROWS, Dump, dump_maps
 from ebpflb.errors import NodeError
 from ebpflb.history.past import Past
 from ebpflb.history.recorder import RECORDED
+from ebpflb.tools.dump import ROWS, Dump, dump_maps
 
 CHANGED = "warning: the agent changed the maps during the dump; rows may not fit together"
 

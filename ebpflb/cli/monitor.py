@@ -14,10 +14,10 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import COLUMNS, WIDE, lines_output_option, print_row_as
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.monitoring import variant
-from ebpflb.diagnose.events import EventFilter, EventNames, EventStream, Teller, Told
 from ebpflb.errors import NodeError, escaped, one_line
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.monitoring import DECISIONS, FREQUENT, USUAL, decision_mask
+from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told
 
 # Events as lines: 80 columns, or as many as the terminal has; wide, JSON, YAML.
 
@@ -113,10 +113,10 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--verdict",
     "verdicts",
-    type=click.Choice(sorted(variant.DECISIONS)),
+    type=click.Choice(sorted(DECISIONS)),
     multiple=True,
     help="Only these verdicts; may be repeated.  [default: all but those that every packet of a"
-    f" known flow or nobody's packet gets: {', '.join(sorted(variant.FREQUENT))}]",
+    f" known flow or nobody's packet gets: {', '.join(sorted(FREQUENT))}]",
 )
 @click.option("--count", type=click.IntRange(1), help="End after so many events.")
 @common.state_dir
@@ -143,7 +143,7 @@ def monitor(
         if service:
             require_service(service, maps)
         click.echo("waiting for the agent to load the monitor's programs", err=True)
-        mask = variant.decision_mask(verdicts or variant.USUAL)
+        mask = decision_mask(verdicts or USUAL)
         teller = Teller(EventNames(maps), EventFilter(service, client))
         with closing(EventStream(paths, mask)) as stream:
             click.echo("watching; Ctrl-C ends it", err=True)
@@ -159,7 +159,7 @@ class _Watch:
 
     def run(self, verdicts: tuple[str, ...], count: int | None) -> bool:
         """Whether its user has ended it, and not the agent."""
-        wanted = {variant.DECISIONS[word] for word in verdicts or variant.USUAL}
+        wanted = {DECISIONS[word] for word in verdicts or USUAL}
         self._lines.head()
         try:
             for part in self._stream.parts():

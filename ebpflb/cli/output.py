@@ -16,8 +16,8 @@ import msgspec
 import yaml
 from tabulate import tabulate
 
-from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.errors import escaped
+from ebpflb.tools.check_result import CheckResult
 
 # Times as people type them: 10m (ago), 14:03, 2026-11-22T14:03:10.
 

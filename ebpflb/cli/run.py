@@ -15,19 +15,19 @@ from ebpflb import child, redaction
 from ebpflb.agent import Inbox, Stop, build_agent
 from ebpflb.cli import common, kube_proxy_flags, run_configuration, run_options
 from ebpflb.cli.cleanup import remove_all
-from ebpflb.configuration.fields import KubeProxyConfiguration
-from ebpflb.configuration.translation import translate
-from ebpflb.configuration.watch import ConfigWatch
-from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.diagnose.check import missing_requirements, required_results
+from ebpflb.config.fields import KubeProxyConfiguration
+from ebpflb.config.translation import translate
+from ebpflb.config.watch import ConfigWatch
 from ebpflb.errors import ConfigurationError, EbpflbError, NodeError, plain
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import process, sysctls
 from ebpflb.model.services import ServedServices
-from ebpflb.node import process, sysctls
 from ebpflb.options import Options, Paths
 from ebpflb.serve import agent_lock
 from ebpflb.stopping import FailedThreads
+from ebpflb.tools.check import missing_requirements, required_results
 
 
 @click.command(context_settings=kube_proxy_flags.GO_STYLE)

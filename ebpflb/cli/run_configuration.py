@@ -13,19 +13,12 @@ from typing import Any
 
 from ebpflb.cli.kube_proxy_flags import argument_name
 from ebpflb.cli.run_options import format_ports
-from ebpflb.configuration import (
-    config_file,
-    fields,
-    listen_addresses,
-    parameters,
-    translation,
-    validation,
-)
-from ebpflb.configuration.config_file import FieldError
-from ebpflb.configuration.fields import KubeProxyConfiguration, replace_at, value_at
-from ebpflb.configuration.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter
-from ebpflb.datapath.maps import map_sizes
+from ebpflb.config import config_file, fields, listen_addresses, parameters, translation, validation
+from ebpflb.config.config_file import FieldError
+from ebpflb.config.fields import KubeProxyConfiguration, replace_at, value_at
+from ebpflb.config.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter
 from ebpflb.errors import ConfigurationError
+from ebpflb.kernel.maps import map_sizes
 from ebpflb.model import annotations, services
 from ebpflb.redaction import redact
 

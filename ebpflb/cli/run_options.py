@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.datapath.maps import map_sizes
 from ebpflb.errors import plain
+from ebpflb.kernel.maps import map_sizes
 from ebpflb.model import annotations, devices, packet_path, services
 from ebpflb.options import AUDITS, REPLY_PATHS, SOCKET_TRANSLATIONS, Options, Paths
 

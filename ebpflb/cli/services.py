@@ -12,11 +12,8 @@ import click
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, percent, print_as, print_narrow_table, wide_output_option
 from ebpflb.cli.watching import show, watch_option
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.diagnose import service_pages as pages
-from ebpflb.diagnose.service_pages import Wanted
-from ebpflb.diagnose.snapshot import Row
 from ebpflb.errors import NodeError, escaped, one_line
+from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.annotations import KEEP, RANDOM
 from ebpflb.model.services import parse_requirements, show_requirements
 from ebpflb.plan.service_page import (
@@ -28,6 +25,9 @@ from ebpflb.plan.service_page import (
     ServicePage,
     ServiceRow,
 )
+from ebpflb.tools import service_pages as pages
+from ebpflb.tools.service_pages import Wanted
+from ebpflb.tools.snapshot import Row
 
 # The tables of ``ebpflb services``.
 

@@ -15,21 +15,21 @@ import msgspec
 from ebpflb.cli import common
 from ebpflb.cli.output import COLUMNS, output_option, print_as
 from ebpflb.cli.watching import show, watch_option
-from ebpflb.datapath.attach import cgroup_links, device_programs
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
-from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.diagnose import ask, kube_proxy, place
-from ebpflb.diagnose.firewall.forwarding import dropping
 from ebpflb.errors import NodeError
+from ebpflb.kernel.attach import cgroup_links, device_programs
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.kube_proxy import RULES_RETURNED
-from ebpflb.node import ctnetlink
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.metrics_agent import count_connections
 from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Facts, Verdict, VerdictReason, judge, span
+from ebpflb.tools import ask, kube_proxy, place
+from ebpflb.tools.firewall.forwarding import dropping
 
 # The text of `ebpflb status`: the verdict, then a line for each fact, in 80 columns.
 
@@ -187,7 +187,7 @@ def facts_of(paths: Paths, state: StateDir) -> Facts:
         forwarding={str(each): each.now for each in dropping(paths.state)},
         pulse=pulse,
         hangs=hangs,
-        conntrack=(ctnetlink.count(), ctnetlink.limit()),
+        conntrack=(conntrack.count(), conntrack.limit()),
         overruled="" if runs else kube_proxy.overruled(paths.state),
     )
 
@@ -253,9 +253,9 @@ def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list
 
 def _conntrack(maps: Mapping[str, Map] | None) -> dict[str, int]:
     """Its entries of all kinds, and those that are flows; empty where nothing is tracked."""
-    if not ctnetlink.count():
+    if not conntrack.count():
         return {}
-    numbers = {"entries": ctnetlink.count(), "limit": ctnetlink.limit()}
+    numbers = {"entries": conntrack.count(), "limit": conntrack.limit()}
     try:
         return {"flows": count_connections(maps).total(), **numbers} if maps else numbers
     except NodeError:

@@ -13,9 +13,9 @@ import click
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, lines_output_option, print_narrow_table, print_row_as
 from ebpflb.cli.watching import watch
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.diagnose import rates
-from ebpflb.diagnose.rates import Rate
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.tools import rates
+from ebpflb.tools.rates import Rate
 
 TOP_ROWS = 20  # where it is not a terminal that has another height
 _AROUND = 4  # lines of a screen that are no rows

@@ -88,7 +88,7 @@ def _modules() -> tuple[Any, Any]:
     shows. Raises NodeError.
     """
     try:
-        return import_module("ebpflb.ui.web_server"), import_module("ebpflb.ui.readings")
+        return import_module("ebpflb_page.web_server"), import_module("ebpflb_page.readings")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ebpflb"):
             raise

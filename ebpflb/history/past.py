@@ -8,11 +8,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebpflb.datapath.maps import checks, layout, map_sizes, records
 from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.history import segments
 from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
 from ebpflb.history.sound_records import is_sound, unpacked
+from ebpflb.kernel.maps import checks, layout, map_sizes, records
 from ebpflb.options import Paths
 
 _SERVICE = records.codec(layout.MAPS["services"].value)

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from zlib import compress
 
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.history import segments
 from ebpflb.history.history_records import (
@@ -26,6 +24,8 @@ from ebpflb.history.history_records import (
     Write,
     WriteCause,
 )
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.cluster_state import Applied
 from ebpflb.model.drift import Drift
 from ebpflb.model.events import Changed, Kind, ObjectEvent, Removed, Replaced

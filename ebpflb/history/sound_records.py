@@ -4,9 +4,9 @@
 import zlib
 from collections.abc import Iterable, Iterator
 
-from ebpflb.datapath.maps import map_sizes
 from ebpflb.errors import NodeError
 from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
+from ebpflb.kernel.maps import map_sizes
 
 _LATEST = float(1 << 33)  # seconds since the epoch: what follows may be no time of a calendar
 _MOST_BYTES = 1 << 30  # of a checkpoint

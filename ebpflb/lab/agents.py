@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.errors import NodeError
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.hosts import Host, Lab, Process, start
 from ebpflb.options import Paths
 from ebpflb.serve import status

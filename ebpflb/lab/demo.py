@@ -16,8 +16,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab

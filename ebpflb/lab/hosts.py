@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from ebpflb import child
-from ebpflb.datapath.attach.cgroup_links import cgroup_root
 from ebpflb.errors import NodeError
+from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.lab import cni
 from ebpflb.lab.netns import NETNS, Namespace, ip
 from ebpflb.lab.router import NODES, OUTSIDE, Router

@@ -3,7 +3,7 @@
 
 How the endpoints of a service port become slots:
 
-desired_service  a service port and its selection -> the frontends and backends it should have
+desired          a service port and its selection, and the node -> what the maps should hold
 map_contents     the actual state at start: what is read back from the maps
 planner          desired state against actual state -> a plan: allocates slots and ids
 
@@ -15,8 +15,10 @@ service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
 removed_endpoints  which endpoints have gone, and since when
 
+comparison       what the maps hold against what is planned
 
 service_page     a Service as the operator sees it, as far as the maps hold it
+slow_starts      the weights of new endpoints, as time goes on
 tables           what a service draws from instead of its slots: Maglev's, and by weight
 
 canary           the service ports of `ebpflb doctor`'s own
@@ -25,6 +27,4 @@ Apart from services:
 
 entries          the map entries, as values
 flow_entries     which entries of the packet path are one flow, and how it stands
-slow_starts      the weights of new endpoints, as time goes on
-comparison       what the maps hold against what is planned
 """

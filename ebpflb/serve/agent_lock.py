@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ebpflb import files
-from ebpflb.datapath.maps import state_dir
-from ebpflb.datapath.maps.state_dir import StateLock
 from ebpflb.errors import NodeError
+from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps.state_dir import StateLock
 from ebpflb.model.drift import Drift, Part
 from ebpflb.options import Paths
 from ebpflb.serve import status

@@ -27,10 +27,10 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.occupancy import Occupancy
 from ebpflb.errors import EbpflbError
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.occupancy import Occupancy
 from ebpflb.model.annotations import RESET_KINDS
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind

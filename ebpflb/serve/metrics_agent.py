@@ -14,18 +14,18 @@ from itertools import islice
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ebpflb.datapath.attach import device_programs
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.frontend_keys import FrontendKeys
-from ebpflb.datapath.maps.layout import VERDICTS, layout_hash
-from ebpflb.datapath.maps.occupancy import COUNT_INTERVAL, COUNTED_MAPS, Counts, Occupancy
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.datapath.programs.loader import Program
+from ebpflb.kernel.attach import device_programs
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.frontend_keys import FrontendKeys
+from ebpflb.kernel.maps.layout import VERDICTS, layout_hash
+from ebpflb.kernel.maps.occupancy import COUNT_INTERVAL, COUNTED_MAPS, Counts, Occupancy
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.annotations import SCHEDULERS
 from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
@@ -187,7 +187,7 @@ _PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # those that the engine takes
 
 def count_connections(maps: Mapping[str, Map]) -> Counter[Protocol]:
     """How many flows conntrack keeps: translated entries to frontends. Raises NodeError."""
-    entries = ctnetlink.connections(FrontendKeys(maps))
+    entries = conntrack.connections(FrontendKeys(maps))
     return Counter(entry.protocol for entry in entries if entry.is_translated)
 
 
@@ -203,8 +203,8 @@ class ConntrackCollector:
     def collect(self) -> Iterable[Metric]:
         self._count_if_due()
         for name, text, value in (
-            ("entries", "Entries of the kernel's conntrack, of all kinds", ctnetlink.count()),
-            ("max_entries", "Maximum number of entries of conntrack", ctnetlink.limit()),
+            ("entries", "Entries of the kernel's conntrack, of all kinds", conntrack.count()),
+            ("max_entries", "Maximum number of entries of conntrack", conntrack.limit()),
         ):
             yield GaugeMetricFamily(f"ebpflb_conntrack_{name}", text, value)
         text = "Times that the nft table of the engine netfilter was put back"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb.agent import node_sync
+from ebpflb.kernel.node import sysctls
 from ebpflb.model.addresses import Family
-from ebpflb.node import sysctls
 from tests.agent.fakes import Harness
 
 

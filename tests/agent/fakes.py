@@ -11,13 +11,17 @@ from ebpflb.agent.audit import Audit, HooksCheck
 from ebpflb.agent.loop import Inbox, Stop
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
 from ebpflb.agent.objects_check import ObjectsCheck
+from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.agent.stale_udp.worker import RemovedBackends, removed_backends
 from ebpflb.cluster import decoding
-from ebpflb.datapath.map_writer import CAPACITY
 from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.history.history_records import WriteCause
+from ebpflb.kernel.map_writer import CAPACITY
+from ebpflb.kernel.node import sysctls
+from ebpflb.kernel.node.device_watch import DevicesChanged
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family, Network
@@ -36,9 +40,6 @@ from ebpflb.model.events import (
     SourceStatus,
 )
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import sysctls
-from ebpflb.node.device_watch import DevicesChanged
-from ebpflb.on_removal.reset_worker import ResetWorker
 from ebpflb.options import REPORT, Options, Paths
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan
@@ -47,7 +48,6 @@ from ebpflb.serve import status
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus
-from ebpflb.stale_udp.worker import RemovedBackends, removed_backends
 from tests.plan.simulation import Maps, writes
 
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ import pytest
 from ebpflb.agent import canary_sync, fresh_list
 from ebpflb.agent.canary_sync import CanaryRequests
 from ebpflb.agent.objects_check import ObjectsCheck
-from ebpflb.datapath.map_writer import CAPACITY
 from ebpflb.errors import KernelError
+from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind

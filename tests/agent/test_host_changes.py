@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from ebpflb.agent.node_sync import HostChanges
-from ebpflb.node import netfilter_table, nft, sysctls
+from ebpflb.kernel.netfilter import nft
+from ebpflb.kernel.netfilter import table as netfilter_table
+from ebpflb.kernel.node import sysctls
 from ebpflb.options import Options, Paths
 
 

@@ -14,14 +14,14 @@ from ebpflb import unix_socket
 from ebpflb.agent import monitoring
 from ebpflb.agent.inspection import Question
 from ebpflb.agent.monitoring import Monitoring
-from ebpflb.datapath.monitoring.variant import (
+from ebpflb.errors import EbpflbError, KernelError, VerifierError
+from ebpflb.kernel.monitoring import (
     USUAL,
     MonitorAnswer,
     MonitorQuestion,
     decision_mask,
     format_hash,
 )
-from ebpflb.errors import EbpflbError, KernelError, VerifierError
 from ebpflb.lab.agents import wait_until
 from ebpflb.options import Paths
 

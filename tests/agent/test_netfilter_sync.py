@@ -17,20 +17,20 @@ import pytest
 from ebpflb.agent import netfilter_sync
 from ebpflb.agent.audit import ElementsCheck
 from ebpflb.agent.netfilter_sync import NetfilterSync
-from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.errors import KernelError
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.netfilter import conntrack, nft, watch
+from ebpflb.kernel.netfilter.elements import Elements, unpack
+from ebpflb.kernel.netfilter.rules import TABLE, table_options
+from ebpflb.kernel.netfilter.table import KEEPER, NetfilterTable
+from ebpflb.kernel.netfilter.transaction import Session
 from ebpflb.model.drift import Part
-from ebpflb.node import ctnetlink, nat_watch, nft
-from ebpflb.node.netfilter_elements import Elements, unpack
-from ebpflb.node.netfilter_rules import TABLE, table_options
-from ebpflb.node.netfilter_table import KEEPER, NetfilterTable
-from ebpflb.node.nft_transaction import Session
 from ebpflb.options import ConntrackOptions, Options, Paths
 from ebpflb.plan.entries import NO_SLOT, Backend, Translation
 from ebpflb.plan.planner import Plan
-from tests.datapath.maps.small import small_maps
-from tests.node import nodes
-from tests.node.nodes import run
+from tests.kernel.maps.small import small_maps
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
 
 NAME = f"ebpflb-test-{os.getpid()}-sync"
 OPTIONS = Options(Paths(Path("/none")), "node", Path("/none"))
@@ -98,14 +98,14 @@ def test_start(sync: NetfilterSync) -> None:
     """The table is there, with an element for each backend in the maps; again it changes nothing.
     What kept NAT alive for an earlier version goes.
     """
-    nat_watch.keep_nat_hooks(nat_watch.FORMER)
+    watch.keep_nat_hooks(watch.FORMER)
     assert not sync.active
     for _ in range(2):
         sync.start()
         assert sync.active
         assert elements() == {WEB, DNS}
         assert sync.differences() == []
-    assert not nft.exists(nat_watch.FORMER)
+    assert not nft.exists(watch.FORMER)
 
 
 @pytest.mark.usefixtures("is_owned")
@@ -306,7 +306,7 @@ def test_release(sync: NetfilterSync) -> None:
     nodes.translate("127.0.0.7", 53)
     sync.release()
     assert nft.exists(TABLE)
-    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+    conntrack.delete(conntrack.connections(lambda *_: True))
     for _ in range(2):
         sync.release()
         assert not nft.tables()
@@ -323,7 +323,7 @@ def test_release_while_the_engine_starts(
         sync.start()
         return False
 
-    monkeypatch.setattr(nat_watch, "has_dnat_connections", look)
+    monkeypatch.setattr(watch, "has_dnat_connections", look)
     sync.release()
     assert elements() == {WEB, DNS}
     sync.write(Plan(translations=[NEW]))

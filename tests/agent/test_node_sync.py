@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from ebpflb.agent import node_sync
-from ebpflb.configuration.fields import KubeProxyConfiguration
+from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.errors import CompileError, KernelError
+from ebpflb.kernel.node import sysctls
+from ebpflb.kernel.node.device_watch import DevicesChanged
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device, LocalDetector, LocalMode
 from ebpflb.model.events import Kind
-from ebpflb.node import sysctls
-from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options
 from ebpflb.plan import entries
 from ebpflb.plan.entries import prefix_of

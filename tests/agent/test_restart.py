@@ -11,11 +11,11 @@ import pytest
 from pyroute2 import netns
 
 import ebpflb
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links, tcx
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links, tcx
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
@@ -145,7 +145,7 @@ def at_devices(cluster: Cluster) -> dict[str, list[int]]:
     netns.pushns(cluster.node.netns)
     try:
         found = {name: index for index, name in socket.if_nameindex() if name != "lo"}
-        return {n: kernel.query_links(i, tcx.TCX_HOOKS["ingress"]) for n, i in found.items()}
+        return {n: bpf.query_links(i, tcx.TCX_HOOKS["ingress"]) for n, i in found.items()}
     finally:
         netns.popns()
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ebpflb.agent.missed_ends import UnreleasedSockets
-from ebpflb.datapath.attach.netns_cookie import by_socket
-from ebpflb.datapath.maps import bpf_map, layout
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import PeerFrontend, SocketEntry
+from ebpflb.kernel.attach.netns_cookie import by_socket
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
 from ebpflb.plan.entries import BackendLoad, Frontend
-from tests.datapath.maps.small import small_maps
+from tests.kernel.maps.small import small_maps
 
 NAMES = (
     "settings", "services", "sockets", "sockets_full", "assignments", "peers", "slots",

@@ -13,9 +13,9 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.cli import main
-from ebpflb.datapath.maps.state_dir import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.kernel.node import process, sysctls
 from ebpflb.lab.netns import Namespace
-from ebpflb.node import process, sysctls
 from tests.kit.cluster import Cluster, running
 
 

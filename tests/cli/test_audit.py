@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter.rules import MASQUERADE_CHAIN
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
-from ebpflb.node.netfilter_rules import MASQUERADE_CHAIN
 from ebpflb.plan.entries import Backend
 from ebpflb.serve import status
 from tests.kit import forked, needs, two_nodes
@@ -69,9 +69,9 @@ def test_the_cgroup_of_a_hybrid_host(cluster: Cluster, tmp_path: Path) -> None:
 def test_hooks_pins_entries_and_objects(cluster: Cluster) -> None:
     """Each kind of drift is named, and nothing is put back."""
     state = StateDir(cluster.agent.paths.state)
-    fd = kernel.get(str(state.links_directory / "connect4"))
+    fd = bpf.get(str(state.links_directory / "connect4"))
     assert fd is not None
-    kernel.link_detach(fd)
+    bpf.link_detach(fd)
     (state.links_directory / "sendmsg4").unlink()
     maps = state.open_maps()
     key = next(key for key, _ in maps["cluster_ips"].items())

@@ -10,12 +10,13 @@ from types import ModuleType
 import pytest
 import yaml
 
-from ebpflb.datapath import probe
-from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
-from ebpflb.diagnose import check
+from ebpflb.kernel import probe
+from ebpflb.kernel.attach import cgroup_links, device_programs, netns_cookie, tcx
+from ebpflb.kernel.netfilter import rulesets
+from ebpflb.kernel.netfilter.rulesets import Ruleset
+from ebpflb.kernel.node import process, sock_diag
 from ebpflb.lab.netns import Namespace
-from ebpflb.node import process, rulesets, sock_diag
-from ebpflb.node.rulesets import Ruleset
+from ebpflb.tools import check
 from tests.cli.conftest import NEVER, Ebpflb
 
 FEATURES = [

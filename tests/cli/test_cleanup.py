@@ -11,16 +11,17 @@ from socket import AF_INET, SOCK_DGRAM, socket
 import pytest
 
 from ebpflb.cli.cleanup import remove_all
+from ebpflb.kernel.netfilter import conntrack, nft, watch
+from ebpflb.kernel.netfilter.rules import TABLE, table_options
+from ebpflb.kernel.netfilter.table import NetfilterTable
+from ebpflb.kernel.node import kube_proxy_leftovers, kube_proxy_watch
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import ctnetlink, kube_proxy_leftovers, kube_proxy_watch, nat_watch, nft
-from ebpflb.node.netfilter_rules import TABLE, table_options
-from ebpflb.node.netfilter_table import NetfilterTable
 from ebpflb.options import Options, Paths
 from ebpflb.serve import status
 from tests.cli.conftest import NEVER, Done, Ebpflb
-from tests.node import answering, nodes, rules
-from tests.node.nodes import TOOLS, everything, load, load_nft, make_sets, run
+from tests.kernel.node import answering, nodes, rules
+from tests.kernel.node.nodes import TOOLS, everything, load, load_nft, make_sets, run
 
 NAME = f"ebpflb-test-{os.getpid()}-cleanup"
 TRANSLATING = "table ip kube-proxy {\n chain c {\n type nat hook output priority -100\n udp dport 53 dnat to 127.0.0.1:54\n }\n}\n"  # noqa: E501
@@ -46,14 +47,14 @@ def left_by_iptables() -> None:
 def make(table: nft.Name) -> None:
     """As an agent does; netfilter's stays when its agent has ended."""
     if table != TABLE:
-        nat_watch.keep_nat_hooks(table)
+        watch.keep_nat_hooks(table)
         return
     options = Options(Paths(NEVER), "node-1", NEVER)
     with closing(NetfilterTable(table_options(options, sctp=False))) as made:
         made.build()
 
 
-OWN_TABLES = pytest.mark.parametrize("table", [TABLE, nat_watch.HOLD, nat_watch.FORMER], ids=str)
+OWN_TABLES = pytest.mark.parametrize("table", [TABLE, watch.HOLD, watch.FORMER], ids=str)
 
 
 def removed(done: Done) -> list[str]:
@@ -172,7 +173,7 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """`cleanup` alone removes what is ours and leaves what is kube-proxy's."""
     left_by_iptables()
     before = everything()
-    for table in (TABLE, nat_watch.HOLD, nat_watch.FORMER):
+    for table in (TABLE, watch.HOLD, watch.FORMER):
         make(table)
     assert ebpflb("cleanup", *nowhere).status == 0
     assert everything() == before
@@ -189,7 +190,7 @@ def test_what_connections_need_stays(
     assert done.status == 0
     assert f"{table} stays as long as connections are translated; run this again later" in done.out
     assert nft.exists(table)
-    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+    conntrack.delete(conntrack.connections(lambda *_: True))
     assert "stays" not in ebpflb("cleanup", *nowhere).out
     assert not nft.exists(table)
 
@@ -230,15 +231,15 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 0
     assert "table inet ebpflb-nat stays as long as connections are translated" in done.out
-    assert nat_watch.keeps_nat_hooks(nat_watch.HOLD)
+    assert watch.keeps_nat_hooks(watch.HOLD)
     assert not kube_proxy_watch.detect().rules, "it is no leftover of kube-proxy"
     Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
     client.sendto(b"?", ("127.0.0.1", 53))
     client.close()
-    wait_until("the connection is forgotten", lambda: not nat_watch.has_dnat_connections())
+    wait_until("the connection is forgotten", lambda: not watch.has_dnat_connections())
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy is here\n", "")
-    assert not nat_watch.keeps_nat_hooks(nat_watch.HOLD)
+    assert not watch.keeps_nat_hooks(watch.HOLD)
 
 
 def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:

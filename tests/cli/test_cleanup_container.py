@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from tests.cli.conftest import Ebpflb
 
-FINDS = "from pathlib import Path; from ebpflb.datapath.attach.cgroup_links import cgroup_root; "
+FINDS = "from pathlib import Path; from ebpflb.kernel.attach.cgroup_links import cgroup_root; "
 
 
 def in_a_container(script: str) -> "subprocess.CompletedProcess[str]":

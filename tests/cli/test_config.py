@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.configuration import fields
+from ebpflb.config import fields
 from ebpflb.model.devices import LocalDetector
 from ebpflb.options import Options
 from tests.cli.conftest import NEVER, Ebpflb
-from tests.configuration.files import KUBEADM, write
+from tests.config.files import KUBEADM, write
 
 Run = Callable[..., Options]
 

@@ -12,7 +12,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import LabAgent
-from tests.configuration.files import write
+from tests.config.files import write
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 

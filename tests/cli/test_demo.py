@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.attach.cgroup_links import cgroup_root
-from ebpflb.datapath.maps.state_dir import BPFFS
+from ebpflb.kernel.attach.cgroup_links import cgroup_root
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import NETNS
 

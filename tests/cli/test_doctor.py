@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import clients
 from ebpflb.lab.agents import wait_until
-from ebpflb.node import clients
 from ebpflb.serve import status
 from tests.cli.conftest import Done, Ebpflb
 from tests.kit import forked

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node.scratch_namespace import VETH_PREFIX
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
-from ebpflb.node.scratch_namespace import VETH_PREFIX
 from ebpflb.plan.canary import is_canary
 from ebpflb.serve import status
 from tests.cli.test_doctor import doctor, on_node
@@ -136,9 +136,9 @@ def test_left_out(cluster: Cluster) -> None:
 def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
     """Its path is wrong, with what was tried; the others are ok."""
     pin = StateDir(cluster.agent.paths.state).links_directory / hook
-    fd = kernel.get(str(pin))
+    fd = bpf.get(str(pin))
     assert fd is not None
-    kernel.link_detach(fd)
+    bpf.link_detach(fd)
     os.close(fd)
     try:
         found = canaries(cluster)
@@ -171,9 +171,9 @@ def test_programs_taken_off_its_device(cluster: Cluster) -> None:
                 on_node(cluster, "tc", "qdisc", "del", "dev", name.split("@")[0].strip(), "clsact")
                 for pin in pins.glob(f"{number}-*"):
                     with suppress(OSError):
-                        fd = kernel.get(str(pin))
+                        fd = bpf.get(str(pin))
                         if fd is not None:
-                            kernel.link_detach(fd)
+                            bpf.link_detach(fd)
                             os.close(fd)
 
     thread = threading.Thread(target=take_off)

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from ebpflb.cli import kube_proxy_flags, run_configuration
-from ebpflb.configuration import fields, parameters
-from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
-from ebpflb.configuration.parameters import PARAMETERS, Parameter
+from ebpflb.config import fields, parameters
+from ebpflb.config.fields import KubeProxyConfiguration, VModule
+from ebpflb.config.parameters import PARAMETERS, Parameter
 
 # kube-proxy.md 15, flag by flag
 DOCUMENTED = """

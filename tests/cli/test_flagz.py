@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cli.run import run as command
-from ebpflb.configuration.parameters import PARAMETERS
+from ebpflb.config.parameters import PARAMETERS
 from ebpflb.serve.listener import Request
 from tests.cli.conftest import NEVER, Ebpflb
-from tests.configuration.files import write
+from tests.config.files import write
 from tests.serve.conftest import plain_pages
 
 Flagz = Callable[..., dict[str, str]]

@@ -12,17 +12,17 @@ from ipaddress import ip_address
 import pytest
 import yaml
 
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.node import ctnetlink
 from ebpflb.plan.entries import BackendName, Frontend, Range, ServiceEntry
 from tests.cli.conftest import NEVER, Ebpflb
+from tests.kernel.node import nodes
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
-from tests.node import nodes
 from tests.plan.flow_builders import Made
 
 FLOWS = (Made(1), Made(2, masqueraded=True), Made(3, Protocol.UDP))
@@ -124,10 +124,10 @@ def test_netfilters_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map])
         assert "default/web:tcp/TCP" in line
         assert "None" not in line
         said = json.loads(ebpflb("status", *pins, "-o", "json").out)
-        assert said["conntrack"] == {"flows": 1, "entries": 1, "limit": ctnetlink.limit()}
+        assert said["conntrack"] == {"flows": 1, "entries": 1, "limit": conntrack.limit()}
         assert "127.0.0.7:53" in ebpflb("maps", "dump", "conntrack", *pins).out
         assert ebpflb("flows", "flush", *pins).out == "flows flushed: 4 (9 entries)\n"
-        assert ctnetlink.count() == 0
+        assert conntrack.count() == 0
         assert json.loads(ebpflb("status", *pins, "-o", "json").out)["conntrack"] == {}
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from ebpflb.cli import common
-from ebpflb.diagnose.dump import dump_maps
 from ebpflb.history import segments
 from ebpflb.history.recorder import RECORDED
 from ebpflb.lab.agents import wait_until
+from ebpflb.tools.dump import dump_maps
 from tests.cli.conftest import Ebpflb
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 

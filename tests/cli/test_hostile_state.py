@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cli import audit
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps import state_dir
-from ebpflb.datapath.maps.state_dir import BPFFS, StateDir, remove_tree
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, remove_tree
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb

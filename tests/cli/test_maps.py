@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ebpflb.diagnose.dump import ROWS
+from ebpflb.tools.dump import ROWS
 from tests.cli.conftest import NEVER, Ebpflb
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web

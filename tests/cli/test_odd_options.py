@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from ebpflb.cli.run import run
 from ebpflb.errors import LONGEST_LINE
-from ebpflb.node import sysctls
+from ebpflb.kernel.node import sysctls
 from ebpflb.serve import agent_lock
 from tests.cli.conftest import NEVER, Ebpflb
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from ebpflb import unix_socket
-from ebpflb.datapath.monitoring.variant import MonitorAnswer
+from ebpflb.kernel.monitoring import MonitorAnswer
 from ebpflb.options import Paths
 from tests.cli.conftest import Ebpflb
 from tests.kit.cluster import Cluster, endpoint, web

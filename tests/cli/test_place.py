@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from pyroute2 import netns
 
-from ebpflb.datapath.attach import netns_cookie
+from ebpflb.kernel.attach import netns_cookie
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import agent_lock
 from tests.cli.conftest import NEVER, Done, Ebpflb
+from tests.kernel.node import nodes
 from tests.kit.cluster import Cluster, endpoint, web
-from tests.node import nodes
 
 WORDS = (("status",), ("doctor",), ("audit",), ("maps", "dump", "services"), ("cleanup",))
 

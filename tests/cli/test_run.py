@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.attach import cgroup_links
+from ebpflb.kernel.attach import cgroup_links
 from ebpflb.model import services
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.options import Options

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ebpflb.configuration import config_file
-from ebpflb.node import sysctls
+from ebpflb.config import config_file
+from ebpflb.kernel.node import sysctls
 from ebpflb.options import ConntrackOptions
 from tests.cli.conftest import NEVER, Ebpflb
-from tests.configuration.files import write
+from tests.config.files import write
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_bind_address_hard_fail(cluster: LabCluster, node: Host, port: int) -> N
 FAILING = """
 import sys
 from ebpflb.cli import main
-from ebpflb.node.removals import RemovalWatch
+from ebpflb.kernel.node.device_watch import RemovalWatch
 RemovalWatch._run = lambda self: [][1023]
 sys.argv = ["ebpflb", *sys.argv[sys.argv.index("run"):]]
 main()

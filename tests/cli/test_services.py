@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ebpflb.diagnose import ask, service_pages
 from ebpflb.errors import NodeError
 from ebpflb.lab import manifests
 from ebpflb.options import Paths
 from ebpflb.plan.service_page import ServiceList, ServiceRow
+from ebpflb.tools import ask, service_pages
 from tests.cli.conftest import Ebpflb
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 from pyroute2 import netns
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links, tcx
-from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links, tcx
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import kube_proxy_watch, sysctls
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import kube_proxy_watch, sysctls
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
+from tests.kernel.node import answering
 from tests.kit.cluster import VIP, Cluster, endpoint, web
-from tests.node import answering
 
 PROGRAMMED = 5  # two ports, two families, and the marker
 
@@ -142,13 +142,13 @@ def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     if not tcx.works():
         pytest.skip("this kernel has no tcx")
     code = bytes.fromhex("b7000000ffffffff9500000000000000")
-    program = kernel.prog_load(
+    program = bpf.prog_load(
         name="other_program", program_type=3, attach_type=0, code=code, log=None
     )
     netns.pushns(cluster.node.netns)
     try:
         index = socket.if_nametoindex("eth0")
-        link = kernel.link_create(program, index, tcx.TCX_HOOKS["ingress"], tcx.BEFORE)
+        link = bpf.link_create(program, index, tcx.TCX_HOOKS["ingress"], tcx.BEFORE)
         done = ebpflb("status", *where)
     finally:
         netns.popns()
@@ -333,7 +333,7 @@ def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
         assert ebpflb("cleanup", *where).status == 0
         assert sysctls.RESERVED.read_text().strip() == ""
         if tcx.works():
-            wait_until("the programs are off", lambda: not kernel.query(index, 46))
+            wait_until("the programs are off", lambda: not bpf.query(index, 46))
     finally:
         netns.popns()
     assert not cluster.agent.paths.state.exists()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ebpflb.configuration import config_file
-from tests.configuration.files import KUBEADM
+from ebpflb.config import config_file
+from tests.config.files import KUBEADM
 from tests.deploy import helm
 from tests.deploy.helm import CHART, DEPLOY, MANIFESTS, Object, Refused, Values
 

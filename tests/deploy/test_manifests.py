@@ -14,9 +14,9 @@ import yaml
 
 from ebpflb.cli.run import run
 from ebpflb.cluster import api, event_recorder
-from ebpflb.configuration import config_file
-from ebpflb.datapath.maps.state_dir import BPFFS, DEFAULT
-from ebpflb.node import sysctls
+from ebpflb.config import config_file
+from ebpflb.kernel.maps.state_dir import BPFFS, DEFAULT
+from ebpflb.kernel.node import sysctls
 from ebpflb.options import Options, Paths
 from tests.deploy import helm
 from tests.deploy.helm import DEPLOY, MANIFESTS, Object, Values

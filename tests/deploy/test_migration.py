@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ebpflb.configuration import config_file
+from ebpflb.config import config_file
 from tests.deploy import helm
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/migration.md"
-KUBEADM = HERE.parent / "configuration/kubeadm.yaml"
+KUBEADM = HERE.parent / "config/kubeadm.yaml"
 KUBECTL = Path(sys.executable).with_name("kubectl")
 DAEMON_SET = """
 apiVersion: apps/v1

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.kernel.maps.layout import VERDICTS
 from tests.deploy import promql
 from tests.docs import pages
 from tests.serve import subjects

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps.state_dir import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.kernel.node import process
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
-from ebpflb.node import process
 from ebpflb.options import Paths
 from tests.deploy import helm
 from tests.deploy.helm import DEPLOY
@@ -211,9 +211,9 @@ def test_kernel_needs_each_right(tmp_path: Path) -> None:
 
 LOADING = f"""
 from pathlib import Path
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.options import Paths
 state = StateDir(Path("{BPFFS}/{PREFIX}-rights"))
 try:
@@ -231,7 +231,7 @@ def test_loading_works_with_all_three(tmp_path: Path) -> None:
 
 def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     """It gives up what it was started with, also where it may not become somebody else."""
-    giving_up = "from ebpflb.datapath.programs import bcc_child; bcc_child._give_up_rights()"
+    giving_up = "from ebpflb.kernel.programs import bcc_child; bcc_child._give_up_rights()"
     command = f"{giving_up}; print(open('/proc/self/status').read(), end='')"
     done = subprocess.run(
         [*limited_to(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", command],

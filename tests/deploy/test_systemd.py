@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ebpflb.cli.run import run
-from ebpflb.datapath.maps.state_dir import BPFFS, DEFAULT
+from ebpflb.kernel.maps.state_dir import BPFFS, DEFAULT
 from ebpflb.options import Paths
 from tests.deploy.helm import DEPLOY
 

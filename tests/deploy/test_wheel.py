@@ -15,16 +15,16 @@ import pytest
 from click import shell_completion
 
 from ebpflb.cli import cli
-from ebpflb.datapath import attributes, declarations
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs import compiler
+from ebpflb.kernel import attributes, declarations
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import compiler
 
 CHECKOUT = Path(__file__).parents[2]
 COMPILING = """
 import sys
 from pathlib import Path
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs import compiler
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import compiler
 for source in ("hooks/socket.c", "hooks/packet.c", "hooks/netns_cookie.c"):
     assert not compiler.compile_source(source, cache=Path(sys.argv[1])).cached
 print(layout.SOURCES)
@@ -128,7 +128,7 @@ def test_a_start_imports_no_parser_and_no_compiler(installed: Path) -> None:
     """cffi's tables come along, so no command parses C; BCC and Kubernetes' client wait for use."""
     code = "import sys, ebpflb.cli.run; print(*sys.modules)"
     modules = run(installed / "bin/python", "-c", code, **elsewhere(installed)).split()
-    assert "ebpflb.datapath.maps.layout" in modules
+    assert "ebpflb.kernel.maps.layout" in modules
     assert {"bcc", "cffi", "kubernetes", "pycparser"}.isdisjoint(modules)
 
 

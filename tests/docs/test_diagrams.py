@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ebpflb.datapath.maps import layout
+from ebpflb.kernel.maps import layout
 from tests.docs.pages import ROOT
 
 SOURCES = sorted((ROOT / "docs/diagrams").glob("*.dot"))

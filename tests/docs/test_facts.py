@@ -6,8 +6,8 @@ import re
 import pytest
 
 from ebpflb.cli.run import run
-from ebpflb.configuration.parameters import PARAMETERS
-from ebpflb.datapath.maps import layout, map_sizes
+from ebpflb.config.parameters import PARAMETERS
+from ebpflb.kernel.maps import layout, map_sizes
 from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Cause, Verdict
 from tests.docs import pages

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.cli.maps import past_maps
-from ebpflb.datapath.maps import layout, map_sizes
 from ebpflb.errors import EbpflbError
 from ebpflb.history.changes import changes
 from ebpflb.history.history_records import (
@@ -29,6 +28,7 @@ from ebpflb.history.history_records import (
 )
 from ebpflb.history.past import Past
 from ebpflb.history.recorder import RECORDED, History
+from ebpflb.kernel.maps import layout, map_sizes
 from ebpflb.options import Paths
 from tests.history.fakes import FakeMap
 

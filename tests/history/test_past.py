@@ -124,7 +124,7 @@ def test_a_large_checkpoint_is_followed_by_as_many_records_as_a_small_one(tmp_pa
 def test_other_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another version wrote is named, and what came after it is read."""
     with monkeypatch.context() as before:
-        before.setattr("ebpflb.datapath.maps.layout.layout_hash", lambda: "another")
+        before.setattr("ebpflb.kernel.maps.layout.layout_hash", lambda: "another")
         Node(tmp_path).history.stop()
     node = Node(tmp_path)
     node.maps["backend_slots"].write([(1, 1)])

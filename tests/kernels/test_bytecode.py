@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import datapath, probe
-from ebpflb.datapath.attach import netns_cookie
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs import precompile
+from ebpflb.kernel import datapath, probe
+from ebpflb.kernel.attach import netns_cookie
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import precompile
 
 SWITCH = re.compile(r"(?m)^#\s*ifn?def (?!EBPFLB_|DIALECT_|__)(\w+)")
 

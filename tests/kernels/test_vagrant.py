@@ -106,7 +106,7 @@ def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (tmp_path / "bytecode").mkdir()
     assert commands.main(["here", "5.10"]) == 0
     *before, tests = (tmp_path / "ran").read_text().splitlines()
-    assert before == ([] if brought else ["  -m ebpflb.datapath.programs.precompile"])
+    assert before == ([] if brought else ["  -m ebpflb.kernel.programs.precompile"])
     assert tests.startswith(f"5.10 {lane.LOAD} -m pytest ")
     assert tests.endswith(" ".join(lane_tests.TESTS))
 

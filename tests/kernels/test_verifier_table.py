@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.programs import precompile
+from ebpflb.kernel.programs import precompile
 from vagrant.kernels import listing, verifier
 from vagrant.kernels.verifier import Row
 

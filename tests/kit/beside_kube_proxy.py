@@ -18,15 +18,15 @@ from typing import Any
 
 from bench import kubeproxy
 from bench.services import NodePort
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import ctnetlink
 from ebpflb.plan.flow_entries import Connection
+from tests.kernel.node import nodes
 from tests.kit import flood
 from tests.kit.lab_cluster import NODEPORT, TARGET, LabCluster, started
-from tests.node import nodes
 
 FEW = 10  # connections of the nodes' own
 FORGED, FIRST = "172.16.0.0/12", "172.16.0.1"
@@ -88,14 +88,14 @@ class BesideKubeProxy(LabCluster):
         """Empties the conntrack of both nodes; what is deleted counts until the kernel frees it."""
         for node in self.nodes:
             with nodes.entered(node.netns):
-                ctnetlink.delete(ctnetlink.connections(lambda *_: True))
-                wait_until("the entries are freed", lambda: ctnetlink.count() < FEW)
+                conntrack.delete(conntrack.connections(lambda *_: True))
+                wait_until("the entries are freed", lambda: conntrack.count() < FEW)
 
 
 def entries(node: Host) -> list[Connection]:
     """Of flows to the NodePort, as the node's conntrack has them."""
     with nodes.entered(node.netns):
-        return list(ctnetlink.connections(lambda _, __, port: port == NODEPORT))
+        return list(conntrack.connections(lambda _, __, port: port == NODEPORT))
 
 
 def kinds(node: Host) -> Counter[tuple[str, int]]:

@@ -7,11 +7,11 @@ from ipaddress import ip_address
 from socket import socket
 from typing import NamedTuple
 
+from ebpflb.kernel.netfilter import conntrack as messages
+from ebpflb.kernel.netlink import attributes
 from ebpflb.lab.hosts import Host
-from ebpflb.node import ctnetlink as messages
-from ebpflb.node.netlink_attributes import attributes
 from ebpflb.plan.flow_entries import Ends
-from tests.node import nodes
+from tests.kernel.node import nodes
 
 _GROUPS = 0b111  # NF_NETLINK_CONNTRACK_NEW, _UPDATE, _DESTROY (nfnetlink_compat.h)
 _CREATE = 0x400  # NLM_F_CREATE

@@ -9,10 +9,10 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.hosts import Host
-from ebpflb.node import ctnetlink
 from ebpflb.plan.flow_entries import STATUS
-from tests.node import nodes
+from tests.kernel.node import nodes
 
 _NETFILTER = 12  # NETLINK_NETFILTER
 _NEW, _DELETE = 1 << 8, 1 << 8 | 2  # IPCTNL_MSG_CT_NEW, _DELETE
@@ -42,7 +42,7 @@ def fill(free: int) -> None:
     status = STATUS["seen-reply"] | STATUS["confirmed"] | STATUS["assured"]
     rest = _attribute(_STATUS, struct.pack(">I", status))
     rest += _attribute(_TIMEOUT, struct.pack(">I", _SECONDS))
-    missing = ctnetlink.limit() - ctnetlink.count() - free
+    missing = conntrack.limit() - conntrack.count() - free
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER) as kernel:
         for first in range(0, missing, _AT_ONCE):
             numbers = range(first, min(first + _AT_ONCE, missing))

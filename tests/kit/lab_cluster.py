@@ -11,9 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.layout import VERDICTS
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import VERDICTS
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.attach.clsact import PARENTS, Clsact
-from ebpflb.datapath.attach.tcx import Tcx
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.attach.clsact import PARENTS, Clsact
+from ebpflb.kernel.attach.tcx import Tcx
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.serve import status
 from tests.kit import forked
@@ -123,8 +123,8 @@ def _ids(state: StateDir, index: int) -> dict[str, int]:
     """By their links alone: this process is in another network namespace."""
     found = {}
     for hook in ("ingress", "egress"):
-        fd = kernel.get(str(state.devices_directory / f"{index}-{hook}"))
+        fd = bpf.get(str(state.devices_directory / f"{index}-{hook}"))
         if fd is not None:
-            found[hook] = int(kernel.info(fd, "tcx_info").program)
+            found[hook] = int(bpf.info(fd, "tcx_info").program)
             os.close(fd)
     return found

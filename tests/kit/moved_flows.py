@@ -7,11 +7,11 @@ the change is in force.
 
 from ipaddress import ip_address
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.node import ctnetlink
+from tests.kernel.node import nodes
 from tests.kit.lab_cluster import TARGET
-from tests.node import nodes
 
 
 def wait_until_only(node: Host, source_port: int, *backends: Host) -> None:
@@ -25,7 +25,7 @@ def wait_until_only(node: Host, source_port: int, *backends: Host) -> None:
         with nodes.entered(node.netns):
             entries = [
                 entry
-                for entry in ctnetlink.connections(lambda _, __, port: port != TARGET)
+                for entry in conntrack.connections(lambda _, __, port: port != TARGET)
                 if entry.original.source_port == source_port
             ]
         return all(entry.is_translated and entry.reply.source in allowed for entry in entries)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.node import netfilter_probe
-from ebpflb.node.flowtable import flowtable_obstacle
+from ebpflb.kernel.netfilter import probe
+from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 
 bridge_netfilter = pytest.mark.skipif(
     not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
@@ -16,7 +16,7 @@ bridge_netfilter = pytest.mark.skipif(
 
 def netfilter() -> None:
     """Skips the test where nf_tables cannot translate: the engine netfilter needs that."""
-    _skip_for(netfilter_probe.netfilter_obstacle)
+    _skip_for(probe.netfilter_obstacle)
 
 
 def flowtable() -> None:
@@ -28,7 +28,7 @@ def flowtable() -> None:
 def sctp() -> None:
     """Skips the test where the kernel's NAT does not translate SCTP."""
     netfilter()
-    if not netfilter_probe.can_translate_sctp():
+    if not probe.can_translate_sctp():
         pytest.skip("this kernel's NAT does not translate SCTP")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
@@ -23,10 +24,9 @@ from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink
+from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
-from tests.node import nodes
 
 ENGINES = list(Engine)
 CLUSTER_CIDR = ("--cluster-cidr", ",".join(cni.NETWORKS))
@@ -121,9 +121,9 @@ class TwoNodes(LabCluster):
         if self.engine is Engine.NETFILTER:
             for node in (self.near, self.far):
                 with nodes.entered(node.netns):
-                    entries = ctnetlink.connections(lambda *_: True)
+                    entries = conntrack.connections(lambda *_: True)
                     of_tcp = table == "tcp_flows"
-                    ctnetlink.delete(e for e in entries if (e.protocol is Protocol.TCP) == of_tcp)
+                    conntrack.delete(e for e in entries if (e.protocol is Protocol.TCP) == of_tcp)
 
     def service(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 from cffi import FFI
 
-from ebpflb.datapath.maps import layout
+from ebpflb.kernel.maps import layout
 
 _ADDRESS_HOOKS = ("connect", "sendmsg", "recvmsg", "getpeername")
 HOOKS = [f"{hook}{family}" for hook in _ADDRESS_HOOKS for family in (4, 6)]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ebpflb.datapath.maps import checks, layout, records
-from ebpflb.datapath.maps.bpf_map import CPU_ARRAYS
-from ebpflb.datapath.maps.layout import COUNTER_PARTS, MapSpec
+from ebpflb.kernel.maps import checks, layout, records
+from ebpflb.kernel.maps.bpf_map import CPU_ARRAYS
+from ebpflb.kernel.maps.layout import COUNTER_PARTS, MapSpec
 
 RECYCLED = 0xA5
 ENOENT, E2BIG, EFAULT, EEXIST = 2, 7, 14, 17

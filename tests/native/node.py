@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, IPv6Address
 from socket import htons, ntohs
 from typing import Any, NamedTuple
 
-from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.model.addresses import Address
 from ebpflb.plan.entries import Settings
 from ebpflb.plan.flow_entries import STREAM_AFTER

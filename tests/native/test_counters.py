@@ -3,8 +3,8 @@
 
 import pytest
 
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.maps.records import ServiceCounters
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.records import ServiceCounters
 from tests.native.node import HOST, NativeNode
 
 WEB, DNS, EMPTY, AWAY = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.2:80", "172.30.0.3:80"

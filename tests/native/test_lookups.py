@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.maps.no_frontends import bit_of
+from ebpflb.agent.stale_udp import socket_search
+from ebpflb.agent.stale_udp.socket_search import ServedFrontends, replacements
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.no_frontends import bit_of
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
-from ebpflb.stale_udp import socket_search
-from ebpflb.stale_udp.socket_search import ServedFrontends, replacements
 from tests.native.kernel import Kernel
 from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath.maps import checks, layout, records
+from ebpflb.kernel.maps import checks, layout, records
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
 from tests.native.node import POD, NativeNode
 from tests.publishing import frontend

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath.maps import checks, layout, records
+from ebpflb.kernel.maps import checks, layout, records
 from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from tests.native.node import POD, NativeNode
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.datapath.maps.records import SocketsFull
+from ebpflb.kernel.maps.records import SocketsFull
 from tests.native.node import NativeNode, Socket
 
 WEB, DNS, OTHER = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.11:53"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath.maps import records
+from ebpflb.kernel.maps import records
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 from tests.native.node import POD, NativeNode
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links, tcx
-from ebpflb.datapath.maps import layout, state_dir
-from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links, tcx
+from ebpflb.kernel.maps import layout, state_dir
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
 from ebpflb.options import Paths
@@ -89,18 +89,18 @@ def not_ready_for(cluster: Cluster, reason: str) -> bool:
 def link_ids(state: StateDir) -> dict[str, int]:
     found = {}
     for pin in state.links():
-        fd = kernel.get(str(pin))
+        fd = bpf.get(str(pin))
         assert fd is not None
-        found[pin.name] = int(kernel.info(fd, "link_info").id)
+        found[pin.name] = int(bpf.info(fd, "link_info").id)
         os.close(fd)
     return found
 
 
 def detach(pin: Path) -> None:
     """As `bpftool link detach` does it: the pin stays."""
-    fd = kernel.get(str(pin))
+    fd = bpf.get(str(pin))
     assert fd is not None
-    kernel.link_detach(fd)
+    bpf.link_detach(fd)
     os.close(fd)
 
 
@@ -162,9 +162,9 @@ def test_an_unknown_pin_is_replaced(cluster: Cluster, state: StateDir, bpffs: Pa
     """
     pin, other = (next(state.directory.glob(f"*/{name}")) for name in ("secret", "verdicts"))
     number = map_id(pin)
-    fd = kernel.get(str(other))
+    fd = bpf.get(str(other))
     assert fd is not None
-    kernel.pin(fd, str(bpffs / "other"))
+    bpf.pin(fd, str(bpffs / "other"))
     os.close(fd)
     (bpffs / "other").replace(pin)
     wait_until("ours is pinned", lambda: pin.exists() and map_id(pin) == number)
@@ -172,11 +172,11 @@ def test_an_unknown_pin_is_replaced(cluster: Cluster, state: StateDir, bpffs: Pa
 
 
 def map_id(pin: Path) -> int:
-    fd = kernel.get(str(pin))
+    fd = bpf.get(str(pin))
     if fd is None:
         return 0
     try:
-        return int(kernel.info(fd, "map_info").id)
+        return int(bpf.info(fd, "map_info").id)
     finally:
         os.close(fd)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.no_frontends import bit_of
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.no_frontends import bit_of
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import MAGLEV, SCHEDULER_ANNOTATION
 from ebpflb.model.services import Protocol

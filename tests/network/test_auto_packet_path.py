@@ -12,17 +12,17 @@ from socket import AF_INET, SOCK_STREAM
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import SYSCTLS, Engine
-from ebpflb.node import ctnetlink
+from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.cluster import endpoint, web
 from tests.kit.lab_cluster import NODEPORT, PORT, TARGET, LabCluster, new_lab
-from tests.node import nodes
 
 VIPS = ("10.96.0.10", "fd00:96::10")
 OPTIONS = ("--packet-path=auto", "--iptables-sync-period=1s")
@@ -93,7 +93,7 @@ class Auto(LabCluster):
         """Which engine has the flow of a connection."""
         port, own = client.getsockname()[1], {ip_address(self.node.v4), ip_address(self.node.v6)}
         with nodes.entered(self.node.netns):
-            found = [each.original for each in ctnetlink.connections(lambda *_: True)]
+            found = [each.original for each in conntrack.connections(lambda *_: True)]
         known = any(e.source_port == port and e.destination in own for e in found)
         return Engine.NETFILTER if known else Engine.FLOWS
 

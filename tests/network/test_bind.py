@@ -7,7 +7,7 @@ from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.datapath import probe
+from ebpflb.kernel import probe
 from ebpflb.lab import manifests
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests

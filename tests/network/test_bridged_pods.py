@@ -11,19 +11,19 @@ from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
+from ebpflb.kernel.node.device_watch import list_devices
+from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import CALL_SECONDS, Sockets
 from ebpflb.model.addresses import Family
 from ebpflb.model.packet_path import SYSCTLS, unsuited
-from ebpflb.node.device_watch import list_devices
-from ebpflb.node.sysctls import bridge_calls
 from ebpflb.serve import status
+from tests.kernel.node import nodes
 from tests.kit import needs
 from tests.kit.cluster import Cluster, endpoint, web
 from tests.kit.lab_cluster import new_lab
-from tests.node import nodes
 
 VIPS = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
 KINDS = {Family.IPV4: AF_INET, Family.IPV6: AF_INET6}

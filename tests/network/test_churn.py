@@ -5,7 +5,7 @@ import random
 import subprocess
 from typing import Any
 
-from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host

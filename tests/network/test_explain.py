@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.bpf_map import Counters, CpuArrays, MappedArray
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.errors import NodeError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.bpf_map import Counters, CpuArrays, MappedArray
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.sweep import FLOW_MAPS
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.node import namespaces
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.netns import NETNS
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import ctnetlink, namespaces
 from tests.kit import forked, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
 
@@ -64,9 +65,7 @@ def contents(cluster: Cluster) -> dict[str, Any]:
             found[name] = opened.memory[:]
         elif isinstance(opened, Counters):
             size = range(name == "verdicts", min(opened.spec.entries, 64))  # 0: passed
-            found[name] = [
-                kernel.map_lookup(opened.fd, opened.key.pack(i), opened.size) for i in size
-            ]
+            found[name] = [bpf.map_lookup(opened.fd, opened.key.pack(i), opened.size) for i in size]
         elif isinstance(opened, MappedArray):
             found[name] = opened.memory[:]
         else:
@@ -302,7 +301,7 @@ def known_flows(cluster: Cluster) -> set[str]:
     """Flows to the service, of conntrack and of the flow tables."""
     tables = {str(key) for name in FLOW_MAPS for key, _ in cluster.maps[name].items()}
     inside = namespaces.call_in(
-        NETNS / cluster.node.netns, lambda: list(ctnetlink.connections(lambda *_: True))
+        NETNS / cluster.node.netns, lambda: list(conntrack.connections(lambda *_: True))
     )
     return tables | {str(it.original) for it in inside if VIP in str(it.original.destination)}
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.attach.cgroup_links import cgroup_root
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.attach.cgroup_links import cgroup_root
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.netns import Namespace, ip
+from tests.kernel.node import nodes
 from tests.kit.api_server import FakeApiServer
-from tests.node import nodes
 
 READ = """
 import subprocess, sys
@@ -195,20 +195,20 @@ def test_settings_that_were_made_are_undone(node: Node, tmp_path: Path) -> None:
 
 MAKE_AND_FAIL = """
 from pathlib import Path
-from ebpflb.agent.host_changes import HostChanges
+from ebpflb.agent.node_sync import HostChanges
 from ebpflb.agent.netfilter_sync import table_options
-from ebpflb.node import conntrack, reserved_ports
-from ebpflb.node.netfilter_table import NetfilterTable
+from ebpflb.kernel.node import sysctls
+from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.options import ConntrackOptions, Options, Paths
 Path({run!r}).mkdir()
 chosen = ConntrackOptions(established=4711, udp=11, be_liberal=True)
 options = Options(Paths(Path({state!r}), Path({run!r})), "node-1", Path("/"), conntrack=chosen)
-before = reserved_ports.RESERVED.read_text()
+before = sysctls.RESERVED.read_text()
 with HostChanges(options) as host:
     assert host.make() is None
     assert NetfilterTable(table_options(options, sctp=False)).build() is False
-    assert reserved_ports.RESERVED.read_text() != before
-    timeout = conntrack.NETFILTER_SYSCTLS / "nf_conntrack_tcp_timeout_established"
+    assert sysctls.RESERVED.read_text() != before
+    timeout = sysctls.NETFILTER_SYSCTLS / "nf_conntrack_tcp_timeout_established"
     assert not timeout.exists() or timeout.read_text() == "4711\\n"
     print("changed", flush=True)
     raise RuntimeError("it failed")

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpflb.diagnose.firewall.survey import FirewallSurvey, survey
 from ebpflb.model.packet_path import Engine
+from ebpflb.tools.firewall.survey import FirewallSurvey, survey
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import both_engines
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.node import nodes
 
 WEB, FAR = Frontends(10), Frontends(20)
 HOOKS = {
@@ -102,7 +102,7 @@ def test_named_rules_do_not_match(two: TwoNodes, monkeypatch: pytest.MonkeyPatch
     """Of rules that name Services, those are named that count none of their requests; on netfilter
     without those that count none beside kube-proxy either, because NAT comes before them.
     """
-    monkeypatch.setattr("ebpflb.diagnose.firewall.survey.MOST_SHOWN", 1000)
+    monkeypatch.setattr("ebpflb.tools.firewall.survey.MOST_SHOWN", 1000)
     chains = "\n".join(
         f"chain {hook} {{\n{kind};\n"
         + "\n".join(f'{c.match} counter comment "{c.name}"' for c in cases() if c.hook == hook)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps.layout import MAPS
-from ebpflb.datapath.maps.records import FlowCounters
+from ebpflb.kernel.maps.layout import MAPS
+from ebpflb.kernel.maps.records import FlowCounters
 from ebpflb.model.packet_path import Engine
 from tests.kit import flood, requests
 from tests.kit.parameters import both_engines

@@ -13,18 +13,18 @@ from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.node import ctnetlink, flowtable, nft
 from ebpflb.plan.flow_entries import Connection
+from tests.kernel.node import nodes
 from tests.kit import cluster, firewall, flood, forked, needs, requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.kit.conntrack_filler import full
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families
-from tests.node import nodes
 
 NETFILTER, FAST = ("--packet-path", "netfilter"), ("--fast-forward",)
 OTHERS_PORT = 30999
@@ -209,7 +209,7 @@ def test_what_is_in_it_gives_no_way_in_a_full_table(node: Cluster) -> None:
 
 
 def to_the_nodeport() -> Iterator[Connection]:
-    return ctnetlink.connections(lambda _, __, port: port == NODEPORT)
+    return conntrack.connections(lambda _, __, port: port == NODEPORT)
 
 
 @families

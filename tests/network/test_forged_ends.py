@@ -8,18 +8,18 @@ from struct import pack
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink
 from ebpflb.plan.flow_entries import FlowKind, Timeouts, gather, state
+from tests.kernel.node import nodes
 from tests.kit import flood, requests
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.parameters import both_engines, families
 from tests.kit.requests import lives
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.node import nodes
 
 FLOOD = Path(flood.__file__)
 FRONTENDS = Frontends(10)
@@ -35,7 +35,7 @@ def afresh(two: TwoNodes) -> None:
     two.publish(two.service("web", 10, two.there))
     two.delete_flows("tcp_flows")
     with nodes.entered(two.near.netns):
-        ctnetlink.delete(list(ctnetlink.connections(lambda *_: True, Protocol.TCP)))
+        conntrack.delete(list(conntrack.connections(lambda *_: True, Protocol.TCP)))
 
 
 class Known:
@@ -44,7 +44,7 @@ class Known:
     def __init__(self, two: TwoNodes) -> None:
         if two.engine is Engine.NETFILTER:
             with nodes.entered(two.near.netns):
-                found = ctnetlink.connections(lambda _, __, port: port == FRONTENDS.nodeport)
+                found = conntrack.connections(lambda _, __, port: port == FRONTENDS.nodeport)
                 (entry,) = found
             self.timeout = entry.seconds
             self.masquerade = str(entry.reply.destination), str(entry.reply.destination_port)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import ctnetlink
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, Cluster, endpoint, web
 from tests.kit.lab_cluster import started
 from tests.kit.parameters import families
 from tests.kit.two_nodes import ENGINES, require
-from tests.node import nodes
 
 FAR = {False: "10.99.0.3", True: "fd99::3"}  # the customer's address, behind the node
 EXTERNAL6 = "fd03:113::10"
@@ -48,7 +48,7 @@ class Routing(Cluster):
         flows = self.maps["tcp_flows"]
         flows.delete([key for key, _ in flows.items()])
         with nodes.entered(self.node.netns):
-            ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+            conntrack.delete(conntrack.connections(lambda *_: True))
 
     def address(self, host: Host, v6: bool) -> str:
         return host.v6 if v6 else host.v4

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import ebpflb
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab import manifests
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests

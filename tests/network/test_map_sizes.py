@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps import map_sizes
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.maps import map_sizes
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from tests.kit import forked, requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web

@@ -12,16 +12,16 @@ from socket import SO_ERROR, SOL_SOCKET
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.router import NODES
 from ebpflb.lab.sockets import Socket
-from ebpflb.node import ctnetlink
+from tests.kernel.node import nodes
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import PORT
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes, address
-from tests.node import nodes
 
 WEB, NOBODY, LOCAL = 10, 20, 30
 SERVICES = {"served": WEB, "without endpoints": NOBODY}
@@ -64,7 +64,7 @@ def known_ports(two: TwoNodes) -> set[int]:
     ports = {key.source_port for table in tables for key, _ in table.items()}
     for node in (two.near, two.far):
         with nodes.entered(node.netns):
-            ports |= {e.original.source_port for e in ctnetlink.connections(lambda *_: True)}
+            ports |= {e.original.source_port for e in conntrack.connections(lambda *_: True)}
     return ports
 
 

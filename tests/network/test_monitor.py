@@ -15,16 +15,16 @@ import pytest
 import yaml
 
 from ebpflb import unix_socket
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.monitoring import variant
-from ebpflb.datapath.monitoring.variant import MonitorQuestion
-from ebpflb.diagnose.events import Told
+from ebpflb.kernel import monitoring
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.monitoring import MonitorQuestion
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
+from ebpflb.tools.events import Told
 from tests.kit import monitors, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, running, web
 from tests.kit.monitors import watching
@@ -244,7 +244,7 @@ def test_what_nobody_reads_is_lost_and_counted(
     cluster: Cluster, pod: Sockets, tmp_path: Path
 ) -> None:
     """A stopped monitor loses events, says how many, and nothing waits for it."""
-    translated = variant.DECISIONS["translated"]
+    translated = monitoring.DECISIONS["translated"]
     before = sum(cluster.maps["verdicts"].get(translated))
     with watching(cluster.agent, tmp_path, "-o", "json", "--verdict", "translated") as monitor:
         monitor.process.send_signal(signal.SIGSTOP)

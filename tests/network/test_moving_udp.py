@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.kernel.node import sock_diag
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import CALL_SECONDS, Socket
-from ebpflb.node import sock_diag
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.lab_cluster import PORT
 from tests.kit.moved_flows import wait_until_only
 from tests.kit.parameters import both_engines, families, packet_clients
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.node import nodes
 
 pytestmark = both_engines
 

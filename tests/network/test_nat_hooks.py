@@ -11,13 +11,13 @@ from socket import AF_INET, AF_INET6, SOCK_STREAM
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack, nft, watch
+from ebpflb.kernel.netfilter.rules import TableOptions
+from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, remove
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket, Sockets
-from ebpflb.node import ctnetlink, nat_watch, nft
-from ebpflb.node.netfilter_rules import TableOptions
-from ebpflb.node.netfilter_table import Keeper, NetfilterTable, remove
+from tests.kernel.node import nodes
 from tests.kit.lab_cluster import new_lab
-from tests.node import nodes
 
 PORT, TARGET = 30080, 8080
 RULE = """
@@ -84,9 +84,9 @@ def goes_on(client: Socket, peer: Socket) -> bool:
 @contextmanager
 def hold() -> Iterator[None]:
     """What stays while kube-proxy's connections are open."""
-    nat_watch.keep_nat_hooks(nat_watch.HOLD)
+    watch.keep_nat_hooks(watch.HOLD)
     yield
-    nat_watch.release_nat_hooks(nat_watch.HOLD)
+    watch.release_nat_hooks(watch.HOLD)
 
 
 @contextmanager
@@ -127,13 +127,13 @@ def test_connections_go_on_with_one_of_our_tables_alone(
 @both
 def test_a_table_in_use_is_not_released(world: World, kind: int) -> None:
     """So ``ebpflb cleanup`` leaves it, and removes it when the connections have ended."""
-    nat_watch.keep_nat_hooks(nat_watch.HOLD)
+    watch.keep_nat_hooks(watch.HOLD)
     client, peer = world.connection(kind)
-    assert not nat_watch.release_when_unused(nat_watch.HOLD)
+    assert not watch.release_when_unused(watch.HOLD)
     assert goes_on(client, peer)
-    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
-    assert nat_watch.release_when_unused(nat_watch.HOLD)
-    assert not nft.exists(nat_watch.HOLD)
+    conntrack.delete(conntrack.connections(lambda *_: True))
+    assert watch.release_when_unused(watch.HOLD)
+    assert not nft.exists(watch.HOLD)
 
 
 @each_table
@@ -162,10 +162,10 @@ def test_rules_of_another_keep_connections_alive(world: World, kind: int) -> Non
 @both
 def test_a_table_put_back_in_time_loses_no_connection(world: World, kind: int) -> None:
     """Removed and put back while nothing is sent, as the watch does: the connection goes on."""
-    nat_watch.keep_nat_hooks(nat_watch.HOLD)
+    watch.keep_nat_hooks(watch.HOLD)
     client, peer = world.connection(kind)
     world.node.nft("flush ruleset")
-    assert nat_watch.keep_nat_hooks(nat_watch.HOLD)
+    assert watch.keep_nat_hooks(watch.HOLD)
     assert goes_on(client, peer)
 
 

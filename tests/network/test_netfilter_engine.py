@@ -8,18 +8,18 @@ from struct import pack
 
 import pytest
 
-from ebpflb.datapath.maps.sweep import FLOW_MAPS
+from ebpflb.kernel.maps.sweep import FLOW_MAPS
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import ctnetlink
 from ebpflb.options import Options
 from ebpflb.plan.flow_entries import DESTINATION_NAT, Connection
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, netfilter, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.node import nodes
 
 FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen
@@ -40,7 +40,7 @@ def service(two: TwoNodes) -> None:
 def entries(two: TwoNodes) -> list[Connection]:
     """Of flows to the NodePort, as near's conntrack has them."""
     with nodes.entered(two.near.netns):
-        found = ctnetlink.connections(lambda _, __, port: port == FRONTENDS.nodeport)
+        found = conntrack.connections(lambda _, __, port: port == FRONTENDS.nodeport)
         return list(found)
 
 

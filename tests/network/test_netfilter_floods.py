@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.node import ctnetlink
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.beside_kube_proxy import BesideKubeProxy, entries, kinds
 from tests.kit.conntrack_filler import full
@@ -22,7 +23,6 @@ from tests.kit.firewall import chain, rules
 from tests.kit.flood import SOURCE_PORT
 from tests.kit.lab_cluster import NODEPORT
 from tests.load import scaled
-from tests.node import nodes
 
 SYNS = scaled(5000)
 SYN_SENT_SECONDS = 6
@@ -164,7 +164,7 @@ def found_room_without_removal(pair: BesideKubeProxy, node: Host) -> int:
             pair.flood(node, NEW_CLIENTS, CLIENTS)
             time.sleep(A_MOMENT)  # for a removal that has begun, which takes some milliseconds
             with nodes.entered(node.netns):
-                is_full = ctnetlink.count() > ctnetlink.limit() - SYNS // 10
+                is_full = conntrack.count() > conntrack.limit() - SYNS // 10
             left = Counter(str(e.original.source).startswith("172.24.") for e in entries(node))
         if is_full and left[False]:
             return left[True]

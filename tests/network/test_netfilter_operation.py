@@ -11,15 +11,15 @@ from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack, nft
+from ebpflb.kernel.netfilter.rules import TABLE
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.node import ctnetlink, nft
-from ebpflb.node.netfilter_rules import TABLE
+from tests.kernel.node import nodes
 from tests.kit import cluster, forked, needs
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
-from tests.node import nodes
 
 SOURCE = 12345  # the client's port, as `nc -u -p 12345`
 
@@ -143,7 +143,7 @@ def test_cleanup_leaves_what_open_connections_need(node: Cluster) -> None:
         fresh.connect((node.node.v4, NODEPORT))
     assert goes_on(client)
     client.close()
-    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+    conntrack.delete(conntrack.connections(lambda *_: True))
     assert "stays" not in ebpflb(node, "cleanup")
     assert not nft.exists(TABLE)
     node.close_maps()

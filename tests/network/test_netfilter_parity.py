@@ -13,16 +13,16 @@ import pytest
 
 from bench import kubeproxy
 from bench.services import NodePort
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
-from ebpflb.node import ctnetlink
+from tests.kernel.node import nodes
 from tests.kit import beside_kube_proxy, conntrack_events, requests
 from tests.kit.beside_kube_proxy import BesideKubeProxy, entries
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import NODEPORT, TARGET
 from tests.kit.parameters import protocols
 from tests.kit.requests import Send
-from tests.node import nodes
 
 A_MOMENT = 0.3  # seconds in which nothing may happen
 BOTH = "meta l4proto { tcp, udp }"
@@ -74,7 +74,7 @@ def test_events_tell_of_the_flow(pair: BesideKubeProxy, send: Send) -> None:
         with conntrack_events.listening(node) as listener:
             assert ask(pair, node, send) == "there"
             with nodes.entered(node.netns):
-                ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+                conntrack.delete(conntrack.connections(lambda *_: True))
             found = listener.events()
         return {
             (kind, str(original.source), str(reply.source), reply.source_port)

@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
-from ebpflb.node import ctnetlink
+from tests.kernel.node import nodes
 from tests.kit import flood, requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.parameters import families, netfilter, packet_clients, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.node import nodes
 
 FLOOD = Path(flood.__file__)
 FRONTENDS, OWN = Frontends(10), Frontends(11)
@@ -66,7 +66,7 @@ def test_flows_outlive_their_entries(
         assert set(names) == {"here", "twin"}
         for number in range(ROUNDS):
             with nodes.entered(two.near.netns):
-                ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+                conntrack.delete(conntrack.connections(lambda *_: True))
             word = b"round %d" % number
             for client, name in zip(clients, names, strict=True):
                 client.send(word)

@@ -10,19 +10,19 @@ from socket import IPPROTO_TCP, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
 import pytest
 from pytest import MonkeyPatch
 
+from ebpflb.kernel.node import sock_diag
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import sock_diag
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
 from tests.kit.on_removal import LATE, SHORT, SOON, is_reset, one_each, saying
 from tests.kit.parameters import both_engines, families, flow_tables
 from tests.kit.requests import connected, lives
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.node import nodes
 
 WEB, BESIDE = Frontends(10), Frontends(20)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps.state_dir import BPFFS
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.lab.sockets import Sockets
 from tests.kit import forked, requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web

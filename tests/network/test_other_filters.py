@@ -13,17 +13,17 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 from pyroute2 import IPRoute
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import tcx
-from ebpflb.datapath.attach.clsact import PARENTS
-from ebpflb.datapath.programs.loader import SCHED_CLS
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import tcx
+from ebpflb.kernel.attach.clsact import PARENTS
+from ebpflb.kernel.programs.loader import SCHED_CLS
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Chosen
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.parameters import families, protocols
 from tests.kit.two_nodes import Frontends, TwoNodes
-from tests.node import nodes
 
 FRONTENDS = Frontends(10)
 UNSERVED = 30999  # a port of the node that no service has
@@ -92,7 +92,7 @@ def by_tcx(program: int, index: int, hook: str, priority: int) -> Iterator[None]
     if not tcx.works():
         pytest.skip("this kernel has no tcx")
     order = tcx.BEFORE if priority == BEFORE_OURS else 0
-    link = kernel.link_create(program, index, tcx.TCX_HOOKS[hook], order)
+    link = bpf.link_create(program, index, tcx.TCX_HOOKS[hook], order)
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def running(
     code: bytes, node: Host, device: str, attached: Attached, *where: str | int
 ) -> Iterator[None]:
     """At a device of the node: ``where`` are a hook and a priority."""
-    program = kernel.prog_load(
+    program = bpf.prog_load(
         name="other", program_type=SCHED_CLS, attach_type=0, code=code, log=None
     )
     try:

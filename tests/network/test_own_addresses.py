@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import probe
+from ebpflb.kernel import probe
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket

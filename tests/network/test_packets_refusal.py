@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.lab import manifests
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.lab_cluster import PORT
 from tests.kit.parameters import both_engines, connecting, families
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes, address
-from tests.node import nodes
 
 pytestmark = both_engines
 

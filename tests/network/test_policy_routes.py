@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.diagnose.firewall.survey import survey
+from ebpflb.kernel.netfilter.iptables import Tool
 from ebpflb.model.packet_path import Engine
-from ebpflb.node.iptables import Tool
+from ebpflb.tools.firewall.survey import survey
+from tests.kernel.node import nodes
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import NODEPORT, started
 from tests.kit.parameters import families
 from tests.kit.policy_routed import MARKS, PolicyRouted
 from tests.kit.requests import Send
-from tests.node import nodes
 
 policies = pytest.mark.parametrize("policy", ["Cluster", "Local"])
 

@@ -10,9 +10,9 @@ from socket import if_nametoindex
 import pytest
 from pyroute2.netns import setns
 
-from ebpflb.datapath.attach.clsact import Clsact
-from ebpflb.datapath.programs import loader
-from ebpflb.datapath.programs.loader import Program
+from ebpflb.kernel.attach.clsact import Clsact
+from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs.loader import Program
 from ebpflb.lab.netns import Namespace
 from ebpflb.lab.router import NODES
 from tests.kit import requests

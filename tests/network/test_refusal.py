@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath import datapath
-from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.programs import compiler, loader
+from ebpflb.kernel import datapath
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs import compiler, loader
 from ebpflb.lab.sockets import Sockets
 from ebpflb.options import Paths
 from tests.kit import requests

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath import probe
+from ebpflb.kernel import probe
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import Namespace

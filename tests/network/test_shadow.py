@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath import probe
-from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.kernel import probe
+from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.model.packet_path import Engine
 from tests.kit import both_proxies, forked, requests
 from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, NEW, OLD, Both

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from ebpflb.diagnose import pod_replies
 from ebpflb.lab import cni
 from ebpflb.lab.router import NODES
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
+from ebpflb.tools import pod_replies
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
 from tests.kit.parameters import families
 from tests.kit.two_nodes import ENGINES, require
-from tests.node import nodes
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.kit.two_nodes import PORT, Frontends, TwoNodes
 
 UNABLE = """
 import errno
-from ebpflb.node.sock_diag import SockDiag
+from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.errors import KernelError
 
 

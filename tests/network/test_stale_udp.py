@@ -8,9 +8,9 @@ from ipaddress import ip_address
 
 import pytest
 
+from ebpflb.kernel.node import sock_diag
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket, Sockets
-from ebpflb.node import sock_diag
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, web
 from tests.kit.parameters import families

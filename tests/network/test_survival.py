@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine

@@ -14,12 +14,13 @@ from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.datapath.attach import tcx
+from ebpflb.kernel.attach import tcx
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink
+from tests.kernel.node import answering, nodes
 from tests.kit import kube_proxy_node, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster, endpoint, web
 from tests.kit.kube_proxy_node import (
@@ -29,7 +30,6 @@ from tests.kit.kube_proxy_node import (
     iptables_nft,
     nftables,
 )
-from tests.node import answering, nodes
 
 Load = Callable[[Cluster], None]
 
@@ -114,7 +114,7 @@ def test_silent_datagram_sockets_are_ended(node: KubeProxyNode) -> None:
     ways = [way for way in node.ways if way[0] is node.node][:1]
     (silent,) = node.open(SOCK_DGRAM, ways)
     with nodes.entered(node.node.netns):
-        assert ctnetlink.delete(list(ctnetlink.connections(lambda *_: True, Protocol.UDP)))
+        assert conntrack.delete(list(conntrack.connections(lambda *_: True, Protocol.UDP)))
     node.agent.start()
     wait_until("the socket is ended", lambda: has_ended(silent))
     are_answered(node.open(SOCK_DGRAM, ways))

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 import yaml
 
-from ebpflb.diagnose import rates
-from ebpflb.diagnose.rates import Rate
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.readable import readable
+from ebpflb.tools import rates
+from ebpflb.tools.rates import Rate
 from tests.kit import forked, requests
 from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps import bpf_map, layout
-from ebpflb.datapath.maps.bpf_map import CPU_ARRAYS, Map
-from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.datapath.programs import compiler, loader
-from ebpflb.datapath.programs.compiler import Compiled
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps.bpf_map import CPU_ARRAYS, Map
+from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.programs import compiler, loader
+from ebpflb.kernel.programs.compiler import Compiled
 from tests.kit import once
 from tests.packet.frames import at
 from tests.packet.network import network_of_our_own

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 
-from ebpflb.datapath.maps.bpf_map import Counters, Map, MappedArray
-from ebpflb.datapath.maps.layout import VERDICTS
-from ebpflb.datapath.maps.no_frontends import NoFrontends
-from ebpflb.datapath.maps.records import Flow, Tuple
-from ebpflb.datapath.programs import loader
 from ebpflb.errors import KernelError
+from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
+from ebpflb.kernel.maps.layout import VERDICTS
+from ebpflb.kernel.maps.no_frontends import NoFrontends
+from ebpflb.kernel.maps.records import Flow, Tuple
+from ebpflb.kernel.programs import loader
 from ebpflb.plan import entries
 from ebpflb.plan.entries import Prefix, Settings
 from ebpflb.plan.flow_entries import Timeouts
@@ -161,7 +161,7 @@ class PacketNode(Publisher):
         before = self.counted
         came_by = self.devices[into] if into and hook == "egress" and knows_ingress_device() else 0
         index = self.devices[device]
-        ran = loader.test_run(
+        ran = loader.run_program(
             self.hooks[hook],
             frame,
             ifindex=index,
@@ -189,7 +189,7 @@ def knows_ingress_device() -> bool:
     code = bytes.fromhex("b7000000000000009500000000000000")
     probe = loader.load_one("probe", attach, code)
     try:
-        loader.test_run(probe, bytes(64), ifindex=1, ingress_ifindex=1)
+        loader.run_program(probe, bytes(64), ifindex=1, ingress_ifindex=1)
     except KernelError:
         return False
     finally:

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.datapath.maps.records import Affinity, AffinityKey
+from ebpflb.kernel.maps.records import Affinity, AffinityKey
 from tests.packet.frames import at, chunk, destination, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places

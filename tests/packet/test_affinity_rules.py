@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.datapath.maps.records import Affinity
+from ebpflb.kernel.maps.records import Affinity
 from tests.packet.cluster import Cluster
 from tests.packet.frames import at
 from tests.packet.node import PacketNode

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.netns import Namespace, ip
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink
 from ebpflb.plan.flow_entries import Hook, Tuple, gather, state
-from tests.node import nodes
+from tests.kernel.node import nodes
 from tests.packet.frames import DEVICE, at, destination, host_of, port_of, segment, source
 from tests.packet.node import PacketNode
 from tests.packet.places import V4
@@ -165,7 +165,7 @@ class Router(Namespace):
 
     def state(self, port: int) -> str:
         with nodes.entered(self.netns):
-            entries = ctnetlink.connections(lambda *_: True)
+            entries = conntrack.connections(lambda *_: True)
             found = [e for e in entries if port in (e.original.source_port, e.reply.source_port)]
         return STATES[found[0].tcp_state] if found else "none"
 

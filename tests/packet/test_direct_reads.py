@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.programs import compiler
+from ebpflb.kernel.programs import compiler
 from tests.kit import once
 from tests.load import scaled
 from tests.packet.conftest import Loaded, loaded

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.recording import recording_programs
-from ebpflb.datapath.recording.recording_programs import PrivateMaps, RecordingPrograms
-from ebpflb.diagnose.explain.answer import copy_memory
-from ebpflb.diagnose.explain.asking import OUTSIDE_CLIENT, Client, MapFacts
-from ebpflb.diagnose.explain.ways import PacketWay, Way
+from ebpflb.kernel import recording
+from ebpflb.kernel.node import routes
+from ebpflb.kernel.recording import PrivateMaps, RecordingPrograms
 from ebpflb.model.services import Protocol
-from ebpflb.node import routes
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import Ends
+from ebpflb.tools.explain.answer import copy_memory
+from ebpflb.tools.explain.asking import OUTSIDE_CLIENT, Client, MapFacts
+from ebpflb.tools.explain.ways import PacketWay, Way
 from tests.kit import once
 from tests.load import scaled
 from tests.packet.conftest import Loaded
@@ -104,18 +104,18 @@ class RandomServices:
         came = routes.route_to(client.address).ifindex
         ends = Ends(client.address, asked.address, port, asked.port)
         first = self.node.ingress(
-            recording_programs.request_frame(ends, Protocol(asked.protocol)), names[came]
+            recording.request_frame(ends, Protocol(asked.protocol)), names[came]
         )
         if first.action != "pass":
             return verdict_of(first.verdicts), None
-        there = recording_programs.ends_of(first.frame)
+        there = recording.ends_of(first.frame)
         out = routes.route_to(there.destination, client.address, came)
         if out.local or not out.ifindex:
             return verdict_of(first.verdicts), there if out.local else None
         left = self.node.egress(first.frame, names[out.ifindex], names[came])
         if left.action != "pass":
             return verdict_of(left.verdicts), None
-        return verdict_of(first.verdicts), recording_programs.ends_of(left.frame)
+        return verdict_of(first.verdicts), recording.ends_of(left.frame)
 
 
 def verdict_of(counted: dict[str, int]) -> str:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpflb.datapath.programs import compiler, loader
-from ebpflb.datapath.programs.compiler import Compiled
+from ebpflb.kernel.programs import compiler, loader
+from ebpflb.kernel.programs.compiler import Compiled
 from tests.kit import once
 from tests.packet import wire
 from tests.packet.conftest import SCHED_CLS, Loaded, loaded

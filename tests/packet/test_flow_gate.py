@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ebpflb.datapath.maps.sweep import Gate, Sweeper
+from ebpflb.kernel.maps.sweep import Gate, Sweeper
 from tests.packet.frames import at, ends, opening, reply
 from tests.packet.node import PacketNode
 from tests.packet.places import Places

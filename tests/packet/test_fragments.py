@@ -5,7 +5,7 @@ import pytest
 from scapy.layers.inet import defragment, fragment
 from scapy.layers.inet6 import IPv6ExtHdrFragment, defragment6, fragment6
 
-from ebpflb.datapath.maps.records import FragmentPorts
+from ebpflb.kernel.maps.records import FragmentPorts
 from ebpflb.plan.entries import NO_PREFIX
 from tests.packet import wire
 from tests.packet.frames import (

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs.compiler import Compiled
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs.compiler import Compiled
 from tests.packet.conftest import Loaded, loaded
 from tests.packet.frames import at, ends, opening, reply
 from tests.packet.node import PacketNode

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows that the agent has marked, as their endpoint has gone (ebpflb/on_removal): what the client
-sends is answered by a reset; what the backend sends, and the client's resets, go through.
+"""Flows that the agent has marked, as their endpoint has gone (ebpflb/agent/on_removal): what the
+client sends is answered by a reset; what the backend sends, and the client's resets, go through.
 """
 
 import pytest
 
-from ebpflb.on_removal.resets import GONE_FLAG
+from ebpflb.agent.on_removal.resets import GONE_FLAG
 from ebpflb.plan.flow_entries import FlowKind
 from tests.packet.frames import (
     Packet,

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath.maps import layout
-from ebpflb.datapath.maps.layout import ffi
-from ebpflb.datapath.programs import loader
-from ebpflb.datapath.programs.compiler import Compiled
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.layout import ffi
+from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs.compiler import Compiled
 from tests.packet.conftest import Loaded, loaded
 from tests.packet.frames import Packet, at, destination, ends, opening, reply, segment
 from tests.packet.node import PacketNode
@@ -48,7 +48,7 @@ def flood(node: PacketNode, first: Packet, *answers: Packet, count: int = FLOOD)
     for number in range(count):
         for hook, frame, at_ in frames:
             frame[at_ : at_ + 4] = struct.pack("!I", (172 << 24) + (16 << 16) + number)
-            ran = loader.test_run(node.hooks[hook], bytes(frame), ifindex=node.devices["uplink"])
+            ran = loader.run_program(node.hooks[hook], bytes(frame), ifindex=node.devices["uplink"])
             assert ran.retval == loader.PASS
 
 

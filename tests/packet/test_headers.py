@@ -12,7 +12,7 @@ from scapy.layers.inet6 import (
 )
 from scapy.layers.l2 import ARP, Dot1Q
 
-from ebpflb.datapath.programs import loader
+from ebpflb.kernel.programs import loader
 from tests.packet.frames import (
     IP,
     UDP,
@@ -145,7 +145,7 @@ def test_vlan_behind_a_priority_tag(node: PacketNode, places: Places, protocol: 
     request = opening(protocol, pod, where)
     for tags in ([0, 5], [5, 0]):
         frame = tagged(request, *(Dot1Q(vlan=number, prio=3) for number in tags))
-        ran = loader.test_run(node.hooks["ingress"], frame, ifindex=node.devices["pods"])
+        ran = loader.run_program(node.hooks["ingress"], frame, ifindex=node.devices["pods"])
         assert (ran.retval, ran.packet[-len(request.payload) :]) == (
             loader.PASS,
             bytes(request.payload),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import kernel
+from ebpflb.kernel import bpf
 from tests.packet.frames import at, destination, ends, opening, reply, segment
 from tests.packet.node import PacketNode, spelled
 from tests.packet.places import Places
@@ -37,7 +37,7 @@ def test_recycled_frontend(node: PacketNode, places: Places, protocol: str) -> N
     services = node.maps["services"]
     ((key, service),) = services.items()
     _, foreign = services.packed(key._replace(port=81), service)
-    kernel.map_update(services.fd, services.key.pack(key), foreign)
+    bpf.map_update(services.fd, services.key.pack(key), foreign)
     came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
     assert (came.action, came.verdicts) == ("drop", {"retried": 1, "recycled": 1})
 

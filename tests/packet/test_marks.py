@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.datapath.programs import loader
+from ebpflb.kernel.programs import loader
 from tests.packet.frames import Packet, at, forwarded, opening, reply
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
@@ -14,7 +14,7 @@ MARK, MASK = 0x4000, 0xC000
 
 def mark_after(node: PacketNode, hook: str, packet: Packet, device: str, mark: int = 0) -> int:
     """The packet's mark after a program has run, where it had ``mark`` before."""
-    return loader.test_run(
+    return loader.run_program(
         node.hooks[hook], bytes(packet), ifindex=node.devices[device], mark=mark
     ).mark
 

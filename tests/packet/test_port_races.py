@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ebpflb.datapath.programs import loader
+from ebpflb.kernel.programs import loader
 from ebpflb.plan.flow_entries import FlowKind
 from tests.load import scaled
 from tests.packet.aging import forget, idle
@@ -45,7 +45,9 @@ def rush(node: PacketNode, frames: list[bytes], cpus: list[int]) -> list[tuple[s
     def one(frame: bytes, cpu: int) -> tuple[str, bytes]:
         os.sched_setaffinity(0, {cpu})
         start.wait()
-        ran = loader.test_run(node.hooks["egress"], frame, ifindex=uplink, ingress_ifindex=came_by)
+        ran = loader.run_program(
+            node.hooks["egress"], frame, ifindex=uplink, ingress_ifindex=came_by
+        )
         return ACTIONS[ran.retval], ran.packet
 
     with ThreadPoolExecutor(len(frames)) as threads:

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.layout import MAPS
-from ebpflb.datapath.programs import loader
-from ebpflb.datapath.programs.compiler import Compiled
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.layout import MAPS
+from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.plan.flow_entries import Hook
 from tests.packet.conftest import loaded
 from tests.packet.frames import Ether, at, datagram, destination, ends, opening, reply
@@ -34,7 +34,7 @@ def exchange(node: PacketNode, table: str) -> None:
         found = [pair for pair in entries if flows.key.unpack(pair[0]).hook == hook]
         values = [value for _, value in found]
         for (key, _), value in zip(found, [*values[1:], *values[:1]], strict=True):
-            kernel.map_update(flows.fd, key, value)
+            bpf.map_update(flows.fd, key, value)
 
 
 def dropped(outcome: Outcome) -> bool:
@@ -76,7 +76,9 @@ def test_eviction_at_full_speed_translates_nothing_wrong(crowded: PacketNode) ->
         clients = [at(V4.pod, 20_000 + 2 * number + way) for number in range(CLIENTS)]
         frames = [bytes(datagram(client, frontends[way])) for client in clients] * ROUNDS
         ifindex = crowded.devices["uplink"]
-        ran = [loader.test_run(crowded.hooks["ingress"], each, ifindex=ifindex) for each in frames]
+        ran = [
+            loader.run_program(crowded.hooks["ingress"], each, ifindex=ifindex) for each in frames
+        ]
         passed = {each.packet for each in ran if each.retval == loader.PASS}
         return {destination(Ether(packet)) for packet in passed}
 

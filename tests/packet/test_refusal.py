@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.bpf_map import possible_cpus
-from ebpflb.datapath.maps.records import RejectBudget
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.bpf_map import possible_cpus
+from ebpflb.kernel.maps.records import RejectBudget
 from tests.packet.frames import (
     ICMP,
     TCP,
@@ -141,7 +141,7 @@ def allow(node: PacketNode, answers: int) -> None:
     """So many more answers this hour; the budget is each CPU's own."""
     budgets = node.maps["reject_budgets"]
     left = budgets.value.pack(RejectBudget(time.monotonic_ns() + 3600 * 10**9, answers))
-    kernel.map_update(budgets.fd, budgets.key.pack(0), left * possible_cpus())
+    bpf.map_update(budgets.fd, budgets.key.pack(0), left * possible_cpus())
 
 
 def test_muted(node: PacketNode, places: Places, protocol: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ipaddress import IPv4Address, ip_address, ip_network
 from random import Random
 
-from ebpflb.datapath.map_writer import CAPACITY
+from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.plan.canary import CANARY_PROTOCOLS, Canary, is_canary, service_ports, unused_cluster_ip
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.planner import Planner

@@ -104,7 +104,7 @@ def worlds(draw: st.DrawFn) -> tuple[Timeouts, list[Known]]:
 
 
 def sweep(store: Entries, timeouts: Timeouts) -> None:
-    """As ebpflb.datapath.sweep does it, of a dict."""
+    """As ebpflb.kernel.sweep does it, of a dict."""
     wait = timeouts.idle_limit
     limits = {key: wait(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
     idle = [key for key, flow in store.items() if NOW - flow.last_seen >= limits[key]]

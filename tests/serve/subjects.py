@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ebpflb.datapath.attach import device_programs
-from ebpflb.datapath.attach.device_programs import RunTime
-from ebpflb.datapath.maps import occupancy
-from ebpflb.datapath.maps.bpf_map import open_map
-from ebpflb.datapath.maps.layout import MAPS, MapSpec
-from ebpflb.datapath.maps.records import FlowCounters, Sweep
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.kernel.attach import device_programs
+from ebpflb.kernel.attach.device_programs import RunTime
+from ebpflb.kernel.maps import occupancy
+from ebpflb.kernel.maps.bpf_map import open_map
+from ebpflb.kernel.maps.layout import MAPS, MapSpec
+from ebpflb.kernel.maps.records import FlowCounters, Sweep
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics

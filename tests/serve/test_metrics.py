@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 
-from ebpflb.datapath.attach import device_programs
-from ebpflb.datapath.maps.layout import layout_hash
 from ebpflb.errors import KernelError
+from ebpflb.kernel.attach import device_programs
+from ebpflb.kernel.maps.layout import layout_hash
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION

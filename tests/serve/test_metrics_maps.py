@@ -11,31 +11,31 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links, device_programs
-from ebpflb.datapath.attach.device_programs import unpin_all
-from ebpflb.datapath.map_writer import CAPACITY
-from ebpflb.datapath.maps import bpf_map, layout
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import Affinity, AffinityKey, Sweep
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.programs import loader
-from ebpflb.datapath.programs.compiler import Compiled
+from ebpflb.kernel import bpf as kernel
+from ebpflb.kernel.attach import cgroup_links, device_programs
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.map_writer import CAPACITY
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import Affinity, AffinityKey, Sweep
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendLoad, BackendName, Frontend, service_range
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
-from tests.datapath.conftest import cgroup as cgroup
-from tests.datapath.conftest import cgroups as cgroups
-from tests.datapath.conftest import directory as directory
-from tests.datapath.conftest import home as home
-from tests.datapath.conftest import one_variant as one_variant
-from tests.datapath.variants import needs_root
-from tests.diagnose.conftest import count
+from tests.kernel.conftest import cgroup as cgroup
+from tests.kernel.conftest import cgroups as cgroups
+from tests.kernel.conftest import directory as directory
+from tests.kernel.conftest import home as home
+from tests.kernel.conftest import one_variant as one_variant
+from tests.kernel.variants import needs_root
 from tests.plan.builders import CLUSTER, RESTRICTED, name
 from tests.plan.flow_builders import Made
 from tests.serve.subjects import BUSY, changes, fake_datapath, settled, value, values
+from tests.tools.conftest import count
 
 pytestmark = needs_root
 

@@ -22,31 +22,31 @@ from ebpflb.agent.loop import Agent
 from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
 from ebpflb.agent.objects_check import ObjectsCheck
+from ebpflb.agent.on_removal import resets
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.agent.stale_udp import conntrack_worker, socket_search
 from ebpflb.cluster import fresh_lists
-from ebpflb.datapath import datapath, kernel, map_writer
-from ebpflb.datapath.attach import netns_cookie
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps import bpf_map, layout, state_dir, sweep
-from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.programs import compiler, loader
 from ebpflb.history import recorder
 from ebpflb.history.recorder import History
+from ebpflb.kernel import bpf, datapath, map_writer
+from ebpflb.kernel.attach import netns_cookie
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps import bpf_map, layout, state_dir, sweep
+from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs import compiler, loader
 from ebpflb.model import addresses
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.drift import Drift
 from ebpflb.model.packet_path import Engine
-from ebpflb.on_removal import resets
 from ebpflb.options import Options, Paths
 from ebpflb.plan import tables
 from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
-from ebpflb.stale_udp import conntrack_worker, socket_search
 from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeServiceHealth,
@@ -163,7 +163,7 @@ def _remembered(name: str) -> Any:
 
 def _of_kernel(sim: SimKernel) -> list[tuple[object, str, Any]]:
     return [
-        *((kernel, name, getattr(sim, name)) for name in CALLS),
+        *((bpf, name, getattr(sim, name)) for name in CALLS),
         (bpf_map, "ArrayMemory", sim.array_memory),
         (bpf_map, "possible_cpus", lambda: 1),
         (bpf_map, "counter_parts", lambda: 1),
@@ -192,7 +192,7 @@ def simulated(
         (loop, "time", SimpleNamespace(sleep=lambda seconds: None)),
         (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),
         (resets, "Sender", NoSegments),
-        (conntrack_worker, "ctnetlink", tracked),
+        (conntrack_worker, "conntrack", tracked),
         (socket_search, "SockDiag", lambda: OpenSockets(None)),
         (fresh_lists, "threading", SimpleNamespace(Thread=_Thread, Event=threading.Event)),
         (recorder, "threading", SimpleNamespace(Thread=_Thread, Lock=threading.Lock)),

@@ -6,7 +6,7 @@ from typing import Any
 
 from cffi import FFI
 
-from ebpflb.datapath.maps import layout
+from ebpflb.kernel.maps import layout
 from tests.native import build
 
 DECLARATIONS = """

@@ -8,17 +8,17 @@ from typing import Any
 from unittest.mock import patch
 
 from ebpflb.agent.missed_ends import EndedConnections
+from ebpflb.agent.on_removal.reset_worker import ResetCounts, ResetWorker
+from ebpflb.agent.on_removal.resets import FlowConnections
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.datapath.maps import occupancy, sweep
-from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.agent.stale_udp import conntrack_worker
+from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
+from ebpflb.agent.stale_udp.socket_search import Counts, ServedFrontends, SocketEnder, SocketState
+from ebpflb.kernel.maps import occupancy, sweep
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.model.services import ServicePort
-from ebpflb.on_removal.reset_worker import ResetCounts, ResetWorker
-from ebpflb.on_removal.resets import FlowConnections
 from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.plan.removed_endpoints import RemovedEndpoints, Watched
-from ebpflb.stale_udp import conntrack_worker
-from ebpflb.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
-from ebpflb.stale_udp.socket_search import Counts, ServedFrontends, SocketEnder, SocketState
 from tests.simulation.write_mutations import Mutation
 
 

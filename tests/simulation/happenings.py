@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ebpflb.agent.loop import Stop
 from ebpflb.cluster.source import FreshList
-from ebpflb.datapath.maps.occupancy import COUNTED
-from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import KernelError
+from ebpflb.kernel.maps.occupancy import COUNTED
+from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.events import Kind
 from tests.simulation.cluster import event_of, slice_name
 from tests.simulation.kernel import SimMap

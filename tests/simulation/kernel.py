@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel that a simulated agent believes in: bpf(2) with maps, programs, links and pins.
 
-``SimKernel`` has the functions of ``ebpflb.datapath.kernel`` by their names. Each change goes
+``SimKernel`` has the functions of ``ebpflb.kernel.bpf`` by their names. Each change goes
 through ``change``, one element at a time, so that anything can happen between any two: look-ups by
 programs, an error, the agent's death. Descriptors are real ones, so that whoever leaks them is
 found.
@@ -15,9 +15,9 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from ebpflb.datapath.attach.tcx import TCX_HOOKS as TCX
-from ebpflb.datapath.kernel import MAP_KINDS, Batch
 from ebpflb.errors import KernelError
+from ebpflb.kernel.attach.tcx import TCX_HOOKS as TCX
+from ebpflb.kernel.bpf import MAP_KINDS, Batch
 from tests.simulation.build import Library
 
 _LOAD64 = 0x18

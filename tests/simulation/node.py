@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.agent.loop import Stop
-from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import EbpflbError, KernelError
+from ebpflb.kernel.node.device_watch import DevicesChanged
+from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.services import PortName
-from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.plan.removed_endpoints import Watched, restore_watched
 from ebpflb.serve.metrics import Metrics
 from tests.simulation import bpffs, settled

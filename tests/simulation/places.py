@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, ip_address
 from socket import htons
 from typing import NamedTuple
 
-from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.kernel.maps.layout import VERDICTS
 
 IPS, PORTS = 3, {"web": (80, "TCP"), "dns": (53, "UDP"), "alt": (443, "TCP")}
 EXTERNAL_PORTS = ("web", "dns")  # those of which NodePorts and load balancers are asked

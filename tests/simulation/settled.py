@@ -7,12 +7,12 @@ from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from ebpflb.datapath.attach.tcx import TCX_HOOKS
-from ebpflb.datapath.maps.bpf_map import MappedArray
-from ebpflb.datapath.maps.sweep import FLOW_MAPS
-from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.history.past import Past
 from ebpflb.history.recorder import RECORDED
+from ebpflb.kernel.attach.tcx import TCX_HOOKS
+from ebpflb.kernel.maps.bpf_map import MappedArray
+from ebpflb.kernel.maps.sweep import FLOW_MAPS
+from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
 from ebpflb.plan.planner import Planner

@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from ebpflb.datapath.maps.occupancy import COUNTED
+from ebpflb.kernel.maps.occupancy import COUNTED
 from tests.simulation.api_mutations import OF_THE_API
 from tests.simulation.canary_mutations import OF_CANARIES
 from tests.simulation.ending_mutations import OF_ENDINGS

@@ -10,9 +10,9 @@ from ipaddress import ip_address
 from socket import ntohs
 
 from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter.conntrack import Wanted
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.node.ctnetlink import Wanted
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import Connection, Ends
 from tests.simulation.endings import Endings

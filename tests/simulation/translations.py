@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ebpflb.agent import netfilter_sync
 from ebpflb.agent.netfilter_sync import NetfilterSync
-from ebpflb.datapath.maps import records
-from ebpflb.datapath.maps.translations import Translations
 from ebpflb.errors import KernelError, NodeError
+from ebpflb.kernel.maps import records
+from ebpflb.kernel.maps.translations import Translations
+from ebpflb.kernel.netfilter.elements import BACKEND_SETS, Change, pack, unpack
 from ebpflb.model.addresses import Address
-from ebpflb.node.netfilter_elements import BACKEND_SETS, Change, pack, unpack
 from ebpflb.plan.allocators import QUARANTINE_SECONDS
 from ebpflb.plan.entries import Backend, ServiceEntry, Translation
 from tests.simulation.expected import Wrong

@@ -10,12 +10,12 @@ from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, ntohs
 from typing import Any
 
+from ebpflb.agent.on_removal.reset_worker import OnReset, ResetWorker
+from ebpflb.agent.on_removal.resets import FlowConnections, SocketConnections
+from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.kernel.node.sock_diag import Connected
 from ebpflb.model.services import PortName
-from ebpflb.node.sock_diag import Connected
-from ebpflb.on_removal.reset_worker import OnReset, ResetWorker
-from ebpflb.on_removal.resets import FlowConnections, SocketConnections
 from ebpflb.plan.removed_endpoints import Watched
-from ebpflb.stale_udp.worker import StaleUdpWorker
 from tests.simulation.clients import Client, Clients
 from tests.simulation.places import FRONTENDS, NUMBERS
 

@@ -12,9 +12,9 @@ from ebpflb.agent import service_sync
 from ebpflb.agent.audit import HooksCheck
 from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.datapath import map_writer
-from ebpflb.datapath.attach.cgroup_links import HeldLinks
-from ebpflb.datapath.map_writer import MapWriter, NoTranslations
+from ebpflb.kernel import map_writer
+from ebpflb.kernel.attach.cgroup_links import HeldLinks
+from ebpflb.kernel.map_writer import MapWriter, NoTranslations
 from ebpflb.model import cluster_state, devices, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Selection, uses_cluster, uses_local

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ebpflb.datapath import probe
-from ebpflb.datapath.maps import bpf_map, layout
-from ebpflb.datapath.programs import compiler, loader, precompile
 from ebpflb.errors import EbpflbError
+from ebpflb.kernel import probe
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.programs import compiler, loader, precompile
 
 
 def variants(source: str) -> dict[str, tuple[str, ...]]:

@@ -138,7 +138,7 @@ def here(kernel: Kernel, tests: Sequence[str]) -> int:
     """
     machine.is_root()
     Path(OUT).mkdir(exist_ok=True)
-    compiled = f"{_python()} -m ebpflb.datapath.programs.precompile"
+    compiled = f"{_python()} -m ebpflb.kernel.programs.precompile"
     command = f"{{ [ -e bytecode ] || {compiled}; }} && {_tests(kernel, tests, '')}"
     return subprocess.run(["sh", "-c", command], check=False).returncode
 

@@ -22,8 +22,8 @@ BUDGET = "tests/kernels/inside/test_verifier.py"
 ALL_TESTS = (
     "--parameter-sets=2",
     "--parameter-sets=1:tests/packet",
-    "--parameter-sets=1:tests/datapath/attach/test_device_changes.py",
-    "--parameter-sets=1:tests/datapath/attach/test_neighbours.py",
+    "--parameter-sets=1:tests/kernel/attach/test_device_changes.py",
+    "--parameter-sets=1:tests/kernel/attach/test_neighbours.py",
     "--parameter-sets=1:tests/network/test_packets_ranges.py",
     "--parameter-sets=1:tests/network/test_packets_refusal.py",
     "--parameter-sets=4:tests/network/test_schedulers.py::test_connections_are_drawn_by_weight",
@@ -38,32 +38,32 @@ ALL_TESTS = (
     "--parameter-sets=1:tests/network/test_stale_udp.py",
     "--parameter-sets=1:tests/network/test_early_udp.py",
     # seconds of Python that ask the kernel nothing new
-    "--deselect=tests/datapath/programs/test_loader.py::test_relocation",
-    "--deselect=tests/datapath/maps/test_state_dir.py::test_bpffs_is_mounted",
+    "--deselect=tests/kernel/programs/test_loader.py::test_relocation",
+    "--deselect=tests/kernel/maps/test_state_dir.py::test_bpffs_is_mounted",
     "--deselect=tests/packet/test_devices.py::test_spread",
     "--deselect=tests/network/test_bind.py::test_switched_off",
     "--deselect=tests/network/test_stale_udp.py::test_while_no_agent_runs",
     "tests/kernels/inside",
-    "tests/datapath/maps/test_maps.py",
-    "tests/datapath/programs/test_loader.py",
-    "tests/datapath/test_probe.py",
-    "tests/datapath/attach/test_cgroup_links.py",
-    "tests/datapath/maps/test_state_dir.py",
-    "tests/datapath/attach/test_devices.py",
-    "tests/datapath/attach/test_device_changes.py",
-    "tests/datapath/attach/test_neighbours.py",
-    "tests/datapath/test_datapath.py",
-    "tests/datapath/maps/test_sweep.py",
-    "tests/datapath/maps/test_occupancy.py",
-    "tests/datapath/attach/test_hook_stats.py",
-    "tests/datapath/programs/test_testrun.py",
-    "tests/node/test_sock_diag.py",
-    "tests/node/test_flowtable.py",
-    "tests/stale_udp/test_socket_search.py",
-    "tests/stale_udp/test_worker.py",
-    "tests/stale_udp/test_rebind.py",
+    "tests/kernel/maps/test_maps.py",
+    "tests/kernel/programs/test_loader.py",
+    "tests/kernel/test_probe.py",
+    "tests/kernel/attach/test_cgroup_links.py",
+    "tests/kernel/maps/test_state_dir.py",
+    "tests/kernel/attach/test_devices.py",
+    "tests/kernel/attach/test_device_changes.py",
+    "tests/kernel/attach/test_neighbours.py",
+    "tests/kernel/test_datapath.py",
+    "tests/kernel/maps/test_sweep.py",
+    "tests/kernel/maps/test_occupancy.py",
+    "tests/kernel/attach/test_hook_stats.py",
+    "tests/kernel/programs/test_testrun.py",
+    "tests/kernel/node/test_sock_diag.py",
+    "tests/kernel/node/test_flowtable.py",
+    "tests/agent/stale_udp/test_socket_search.py",
+    "tests/agent/stale_udp/test_worker.py",
+    "tests/agent/stale_udp/test_rebind.py",
     "tests/packet",
-    "tests/node/test_ipvs.py",
+    "tests/kernel/node/test_ipvs.py",
     # these share two nodes with each engine
     "tests/network/test_packets_table.py",
     "tests/network/test_packets_ranges.py",
@@ -93,12 +93,12 @@ ALL_TESTS = (
 
 # Seconds on 5.10, emulated, with the other kernels beside it.
 LONG = (
-    "tests/datapath/test_datapath.py",  # 72
-    "tests/datapath/attach/test_devices.py",  # 51
-    "tests/datapath/attach/test_neighbours.py",  # 29
-    "tests/node/test_flowtable.py",  # 20, and 147 with test_flowtable of tests/network on 6.12
-    "tests/stale_udp/test_worker.py",  # 30
-    "tests/stale_udp/test_rebind.py",  # 13
+    "tests/kernel/test_datapath.py",  # 72
+    "tests/kernel/attach/test_devices.py",  # 51
+    "tests/kernel/attach/test_neighbours.py",  # 29
+    "tests/kernel/node/test_flowtable.py",  # 20; 147 with that of tests/network on 6.12
+    "tests/agent/stale_udp/test_worker.py",  # 30
+    "tests/agent/stale_udp/test_rebind.py",  # 13
     "tests/packet/test_half_open.py",  # 93
     "tests/packet/test_least_connections.py",  # 26
     "tests/packet/test_mutations.py",  # 26

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ebpflb.datapath.maps.bpf_map import Map
-    from ebpflb.datapath.programs.compiler import Compiled
+    from ebpflb.kernel.maps.bpf_map import Map
+    from ebpflb.kernel.programs.compiler import Compiled
 
 TABLE = Path(__file__).with_name("verifier.csv")
 GROWTH = 1.10
@@ -51,8 +51,8 @@ def measure() -> Counts:
 
     Raises KernelError where one of them is refused.
     """
-    from ebpflb.datapath.maps import bpf_map, layout
-    from ebpflb.datapath.programs import compiler, precompile
+    from ebpflb.kernel.maps import bpf_map, layout
+    from ebpflb.kernel.programs import compiler, precompile
     from ebpflb.options import Paths
     from vagrant.kernels import bytecode
 
@@ -71,14 +71,14 @@ def measure() -> Counts:
 
 
 def _measure_one(compiled: "Compiled", program: str, made: "dict[str, Map]") -> int:
-    from ebpflb.datapath import kernel
-    from ebpflb.datapath.programs import loader
-    from ebpflb.datapath.programs.compiler import MAP_NUMBERS
+    from ebpflb.kernel import bpf
+    from ebpflb.kernel.programs import loader
+    from ebpflb.kernel.programs.compiler import MAP_NUMBERS
 
     fds = {MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
     attach = loader.HOOK_TYPES[compiled.sections[program]]
     log = bytearray(_LOG_BYTES)
-    fd = kernel.prog_load(
+    fd = bpf.prog_load(
         name=program,
         program_type=attach.program_type,
         attach_type=attach.attach_type,

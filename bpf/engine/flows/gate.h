@@ -2,7 +2,7 @@
 /*
  * Whether the flow tables may hold any flow. On the engine netfilter they mostly hold none, and each
  * packet is spared a look-up. The agent closes the gate when it has found none twice
- * (ebpflb/datapath/maps/sweep.py), each flow that is opened opens it.
+ * (ebpflb/kernel/maps/sweep.py), each flow that is opened opens it.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_GATE_H
 #define EBPFLB_ENGINE_FLOWS_GATE_H

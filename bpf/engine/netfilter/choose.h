@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The engine netfilter: ingress chooses a backend and writes its id to skb->priority; one constant
- * rule of nftables in PREROUTING translates by a map of ids (ebpflb/node/netfilter_table.py). The
+ * rule of nftables in PREROUTING translates by a map of ids (ebpflb/kernel/netfilter/table.py). The
  * packet is not changed here. The kernel's conntrack makes, times and ends the entry.
  *
  * A packet of a connection that conntrack knows never meets the rule, so its choice is ignored.

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links, tcx
-from ebpflb.datapath.attach.clsact import Clsact
-from ebpflb.datapath.attach.tcx import Tcx
-from ebpflb.datapath.maps import bpf_map, layout
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.programs import compiler, loader, precompile
-from ebpflb.datapath.programs.loader import Program
-from tests.datapath.attach import device_namespace
-from tests.datapath.attach.device_namespace import Namespace
-from tests.datapath.variants import eventually
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links, tcx
+from ebpflb.kernel.attach.clsact import Clsact
+from ebpflb.kernel.attach.tcx import Tcx
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs import compiler, loader, precompile
+from ebpflb.kernel.programs.loader import Program
+from tests.kernel.attach import device_namespace
+from tests.kernel.attach.device_namespace import Namespace
+from tests.kernel.variants import eventually
 from tests.kit import once
 from vagrant.kernels import bytecode
 
@@ -61,7 +61,7 @@ def loaded(all_maps: dict[str, Map], shared: Path, cache: Path) -> Loaded:
 
 
 def ids(found: list[Program]) -> dict[str, int]:
-    return {one.name: kernel.info(one.fd, "prog_info").id for one in found}
+    return {one.name: bpf.info(one.fd, "prog_info").id for one in found}
 
 
 @pytest.mark.parametrize(("source", "variant"), AT_CGROUPS)

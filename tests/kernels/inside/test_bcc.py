@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.programs import compiler
+from ebpflb.kernel.programs import compiler
 
 SOURCE = "hooks/netns_cookie.c"
 

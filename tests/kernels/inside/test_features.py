@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from ebpflb.datapath.maps.state_dir import BPFFS
-from ebpflb.diagnose.check import check_node, missing_requirements
-from ebpflb.diagnose.check_result import CheckResult
+from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.tools.check import check_node, missing_requirements
+from ebpflb.tools.check_result import CheckResult
 
 KERNEL = os.environ.get("LAB_KERNEL", "")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import kernel
-from ebpflb.datapath.attach import cgroup_links, netns_cookie
-from ebpflb.datapath.programs import compiler, loader
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.programs import compiler, loader
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 ATTACH = loader.HOOK_TYPES[loader.GETSOCKNAME4]
 ASK = """
 import sys
 from pathlib import Path
-from ebpflb.datapath.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.attach import cgroup_links, netns_cookie
 cgroup_links.cgroup_root = lambda: Path(sys.argv[2])
 print(netns_cookie.by_program(Path(sys.argv[1])), netns_cookie.by_socket())
 """
@@ -33,7 +33,7 @@ def cgroup_root(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def attached() -> list[int]:
     target = os.open(cgroup_links.cgroup_root(), os.O_RDONLY)
     try:
-        return kernel.query(target, ATTACH.attach_type)
+        return bpf.query(target, ATTACH.attach_type)
     finally:
         os.close(target)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.programs import precompile
+from ebpflb.kernel.programs import precompile
 from tests.kit import once
 from vagrant.kernels import bytecode, verifier
 

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When connections are reset: after the grace of an endpoint that has gone, in several passes."""
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ebpflb.agent.stale_udp.socket_search import Maps, ServedFrontends, node_serves
+from ebpflb.due_worker import DueWorker
+from ebpflb.errors import EbpflbError
+from ebpflb.model.addresses import family
+from ebpflb.model.services import PortName
+from ebpflb.plan.desired import ANY
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.removed_endpoints import (
+    Change,
+    Endpoint,
+    Gone,
+    RemovedEndpoints,
+    Watched,
+    WatchedPort,
+)
+
+# Which connections are meant: by the frontend that the client asked for, and the backend.
+
+ResetCounts = Counter[tuple[Frontend, Endpoint]]
+
+
+class WantedConnections(Protocol):
+    """Which connections are searched."""
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """Those of the frontends: all others need no closer look."""
+
+    def has(self, frontend: Frontend, endpoint: Endpoint) -> bool:
+        """Whether a connection through this frontend to this backend is one of them."""
+
+
+class ConnectionKind(Protocol):
+    """The connections of one kind, by ``kind``'s name."""
+
+    kind: str
+
+    def found(self, wanted: WantedConnections) -> Iterable[tuple[Frontend, Endpoint]]:
+        """Through which frontends there are connections to which backends; each pair once."""
+
+    def reset(self, wanted: WantedConnections, *, is_last: bool) -> ResetCounts:
+        """How many were reset for the first time. ``is_last``: of the passes."""
+
+
+class FrontendNames:
+    """The service ports that watch these frontends; a NodePort's address is unspecified."""
+
+    def __init__(self, maps: Maps, frontends: Iterable[tuple[Frontend, PortName]]) -> None:
+        self._maps = maps
+        self._names: dict[Frontend, list[PortName]] = defaultdict(list)
+        for frontend, name in frontends:
+            self._names[frontend].append(name)
+
+    @property
+    def ports(self) -> frozenset[int]:
+        return frozenset(frontend.port for frontend in self._names)
+
+    def has(self, frontend: Frontend, _endpoint: Endpoint) -> bool:
+        """Whatever the backend is."""
+        return bool(self.of(frontend))
+
+    def of(self, frontend: Frontend) -> list[PortName]:
+        """Those that a client reaches at this address, as it has asked for it."""
+        if frontend in self._names:
+            return self._names[frontend]
+        nodeport = frontend._replace(address=ANY[family(frontend.address)])
+        if nodeport not in self._names or not node_serves(self._maps, frontend.address):
+            return []
+        is_another = self._maps["services"].get(frontend) is not None
+        return [] if is_another else self._names[nodeport]
+
+
+class GoneConnections:
+    """Those to endpoints that have gone, unless another Service has the frontend by now, and the
+    same endpoint.
+    """
+
+    def __init__(self, maps: Maps, gone: Iterable[Gone]) -> None:
+        self._gone = {(each.service, each.endpoint): each for each in gone}
+        pairs = [(f, each.service) for each in self._gone.values() for f in each.frontends]
+        self._names = FrontendNames(maps, pairs)
+        self._served = ServedFrontends(maps)
+        self._known: dict[tuple[Frontend, Endpoint], Gone | None] = {}
+
+    @property
+    def ports(self) -> frozenset[int]:
+        return self._names.ports
+
+    def has(self, frontend: Frontend, endpoint: Endpoint) -> bool:
+        return self.of(frontend, endpoint) is not None
+
+    def of(self, frontend: Frontend, endpoint: Endpoint) -> Gone | None:
+        """What has gone, if a connection through this frontend to this backend is meant."""
+        at = frontend, endpoint
+        if at not in self._known:
+            self._known[at] = next(self._find(frontend, endpoint), None)
+        return self._known[at]
+
+    def _find(self, frontend: Frontend, endpoint: Endpoint) -> Iterator[Gone]:
+        for name in self._names.of(frontend):
+            gone = self._gone.get((name, endpoint))
+            if gone and not self._is_served(frontend, endpoint):
+                yield gone
+
+    def _is_served(self, frontend: Frontend, endpoint: Endpoint) -> bool:
+        _, backends = self._served.find(frontend) or (None, ())
+        return any((each.address, each.port) == endpoint for each in backends)
+
+
+log = logging.getLogger(__name__)
+
+PASSES = (0.0, 1.0, 3.0)  # seconds after the grace: a reset, or what asks for it, may get lost
+_PASS_RETRY_SECONDS = 5.0  # until a pass is tried again that failed
+_PAUSE_FACTOR = 4  # times the CPU time that a search took: endpoints may go one after the other
+
+
+class ConnectionsReset(NamedTuple):
+    """So many connections of one kind to an endpoint that has gone were reset."""
+
+    service: PortName
+    endpoint: Endpoint
+    kind: str
+    number: int
+
+
+OnReset = Callable[[ConnectionsReset], None]
+
+
+class _Pass(NamedTuple):
+    due: float
+    number: int  # an index of PASSES
+    gone: tuple[Gone, ...]
+
+
+class ResetWorker(DueWorker):
+    """Searches in a thread from ``start`` to ``stop``, and calls ``on_reset`` from there.
+
+    ``former``: what an earlier agent watched. ``clock`` is a monotonic one, in seconds, and
+    ``cpu_clock`` the thread's processor time: where others keep it waiting no pause grows by that.
+    """
+
+    def __init__(
+        self,
+        maps: Maps,
+        kinds: Sequence[ConnectionKind],
+        former: Mapping[PortName, Watched],
+        on_reset: OnReset = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        super().__init__("on-removal", clock)
+        self._maps, self._kinds, self._on_reset = maps, kinds, on_reset
+        self._cpu_clock = cpu_clock
+        self._removed = RemovedEndpoints(former)
+        self._passes: list[_Pass] = []
+        self._searches = False  # whether to search for former endpoints
+        self._earliest = 0.0  # when the next search may begin
+
+    def update(self, changes: Mapping[PortName, Change], *, all_named: bool = False) -> None:
+        """What Services want now; to be called when it has been written. Returns at once.
+
+        ``all_named``: every service port that there is has been named since the start.
+        """
+        now = self._clock()
+        with self._changed:
+            mine = {
+                name: change
+                for name, change in changes.items()
+                if isinstance(change, Watched) or self._removed.knows(name)
+            }
+            if not mine and not all_named:
+                return
+            for name, change in mine.items():
+                self._searches |= self._removed.update(name, change, now)
+            if all_named:
+                self._searches |= self._removed.loaded(now)
+            self._changed.notify()
+
+    @property
+    def watched_ports(self) -> tuple[WatchedPort, ...]:
+        """What the next agent has to know; the same object as long as nothing changes."""
+        with self._changed:
+            return self._removed.watched.saved
+
+    @property
+    def due(self) -> float:
+        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        if self._searches:
+            return self._earliest
+        return max(self._earliest, min([self._removed.due(), *(each.due for each in self._passes)]))
+
+    def turn(self) -> None:
+        """What the thread does when something is due. What fails is logged, and tried again."""
+        begun, pause = self._cpu_clock(), _PASS_RETRY_SECONDS
+        try:
+            self._turn()
+            pause = _PAUSE_FACTOR * (self._cpu_clock() - begun)
+        except (EbpflbError, OSError) as error:
+            log.warning("connections to removed endpoints cannot be reset: %s", error)
+        except Exception:
+            log.exception("resetting connections to removed endpoints failed")
+        self._earliest = self._clock() + pause
+
+    def _turn(self) -> None:
+        with self._changed:
+            searches, self._searches = self._searches, False
+        if searches:
+            try:
+                self._search()
+            except Exception:
+                self._searches = True
+                raise
+        now = self._clock()
+        with self._changed:
+            gone = tuple(self._removed.take_due(now))
+            if gone:
+                self._passes.append(_Pass(now, 0, gone))
+            due = [each for each in self._passes if each.due <= now]
+            self._passes = [each for each in self._passes if each.due > now]
+        failed: list[Exception] = []
+        for each in due:
+            try:
+                self._do(each)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _search(self) -> None:
+        """Connections to endpoints that are not listed: their grace begins now."""
+        with self._changed:
+            names = FrontendNames(self._maps, list(self._removed.by_frontend()))
+        found = {at for kind in self._kinds for at in kind.found(names)}
+        now = self._clock()
+        with self._changed:
+            for frontend, endpoint in found:
+                for name in names.of(frontend):
+                    self._removed.found(name, endpoint, now)
+            self._removed.forget_deleted()
+
+    def _do(self, one: _Pass) -> None:
+        """The next pass follows; one that fails is tried again, and keeps no other from it."""
+        with self._changed:
+            gone = tuple(each for each in one.gone if self._removed.is_gone(each))
+        following, pause = one.number, _PASS_RETRY_SECONDS
+        try:
+            if gone:
+                self._reset(gone, is_last=one.number + 1 == len(PASSES))
+            following += 1
+            pause = PASSES[following] - PASSES[one.number] if following < len(PASSES) else 0.0
+        finally:
+            with self._changed:
+                if gone and following < len(PASSES):
+                    self._passes.append(_Pass(self._clock() + pause, following, gone))
+                elif gone:
+                    self._removed.done(gone)
+
+    def _reset(self, gone: Iterable[Gone], *, is_last: bool) -> None:
+        wanted = GoneConnections(self._maps, gone)
+        for kind in self._kinds:
+            for (frontend, endpoint), count in kind.reset(wanted, is_last=is_last).items():
+                found = wanted.of(frontend, endpoint)
+                if found:
+                    self._report(ConnectionsReset(found.service, endpoint, kind.kind, count))
+
+    def _report(self, done: ConnectionsReset) -> None:
+        address, port = done.endpoint
+        text = "%s: %d %s to %s port %d reset: it is no longer an endpoint"
+        log.info(text, done.service, done.number, done.kind, address, port)
+        self._on_reset(done)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When stale UDP entries of conntrack are deleted: at once after a change, and shortly after."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ebpflb.agent.stale_udp.socket_search import Counts, Maps, ServedFrontends
+from ebpflb.due_worker import DueWorker
+from ebpflb.errors import EbpflbError, in_words
+from ebpflb.kernel.maps.frontend_keys import FrontendKeys
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.model.addresses import Address, Family, family
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.flow_entries import SEEN_REPLY, Connection, StaleCandidates
+from ebpflb.plan.service_entries import BackendChange
+
+# Stale UDP flows in conntrack: their entries are deleted (kube-proxy.md 11.1).
+#
+# An entry is stale if its original destination is a frontend that has backends and its reply comes
+# from another address or port than theirs: from a backend that was removed, or from the frontend
+# itself, if the entry was made when the frontend had no backends. The client's next datagram opens
+# a new flow. Entries of a kube-proxy that served before count as well.
+
+
+class StaleConnections:
+    """Of the network namespace of the thread that calls."""
+
+    def __init__(self, maps: Maps) -> None:
+        self.maps = maps
+
+    def delete(self, candidates: StaleCandidates) -> Counts:
+        """Delete those of the candidates that are stale; return how many of each family.
+
+        The kernel searches its whole table. Raises NodeError.
+        """
+        (frontend, backend), serving = candidates, _Serving(self.maps)
+        backends = serving.at(frontend)
+        if not backends or backend in backends:
+            return Counts()
+        count = conntrack.delete_answered(frontend, backend) if backend else None
+        if count is not None:
+            return Counts({family(frontend.address): count})
+        return self._delete(conntrack.connections_to(frontend), serving)
+
+    def delete_all(self) -> Counts:
+        """Delete all stale entries, and those of TCP that were made while nothing translated.
+
+        Otherwise as ``delete``. All entries of UDP and TCP are read.
+        """
+        keys = FrontendKeys(self.maps)
+        opening = conntrack.connections(keys, Protocol.TCP)
+        conntrack.delete([each for each in opening if _is_untranslated_opening(each)])
+        return self._delete(conntrack.connections(keys, Protocol.UDP), _Serving(self.maps))
+
+    def _delete(self, listed: Iterable[Connection], serving: "_Serving") -> Counts:
+        stale = [entry for entry in listed if serving.lacks_backend_of(entry)]
+        conntrack.delete(stale)
+        return Counts(family(entry.original.source) for entry in stale)
+
+
+def _is_untranslated_opening(entry: Connection) -> bool:
+    """Its client sends its SYN again, which is then translated; with the entry it would not be.
+
+    The SYN came before a device had programs, or while the table of nftables was missing.
+    """
+    is_tcp = entry.protocol == Protocol.TCP
+    return is_tcp and not entry.is_translated and not entry.status & SEEN_REPLY
+
+
+class _Serving:
+    """The backends of each frontend, read from the maps only once."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._frontends = ServedFrontends(maps)
+        self._known: dict[Frontend, set[tuple[Address, int]]] = {}
+
+    def at(self, frontend: Frontend) -> set[tuple[Address, int]]:
+        """Empty where the frontend has none, or where it changes just now: a search follows."""
+        if frontend not in self._known:
+            service, backends = self._frontends.find(frontend) or (None, ())
+            whole = service and all(each.service == service.id for each in backends)
+            self._known[frontend] = {(b.address, b.port) for b in backends} if whole else set()
+        return self._known[frontend]
+
+    def lacks_backend_of(self, entry: Connection) -> bool:
+        """Whether a frontend that has backends does not have the one that answers."""
+        _, destination, _, port = entry.original
+        backends = self.at(Frontend(destination, port, Protocol.UDP))
+        return bool(backends) and (entry.reply.source, entry.reply.source_port) not in backends
+
+
+log = logging.getLogger(__name__)
+
+# Seconds after a change. A packet may have been given a removed backend just before the change, and
+# make its entry just after the first search. The last search is for a CPU that stood still.
+PASS_TIMES = (0.0, 0.05, 1.0)
+MOST_SEARCHES = 16  # together they take the kernel as long as it takes to read all entries of UDP
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a search that has failed: 1, 2, 4, ...
+
+OnSearch = Callable[[Family, float, int], None]
+
+
+class _Search(NamedTuple):
+    """``number`` is an index of PASS_TIMES."""
+
+    due: float
+    number: int
+
+
+_Wanted = dict[StaleCandidates | None, _Search]  # None: all entries
+
+
+class StaleConnectionsWorker(DueWorker):
+    """Deletes in a thread from ``start`` to ``stop``, which does nothing else.
+
+    Each turn is one search, those that follow a change at once come first, and what is reported
+    twice before its turn is searched for once. The thread calls ``on_search`` after a search for
+    each family: with the seconds that the search took, and how many entries were deleted.
+    ``shadow``: the entries are those of a kube-proxy beside, and left alone. ``clock``: a monotonic
+    one, in seconds. ``error``: why the last search has failed, if so; it is made again after the
+    next change, or after a pause that grows.
+    """
+
+    def __init__(
+        self,
+        maps: Maps,
+        on_search: OnSearch = lambda *_: None,
+        *,
+        shadow: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("stale-conntrack", clock)
+        self.on_search, self.shadow = on_search, shadow
+        self.error: str | None = None
+        self._connections = StaleConnections(maps)
+        self._waiting: _Wanted = {}
+        self._pause = FIRST_RETRY
+
+    def check(self, changes: Iterable[BackendChange]) -> None:
+        """Delete what these changes made stale; returns at once.
+
+        To be called when the changes have been written to the maps.
+        """
+        first = _Search(self._clock(), 0)
+        self._schedule({each: first for change in changes for each in change.candidates})
+
+    def check_everything(self) -> None:
+        """Delete what became stale while no agent ran; returns at once."""
+        self._schedule({None: _Search(self._clock(), 0)})
+
+    @property
+    def due(self) -> float:
+        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        return min((search.due for search in self._waiting.values()), default=math.inf)
+
+    def turn(self) -> None:
+        """Make one search."""
+        begun = self._clock()
+        with self._changed:
+            taken = self._take(begun)
+        try:
+            deleted = self._delete(taken)
+        except (EbpflbError, OSError) as error:
+            self._fail(taken, in_words(error))
+        except Exception as error:
+            log.exception("deleting stale UDP flows from conntrack failed")
+            self._fail(taken, f"{type(error).__name__}: {in_words(error)}")
+        else:
+            self._report(taken, deleted, self._clock() - begun)
+            self._succeed(taken)
+
+    def _take(self, now: float) -> _Wanted:
+        """One of those that are due, or all if they are many: one search is enough for all."""
+        due = {each: search for each, search in self._waiting.items() if search.due <= now}
+        if len(due) <= MOST_SEARCHES:
+            first = min(due, key=lambda each: (due[each].number, _cost(each)))
+            due = {first: due[first]}
+        for each in due:
+            del self._waiting[each]
+        return due
+
+    def _delete(self, taken: _Wanted) -> Counts:
+        (first, *others) = taken
+        if first is None or others:
+            return self._connections.delete_all()
+        return self._connections.delete(first)
+
+    def _report(self, taken: _Wanted, deleted: Counts, seconds: float) -> None:
+        if deleted.total():
+            log.info("%d UDP flows deleted from conntrack: no backend answers", deleted.total())
+        searched = {family(each.frontend.address) for each in taken if each}
+        is_first = any(search.number == 0 for search in taken.values())
+        for each in (Family if None in taken else searched) if is_first else deleted:
+            self.on_search(each, seconds, deleted[each])
+
+    def _succeed(self, taken: _Wanted) -> None:
+        """The next passes follow, and what has failed before does not wait any longer."""
+        now = self._clock()
+        following = {
+            each: _Search(now + PASS_TIMES[number + 1] - PASS_TIMES[number], number + 1)
+            for each, (_, number) in taken.items()
+            if number + 1 < len(PASS_TIMES)
+        }
+        with self._changed:
+            if self.error:
+                self._waiting = {
+                    each: search._replace(due=min(search.due, now))
+                    for each, search in self._waiting.items()
+                }
+            self.error, self._pause = None, FIRST_RETRY
+            self._waiting = following | self._waiting
+
+    def _fail(self, taken: _Wanted, reason: str) -> None:
+        """All passes are made again."""
+        if reason != self.error:
+            log.warning("stale UDP flows stay in conntrack: %s; trying again", reason)
+        self.error = reason
+        again = _Search(self._clock() + self._pause, 0)
+        with self._changed:
+            self._waiting = dict.fromkeys(taken, again) | self._waiting
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
+
+    def _schedule(self, wanted: _Wanted) -> None:
+        if wanted and not self.shadow:
+            with self._changed:
+                self._waiting |= wanted
+                self._changed.notify()
+
+
+def _cost(candidates: StaleCandidates | None) -> int:
+    """What takes longer comes later: IPv6 is listed, and all entries are the most."""
+    if candidates is None:
+        return 2
+    return int(candidates.frontend.address.version == 6)

@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which entries in the map of sockets are stale: their backend no longer serves their frontend.
+
+The maps are read while they are written. A service that changes meanwhile is seen as it was or as
+it is, for its former slots stay in quarantine; where slots have been given to another service
+nevertheless, the socket counts as served.
+"""
+
+import logging
+import socket
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum, auto
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from pyroute2 import IPRoute, NFCTSocket
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
+
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import NO_FRONTEND, PEER_FRONTEND, Peer, PeerFrontend, SocketEntry
+from ebpflb.kernel.maps.sweep import Gate
+from ebpflb.kernel.node.sock_diag import Connected, SockDiag
+from ebpflb.model.addresses import Address, Family, family
+from ebpflb.model.services import Protocol
+from ebpflb.plan.desired import ANY
+from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings, SourceRange
+from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple, reverse
+
+# The datapath's look-ups in Python: each is named after the C function whose answer it gives.
+#
+# tests/native/test_lookups.py compares them with the C code. The datapath and the agent write to
+# the maps meanwhile, so two look-ups may see different states.
+
+Maps = Mapping[str, Map]
+
+
+_WHOLE_ADDRESS = 64 + 128  # bits: the service's id, whether of its NodePort, and the address
+
+
+def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
+    """The service of a frontend, for a socket in the node's own network namespace.
+
+    Other namespaces differ only in that loopback serves no NodePorts there, so no socket in one
+    is ever given a backend for a loopback address. bpf/rules/frontend.h.
+    """
+    service: ServiceEntry | None = None
+    if not frontend.address.is_unspecified:
+        service = maps["services"].get(frontend)
+    if service is None and node_serves(maps, frontend.address):
+        nodeport = frontend._replace(address=ANY[family(frontend.address)])
+        service = maps["services"].get(nodeport)
+    return service
+
+
+def node_serves(maps: Maps, address: Address) -> bool:
+    """Whether NodePorts are served at an address. bpf/rules/frontend.h."""
+    if address.is_loopback or address.is_unspecified:  # Linux connects both to loopback
+        return True
+    return maps["node_addresses"].get(address) is not None
+
+
+def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
+    """The backend with this id, if it still belongs to the service. bpf/rules/backend.h."""
+    slot, slots = maps["backend_slots"].get(id), maps["slots"]
+    if slot >= slots.spec.entries:  # NOWHERE
+        return None
+    backend: Backend = slots.get(slot)
+    return backend if (backend.service, backend.id) == (service, id) else None
+
+
+def policy_is_local_only(service: ServiceEntry) -> bool:
+    """Whether the policy Local holds for sockets, which count as pods. bpf/rules/policy.h."""
+    return "local" in service.flags and "external" not in service.flags
+
+
+def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool:
+    """Whether the service's source ranges admit the node itself. bpf/rules/policy.h."""
+    settings: Settings = maps["settings"].get(0)
+    node = settings.node_v4 if frontend.address.version == 4 else settings.node_v6
+    nodeport = int("nodeport" in service.flags)
+    key = SourceRange(_WHOLE_ADDRESS, service.id, nodeport, node)
+    return maps["source_ranges"].get(key) is not None
+
+
+def socket_range(service: ServiceEntry) -> Range:
+    """The slots from which a socket gets its backend. bpf/path/select.h."""
+    return service.local if policy_is_local_only(service) else service.cluster
+
+
+class SocketState(Enum):
+    """Whether the backend that a socket was given still serves."""
+
+    SERVED = auto()
+    STALE = auto()  # other backends serve the frontend, this one does not
+    ORPHANED = auto()  # no backend serves the frontend
+
+
+class ServedFrontends:
+    """Services and their backends by frontend; each is read from the maps only once."""
+
+    def __init__(self, maps: Maps) -> None:
+        self.maps = maps
+        self._known: dict[Frontend, tuple[ServiceEntry, tuple[Backend, ...]] | None] = {}
+
+    def find(self, frontend: Frontend) -> tuple[ServiceEntry, tuple[Backend, ...]] | None:
+        """The service and the backends in its slots; None where there is no such service."""
+        if frontend not in self._known:
+            service = service_find(self.maps, frontend)
+            self._known[frontend] = service and (service, self._backends(service))
+        return self._known[frontend]
+
+    def serves(self, frontend: Frontend) -> bool:
+        """Whether a socket of the node that connects to it now is given a backend."""
+        service = service_find(self.maps, frontend)
+        if service is None or not socket_range(service).size:
+            return False
+        return "restricted" not in service.flags or policy_admits(self.maps, service, frontend)
+
+    def state_of(self, entry: PeerFrontend) -> SocketState:
+        """The state of sockets that asked for this frontend and were given this backend."""
+        if entry.frontend.protocol != Protocol.UDP or is_untranslated(entry):
+            return SocketState.SERVED
+        found = self.find(entry.frontend)
+        if not (found and found[1]):
+            return SocketState.ORPHANED
+        service, backends = found
+        if any(backend.service != service.id for backend in backends):
+            return SocketState.SERVED
+        serves = any((b.address, b.port) == (entry.address, entry.port) for b in backends)
+        return SocketState.SERVED if serves else SocketState.STALE
+
+    def _backends(self, service: ServiceEntry) -> tuple[Backend, ...]:
+        base, size = service.block
+        return tuple(self.maps["slots"].get(base + index) for index in range(size))
+
+
+def is_untranslated(entry: PeerFrontend) -> bool:
+    """Whether the socket was connected without a backend, because nobody served (path/socket.h)."""
+    return entry.backend == 0
+
+
+def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
+    """What a datagram socket remembers of its peer. bpf/sockets/datagram.h."""
+    own: SocketEntry | None = maps["sockets"].get(peer.socket)
+    is_own = own and (own.peer.address, own.peer.port) == (peer.address, peer.port)
+    if own and is_own and not own.is_shared:
+        return own.peer
+    found: PeerFrontend | None = maps["peers"].get(peer)
+    return found or (own.peer if own and is_own else None)
+
+
+def forget_peer(maps: Maps, peer: Peer) -> None:
+    """The socket no longer talks to this peer. Its own entry stays without a frontend until the
+    release, which counts that the connection is closed.
+    """
+    maps["peers"].delete([peer])
+    own: SocketEntry | None = maps["sockets"].get(peer.socket)
+    if own and (own.peer.address, own.peer.port) == (peer.address, peer.port):
+        ended = own.peer._replace(frontend=NO_FRONTEND)
+        maps["sockets"].replace(peer.socket, own._replace(peer=ended, is_shared=0))
+
+
+def stale_sockets(maps: Maps) -> tuple[dict[Peer, PeerFrontend], bool]:
+    """The stale peers of sockets, and whether there are orphaned ones."""
+    states = Answers(maps, ServedFrontends(maps).state_of)
+    stale = states.entries(SocketState.STALE)
+    return stale, SocketState.ORPHANED in states.known.values()
+
+
+_Answer = TypeVar("_Answer")
+
+
+class Answers(Generic[_Answer]):
+    """Answers by what sockets remember of a peer: many remember the same, which is unpacked and
+    asked about only once.
+    """
+
+    def __init__(self, maps: Maps, ask: Callable[[PeerFrontend], _Answer]) -> None:
+        self._sockets, self._peers, self._ask = maps["sockets"], maps["peers"], ask
+        self.known: dict[bytes, _Answer] = {}
+        self._unpacked: dict[bytes, PeerFrontend] = {}
+
+    def entries(self, wanted: _Answer) -> dict[Peer, PeerFrontend]:
+        """All peers of sockets whose answer is this one."""
+        own = {
+            Peer(self._sockets.key.unpack(key), entry.address, entry.port): entry
+            for key, value in self._sockets.packed_items()
+            if (entry := self._wanted(value[: PEER_FRONTEND.struct.size], wanted))
+        }
+        further = {
+            self._peers.key.unpack(key): entry
+            for key, value in self._peers.packed_items()
+            if (entry := self._wanted(value, wanted))
+        }
+        return own | further
+
+    def _wanted(self, packed: bytes, wanted: _Answer) -> PeerFrontend | None:
+        """What the bytes say, if that is the answer."""
+        return self._unpacked[packed] if self._of(packed) == wanted else None
+
+    def _of(self, packed: bytes) -> _Answer:
+        answer = self.known.get(packed)
+        if answer is None:
+            entry = self._unpacked[packed] = PEER_FRONTEND.unpack(packed)
+            answer = self.known[packed] = self._ask(entry)
+        return answer
+
+
+# Where sockets cannot be ended, the packet path rewrites their datagrams to another backend.
+#
+# Two entries are written to the map of flows, from the client through its removed backend to one
+# that serves, and such a flow is followed, swept and shown like any other. A socket without one, or
+# whose flow goes to a backend that was removed too, gets a new one. A flow that has been idle for a
+# while is renewed, because the sweeper would remove it although its socket still needs it.
+#
+# This works for packets that this node routes. A client on the same bridge as its removed backend
+# sends to that one's hardware address, so its socket is left alone; so is one for which the only
+# other backend is the client itself.
+
+RENEWAL = 60.0  # seconds; a UDP flow that was used in both directions is swept after 180
+
+_REQUEST, _REPLY = frozenset({"request", "seen"}), frozenset({"seen"})
+
+
+class StaleFlow(NamedTuple):
+    """A pod's connected socket and the removed backend that it is connected to."""
+
+    client: tuple[Address, int]
+    backend: tuple[Address, int]
+
+    @property
+    def request(self) -> Tuple:
+        """The socket's datagrams at ingress."""
+        ends = self.client[0], self.backend[0], self.client[1], self.backend[1]
+        return Tuple(*ends, Protocol.UDP, Hook.INGRESS)
+
+    def reply(self, address: Address, port: int) -> Tuple:
+        """The replies of the backend at this address and port, at egress."""
+        ends = address, self.client[0], port, self.client[1]
+        return Tuple(*ends, Protocol.UDP, Hook.EGRESS)
+
+    def entries(self, backend: Backend, now: int) -> Entries:
+        """The flow to another backend, whose replies seem to come from the removed one.
+
+        The reply's entry comes first.
+        """
+        (former, former_port), (_, client_port) = self.backend, self.client
+        ids = client_port, backend.service, backend.id, 0
+        reply = Flow(now, 0, former, former_port, *ids, FlowKind.UN_DNAT, _REPLY, last_seen=now)
+        request = reply._replace(
+            address=backend.address, port=backend.port, kind=FlowKind.DNAT, flags=_REQUEST
+        )
+        return {self.reply(backend.address, backend.port): reply, self.request: request}
+
+
+class Rebinder:
+    """``backends``: the ids of those that flows go to now."""
+
+    def __init__(self, maps: Maps) -> None:
+        self.maps, self.flows = maps, maps["other_flows"]
+        self.backends: set[int] = set()
+
+    def rebind(
+        self, stale: StaleFlow, frontend: Frontend, frontends: ServedFrontends
+    ) -> bool | None:
+        """Whether it was rebound to another backend of the frontend; None if it was already."""
+        now, flow = time.monotonic_ns(), self.flows.get(stale.request)
+        if flow and backend_find(self.maps, flow.service, flow.backend):
+            self.backends.add(flow.backend)
+            self._renew(stale, flow, now)
+            return None
+        if flow:
+            self.flows.delete([stale.reply(flow.address, flow.port), stale.request])
+        found = frontends.find(frontend)
+        if found is None or are_neighbours(stale.client[0], stale.backend[0]):
+            return False
+        candidates = replacements(*found, stale.client)
+        return any(self._write(stale, backend, now) for backend in candidates)
+
+    def _write(self, stale: StaleFlow, backend: Backend, now: int) -> bool:
+        """False where another flow of this client's port has the same replies."""
+        (reply_key, reply), (request_key, request) = stale.entries(backend, now).items()
+        Gate(self.maps).open()
+        if not self.flows.insert(reply_key, reply):
+            return False
+        self.flows.delete([reverse(reply_key)])  # a former flow's masquerade
+        self.flows.write([(request_key, request)])
+        self.backends.add(backend.id)
+        return True
+
+    def _renew(self, stale: StaleFlow, flow: Flow, now: int) -> None:
+        if now - flow.last_seen < RENEWAL * 1e9:
+            return
+        reply_key = stale.reply(flow.address, flow.port)
+        reply = self.flows.get(reply_key) or flow._replace(
+            address=stale.backend[0], port=stale.backend[1], kind=FlowKind.UN_DNAT, flags=_REPLY
+        )
+        renewed = ((reply_key, reply), (stale.request, flow))
+        self.flows.write([(key, entry._replace(last_seen=now)) for key, entry in renewed])
+
+
+def replacements(
+    service: ServiceEntry, backends: Sequence[Backend], client: tuple[Address, int]
+) -> Iterator[Backend]:
+    """The backends that a stale flow of this client's address and port may go to, best first.
+
+    They are those that a socket of the client could be given, ``backends`` being all in the
+    service's slots. Under session affinity all flows of a client go to the same one. The client
+    itself is left out: a flow to itself would need the masquerade that sockets do not have.
+    """
+    slots = socket_range(service)
+    first = slots.base - service.block.base
+    allowed = backends[first : first + slots.size]
+    address, port = client
+    affine = address.packed + (b"" if service.affinity_seconds else port.to_bytes(2, "big"))
+    start = zlib.crc32(affine) % len(allowed) if allowed else 0
+    candidates = (*allowed[start:], *allowed[:start])
+    return (backend for backend in candidates if backend.address != address)
+
+
+def are_neighbours(one: Address, other: Address) -> bool:
+    """Whether this node reaches both by the same device: their packets may not pass it."""
+    devices = {_device_to(one), _device_to(other)}
+    return len(devices) == 1 and None not in devices
+
+
+def _device_to(address: Address) -> int | None:
+    """The index of the device by which a packet would leave; None where there is no route."""
+    try:
+        with IPRoute() as route:
+            found = route.route("get", dst=str(address))[0].get_attr("RTA_OIF")
+    except NetlinkError:
+        return None
+    return int(found) if found else None
+
+
+# Ends stale UDP sockets: ``SocketEnder.end`` finds them in their network namespaces.
+#
+# Where the kernel cannot end sockets it rebinds their flows instead (rebind.py).
+
+log = logging.getLogger(__name__)
+
+EachNamespace = Callable[[Callable[[], SockDiag]], Iterator[tuple[bool, SockDiag]]]
+Sockets = dict[Peer, PeerFrontend]
+Counts = Counter[Family]
+
+_CONNTRACK_COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+
+
+class SocketEnder:
+    """``each_namespace`` calls a function in every network namespace (node.namespaces).
+
+    ``can_end``: whether this kernel ends sockets.
+    """
+
+    def __init__(self, maps: Maps, each_namespace: EachNamespace, *, can_end: bool) -> None:
+        self.maps, self.each_namespace, self.can_end = maps, each_namespace, can_end
+        self.rebinder = Rebinder(maps)
+
+    def end(self, stale: Sockets) -> tuple[Counts, Sockets]:
+        """Ends these sockets, or rebinds their flows.
+
+        Returns how many of each family were ended or rebound, and the entries for which no
+        connected socket was found. Raises KernelError where sockets cannot be listed.
+        """
+        done, not_found = Counts(), dict(stale)
+        self.rebinder.backends.clear()
+        namespaces = self.each_namespace(SockDiag) if stale else iter(())
+        for own, diag in namespaces:
+            with diag:
+                found = _connected(diag, not_found)
+                done += self._end(diag, found) if self.can_end else self._rebind(found, stale, own)
+            for peer in found:
+                del not_found[peer]
+            if not not_found:
+                break
+        return done, not_found
+
+    def end_untranslated(self) -> Counts:
+        """Ends the node's own sockets that were connected before anyone served their frontend."""
+        if not self.can_end:
+            return Counts()
+        with SockDiag() as diag:
+            ended = [one for one in untranslated(self.maps, diag) if diag.destroy(one)]
+        return Counts(family(one.remote[0]) for one in ended)
+
+    def _end(self, diag: SockDiag, found: dict[Peer, Connected]) -> Counts:
+        """Of two sockets with the same ends the kernel finds only one, until that is ended."""
+        remaining, counts = dict(found), Counts()
+        while ended := [peer for peer, one in remaining.items() if diag.destroy(one)]:
+            for peer in ended:
+                forget_peer(self.maps, peer)
+                counts[family(peer.address)] += 1
+                del remaining[peer]
+        return counts
+
+    def _rebind(self, found: dict[Peer, Connected], stale: Sockets, own: bool) -> Counts:
+        """No hook rewrites the packets that the node itself sends: its ``own`` sockets stay."""
+        frontends, counts, unchanged = ServedFrontends(self.maps), Counts(), 0
+        for peer, one in found.items():
+            flow = StaleFlow(one.local, one.remote)
+            rebound = False if own else self.rebinder.rebind(flow, stale[peer].frontend, frontends)
+            counts[family(peer.address)] += rebound is True
+            unchanged += rebound is False
+        if unchanged:
+            log.info("%d connected UDP sockets keep a backend that was removed", unchanged)
+        return counts
+
+
+def _connected(diag: SockDiag, stale: Sockets) -> dict[Peer, Connected]:
+    """Those of the stale sockets that are in this namespace and still have the same peer."""
+    ports = {peer.port for peer in stale}
+    port = ports.pop() if len(ports) == 1 else 0
+    listed = {Peer(one.cookie, *one.remote): one for one in diag.connected(Protocol.UDP, port)}
+    return {peer: one for peer, one in listed.items() if peer in stale}
+
+
+def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
+    """The node's own sockets that are connected to a frontend itself, though it is served now.
+
+    They were connected before it was served (kube-proxy.md 11.1: flows that were never
+    translated), and no hook translates what the node itself sends; a pod's packets are translated
+    at its device. A hook remembers such sockets, except those that were connected before there was
+    a Service: these are found by their cluster IP, which nothing else has. Left alone are sockets
+    that netfilter translates by rules of kube-proxy.
+    """
+    frontends = ServedFrontends(maps)
+    for one in list(diag.connected(Protocol.UDP)):
+        found = remembered(maps, Peer(one.cookie, *one.remote))
+        if found and not is_untranslated(found):
+            continue
+        if not found and maps["cluster_ips"].get(one.remote[0]) is None:
+            continue
+        frontend = found.frontend if found else Frontend(*one.remote, Protocol.UDP)
+        if frontends.serves(frontend) and not translated_by_conntrack(one):
+            yield one
+
+
+def translated_by_conntrack(one: Connected) -> bool:
+    """Whether conntrack sends the socket's datagrams to another destination."""
+    if not _CONNTRACK_COUNT.exists():
+        return False
+    (source, sport), (destination, dport) = one.local, one.remote
+    kind = socket.AF_INET if destination.version == 4 else socket.AF_INET6
+    request = NFCTAttrTuple(kind, str(source), str(destination), int(Protocol.UDP), sport, dport)
+    try:
+        with NFCTSocket(nfgen_family=kind) as conntrack:
+            entries = conntrack.entry("get", tuple_orig=request)
+    except (NetlinkError, OSError):  # not tracked
+        return False
+    attributes = [entry.get_attr("CTA_TUPLE_REPLY") for entry in entries]  # None of the ACK
+    replies = [NFCTAttrTuple.from_netlink(kind, each) for each in attributes if each]
+    return any((reply.saddr, reply.sport) != (str(destination), dport) for reply in replies)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When stale UDP sockets are searched for: after which changes, in which passes."""
+
+import logging
+import math
+import time
+from bisect import insort
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from functools import reduce
+from operator import attrgetter, or_
+from typing import NamedTuple
+
+from ebpflb.agent.stale_udp.conntrack_worker import (
+    FIRST_RETRY,
+    LONGEST_RETRY,
+    OnSearch,
+    StaleConnectionsWorker,
+)
+from ebpflb.agent.stale_udp.socket_search import (
+    RENEWAL,
+    Counts,
+    EachNamespace,
+    Maps,
+    SocketEnder,
+    stale_sockets,
+)
+from ebpflb.due_worker import DueWorker
+from ebpflb.errors import EbpflbError, in_words
+from ebpflb.kernel.maps.records import Peer, PeerFrontend
+from ebpflb.kernel.node import sock_diag
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import Protocol
+from ebpflb.plan.service_entries import BackendChange
+
+# Which backends of UDP service ports a write has removed, and what serves instead of them.
+
+
+class RemovedBackends(NamedTuple):
+    """The ids of backends that were removed from UDP service ports.
+
+    ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets
+    keep the removed one until another comes. ``served_again``: some port has a backend that had
+    none before. ``moved``: a frontend has passed to another service port, with other backends.
+    """
+
+    replaced: frozenset[int] = frozenset()
+    orphaned: frozenset[int] = frozenset()
+    served_again: bool = False
+    moved: bool = False
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+    def __or__(self, other: "RemovedBackends") -> "RemovedBackends":
+        replaced, orphaned = self.replaced | other.replaced, self.orphaned | other.orphaned
+        served_again, moved = self.served_again or other.served_again, self.moved or other.moved
+        return RemovedBackends(replaced, orphaned, served_again, moved)
+
+
+def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
+    """What these changes of service ports removed."""
+    replaced, orphaned, served_again = set[int](), set[int](), False
+    for name, former_ids, new_ids, _ in changes:
+        if name.protocol == Protocol.UDP:
+            removed = set(former_ids).difference(new_ids)
+            (replaced if new_ids else orphaned).update(removed)
+            served_again |= bool(new_ids) and not former_ids
+    return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again)
+
+
+# A search that is to be made, and how several become one.
+
+
+class SearchKind(Enum):
+    """FIRST and SECOND follow a change; RENEWAL keeps rebound flows from being swept."""
+
+    FIRST = auto()
+    SECOND = auto()
+    RENEWAL = auto()
+
+
+class StaleSearch(NamedTuple):
+    """When to search, and for what; ``everything``: without a look at the counters of backends."""
+
+    due: float
+    kind: SearchKind
+    removed: RemovedBackends
+    everything: bool
+
+    def __or__(self, later: "StaleSearch") -> "StaleSearch":
+        """Both as one, when the later one is due."""
+        everything = self.everything or later.everything
+        return later._replace(removed=self.removed | later.removed, everything=everything)
+
+
+log = logging.getLogger(__name__)
+
+SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket is inside a hook
+_PAUSE_FACTOR = 4  # a search of many network namespaces takes CPU, and changes may follow fast
+
+
+class StaleUdpWorker(DueWorker):
+    """Searches in a thread from ``start`` to ``stop``; ``connections`` does so in another thread.
+
+    ``each_namespace`` calls a function in every network namespace (node.namespaces).
+    The thread calls ``on_search`` after a search for each family: with the seconds that it took
+    and how many sockets were ended or flows rebound. ``can_end`` says, after ``start``, whether
+    this kernel ends sockets. ``shadow``: a kube-proxy beside translates, so that sockets that no
+    hook has translated are its own. ``clock``: a monotonic one, in seconds. ``error``: why the last
+    search has failed, if so; it is made again with the next one, or after a pause that grows.
+    """
+
+    def __init__(
+        self,
+        maps: Maps,
+        each_namespace: EachNamespace,
+        on_search: OnSearch = lambda *_: None,
+        *,
+        shadow: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("stale-udp", clock)
+        self.maps, self.on_search, self.shadow = maps, on_search, shadow
+        self.ender = SocketEnder(maps, each_namespace, can_end=True)
+        self._searches: list[StaleSearch] = []
+        self.connections = StaleConnectionsWorker(maps, on_search, shadow=shadow, clock=clock)
+        self._error: str | None = None
+        self._pause = FIRST_RETRY
+        self._orphans = True  # there may be sockets whose frontend no backend serves
+        self._not_found: set[tuple[Peer, PeerFrontend]] = set()  # no connected socket in two passes
+        self._earliest = 0.0  # when the next search may begin
+
+    @property
+    def can_end(self) -> bool:
+        return self.ender.can_end
+
+    @property
+    def error(self) -> str | None:
+        return self.connections.error or self._error
+
+    def start(self) -> None:
+        self.ender.can_end = sock_diag.can_destroy()
+        if not self.can_end:
+            rebound = "pods' flows are re-bound, the node's own stay"
+            effect = rebound if sock_diag.can_list() else "they stay (modprobe udp_diag)"
+            log.warning("this kernel ends no sockets: of stale connected UDP sockets, %s", effect)
+        self.connections.start()
+        super().start()
+
+    def stop(self) -> None:
+        """Returns when neither thread works any more."""
+        self.connections.stop()
+        super().stop()
+
+    def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool = False) -> None:
+        """Searches for sockets and flows that these changes made stale; returns at once.
+
+        To be called when the changes have been written to the maps. ``frontends_moved``: some
+        UDP frontends have passed to other service ports too.
+        """
+        changed = [change for change in changes if change.name.protocol == Protocol.UDP]
+        self.connections.check(changed)
+        if changed or frontends_moved:
+            due = max(self._clock(), self._earliest)
+            removed = removed_backends(changed)._replace(moved=frontends_moved)
+            self._schedule(StaleSearch(due, SearchKind.FIRST, removed, everything=False))
+
+    def check_connections(self) -> None:
+        """Deletes what conntrack got while nothing translated; returns at once."""
+        self.connections.check_everything()
+
+    def check_everything(self) -> None:
+        """Searches for what became stale while no agent ran; returns at once."""
+        self.connections.check_everything()
+        removed = RemovedBackends(served_again=True)
+        self._schedule(StaleSearch(self._clock(), SearchKind.FIRST, removed, everything=True))
+
+    def _schedule(self, search: StaleSearch) -> None:
+        with self._changed:
+            insort(self._searches, search, key=attrgetter("due"))
+            self._changed.notify()
+
+    @property
+    def due(self) -> float:
+        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        return self._searches[0].due if self._searches else math.inf
+
+    def turn(self) -> None:
+        """What the thread does when a search is due: it joins all due ones of that kind."""
+        begun = self._clock()
+        with self._changed:
+            search = self._take_due(self._searches[0].kind, begun)
+        try:
+            self._search_and_report(search, begun)
+        except (EbpflbError, OSError) as error:
+            self._fail(search, in_words(error))
+        except Exception as error:
+            log.exception("searching for stale UDP sockets failed")
+            self._fail(search, f"{type(error).__name__}: {in_words(error)}")
+        else:
+            self._earliest = self._clock() + _PAUSE_FACTOR * (self._clock() - begun)
+            self._error, self._pause = None, FIRST_RETRY
+            self._schedule_after(search)
+
+    def _fail(self, search: StaleSearch, reason: str) -> None:
+        """Both passes are made again; those that become due meanwhile join them."""
+        if reason != self._error:
+            log.warning("stale UDP sockets cannot be ended: %s; trying again", reason)
+        self._error, self._earliest = reason, self._clock() + FIRST_RETRY
+        kind = SearchKind.RENEWAL if search.kind is SearchKind.RENEWAL else SearchKind.FIRST
+        self._schedule(search._replace(due=self._clock() + self._pause, kind=kind))
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
+
+    def _take_due(self, kind: SearchKind, now: float) -> StaleSearch:
+        """With those that have failed and wait until they are made again."""
+        joins_all = self._error is not None and kind is SearchKind.FIRST
+        taken = [s for s in self._searches if s.kind is kind and (s.due <= now or joins_all)]
+        self._searches = [s for s in self._searches if s not in taken]
+        return reduce(or_, taken)
+
+    def _schedule_after(self, search: StaleSearch) -> None:
+        if search.kind is SearchKind.FIRST:
+            due = search.due + SECOND_PASS_DELAY
+            self._schedule(search._replace(due=due, kind=SearchKind.SECOND))
+        pending = any(other.kind is SearchKind.RENEWAL for other in self._searches)
+        if self.ender.rebinder.backends and not pending:
+            due = self._clock() + RENEWAL
+            self._schedule(StaleSearch(due, SearchKind.RENEWAL, RemovedBackends(), everything=True))
+
+    def _search_and_report(self, search: StaleSearch, begun: float) -> None:
+        """Raises KernelError or OSError."""
+        ended = Counts()
+        if not self.shadow and search.kind is not SearchKind.RENEWAL:
+            ended += self.ender.end_untranslated()
+        if self._may_find(search):
+            ended += self._end_stale(search.kind)
+        if ended:
+            how = "ended" if self.can_end else "re-bound"
+            log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
+        self._report(search, ended, self._clock() - begun)
+
+    def _may_find(self, search: StaleSearch) -> bool:
+        """Whether there can be stale sockets at all."""
+        removed = search.removed
+        self._orphans |= any(map(self._may_have_sockets, removed.orphaned))
+        return (
+            search.everything
+            or removed.moved
+            or (removed.served_again and self._orphans)
+            or any(map(self._may_have_sockets, removed.replaced))
+        )
+
+    def _may_have_sockets(self, backend: int) -> bool:
+        opened, closed = self.maps["backend_stats"].get(backend)
+        return opened != closed or backend in self.ender.rebinder.backends
+
+    def _end_stale(self, kind: SearchKind) -> Counts:
+        """An entry for which two passes found no connected socket is not searched again."""
+        stale, self._orphans = stale_sockets(self.maps)
+        entries = set(stale.items())
+        ended, not_found = self.ender.end(dict(entries - self._not_found))
+        self._not_found &= entries
+        if kind is not SearchKind.FIRST:
+            self._not_found |= not_found.items()
+        log.debug("no connected socket was found for %d stale entries", len(not_found))
+        return ended
+
+    def _report(self, search: StaleSearch, ended: Counts, seconds: float) -> None:
+        for family in Family if search.kind is SearchKind.FIRST else ended:
+            self.on_search(family, seconds, ended[family])

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KubeProxyConfiguration -> what the agent does, as fields of ``ebpflb.options.Options``."""
+
+from pathlib import Path
+from typing import Any
+
+from ebpflb.config.fields import KubeProxyConfiguration
+from ebpflb.config.validation import cluster_cidrs
+from ebpflb.model import annotations, devices
+from ebpflb.model.addresses import Address, parse_address, parse_network
+from ebpflb.model.devices import LocalDetector, LocalMode
+from ebpflb.options import ConntrackOptions
+
+EXTERNAL_IPS = "AllowServiceExternalIPs"  # the only feature gate with an effect (kube-proxy.md 1.4)
+
+
+def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
+    """Expects a valid configuration."""
+    kubeconfig = config.client_connection.kubeconfig
+    return {
+        "kubeconfig": Path(kubeconfig) if kubeconfig else None,
+        "nodeport_addresses": config.node_port_addresses or devices.PRIMARY,
+        "detector": detector(config),
+        "masquerade_all": config.masquerade_section.masquerade_all,
+        "masquerade_mark": 1 << config.masquerade_section.masquerade_bit,
+        "bind_address": bind_address(config),
+        "bind_address_hard_fail": config.bind_address_hard_fail,
+        "healthz_address": config.healthz_bind_address,
+        "metrics_address": config.metrics_bind_address,
+        "profiling": config.enable_profiling,
+        "sync_period": config.mode_section.sync_period.seconds,
+        "min_sync_period": config.mode_section.min_sync_period.seconds,
+        "serve_external_ips": config.feature_gates.get(EXTERNAL_IPS, True),
+        "conntrack": conntrack(config),
+        "oom_score_adj": config.oom_score_adj,
+        "mode": config.mode,
+        "scheduler": default_scheduler(config),
+        "configuration": config,
+    }
+
+
+def default_scheduler(config: KubeProxyConfiguration) -> str:
+    """Of Services that do not choose; in other modes than ipvs kube-proxy has no choice either."""
+    if config.mode != "ipvs":
+        return annotations.RANDOM
+    return annotations.BY_IPVS.get(config.ipvs.scheduler, annotations.RANDOM)
+
+
+def unknown_schedulers(config: KubeProxyConfiguration) -> list[str]:
+    """The kernel's scheduler in the configuration, if it counts and none of ours is like it."""
+    name = config.ipvs.scheduler
+    return [name] if config.mode == "ipvs" and name not in annotations.BY_IPVS else []
+
+
+def bind_address(config: KubeProxyConfiguration) -> Address | None:
+    """None if it is unspecified: then the Node's addresses decide (kube-proxy.md 17)."""
+    address = parse_address(config.bind_address)
+    return None if address.is_unspecified else address
+
+
+def detector(config: KubeProxyConfiguration) -> LocalDetector:
+    """clusterCIDR is left out in the modes that do not use it: there it may be invalid."""
+    mode = LocalMode(config.detect_local_mode)
+    uses_cidrs = mode is LocalMode.CLUSTER_CIDR and config.cluster_cidr
+    texts = cluster_cidrs(config) if uses_cidrs else ()
+    return LocalDetector(
+        mode,
+        tuple(parse_network(text) for text in texts),
+        config.detect_local.bridge_interface,
+        config.detect_local.interface_name_prefix,
+    )
+
+
+def conntrack(config: KubeProxyConfiguration) -> ConntrackOptions:
+    """In whole seconds, as the kernel's settings."""
+    section = config.conntrack
+    return ConntrackOptions(
+        max_per_core=section.max_per_core,
+        min_total=section.min,
+        established=section.tcp_established_timeout.whole_seconds,
+        close_wait=section.tcp_close_wait_timeout.whole_seconds,
+        be_liberal=section.tcp_be_liberal,
+        udp=section.udp_timeout.whole_seconds,
+        udp_stream=section.udp_stream_timeout.whole_seconds,
+    )
+
+
+def ignored_gates(config: KubeProxyConfiguration) -> list[str]:
+    """The feature gates in the configuration that have no effect here."""
+    return sorted(name for name in config.feature_gates if name != EXTERNAL_IPS)

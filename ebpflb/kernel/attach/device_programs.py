@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packet programs at this node's devices: two at each device, replaced in place.
+
+They are attached by tcx links if the kernel has them, else by clsact filters; which of the two is
+found by trying. A device whose packets have no link header gets another variant of the programs.
+
+Ingress opens flows and egress translates their replies, often at another device. So egress is
+attached on all devices before ingress on any; and ingress is detached everywhere before egress.
+"""
+
+import errno
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from ebpflb.errors import EbpflbError, KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links, tcx
+from ebpflb.kernel.attach.cgroup_links import HeldLinks
+from ebpflb.kernel.attach.clsact import NO_FILTERS, Clsact
+from ebpflb.kernel.attach.tcx import Tcx
+from ebpflb.kernel.maps import unknown_pins
+from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
+from ebpflb.kernel.programs.loader import Program
+from ebpflb.model.devices import Device, Devices
+from ebpflb.model.drift import Drift, Part
+
+# How often each hook has run and for how long, if the kernel counts that.
+#
+# It does while the sysctl kernel.bpf_stats_enabled is 1, or a process holds BPF_ENABLE_STATS; each
+# run then reads the clock twice. The counts stay when counting ends.
+
+_SWITCH = Path("/proc/sys/kernel/bpf_stats_enabled")  # 5.1
+
+
+class RunTime(NamedTuple):
+    """Of one hook, at all places where it is attached."""
+
+    seconds: float
+    runs: int
+
+
+def enabled_statistics() -> bool:
+    """Whether the sysctl is 1; BPF_ENABLE_STATS of another process cannot be detected."""
+    try:
+        return _SWITCH.read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+def run_times(state: StateDir, loaded: Iterable[Program]) -> dict[str, RunTime]:
+    """By hook. If nothing was ``loaded``, the programs of an earlier agent serve: they are found by
+    their links; those attached by clsact filters are not.
+
+    Raises KernelError; opening a program by its id takes CAP_SYS_ADMIN.
+    """
+    own = [(program.name, program.fd) for program in loaded]
+    if own:
+        return _sums(own)
+    with ExitStack() as opened:
+        found = []
+        for name, number in sorted(_in_force(state)):
+            fd = bpf.prog_by_id(number)
+            opened.callback(os.close, fd)
+            found.append((name, fd))
+        return _sums(found)
+
+
+def _in_force(state: StateDir) -> set[tuple[str, int]]:
+    at_devices = Tcx(state.devices_directory)
+    packets = (at_devices.programs(index).items() for index in at_devices.recorded())
+    return {*cgroup_links.attached(state).items(), *(pair for pairs in packets for pair in pairs)}
+
+
+def _sums(programs: Iterable[tuple[str, int]]) -> dict[str, RunTime]:
+    sums: dict[str, RunTime] = {}
+    for name, fd in programs:
+        info = bpf.info(fd, "prog_info")
+        seconds, runs = sums.get(name, (0.0, 0))
+        sums[name] = RunTime(seconds + info.run_time / 1e9, runs + info.run_count)
+    return sums
+
+
+# Removes one state directory: attachments first, so that no program runs with half of the maps.
+
+
+def unpin_all(state: StateDir) -> None:
+    """Removes filters only from devices of the caller's network namespace. Raises KernelError."""
+    if not state.directory.is_dir():
+        return
+    unknown_pins.remove(state)
+    for attacher in (Clsact(state.devices_directory), Tcx(state.devices_directory)):
+        attacher.detach_others(set())
+    for pin in state.links():
+        tcx.detach(pin)
+    for directory in (state.devices_directory, state.links_directory, state.directory):
+        remove_tree(directory)
+
+
+log = logging.getLogger(__name__)
+
+Load = Callable[[bool], list[Program]]
+_REMOVED = "programs were removed from device %s: attaching them again"
+_ATTACH_ORDER = ("egress", "ingress")
+
+
+class Attacher(Protocol):
+    """Attaches programs to devices in one way; the attachments outlive the agent."""
+
+    name: str
+    folder: Path
+
+    def attach(self, index: int, programs: list[Program]) -> None: ...
+
+    def probably_attached(self) -> set[int]:
+        """The devices, by ifindex, that seem to have our programs; a cheap look."""
+
+    def attached(self) -> set[int]:
+        """The devices that have our programs at ingress and egress."""
+
+    def detach_others(self, wanted: set[int]) -> None:
+        """Detaches from all other devices: ingress everywhere, then egress."""
+
+    def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
+        """What is not as ``attach`` left it; ``ours``: hook -> program id, empty for whichever."""
+
+    def pins(self, index: int) -> list[Path]:
+        """The pins of our links at a device."""
+
+
+def attacher(state: StateDir) -> Attacher:
+    """The one for the way that this kernel supports."""
+    return Tcx(state.devices_directory) if tcx.works() else Clsact(state.devices_directory)
+
+
+class DevicePrograms:
+    """The programs of this agent at the devices; ``load`` returns those of one variant."""
+
+    def __init__(self, state: StateDir, load: Load, held: HeldLinks | None = None) -> None:
+        self.load = load
+        self.attacher = attacher(state)
+        self.held = HeldLinks() if held is None else held
+        self.attached: set[int] = set()  # devices that have programs of this agent
+        self._faulty: set[int] = set()  # those of them that ``faults`` has found without
+
+    def update(self, wanted: Devices) -> dict[str, str]:
+        """Attaches the programs to these devices and no others; device -> error."""
+        self.attacher.detach_others({device.index for device in wanted})
+        self._release_others(wanted)
+        self._forget_removed(self.attacher.probably_attached(), wanted)
+        failed: dict[str, str] = {}
+        new = [device for device in wanted if device.index not in self.attached]
+        new.sort(key=lambda device: not device.link_header)
+        for hook in _ATTACH_ORDER:
+            new = [device for device in new if self._attach(device, hook, failed)]
+        for device in new:
+            self.attached.add(device.index)
+            self.held.hold(self.attacher.pins(device.index))
+            log.debug("programs attached to %s by %s", device.name, self.attacher.name)
+        return failed
+
+    def restore(self, wanted: Devices) -> dict[str, str]:
+        """As ``update``, but also attaches again where ``faults`` has found no program of ours."""
+        for name in [device.name for device in wanted if device.index in self._faulty]:
+            log.warning(_REMOVED, name)
+        self.attached -= self._faulty
+        self._faulty.clear()
+        return self.update(wanted)
+
+    def faults(self, wanted: Devices) -> Iterator[list[Drift]]:
+        """What is wrong at each device that has programs of this agent, device by device.
+
+        A device that goes away meanwhile has no faults: the device watch will report it.
+        """
+        for device in wanted:
+            yield self._faults(device) if device.index in self.attached else []
+
+    def _release_others(self, wanted: Devices) -> None:
+        kept = {pin for device in wanted for pin in self.attacher.pins(device.index)}
+        ours = (pin for pin in self.held.pins() if pin.parent == self.attacher.folder)
+        self.held.release([pin for pin in ours if pin not in kept])
+
+    def _faults(self, device: Device) -> list[Drift]:
+        found = list(self.attacher.faults(device, self._ids(device), self.held))
+        if not found or not _exists(device.index):
+            return []
+        if any(drift.part is Part.DEVICE for drift in found):
+            self._faulty.add(device.index)
+        return found
+
+    def _ids(self, device: Device) -> dict[str, int]:
+        """Hook -> id of the program that is to be there."""
+        programs = self.load(device.link_header)
+        return {each.name: int(bpf.info(each.fd, "prog_info").id) for each in programs}
+
+    def _forget_removed(self, found: set[int], wanted: Devices) -> None:
+        """Finds devices whose programs others have removed."""
+        removed = {index for index in self.attached - found if _exists(index)}
+        for name in [device.name for device in wanted if device.index in removed]:
+            log.warning(_REMOVED, name)
+        self.attached &= found
+
+    def _attach(self, device: Device, hook: str, failed: dict[str, str]) -> bool:
+        """Attaches the program of one hook; an error is added to ``failed``.
+
+        A device that has been removed is not an error: the device watch will report it.
+        """
+        try:
+            programs = self.load(device.link_header)
+            self.held.restore(self.attacher.pins(device.index))
+            self.attacher.attach(device.index, [p for p in programs if p.name == hook])
+        except EbpflbError as error:
+            if not (isinstance(error, KernelError) and error.errno == errno.ENODEV):
+                failed[device.name] = str(error)
+            return False
+        return True
+
+
+def _exists(index: int) -> bool:
+    try:
+        socket.if_indextoname(index)
+    except OSError:
+        return False
+    return True
+
+
+def attached_devices(state: StateDir) -> dict[str, int]:
+    """How many devices have our programs, by tcx and by clsact. Raises KernelError.
+
+    Only devices of the caller's network namespace count.
+    """
+    attachers = Tcx(state.devices_directory), Clsact(state.devices_directory)
+    counts = Counter({each.name: len(each.attached()) for each in attachers})
+    return dict(+counts)
+
+
+class OthersPrograms(NamedTuple):
+    """Device -> programs and filters of others that run before and after ours."""
+
+    before: dict[str, list[str]]
+    after: dict[str, list[str]]
+
+
+def others_programs(state: StateDir) -> OthersPrograms:
+    """Only devices of the caller's network namespace that have programs of ours are looked at.
+
+    Raises KernelError.
+    """
+    by_tcx, by_clsact = Tcx(state.devices_directory), Clsact(state.devices_directory)
+    filtered, recorded = by_clsact.others(), by_clsact.recorded()
+    found = OthersPrograms({}, {})
+    for index, name in socket.if_nameindex():
+        ours = by_tcx.programs(index)
+        for hook in list(ours) or (list(tcx.TCX_HOOKS) if index in recorded else []):
+            programs = _tcx_programs(index, hook)
+            # Filters run after all tcx programs.
+            at = programs.index(ours[hook]) if hook in ours else len(programs)
+            names = [f"{cgroup_links.program_name(each)} ({hook})" for each in programs]
+            early, late = filtered.get((index, hook), NO_FILTERS)
+            before = names[:at] + ([] if ours else early)
+            after = names[at + 1 :] + (early if ours else []) + late
+            found.before.setdefault(name, []).extend(before)
+            found.after.setdefault(name, []).extend(after)
+    return OthersPrograms(*({name: each for name, each in part.items() if each} for part in found))
+
+
+def _tcx_programs(index: int, hook: str) -> list[int]:
+    try:
+        return bpf.query(index, tcx.TCX_HOOKS[hook])
+    except KernelError as error:
+        if error.errno in (errno.EINVAL, errno.ENODEV):  # no tcx, or no such device any more
+            return []
+        raise

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attaches programs to a device by tcx links (kernel 6.6): pinned, and replaced atomically.
+
+    <folder>/<ifindex>-ingress, <folder>/<ifindex>-egress
+
+A link stays with a device that moves to another network namespace, and outlives a device that is
+deleted. Therefore a pin counts only if the device with its ifindex lists the link. Our programs
+are attached first: they return TC_ACT_UNSPEC, so all programs after them see every packet, whereas
+no program runs after one that returns TC_ACT_OK.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach.cgroup_links import HeldLinks
+from ebpflb.kernel.programs.loader import SCHED_CLS, Program
+from ebpflb.model.devices import Device
+from ebpflb.model.drift import Drift, Part
+
+TCX_HOOKS = {"ingress": 46, "egress": 47}  # attach types BPF_TCX_INGRESS, BPF_TCX_EGRESS
+BEFORE = 8  # BPF_F_BEFORE without a reference: at the head
+_NO_DEVICE = 2**31 - 1
+_PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPEC
+
+
+def works() -> bool:
+    """Whether the kernel has tcx: if it has, attaching fails only because there is no device."""
+    program = bpf.prog_load(
+        name="probe", program_type=SCHED_CLS, attach_type=0, code=_PASS, log=None
+    )
+    try:
+        bpf.link_create(program, _NO_DEVICE, TCX_HOOKS["ingress"])
+    except KernelError as error:
+        return error.errno == errno.ENODEV
+    finally:
+        os.close(program)
+    return True
+
+
+class Tcx:
+    """The links that are pinned in one folder."""
+
+    name = "tcx"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def attach(self, index: int, programs: list[Program]) -> None:
+        """Attaches programs to a device. Raises KernelError: ENODEV if there is no such device."""
+        for program in programs:
+            pin = self._pin(index, program.name)
+            if self._update_link(pin, index, program):
+                continue
+            pin.unlink(missing_ok=True)
+            link = bpf.link_create(program.fd, index, TCX_HOOKS[program.name], BEFORE)
+            try:
+                bpf.pin(link, str(pin))
+            finally:
+                os.close(link)
+
+    def attached(self) -> set[int]:
+        """The devices, by ifindex, that have our links at ingress and egress."""
+        return {index for index in self.recorded() if self.programs(index).keys() == set(TCX_HOOKS)}
+
+    probably_attached = attached  # this is cheap
+
+    def detach_others(self, wanted: set[int]) -> None:
+        """Removes our links from all other devices, and those of removed devices."""
+        others = self.recorded() - wanted
+        for hook in TCX_HOOKS:  # ingress everywhere, then egress
+            for index in others:
+                detach(self._pin(index, hook))
+
+    def programs(self, index: int) -> dict[str, int]:
+        """The ids of our programs at a device: by "ingress" and "egress"."""
+        found = {}
+        for hook in TCX_HOOKS:
+            link = bpf.get(str(self._pin(index, hook)))
+            if link is not None:
+                try:
+                    program = _program_at(link, index, hook)
+                finally:
+                    os.close(link)
+                if program:
+                    found[hook] = program
+        return found
+
+    def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
+        """What is not as ``attach`` left it. ``ours``: hook -> program id; empty: whichever."""
+        for hook in TCX_HOOKS:
+            pin = self._pin(device.index, hook)
+            link = bpf.get(str(pin))
+            if link is None:
+                yield Drift(Part.PIN, f"device {device.name}", f"has no pin {pin}")
+            program = _program_at(link or held.get(pin), device.index, hook)
+            if link is not None:
+                os.close(link)
+            if text := fault(hook, program, ours):
+                yield Drift(Part.DEVICE, f"device {device.name}", text)
+
+    def pins(self, index: int) -> list[Path]:
+        """Of its links at a device."""
+        return [self._pin(index, hook) for hook in TCX_HOOKS]
+
+    def recorded(self) -> set[int]:
+        """The devices, by ifindex, that have a pin."""
+        pins = self.folder.iterdir() if self.folder.is_dir() else ()
+        parts = [pin.name.partition("-") for pin in pins]
+        return {
+            int(number) for number, _, hook in parts if hook in TCX_HOOKS and number.isdecimal()
+        }
+
+    def _pin(self, index: int, hook: str) -> Path:
+        return self.folder / f"{index}-{hook}"
+
+    def _update_link(self, pin: Path, index: int, program: Program) -> bool:
+        """Updates the pinned link. False if it is not attached to the device."""
+        link = bpf.get(str(pin))
+        if link is None:
+            return False
+        try:
+            if not _is_at(link, index, program.name):
+                return False
+            bpf.link_update(link, program.fd)
+        except KernelError as error:
+            if error.errno == errno.ENOLINK:
+                return False
+            raise
+        finally:
+            os.close(link)
+        return True
+
+
+def detach(pin: Path) -> None:
+    """Detaches a link at once and unpins it; unpinning alone would detach it some time later.
+
+    A link whose device or cgroup was removed is already detached.
+    """
+    with suppress(KernelError):
+        link = bpf.get(str(pin))
+        if link is not None:
+            try:
+                bpf.link_detach(link)
+            finally:
+                os.close(link)
+    pin.unlink(missing_ok=True)
+
+
+def fault(hook: str, program: int, ours: Mapping[str, int]) -> str:
+    """What is wrong with the program at a device's hook, if anything; 0: there is none of ours."""
+    if not program:
+        return f"has no program of the agent at {hook}"
+    if ours and program != ours.get(hook):
+        return f"runs program #{program} at {hook}, which is not the agent's"
+    return ""
+
+
+def _program_at(link: int | None, index: int, hook: str) -> int:
+    """The link's program; 0 where there is no link, or it is not at this hook of the device."""
+    if link is None or not _is_at(link, index, hook):
+        return 0
+    return int(bpf.info(link, "tcx_info").program)
+
+
+def _is_at(link: int, index: int, hook: str) -> bool:
+    """False also if no device has the index."""
+    try:
+        return bpf.info(link, "tcx_info").id in bpf.query_links(index, TCX_HOOKS[hook])
+    except KernelError as error:
+        if error.errno in (errno.ENODEV, errno.EINVAL):
+            return False
+        raise

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node's maps and programs, as the agent uses them.
+
+How an agent uses it:
+
+Datapath          opens the maps in the state directory, or creates them
+load              compiles the programs, or takes them from the cache, and loads them
+attach            attaches the programs in place of the old ones
+exchange          attaches programs of another variant, and the usual ones again
+attach_devices    attaches them to new devices, and detaches them from others
+faults            what is not attached or pinned any more
+restore           puts that back
+
+map_writer has what it does with the maps.
+"""
+
+import resource
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf, probe
+from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.attach.cgroup_links import HeldLinks
+from ebpflb.kernel.attach.device_programs import DevicePrograms
+from ebpflb.kernel.map_writer import NO_FLAGS, MapWriter
+from ebpflb.kernel.maps import occupancy, unknown_pins
+from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs import compiler, loader
+from ebpflb.kernel.programs.loader import Program, ProgramSet
+from ebpflb.model.devices import Devices
+from ebpflb.model.drift import Drift
+from ebpflb.plan.map_contents import MapContents
+
+SOCKET_SOURCE, PACKET_SOURCE = "hooks/socket.c", "hooks/packet.c"
+# By whether packets have a link header; without one they begin with the IP header.
+_VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
+_ATTACHING = frozenset({"attaching"})
+
+
+def socket_flags() -> tuple[str, ...]:
+    """The compiler's flags for the socket hooks on this kernel."""
+    return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
+
+
+def guard_flags() -> tuple[str, ...]:
+    """Those of the bind guard alone, which needs an errno first."""
+    return ("-DHAVE_KERNEL_READ",) if probe.set_retval() and probe.kernel_read() else ()
+
+
+def packet_flags(*, fast_forward: bool = False) -> tuple[str, ...]:
+    """The compiler's flags for the packet hooks on this kernel."""
+    clock = ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
+    return (*clock, "-DFAST_FORWARD") if fast_forward else clock
+
+
+class Bytecode(NamedTuple):
+    """Of the programs for sockets, and of those for packets with and without a link header."""
+
+    sockets: compiler.Compiled
+    packets: dict[bool, compiler.Compiled]
+
+
+class Datapath(MapWriter):
+    """The maps and programs of one state directory."""
+
+    def __init__(
+        self,
+        state: StateDir,
+        specs: dict[str, MapSpec] | None = None,
+        *,
+        fast_forward: bool = False,
+    ) -> None:
+        """``specs``: other maps. Raises NodeError or KernelError if they cannot be opened.
+
+        ``fast_forward``: established flows pass no stack.
+        """
+        with suppress(ValueError, OSError):  # before 5.11; not allowed in a container
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
+        state.prepare()
+        unknown_pins.remove(state)
+        occupancy.renew_if_lost(state, specs or state.specs)
+        self.state = state
+        super().__init__(state.open_maps(specs))
+        self._draw_secret()
+        self.socket_programs: list[Program] = []
+        # By whether packets have a link header.
+        self._compiled_packets: dict[bool, compiler.Compiled] = {}
+        self.packet_programs: dict[bool, list[Program]] = {}
+        self.fast_forward = fast_forward
+        self.others: ProgramSet | None = None  # in the place of the usual ones
+        self.held = HeldLinks()
+        self.held.hold((*state.links(), *state.devices_directory.iterdir()))  # an earlier agent's
+        self.devices = DevicePrograms(state, self._load_packet_programs, self.held)
+        # Until all devices have programs packets open no flows: replies to a flow may come in at
+        # one device that has none yet, and leave by another (see SETTING_ATTACHING).
+        unfinished = self._settings().flags >= _ATTACHING
+        self._flags = _ATTACHING if unfinished or not cgroup_links.attached(state) else NO_FLAGS
+
+    def close(self) -> None:
+        """Closes all descriptors; pinned maps and links keep serving."""
+        self.held.close()
+        self._close_programs()
+        for opened in self.maps.values():
+            opened.close()
+
+    def read_contents(self) -> MapContents:
+        """As the maps have it, and what programs of another layout choose."""
+        contents = super().read_contents()
+        if self.state.old_layouts():
+            contents.former_translations = self.netfilter.former()
+        return contents
+
+    def load(self, cache: Path) -> bool:
+        """Loads the programs; returns whether they had to be compiled.
+
+        Those for packets without a link header are loaded once a device needs them: few nodes have
+        such a device, and the verifier takes as long for them as for the others.
+
+        Raises CompileError, VerifierError, KernelError or NodeError; then those that were loaded
+        before are still there.
+        """
+        sockets, packets = self.compile(cache)
+        self.host_netns = netns_cookie.netns_cookie(cache) or self._settings().host_netns
+        # First those that take longest.
+        with_header, socket_programs = loader.load_all([packets[True], sockets], self.maps)
+        self._close_programs()
+        if self.others:
+            self.others.close()
+            self.others = None
+        self.socket_programs, self.packet_programs = socket_programs, {True: with_header}
+        self._compiled_packets = packets
+        self.devices.attached.clear()
+        return not all(compiled.cached for compiled in (sockets, *packets.values()))
+
+    def compile(self, cache: Path, *, more: tuple[str, ...] = ()) -> Bytecode:
+        """What ``load`` loads, which is in the cache then; or with ``more`` flags another variant.
+
+        Safe in any thread. Raises CompileError.
+        """
+        flags = packet_flags(fast_forward=self.fast_forward and not more)
+        of_sockets = (*socket_flags(), *guard_flags(), *more)
+        sockets = compiler.compile_source(SOCKET_SOURCE, of_sockets, cache=cache)
+        packets = {
+            link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)
+            for link_header, bare in _VARIANTS.items()
+        }
+        return Bytecode(sockets, packets)
+
+    def _close_programs(self) -> None:
+        loader.close([*self.socket_programs, *chain.from_iterable(self.packet_programs.values())])
+        self.socket_programs, self.packet_programs = [], {}
+
+    def _load_packet_programs(self, link_header: bool) -> list[Program]:
+        if self.others:
+            return self.others.packets(link_header)
+        if link_header not in self.packet_programs:
+            compiled = self._compiled_packets[link_header]
+            self.packet_programs[link_header] = loader.load(compiled, self.maps)
+        return self.packet_programs[link_header]
+
+    @property
+    def programs(self) -> list[Program]:
+        """The programs that this agent has loaded; none if an earlier agent's keep serving."""
+        if not self.socket_programs:
+            return []
+        own = [*self.socket_programs, *chain.from_iterable(self.packet_programs.values())]
+        return own + self.others.programs if self.others else own
+
+    def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
+        """Attaches the loaded programs, and unpins maps of other layouts; device -> error.
+
+        Raises KernelError if they cannot be attached to the cgroup, and NodeError where the state
+        directory, which somebody has removed since the maps were opened, cannot be made anew.
+        """
+        self.state.pin_again(self.maps)
+        self._attach_sockets(cgroup)
+        failed = self.devices.update(served)
+        self._flags = NO_FLAGS
+        self.write_settings({"flags": self._settings().flags - _ATTACHING})
+        self.state.remove_old_layouts()
+        return failed
+
+    def exchange(self, others: ProgramSet | None, cgroup: Path, served: Devices) -> dict[str, str]:
+        """Attaches others in the place of those that are loaded, or these again; device -> error.
+
+        Each link's program is replaced atomically. Whatever is loaded meanwhile waits for its
+        turn. Raises KernelError or OSError: then the usual ones are in force, or the next
+        ``restore`` puts them in force, and the others are still open.
+        """
+        former, self.others = self.others, others
+        self.devices.attached.clear()
+        try:
+            self._attach_sockets(cgroup)
+        except (KernelError, OSError):
+            self.others = None
+            with suppress(KernelError, OSError):
+                self._attach_sockets(cgroup)
+            raise
+        finally:
+            failed = self.devices.update(served)
+            if former:
+                former.close()
+        return failed
+
+    @property
+    def _sockets_in_force(self) -> list[Program]:
+        return self.others.sockets if self.others else self.socket_programs
+
+    def attach_devices(self, served: Devices) -> dict[str, str]:
+        """Attaches the programs to these devices and no others; device -> error."""
+        return self.devices.update(served)
+
+    def faults(self, cgroup: Path, served: Devices) -> Iterator[Iterable[Drift]]:
+        """What is not attached or pinned as ``attach`` and ``attach_devices`` left it, bit by bit.
+
+        Raises KernelError, and OSError where there is no such cgroup.
+        """
+        ours = {p.name: int(bpf.info(p.fd, "prog_info").id) for p in self._sockets_in_force}
+        yield cgroup_links.faults(self.state, cgroup, ours or None, self.held)
+        yield self.state.pin_faults(self.maps)
+        yield from self.devices.faults(served)
+
+    def restore(self, cgroup: Path, served: Devices) -> dict[str, str]:
+        """Pins and attaches again what others have removed or replaced; device -> error.
+
+        Where no programs are loaded only the pins can be put back. Raises KernelError, and
+        NodeError where the state directory cannot be made anew.
+        """
+        self.state.restore_pins(self.maps)
+        self.held.restore()
+        if not self.socket_programs:
+            return {}
+        self._attach_sockets(cgroup)
+        return self.devices.restore(served)
+
+    def _attach_sockets(self, cgroup: Path) -> None:
+        cgroup_links.attach(self.state, cgroup, self._sockets_in_force)
+        self.held.hold(self.state.links())
+
+    def is_attached(self) -> bool:
+        """Whether programs of this layout are already attached, at all devices."""
+        attached = cgroup_links.attached(self.state) and not self._flags
+        return bool(attached) and not self.state.old_layouts()

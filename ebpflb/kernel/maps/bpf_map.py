@@ -1,0 +1,504 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A map as a collection of values: hashes are written in batches, arrays through memory.
+
+If the kernel has no batch command for a type of map (5.10: per-CPU arrays, tries), it returns
+ENOTSUPP, and the entries are written one by one.
+"""
+
+import errno
+import mmap
+import os
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from struct import Struct, pack, unpack
+from threading import Lock
+from typing import Any, NamedTuple
+
+from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attributes import MAP_FLAGS
+from ebpflb.kernel.maps import checks, records
+from ebpflb.kernel.maps.layout import COUNTER_PARTS, MapSpec
+from ebpflb.model.kernel_lists import parse_ranges
+
+# An array's elements as memory of this process, read and written without a call.
+#
+# What is mapped counts as the process's memory, whether it uses it or not: all arrays together are
+# 44 MB on two CPUs. So only those parts of an array are mapped that were used last.
+
+PART = 64 << 10  # bytes that are mapped together
+PARTS_MAPPED = 8  # of an array, at a time
+
+
+class _Piece(NamedTuple):
+    """A range of bytes within one part."""
+
+    part: mmap.mmap
+    start: int
+    end: int
+
+
+class ArrayMemory:
+    """The elements of an MMAPABLE array, of ``size`` bytes together (5.5). Safe in any thread.
+    Raises ValueError once it is closed.
+
+    ``cpus``: of how many its elements are; a reader of one counter reads that of each.
+    """
+
+    def __init__(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> None:
+        self._fd, self._count = map_fd, max(PARTS_MAPPED, cpus)
+        self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._parts: dict[int, mmap.mmap] = {}  # by number; the one that was used last is the last
+        self._lock = Lock()
+        self._is_closed = False  # the descriptor may be another file's by then
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, which: slice) -> bytes:
+        with self._lock:
+            return b"".join([part[start:end] for part, start, end in self._pieces(which)])
+
+    def __setitem__(self, which: slice, data: bytes) -> None:
+        written = 0
+        with self._lock:
+            for part, start, end in self._pieces(which):
+                part[start:end] = data[written : written + end - start]
+                written += end - start
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            while self._parts:
+                self._parts.popitem()[1].close()
+
+    def _pieces(self, which: slice) -> Iterator[_Piece]:
+        at, stop, _ = which.indices(self._size)
+        while at < stop:
+            number, start = divmod(at, PART)
+            end = min(PART, start + stop - at)
+            yield _Piece(self._part(number), start, end)
+            at += end - start
+
+    def _part(self, number: int) -> mmap.mmap:
+        if self._is_closed:
+            raise ValueError("the map is closed")
+        found = self._parts.pop(number, None)
+        if found is None:
+            if len(self._parts) >= self._count:
+                self._parts.pop(next(iter(self._parts))).close()
+            size = min(PART, self._size - number * PART)
+            found = mmap.mmap(self._fd, size, mmap.MAP_SHARED, self._access, offset=number * PART)
+        self._parts[number] = found
+        return found
+
+
+# All entries of a map in slices: their keys and their values, packed and joined.
+#
+# If the kernel has no batch command for a type of map they are read one by one (see ``bpf_map``).
+
+NO_BATCH = (bpf.ENOTSUPP, errno.EINVAL)
+
+Slices = Iterator[tuple[bytes, bytes]]
+
+
+def hash_slices(fd: int, spec: MapSpec, size: int) -> Slices:
+    """Of up to ``size`` entries each. Raises KernelError (ENOSPC) where a bucket holds more."""
+    try:
+        yield from _batches(fd, spec, size)
+    except KernelError as error:
+        if error.errno not in NO_BATCH:
+            raise
+        walk = _walked_items(fd, spec)
+        while part := list(islice(walk, size)):
+            yield b"".join(key for key, _ in part), b"".join(value for _, value in part)
+
+
+def array_slices(memory: ArrayMemory, spec: MapSpec, stride: int, count: int) -> Slices:
+    """Indexes and elements that are not zero, joined, from ``count`` elements at a time."""
+    zero, elements = bytes(spec.value_size), read_element(spec, stride)
+    for start in range(0, spec.entries, count):
+        part = memory[start * stride : min(start + count, spec.entries) * stride]
+        if part.count(0) < len(part):
+            found = enumerate(elements.iter_unpack(part), start)
+            some = [(index, value) for index, (value,) in found if value != zero]
+            keys = pack(f"={len(some)}I", *(index for index, _ in some))
+            yield keys, b"".join([value for _, value in some])
+
+
+def pairs(spec: MapSpec, keys: bytes, values: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The entries of a slice."""
+    key_size, value_size = spec.key_size, spec.value_size
+    for index in range(len(keys) // key_size):
+        yield (
+            keys[index * key_size : (index + 1) * key_size],
+            values[index * value_size : (index + 1) * value_size],
+        )
+
+
+def read_element(spec: MapSpec, stride: int) -> Struct:
+    """One element, without what pads it."""
+    return Struct(f"{spec.value_size}s{stride - spec.value_size}x")
+
+
+def _batches(fd: int, spec: MapSpec, size: int) -> Slices:
+    keys, values = bytearray(spec.key_size * size), bytearray(spec.value_size * size)
+    cursor, ended = None, False
+    while not ended:
+        count, cursor = bpf.map_lookup_batch(fd, cursor, keys, values, size)
+        ended = cursor is None
+        yield bytes(keys[: count * spec.key_size]), bytes(values[: count * spec.value_size])
+
+
+def _walked_items(fd: int, spec: MapSpec) -> Iterator[tuple[bytes, bytes]]:
+    """Where its key was deleted a walk begins again: what was given is passed over.
+
+    It ends after three times as many steps as the map has entries, whatever is deleted meanwhile.
+    """
+    key = bpf.map_next_key(fd, None, spec.key_size)
+    seen: set[bytes] = set()
+    for _ in range(3 * spec.entries):
+        if key is None:
+            return
+        if key not in seen:
+            seen.add(key)
+            value = bpf.map_lookup(fd, key, spec.value_size)
+            if value is not None:
+                yield key, value
+        key = bpf.map_next_key(fd, key, spec.key_size)
+
+
+# How a map tells what is written to it; the history wants to know.
+
+Wrote = Callable[[str, bytes, bytes | None], None]
+"""Called with a map's name, the keys and the values, joined; without values they were deleted."""
+
+
+def unrecorded(name: str, keys: bytes, values: bytes | None) -> None:
+    """Nobody wants to know."""
+
+
+# What the kernel makes of a line of maps.h: the kind, and how many entries of which size.
+
+_POSSIBLE = Path("/sys/devices/system/cpu/possible")
+CPU_ARRAYS = "CPU_ARRAYS"  # an ARRAY with so many entries for each CPU (bpf/maps.h)
+
+
+def kernel_kind(spec: MapSpec) -> str:
+    """What the kernel calls a map's kind."""
+    return "ARRAY" if spec.kind == CPU_ARRAYS else spec.kind
+
+
+def kernel_entries(spec: MapSpec) -> int:
+    """How many entries the kernel's map has."""
+    return spec.entries * (counter_parts() if spec.kind == CPU_ARRAYS else 1)
+
+
+def stride(spec: MapSpec) -> int:
+    """The kernel lays out an array's elements in steps of eight bytes."""
+    return -(-spec.value_size // 8) * 8
+
+
+@cache
+def possible_cpus() -> int:
+    """How many CPUs the kernel lays per-CPU values out for."""
+    return sum(map(len, parse_ranges(_POSSIBLE.read_text())))
+
+
+@cache
+def counter_parts() -> int:
+    """How many parts a map of counters has: one for each number that a CPU may have, up to a limit.
+
+    There may be numbers that no CPU has.
+    """
+    return min(COUNTER_PARTS, max(each.stop for each in parse_ranges(_POSSIBLE.read_text())))
+
+
+# Values that programs lock: the kernel must be told of their type (Documentation/bpf/btf.rst).
+#
+# It finds the lock by the name of its struct, bpf_spin_lock, and lets programs do nothing else to
+# it.
+
+LOCKED = "struct rotation"  # bpf/layout/service.h: a lock and two numbers
+_NO_TYPES = (0, 0, 0)
+_INT, _STRUCT = 1 << 24, 4 << 24  # kinds, in a type's info; below them the number of members
+_BITS = 32  # of each number
+_STRINGS = b"\0__u32\0bpf_spin_lock\0rotation\0lock\0cluster\0local\0"
+
+
+def _name(text: str) -> int:
+    return _STRINGS.index(b"\0" + text.encode() + b"\0") + 1
+
+
+def _btf() -> bytes:
+    """Types 1 to 3: the number, the lock, and the value."""
+    words = [_name("__u32"), _INT, 4, _BITS]
+    words += [_name("bpf_spin_lock"), _STRUCT | 1, 4, _name("lock"), 1, 0]
+    words += [_name("rotation"), _STRUCT | 3, 12]
+    words += [_name("lock"), 2, 0, _name("cluster"), 1, _BITS, _name("local"), 1, 2 * _BITS]
+    types = struct.pack(f"={len(words)}I", *words)
+    sizes = (0, len(types), len(types), len(_STRINGS))
+    return struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, *sizes) + types + _STRINGS
+
+
+@contextmanager
+def lock_types(value: str) -> Iterator[tuple[int, int, int]]:
+    """For ``kernel.map_create``: of a map whose key is a number. Raises KernelError."""
+    if value != LOCKED:
+        yield _NO_TYPES
+        return
+    types = bpf.btf_load(_btf())
+    try:
+        yield types, 1, 3
+    finally:
+        os.close(types)
+
+
+BATCH = 4096  # entries; 256 to 65,536 are equally fast
+
+
+class Map:
+    """One map of maps.h behind its descriptor.
+
+    A value whose check is not that of its key counts as not there, or as an empty element of an
+    array, as it does for the programs.
+    """
+
+    def __init__(self, spec: MapSpec, fd: int) -> None:
+        self.spec = spec
+        self.fd = fd
+        self.key = records.codec(spec.key)
+        self.value = records.codec(spec.value)
+        self.check = checks.check_in(spec)
+        self.wrote: Wrote = unrecorded  # called after each write
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def get(self, key: Any) -> Any:
+        """The value of a key, or None where it is not there."""
+        packed_key = self.key.pack(key)
+        packed = bpf.map_lookup(self.fd, packed_key, self.spec.value_size)
+        if packed is None or not self.check.is_right(packed_key, packed):
+            return None
+        return self.value.unpack(packed)
+
+    def get_range(self, first: int, count: int) -> list[Any]:
+        """The values of so many elements of an array, from one on."""
+        return [self.get(key) for key in range(first, first + count)]
+
+    def write(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Inserts or replaces. Raises KernelError (E2BIG: the map is full) having written some."""
+        for start in range(0, len(pairs), BATCH):
+            packed = [self.packed(*pair) for pair in pairs[start : start + BATCH]]
+            self._write([key for key, _ in packed], [value for _, value in packed])
+
+    def packed(self, key: Any, value: Any) -> tuple[bytes, bytes]:
+        """Key and value as the map has them."""
+        packed_key = self.key.pack(key)
+        return packed_key, self.check.signed(packed_key, self.value.pack(value))
+
+    def delete(self, keys: Sequence[Any]) -> None:
+        """Deletes those of the keys that are there."""
+        packed = [self.key.pack(key) for key in keys]
+        for key in packed:
+            bpf.map_delete(self.fd, key)
+        if packed:
+            self.wrote(self.spec.name, b"".join(packed), None)
+
+    def pop(self, key: Any) -> Any:
+        """Deletes a hash's key; its last value, or None where it was not there."""
+        packed, size = self.key.pack(key), self.spec.value_size
+        try:
+            value = bpf.map_lookup(self.fd, packed, size, delete=True)
+        except KernelError as error:
+            if error.errno not in NO_BATCH:
+                raise
+            value = bpf.map_lookup(self.fd, packed, size)
+            bpf.map_delete(self.fd, packed)
+        return None if value is None else self.value.unpack(value)
+
+    def insert(self, key: Any, value: Any) -> bool:
+        """Writes a key that is not there; False, and nothing is written, where it is."""
+        return self._update(key, value, errno.EEXIST, known=False)
+
+    def replace(self, key: Any, value: Any) -> bool:
+        """Writes a key that is there; False, and nothing is written, where it is not."""
+        return self._update(key, value, errno.ENOENT, known=True)
+
+    def _update(self, key: Any, value: Any, refusal: int, *, known: bool) -> bool:
+        packed = self.packed(key, value)
+        try:
+            bpf.map_update(self.fd, *packed, new=not known, known=known)
+        except KernelError as error:
+            if error.errno != refusal:
+                raise
+            return False
+        return True
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """All entries of a hash. Where it changes meanwhile, each bucket is as it was when read."""
+        for key, value in self.packed_items():
+            if self.check.is_right(key, value):
+                yield self.key.unpack(key), self.value.unpack(value)
+
+    def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
+        """As ``items``, with keys and values as the map has them."""
+        for keys, values in self.slices():
+            yield from pairs(self.spec, keys, values)
+
+    def unpacked(self, keys: bytes, values: bytes) -> Iterator[tuple[Any, Any]]:
+        """The entries of one of ``slices``."""
+        for key, value in pairs(self.spec, keys, values):
+            yield self.key.unpack(key), self.value.unpack(value)
+
+    def _write(self, keys: list[bytes], values: list[bytes]) -> None:
+        all_keys, all_values = b"".join(keys), b"".join(values)
+        try:
+            bpf.map_write_batch(self.fd, all_keys, all_values, len(keys))
+        except KernelError as error:
+            if error.errno not in NO_BATCH:
+                raise
+            for key, value in zip(keys, values, strict=True):
+                bpf.map_update(self.fd, key, value)
+        self.wrote(self.spec.name, all_keys, all_values)
+
+    def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
+        """The packed keys of up to ``size`` entries, joined, and their values; until all are read.
+
+        Raises KernelError (ENOSPC) where a bucket of the hash holds more.
+        """
+        return hash_slices(self.fd, self.spec, size)
+
+
+class MappedArray(Map):
+    """An MMAPABLE array: elements are read and written in place, without a call."""
+
+    def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
+        super().__init__(spec, fd)
+        self.stride, self.size = stride(spec), spec.value_size
+        self._element = read_element(spec, self.stride)
+        self.memory = ArrayMemory(fd, spec.entries * self.stride, writable=writable)
+
+    def close(self) -> None:
+        self.memory.close()
+        super().close()
+
+    def get(self, key: int) -> Any:
+        return self.get_range(key, 1)[0]
+
+    def get_range(self, first: int, count: int) -> list[Any]:
+        packed = self.memory[first * self.stride : (first + count) * self.stride]
+        found = []
+        for key, (value,) in enumerate(self._element.iter_unpack(packed), first):
+            is_right = self.check.is_right(self.key.pack(key), value)
+            found.append(self.value.unpack(value if is_right else bytes(self.size)))
+        return found
+
+    def write(self, pairs: Sequence[tuple[int, Any]]) -> None:
+        written = []
+        for index, value in pairs:
+            at = index * self.stride
+            _, packed = self.packed(index, value)
+            self.memory[at : at + self.size] = packed
+            written.append(packed)
+        if written:
+            keys = pack(f"={len(pairs)}I", *(index for index, _ in pairs))
+            self.wrote(self.spec.name, keys, b"".join(written))
+
+    def write_run(self, first: int, values: "array[int]") -> None:
+        """Writes elements that follow each other, from one on, which no program reads yet.
+
+        ``values``: the 32-bit numbers of one after the other. For maps without a check.
+        """
+        words, step = self.size // 4, self.stride // 4
+        count = len(values) // words
+        padded = array("I", bytes(count * self.stride))
+        for word in range(words):
+            padded[word::step] = values[word::words]
+        self.memory[first * self.stride : (first + count) * self.stride] = padded.tobytes()
+        keys = array("I", range(first, first + count)).tobytes()
+        self.wrote(self.spec.name, keys, values.tobytes())
+
+    def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
+        """Of those elements only that are not zero."""
+        return array_slices(self.memory, self.spec, self.stride, size)
+
+
+class Counters(Map):
+    """A per-CPU array: each element is read as the sum over all CPUs."""
+
+    def __init__(self, spec: MapSpec, fd: int) -> None:
+        super().__init__(spec, fd)
+        self.stride = stride(spec)
+        self.size = self.stride * possible_cpus()
+
+    def get(self, key: int) -> tuple[int, ...]:
+        cells = (unpack(f"={len(cell) // 8}Q", cell) for cell in self._cells(key))
+        return tuple(map(sum, zip(*cells, strict=True)))
+
+    def _cells(self, key: int) -> Iterator[bytes]:
+        """One a CPU."""
+        packed = bpf.map_lookup(self.fd, self.key.pack(key), self.size)
+        assert packed is not None, f"{self.spec.name} has no element {key}"
+        return (packed[at : at + self.spec.value_size] for at in range(0, self.size, self.stride))
+
+    def zero(self, keys: Sequence[int]) -> None:
+        """Sets counters to zero, before their ids are used again."""
+        for key in keys:
+            bpf.map_update(self.fd, self.key.pack(key), bytes(self.size))
+
+
+class CpuArrays(Counters):
+    """Likewise an array for each CPU, read and written in place."""
+
+    def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
+        super().__init__(spec, fd)
+        self.size, self.whole = spec.value_size, kernel_entries(spec) * self.stride
+        self.memory = ArrayMemory(fd, self.whole, writable=writable, cpus=counter_parts())
+
+    def close(self) -> None:
+        self.memory.close()
+        super().close()
+
+    def _cells(self, key: int) -> Iterator[bytes]:
+        return (self.memory[at : at + self.size] for at in self._places(key))
+
+    def zero(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            for at in self._places(key):
+                self.memory[at : at + self.size] = bytes(self.size)
+
+    def _places(self, key: int) -> range:
+        assert key < self.spec.entries, f"{self.spec.name} has no element {key}"
+        return range(key * self.stride, self.whole, self.spec.entries * self.stride)
+
+
+def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
+    """The class that fits the map's kind and flags."""
+    if spec.kind == "PERCPU_ARRAY":
+        return Counters(spec, fd)
+    if spec.kind == CPU_ARRAYS:
+        return CpuArrays(spec, fd, writable=writable)
+    if "MMAPABLE" in spec.flags:
+        return MappedArray(spec, fd, writable=writable)
+    return Map(spec, fd)
+
+
+def create_map(spec: MapSpec) -> int:
+    """Creates a map as defined by its line in maps.h."""
+    with lock_types(spec.value) as types:
+        return bpf.map_create(
+            name=spec.name,
+            kind=kernel_kind(spec),
+            sizes=(spec.key_size, spec.value_size),
+            entries=kernel_entries(spec),
+            flags=sum(MAP_FLAGS[flag] for flag in spec.flags),
+            types=types,
+        )

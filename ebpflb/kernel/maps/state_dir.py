@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state directory in a bpffs, where maps and links are pinned.
+
+    <state-dir>/<layout hash>/<map>     maps; a new layout never reads an old map
+    <state-dir>/<persistent hash>/<map> maps that an upgrade keeps (maps/persistent.h)
+    <state-dir>/links/<program>         links at the cgroup, updated in place across layouts
+    <state-dir>/devices/<ifindex>-...   attachments at devices: tcx.py and clsact.py
+    <state-dir>/run-dir                 where the agent's files are: state_record.py
+    <state-dir>/map-sizes               how large maps are, where not as usual: map_sizes.py
+
+A pinned map is adopted only if the kernel reports the type, sizes, entries and flags of maps.h.
+While the agent starts, the maps of a new layout are filled, and the old ones keep serving until
+the links are replaced.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+from ebpflb import child, files
+from ebpflb.errors import KernelError, NodeError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps import layout, map_sizes
+from ebpflb.kernel.maps.bpf_map import Map, create_map, kernel_entries, kernel_kind, open_map
+from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.maps.map_sizes import MapSizes
+from ebpflb.model.drift import Drift, Part
+from ebpflb.options import Paths
+
+# Where the agent of a state directory keeps its files: recorded in that directory.
+#
+# A bpffs has no ordinary files, but links; so the record is the text of a link that leads nowhere:
+#
+#     <state-dir>/run-dir -> "<run-dir>:<state-dir>"
+#
+# The state directory's name is recorded too, as the agent sees it: from within a container the same
+# directories may lie below a mount point such as /host.
+
+RECORD = "run-dir"
+
+
+def write_record(paths: Paths) -> None:
+    """Raises OSError."""
+    if not is_record_of(paths):
+        link = paths.state / RECORD
+        link.unlink(missing_ok=True)
+        link.symlink_to(_record_text(paths))
+
+
+def is_record_of(paths: Paths) -> bool:
+    """Whether these are recorded."""
+    with suppress(OSError):
+        return os.readlink(paths.state / RECORD) == _record_text(paths)
+    return False
+
+
+def _record_text(paths: Paths) -> str:
+    return f"{paths.run}:{paths.state}"
+
+
+def read_record(state: Path, cache: Path = Paths.cache) -> Paths | None:
+    """The paths of the state directory's agent, as they are seen here; None if none is recorded."""
+    try:
+        run, _, recorded = os.readlink(state / RECORD).rpartition(":")
+    except OSError:
+        return None
+    if not (os.path.isabs(run) and os.path.isabs(recorded) and str(state).endswith(recorded)):
+        return None
+    prefix = str(state).removesuffix(recorded)
+    name = "" if not prefix else Paths(Path(recorded)).name
+    return Paths(state, Path(f"{prefix}{run}"), cache, known_as=name)
+
+
+BPFFS = Path("/sys/fs/bpf")
+DEFAULT = BPFFS / "ebpflb"
+_NAMED = 4  # state directories in one line
+
+
+def mount_of(path: Path) -> tuple[Path, str]:
+    """The mount point of ``path``, which need not exist, and the type; the last mount counts."""
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
+    mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
+    return Path(mount), kind
+
+
+def why_unseen(path: Path) -> str:
+    """Why there is no such state directory, and what helps, in one sentence; "" if there is one."""
+    if path.is_dir():
+        return ""
+    if hidden := why_hidden(path):
+        return hidden
+    mount, kind = mount_of(path)
+    if kind != "bpf":
+        return (
+            f"{path} is not in a bpffs here ({mount} is of type {kind}): mount one"
+            f" (mount -t bpf bpf {BPFFS}), or in a cluster use `kubectl exec` into ebpflb's pod"
+        )
+    if others := state_directories(mount):
+        named = " or ".join(map(str, others[:_NAMED])) + (" or ..." if others[_NAMED:] else "")
+        return f"there is no state directory {path}: give --state-dir {named}"
+    return f"there is no state directory {path}: did `ebpflb run` start, with this --state-dir?"
+
+
+def why_hidden(path: Path) -> str:
+    """The same where `ip netns exec` hides the bpffs, by a sysfs that it mounts over the machine's
+    and names after the network namespace; "" elsewhere.
+    """
+    if mount_of(path) != (Path("/sys"), "sysfs"):
+        return ""
+    lines = map(str.split, Path("/proc/self/mounts").read_text().splitlines())
+    name = [line[0] for line in lines if line[1] == "/sys"][-1]
+    if not Path("/run/netns", name).exists():
+        return ""
+    helps = f"run `nsenter --net=/run/netns/{name} ebpflb ...` instead"
+    return f"`ip netns exec` hides {path}: {helps}"
+
+
+def state_directories(mount: Path) -> list[Path]:
+    """Those of agents in this bpffs, at its root or one directory below."""
+    return sorted(it.parent for depth in ("*", "*/*") for it in mount.glob(f"{depth}/links"))
+
+
+def mount_bpffs(path: Path) -> None:
+    """Mounts a bpffs at its usual place if ``path`` is there and none is mounted yet.
+
+    Raises NodeError if ``path`` is not in a bpffs, or mounting fails. It also refuses to mount in a
+    container on the host's directory: only the container would see that mount, and it would be
+    lost with the container.
+    """
+    mount, kind = mount_of(path)
+    if kind == "bpf":
+        return
+    if mount == BPFFS:
+        raise NodeError(f"{BPFFS} is the host's, and not a bpffs: mount one there, on the host")
+    if BPFFS not in (path, *path.parents):
+        hint = f"mount one there (mount -t bpf bpf DIR), or choose a --state-dir below {BPFFS}"
+        raise NodeError(f"{path} is not in a bpffs: {hint}")
+    try:
+        done = child.run(["mount", "-t", "bpf", "bpf", str(BPFFS)])
+    except OSError as error:
+        raise NodeError(f"no bpffs at {BPFFS}, and no mount(8): {error.strerror}") from error
+    if done.returncode:
+        raise NodeError(f"no bpffs at {BPFFS}, and mounting one failed: {done.stderr.strip()}")
+
+
+class StateDir:
+    """One node's state directory."""
+
+    def __init__(self, directory: Path = DEFAULT, sizes: MapSizes | None = None) -> None:
+        """``sizes``: what the maps are to have; None: as those that are in force."""
+        self.directory = directory
+        self.sizes = map_sizes.recorded(directory) if sizes is None else sizes
+        self.specs = map_sizes.sized(self.sizes)
+        suffix = map_sizes.suffix(self.sizes)
+        self.maps_directory = directory / f"{layout.layout_hash()}{suffix}"
+        self.persistent_directory = directory / f"{layout.persistent_hash()}{suffix}"
+        self.links_directory = directory / "links"
+        self.devices_directory = directory / "devices"
+
+    def __repr__(self) -> str:
+        return f"<State {self.directory}>"
+
+    def prepare(self) -> None:
+        """Makes the directories."""
+        mount_bpffs(self.directory)
+        for directory in self.directories():
+            if directory.exists() and not directory.is_dir():
+                directory.unlink()  # a pin in its place
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def exists(self) -> bool:
+        return self.maps_directory.is_dir()
+
+    def open_maps(self, specs: dict[str, MapSpec] | None = None) -> dict[str, Map]:
+        """Every map, or these: adopted if a pin fits, else created and pinned."""
+        wanted = (self.specs if specs is None else specs).items()
+        return {name: open_map(spec, self._adopt_or_create(spec)) for name, spec in wanted}
+
+    def is_pinned(self, spec: MapSpec) -> bool:
+        """Whether ``open_maps`` would adopt this map."""
+        fd = bpf.get(str(self._pin(spec)))
+        if fd is None:
+            return False
+        try:
+            return _fits(fd, spec)
+        finally:
+            os.close(fd)
+
+    def renew(self, spec: MapSpec, fill: Callable[[Map], None]) -> None:
+        """Pins a new map in the place of this one. Nobody else sees it before ``fill`` is done."""
+        with closing(open_map(spec, create_map(spec))) as made:
+            fill(made)
+            self._pin(spec).unlink(missing_ok=True)
+            bpf.pin(made.fd, str(self._pin(spec)))
+
+    def read_maps(self) -> dict[str, Map]:
+        """The pinned maps, to be read only. Raises NodeError if there are none, or others."""
+        with ExitStack() as opened:
+            found: dict[str, int] = {}
+            for name, spec in self.specs.items():
+                fd = self._get_fitting(spec)
+                opened.callback(os.close, fd)
+                found[name] = fd
+            opened.pop_all()
+        specs = self.specs
+        return {name: open_map(specs[name], fd, writable=False) for name, fd in found.items()}
+
+    def pin_faults(self, maps: Mapping[str, Map]) -> Iterator[Drift]:
+        """The maps, open in this process, that are not the ones pinned here. Raises KernelError."""
+        for name, opened in maps.items():
+            if text := self._pin_fault(opened):
+                yield Drift(Part.PIN, f"map {name}", text)
+        if map_sizes.recorded(self.directory) != self.sizes:
+            yield Drift(
+                Part.PIN, f"{self.directory / map_sizes.SIZES_LINK}", "differs from --map-size"
+            )
+
+    def restore_pins(self, maps: Mapping[str, Map]) -> None:
+        """As ``pin_again``, and says of which sizes the maps in force are."""
+        self.pin_again(maps)
+        map_sizes.record(self.directory, self.sizes)
+
+    def pin_again(self, maps: Mapping[str, Map]) -> None:
+        """Pins again these maps, which are open in this process, in place of any others.
+
+        Raises NodeError and KernelError.
+        """
+        self.prepare()
+        for opened in maps.values():
+            if self._pin_fault(opened):
+                self._pin(opened.spec).unlink(missing_ok=True)
+                bpf.pin(opened.fd, str(self._pin(opened.spec)))
+
+    def map_ids(self) -> set[int]:
+        """The ids of all pinned maps, those of other layouts included."""
+        others = self.old_layouts() if self.directory.is_dir() else []
+        folders = [it for it in (self.maps_directory, self.persistent_directory) if it.is_dir()]
+        return {
+            id for folder in (*folders, *others) for it in folder.iterdir() if (id := _map_id(it))
+        }
+
+    def links(self) -> Iterator[Path]:
+        """The pins of all attachments."""
+        if self.links_directory.is_dir():
+            yield from sorted(self.links_directory.iterdir())
+
+    def old_layouts(self) -> list[Path]:
+        """The directories of every other layout's maps."""
+        own = self.directories()
+        found = (entry for entry in self.directory.iterdir() if not entry.is_symlink())
+        return [entry for entry in found if entry.is_dir() and entry not in own]
+
+    def remove_old_layouts(self) -> None:
+        """Unpins the maps of other layouts and sizes, when no program uses them any more."""
+        map_sizes.record(self.directory, self.sizes)
+        for directory in self.old_layouts():
+            remove_tree(directory)
+
+    def directories(self) -> tuple[Path, ...]:
+        """All that have pins."""
+        maps = self.maps_directory, self.persistent_directory
+        return *maps, self.links_directory, self.devices_directory
+
+    def _pin(self, spec: MapSpec) -> Path:
+        return (self.persistent_directory if spec.persistent else self.maps_directory) / spec.name
+
+    def _pin_fault(self, opened: Map) -> str:
+        """What is wrong with the pin of an open map, if anything."""
+        pin = self._pin(opened.spec)
+        fd = bpf.get(str(pin))
+        if fd is None:
+            return f"has no pin {pin}"
+        try:
+            is_other = bpf.info(fd, "map_info").id != bpf.info(opened.fd, "map_info").id
+        finally:
+            os.close(fd)
+        return f"is not the one that is pinned as {pin}" if is_other else ""
+
+    def _get_fitting(self, spec: MapSpec) -> int:
+        """The pinned map of this name. Raises NodeError if there is none, or another object."""
+        pin = self._pin(spec)
+        not_ours = f"{pin} is no map of this version: the next start of `ebpflb run` replaces it"
+        try:
+            fd = bpf.get(str(pin))
+        except KernelError as error:
+            raise NodeError(not_ours) from error
+        if fd is None:
+            has_others = pin.parent.is_dir() and any(pin.parent.iterdir())
+            raise NodeError(
+                f"the pin {pin} is missing: an agent with --audit=repair pins it again within"
+                " seconds, otherwise the next start of `ebpflb run` does"
+                if has_others
+                else self.why_no_maps()
+            )
+        try:
+            if _fits(fd, spec):
+                return fd
+        except KernelError:
+            pass
+        os.close(fd)
+        raise NodeError(not_ours)
+
+    def why_no_maps(self) -> str:
+        """Why there are no maps, and what to do."""
+        if unseen := why_unseen(self.directory):
+            return unseen
+        where = f"no maps of this version in {self.directory}"
+        return self.foreign_maps() or f"{where}: did `ebpflb run` start, with this --state-dir?"
+
+    def foreign_maps(self) -> str | None:
+        """That only another version of ebpflb can read the maps, and what to do; None if not so."""
+        if self.exists() or not self.directory.is_dir() or not self.old_layouts():
+            return None
+        return (
+            f"the maps in {self.directory} are of another version of ebpflb: use the `ebpflb`"
+            " of the agent that made them (in a cluster: kubectl exec into its pod)"
+        )
+
+    def _adopt_or_create(self, spec: MapSpec) -> int:
+        pin = self._pin(spec)
+        fd = bpf.get(str(pin))
+        if fd is not None and _fits(fd, spec):
+            return fd
+        if fd is not None:
+            os.close(fd)
+            pin.unlink()
+        fd = create_map(spec)
+        bpf.pin(fd, str(pin))
+        return fd
+
+
+def _map_id(pin: Path) -> int:
+    """0 for a pin of something else."""
+    try:
+        fd = bpf.get(str(pin))
+        if fd is None:
+            return 0
+        try:
+            return int(bpf.info(fd, "map_info").id)
+        finally:
+            os.close(fd)
+    except KernelError:
+        return 0
+
+
+def _fits(fd: int, spec: MapSpec) -> bool:
+    info = bpf.info(fd, "map_info")
+    flags = sum(bpf.MAP_FLAGS[flag] for flag in spec.flags)
+    return (info.kind, info.key_size, info.value_size, info.entries, info.flags) == (
+        bpf.MAP_KINDS[kernel_kind(spec)],
+        spec.key_size,
+        spec.value_size,
+        kernel_entries(spec),
+        flags,
+    )
+
+
+def remove_tree(directory: Path) -> None:
+    """Removes a directory with its content, if it exists; shutil.rmtree fails in a bpffs."""
+    if not directory.is_dir():
+        return
+    for entry in directory.iterdir():
+        is_directory = entry.is_dir() and not entry.is_symlink()
+        remove_tree(entry) if is_directory else entry.unlink()
+    directory.rmdir()
+
+
+# The lock of a state directory: on the directory itself, whatever path or mount leads to it.
+#
+# It is held by an agent as long as it runs, and by what removes the directory. It belongs to the
+# inode, so it holds across containers and bind mounts; only root may open the directory.
+
+
+class StateLock:
+    """The lock of one state directory, which ``take`` makes if need be."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._opened: int | None = None
+
+    def take(self) -> bool:
+        """Whether nobody else has it. Raises NodeError if there cannot be such a directory."""
+        mount_bpffs(self.directory)
+        while True:
+            opened = self._open()
+            if not files.lock(opened):
+                os.close(opened)
+                return False
+            if self._is_here(opened):
+                self._opened = opened
+                return True
+            os.close(opened)  # it has been removed meanwhile
+
+    def holds(self) -> bool:
+        """Whether it is held, of the directory that has the name now: a bpffs that was mounted anew
+        has another one.
+        """
+        return self._opened is not None and self._is_here(self._opened)
+
+    def release(self) -> None:
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
+
+    def _open(self) -> int:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            opened = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NodeError(f"{self.directory}: {error.strerror}") from error
+        try:
+            _make_private(opened, self.directory)
+        except NodeError:
+            os.close(opened)
+            raise
+        return opened
+
+    def _is_here(self, opened: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(opened), os.stat(self.directory))
+        except OSError:
+            return False
+
+
+def _make_private(opened: int, directory: Path) -> None:
+    """A bpffs may let everybody make directories; others could hold the lock of one of theirs."""
+    found = os.fstat(opened)
+    if found.st_uid not in (0, os.geteuid()):
+        raise NodeError(f"{directory}: belongs to another user (uid {found.st_uid}): remove it")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        with suppress(PermissionError):
+            os.fchmod(opened, 0o700)

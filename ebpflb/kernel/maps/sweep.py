@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sweeper removes flows that have been idle for too long from their maps.
+
+It runs in a thread of its own and reads a map a slice at a time with pauses between, so that it
+never keeps the agent waiting. Of each entry it first reads only the time of its last use and its
+flags; if by these the flow may have expired, it reads the flow's other entries and
+decides (plan.expiry).
+"""
+
+import itertools
+import logging
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from ebpflb.kernel.maps.bpf_map import Map, MappedArray
+from ebpflb.kernel.maps.layout import MAPS, ffi, names
+from ebpflb.kernel.maps.records import Sweep
+from ebpflb.model.services import Protocol
+from ebpflb.plan.flow_entries import Entries, Expired, Flow, Timeouts, Tuple
+
+log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL = 10.0  # seconds from one sweep to the next: a flow is removed so much late at most
+SWEEP_SLICE = 512  # entries: 0.2 ms, or some 30 ms where all of them are removed
+SWEEP_PAUSE_FACTOR = 3.0  # a pause is so many times as long as its slice took: a quarter of a CPU
+
+# Map -> the protocols of its flows, in the order of the maps flow_stats and sweeps.
+FLOW_MAPS = {"tcp_flows": (Protocol.TCP,), "other_flows": (Protocol.UDP, Protocol.SCTP)}
+
+_FLAGS = names("flow_flag", "FLOW_")
+_KNOWN = 2 * max(_FLAGS) - 1  # others are of no program
+_KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
+_FLAGS_AT, _USED_AT = (ffi.offsetof("struct flow", name) for name in ("flags", "last_seen"))
+_FLAGS_AND_LAST_SEEN = struct.Struct(
+    f"={_FLAGS_AT}xH{_USED_AT - _FLAGS_AT - 2}xQ{_VALUE_SIZE - _USED_AT - 8}x"
+)
+
+
+@cache
+def _idle_limits(timeouts: Timeouts, protocols: tuple[Protocol, ...]) -> list[int]:
+    """By an entry's flags, in nanoseconds: how long it is idle before its flow may expire."""
+    words = [
+        frozenset(word for bit, word in _FLAGS.items() if bit & bits)
+        for bits in range(2 * max(_FLAGS))
+    ]
+    return [min(timeouts.idle_limit(each, flags) for each in protocols) for flags in words]
+
+
+class FlowTable:
+    """One of the two maps of flows, and the numbers that are kept of it."""
+
+    def __init__(
+        self, maps: Mapping[str, Map], name: str, timeouts: Timeouts | None = None
+    ) -> None:
+        self.name = name
+        self._timeouts = timeouts or Timeouts()
+        self.flows = maps[name]
+        self.number = list(FLOW_MAPS).index(name)
+        self._sweeps, self._stats = maps["sweeps"], maps["flow_stats"]
+        self._by_flags = _idle_limits(self._timeouts, FLOW_MAPS[name])
+
+    @property
+    def numbers(self) -> Sweep:
+        """How many entries have been swept and evicted so far, and how many there are."""
+        numbers: Sweep = self._sweeps.get(self.number)
+        return numbers
+
+    def remove(self, entries: Entries) -> list[Tuple]:
+        """Deletes a flow's entries; returns the keys that were deleted.
+
+        If an entry was used since it was read, those deleted before it are put back.
+        """
+        deleted: Entries = {}
+        for key, former in entries.items():
+            flow = self.flows.pop(key)
+            if flow is not None:
+                deleted[key] = flow
+                if flow.last_seen > former.last_seen:
+                    return [k for k, each in deleted.items() if not self.flows.insert(k, each)]
+        return list(deleted)
+
+    def count(self, removed: int) -> None:
+        """Adds to the number of swept entries."""
+        numbers = self.numbers
+        self._sweeps.write([(self.number, numbers._replace(swept=numbers.swept + removed))])
+
+    def sweep(self) -> Iterator[None]:
+        """Goes once through the map, a slice at each step; in the end it updates the numbers."""
+        created, left = self._stats.get(self.number)[0], 0
+        for keys, values in self.flows.slices(SWEEP_SLICE):
+            left += self._sweep_slice(keys, values, time.monotonic_ns())
+            yield
+        self._update(created, left)
+
+    def _sweep_slice(self, keys: bytes, values: bytes, now: int) -> int:
+        """How many entries of the slice are left."""
+        before = [now - timeout for timeout in self._by_flags]
+        entries = enumerate(_FLAGS_AND_LAST_SEEN.iter_unpack(values))
+        idle = [index for index, (flags, last) in entries if last <= before[flags & _KNOWN]]
+        removed: set[Tuple] = set()
+        for flow in self._timeouts.expired(
+            self._read(idle, keys, values, removed), self.flows.get, now
+        ):
+            removed.update(self._end(flow))
+        if not removed:
+            return len(values) // _VALUE_SIZE
+        here = {keys[at : at + _KEY_SIZE] for at in range(0, len(keys), _KEY_SIZE)}
+        return len(here.difference(map(self.flows.key.pack, removed)))
+
+    def _end(self, flow: Expired) -> list[Tuple]:
+        """Deletes an expired flow; returns the keys that are deleted for good.
+
+        They are counted as swept before: if the agent is killed meanwhile, the next one does not
+        take them for evicted.
+        """
+        self.count(len(flow.entries))
+        gone = self._gone(flow)
+        if len(gone) < len(flow.entries):
+            self.count(len(gone) - len(flow.entries))
+        return gone
+
+    def _gone(self, flow: Expired) -> list[Tuple]:
+        """The keys that are deleted for good. Between its deletion and its return a port may get
+        another flow: then it does not rest.
+        """
+        deleted = self.remove(flow.entries)
+        if len(deleted) < len(flow.entries):
+            return deleted
+        back = {key for key, entry in flow.rest.items() if self.flows.insert(key, entry)}
+        return [key for key in deleted if key not in back]
+
+    def _read(
+        self, indexes: list[int], keys: bytes, values: bytes, removed: set[Tuple]
+    ) -> Iterator[tuple[Tuple, Flow]]:
+        """These entries, without those that were removed with another entry of their flow."""
+        for index in indexes:
+            key = self.flows.key.unpack(keys[index * _KEY_SIZE : (index + 1) * _KEY_SIZE])
+            if key not in removed:
+                value = values[index * _VALUE_SIZE : (index + 1) * _VALUE_SIZE]
+                yield key, self.flows.value.unpack(value)
+
+    def _update(self, created: int, left: int) -> None:
+        """Entries that were created and neither deleted, nor swept, nor left, have been evicted.
+
+        Entries that were created or deleted during the sweep can hide evicted ones until the next
+        sweep; no other entry is ever counted as evicted.
+        """
+        deleted, numbers = self._stats.get(self.number)[1], self.numbers
+        evicted = max(numbers.evicted, created - deleted - numbers.swept - left)
+        if evicted > numbers.evicted:
+            newly = evicted - numbers.evicted
+            log.warning("%s is full: %d entries were evicted for newer ones", self.name, newly)
+        self._sweeps.write([(self.number, Sweep(numbers.swept, left, evicted))])
+
+
+class Gate:
+    """Tells the programs when there is no flow to be looked up (bpf/engine/flows/gate.h).
+
+    A program may have been between its note that it opens a flow and the flow's first entry. So the
+    gate is closed only if two sweeps have found nothing, and nothing was opened since before the
+    first of them.
+    """
+
+    def __init__(self, maps: Mapping[str, Map]) -> None:
+        gate = maps["flow_gate"]
+        assert isinstance(gate, MappedArray)
+        self._gate = gate
+        self._found_empty: int | None = None  # `opened` before the last sweep, which found nothing
+
+    def opened(self) -> int:
+        """How many flows have been opened, by programs and by agents."""
+        gate = self._gate.get(0)
+        return int(gate.opened + gate.written)
+
+    def swept(self, opened: int, left: int) -> None:
+        """``opened`` is of before the sweep, ``left`` how many entries it has found."""
+        if left == 0 and self._found_empty == opened:
+            self._write("empty", opened + 1)
+        self._found_empty = None if left else opened
+
+    def open(self) -> None:
+        """To be called before an agent writes the first entry of a flow."""
+        self._write("written", self._gate.get(0).written + 1)
+
+    def _write(self, field: str, value: int) -> None:
+        """Only this field: programs add to another one."""
+        at = ffi.offsetof("struct flow_gate", field)
+        self._gate.memory[at : at + 8] = value.to_bytes(8, sys.byteorder)
+
+
+class Sweeper:
+    """Sweeps both maps every SWEEP_INTERVAL from ``start`` to ``stop``."""
+
+    def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
+        self.tables = [FlowTable(maps, name, timeouts) for name in FLOW_MAPS]
+        self._gate = Gate(maps)
+        self._pause = (
+            SWEEP_INTERVAL * SWEEP_SLICE / sum(table.flows.spec.entries for table in self.tables)
+        )
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when no map is in use any more."""
+        self._stopped.set()
+        if self._thread.ident:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            begun = time.monotonic()
+            try:
+                self._sweep_all()
+            except Exception:
+                log.exception("sweeping flows failed; trying again in %g s", SWEEP_INTERVAL)
+            self._stopped.wait(begun + SWEEP_INTERVAL - time.monotonic())
+
+    def _sweep_all(self) -> None:
+        """Sweeps both maps with a pause after each slice; ends early when it is stopped."""
+        begun, opened = time.monotonic(), self._gate.opened()
+        for _ in itertools.chain.from_iterable(table.sweep() for table in self.tables):
+            if self._stopped.wait(
+                max(self._pause, SWEEP_PAUSE_FACTOR * (time.monotonic() - begun))
+            ):
+                return
+            begun = time.monotonic()
+        self._gate.swept(opened, sum(table.numbers.entries for table in self.tables))

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's table of connections (conntrack) over netlink: entries are listed and deleted.
+
+It may have hundreds of thousands of entries. Of each one only the original destination is read
+until the caller has said whether it wants the entry; the rest is decoded only then. Of 100,000
+entries that nobody wants a list takes 0.35 s of CPU, and 1.4 s if all are wanted;
+pyroute2.NFCTSocket (0.9.7), which decodes each whole entry, takes 8 s. The layout is that of
+include/uapi/linux/netfilter/nfnetlink_conntrack.h.
+"""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netlink import ATTRIBUTE, aligned, attribute, attributes, nested
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.flow_entries import Connection, Ends
+
+# Messages of ctnetlink: how they are sent, and where the ones that answer begin and end.
+
+SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK
+NEW, GET, DELETE = SUBSYSTEM | 0, SUBSYSTEM | 1, SUBSYSTEM | 2  # IPCTNL_MSG_CT_*
+REQUEST_ONLY, REQUEST_AND_DUMP, REQUEST_AND_ACK = 0x1, 0x301, 0x5  # NLM_F_*
+ERROR_MESSAGE, DONE_MESSAGE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
+_NETFILTER = 12  # NETLINK_NETFILTER
+
+CT_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+FAMILY = struct.Struct("=BBH")  # struct nfgenmsg
+ERROR = struct.Struct("=i")  # an errno, or 0
+FIRST = CT_HEADER.size + FAMILY.size  # where the first attribute begins: the original tuple
+BUFFER_SIZE = 1 << 18
+
+
+def open_ctnetlink() -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
+
+
+def dump(attributes: bytes, family: int = socket.AF_UNSPEC) -> Iterator[tuple[bytes, int, int]]:
+    """Each entry's message: where it begins and ends in some data. Raises OSError."""
+    with open_ctnetlink() as kernel:
+        kernel.send(request(GET, REQUEST_AND_DUMP, attributes, family))
+        while True:
+            for data, at, end in split(kernel.recv(BUFFER_SIZE)):
+                kind = CT_HEADER.unpack_from(data, at)[1]
+                if kind == NEW:
+                    yield data, at, end
+                elif kind in (ERROR_MESSAGE, DONE_MESSAGE):
+                    (number,) = ERROR.unpack_from(data, at + CT_HEADER.size)
+                    if number:
+                        raise OSError(-number, os.strerror(-number))
+                    return
+
+
+def split(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    at = 0
+    while at < len(data):
+        length = CT_HEADER.unpack_from(data, at)[0]
+        yield data, at, at + length
+        at += aligned(length)
+
+
+def request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_UNSPEC) -> bytes:
+    length = FIRST + len(attributes)
+    return CT_HEADER.pack(length, kind, flags, 1, 0) + FAMILY.pack(family, 0, 0) + attributes
+
+
+def asked(kernel: socket.socket, requests: Sequence[bytes]) -> list[int]:
+    """The kernel's answers to requests that ask for an acknowledgement: 0, or a negative errno."""
+    kernel.send(b"".join(requests))
+    results: list[int] = []
+    while len(results) < len(requests):
+        for data, at, _ in split(kernel.recv(BUFFER_SIZE)):
+            if CT_HEADER.unpack_from(data, at)[1] == ERROR_MESSAGE:
+                results += ERROR.unpack_from(data, at + CT_HEADER.size)
+    return results
+
+
+# Tuples of ctnetlink: the two directions of an entry, whole, or what a filter knows of them.
+
+ORIGINAL, REPLY = 1, 2  # CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
+
+_IP, _PROTO, _PROTO_NUMBER = 1, 2, 1  # CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_PROTO_NUM
+_FILTER, _ORIGINAL_FLAGS, _REPLY_FLAGS = 25, 1, 2  # CTA_FILTER, CTA_FILTER_*_FLAGS
+_BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 0, 1 << 3, 1 << 4  # the next bit: the destination's
+
+
+class TuplePart(NamedTuple):
+    """What is known of a tuple; None is unknown."""
+
+    protocol: int
+    source: Address | None = None
+    destination: Address | None = None
+    source_port: int | None = None
+    destination_port: int | None = None
+
+    @property
+    def content(self) -> bytes:
+        """The content of ORIGINAL or REPLY."""
+        proto = attribute(_PROTO_NUMBER, bytes([self.protocol]))
+        for kind, port in enumerate((self.source_port, self.destination_port), 2):
+            proto += b"" if port is None else attribute(kind, struct.pack(">H", port))
+        ip = b""
+        for kind, address in enumerate((self.source, self.destination), 1):
+            if address is not None:  # CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST
+                ip += attribute(kind if address.version == 4 else kind + 2, address.packed)
+        addresses = nested(_IP, ip) if ip else b""
+        return addresses + nested(_PROTO, proto)
+
+    @property
+    def flags(self) -> bytes:
+        """The flags of a filter that compares everything that is known."""
+        addresses, ports = (self.source, self.destination), self[3:]
+        flags = _BY_PROTOCOL
+        flags |= sum(_BY_ADDRESS << n for n, each in enumerate(addresses) if each is not None)
+        flags |= sum(_BY_PORT << n for n, each in enumerate(ports) if each is not None)
+        return struct.pack("=I", flags)
+
+
+def family(address: Address) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def original_tuple(protocol: int, ends: Ends) -> bytes:
+    """The attribute of a whole tuple."""
+    return nested(ORIGINAL, TuplePart(protocol, *ends).content)
+
+
+def tuple_to(frontend: Frontend) -> TuplePart:
+    """What a filter can compare of the original direction of connections to a frontend.
+
+    No IPv6 address: the kernel's filter (5.9 to 6.18 at least) takes those entries whose IPv6
+    address is another one. No unspecified address: it means any.
+    """
+    address, port, protocol = frontend
+    known = address if address.version == 4 and not address.is_unspecified else None
+    return TuplePart(protocol, destination=known, destination_port=port)
+
+
+def matching_filter(original: TuplePart, reply: TuplePart | None = None) -> bytes:
+    """The attributes of a filter. Linux 5.9 lists entries by it, and 6.12 deletes them by it.
+
+    There is always an original tuple: a kernel that knows no filter, and is asked to delete, looks
+    for that one entry, finds the tuple incomplete, and does not delete all entries. Kernels before
+    5.15 or so cannot compare replies.
+    """
+    kept = nested(ORIGINAL, original.content)
+    flags = attribute(_ORIGINAL_FLAGS, original.flags)
+    if reply:
+        kept += nested(REPLY, reply.content)
+        flags += attribute(_REPLY_FLAGS, reply.flags)
+    return kept + nested(_FILTER, flags)
+
+
+# Of an original destination: protocol, packed address (4 or 16 bytes), port.
+Wanted = Callable[[int, bytes, int], bool]
+
+_COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+_MOST = Path("/proc/sys/net/netfilter/nf_conntrack_max")
+
+_STATUS, _PROTOINFO, _TIMEOUT, _MARK, _ID, _ZONE = 3, 4, 7, 8, 12, 18  # CTA_*
+_TCP, _TCP_STATE = 1, 1  # CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
+_EXPIRED = attribute(_TIMEOUT, bytes(4))
+
+# A tuple as ctnetlink writes it, with its own header; others (ICMP, zones) have other lengths.
+_TUPLES = {
+    layout.size: layout
+    for layout in (
+        struct.Struct(f">8x 4x{size}s 4x{size}s 4x 4xB3x 4xH2x 4xH2x") for size in (4, 16)
+    )
+}
+_NO_CTNETLINK = ": load the kernel's module nf_conntrack_netlink"
+_TO_DO = {
+    errno.EINVAL: _NO_CTNETLINK,
+    errno.EPROTONOSUPPORT: _NO_CTNETLINK,
+    errno.EPERM: ": CAP_NET_ADMIN is needed",
+}
+_FAMILIES = socket.AF_INET, socket.AF_INET6
+_DELETED_AT_ONCE = 128  # so that all acknowledgements fit into the socket's buffer
+
+
+def count() -> int:
+    """The entries of this network namespace; 0 also where the kernel has no conntrack."""
+    return _number(_COUNT)
+
+
+def limit() -> int:
+    """How many entries the table may have; 0 where the kernel has no conntrack."""
+    return _number(_MOST)
+
+
+def connections(wanted: Wanted, protocol: Protocol | None = None) -> Iterator[Connection]:
+    """The entries of TCP, UDP and SCTP whose original destination is wanted.
+
+    ``protocol`` lets the kernel leave out the others, where it can (5.9). Raises NodeError.
+    """
+    families = _FAMILIES if protocol else (socket.AF_UNSPEC,)  # a filter needs a family
+    kept = matching_filter(TuplePart(protocol)) if protocol else b""
+
+    def is_wanted(number: int, address: bytes, port: int) -> bool:
+        return protocol in (None, number) and wanted(number, address, port)
+
+    return (entry for family in families for entry in _listed(kept, family, is_wanted))
+
+
+def connections_to(frontend: Frontend) -> Iterator[Connection]:
+    """The entries whose original destination is this one; an unspecified address means any.
+
+    The kernel leaves out the others, where it can (5.9). Raises NodeError.
+    """
+    to, wanted_port, protocol = frontend
+
+    def is_wanted(number: int, address: bytes, port: int) -> bool:
+        is_it = to.is_unspecified or address == to.packed
+        return is_it and (number, port) == (protocol, wanted_port)
+
+    return _listed(matching_filter(tuple_to(frontend)), family(to), is_wanted)
+
+
+def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
+    """The entries of these flows, by protocol and original direction. Raises NodeError."""
+    try:
+        with open_ctnetlink() as kernel:
+            for protocol, ends in flows:
+                flow = original_tuple(protocol, ends)
+                kernel.send(request(GET, REQUEST_ONLY, flow, family(ends.source)))
+                for data, at, end in split(kernel.recv(BUFFER_SIZE)):
+                    if CT_HEADER.unpack_from(data, at)[1] == NEW:
+                        found = _connection(data, at, end)
+                        yield from [found] if found.original == ends else []
+    except OSError as error:
+        raise NodeError(f"conntrack cannot be read: {_reason(error)}") from error
+
+
+def statuses() -> Iterator[int]:
+    """The status of every entry, whatever its protocol. Raises OSError."""
+    for data, at, end in dump(b""):
+        yield _integer(attributes(data, at + FIRST, end), _STATUS)
+
+
+def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | None:
+    """Delete the entries of connections to a frontend that one backend answers, in the kernel.
+
+    That delays no packets: to list few entries out of very many keeps a CPU from its packets for
+    as long as the kernel searches. Returns about how many were deleted, by the size of the table,
+    which changes otherwise too; None where the kernel cannot do it: before 6.12, and for IPv6 (see
+    ``tuple_to``). An unspecified address of the frontend means any. Raises NodeError.
+    """
+    address, port = backend
+    if address.version == 6:
+        return None
+    before = count()
+    if not before:
+        return 0
+    reply = TuplePart(frontend.protocol, source=address, source_port=port)
+    which = matching_filter(tuple_to(frontend), reply)
+    deletion = request(DELETE, REQUEST_AND_ACK, which, socket.AF_INET)
+    try:
+        with open_ctnetlink() as kernel:
+            (result,) = asked(kernel, [deletion])
+        if result == -errno.EINVAL:  # the original tuple is not a whole one
+            return None
+        _raise_unless_done(result)
+    except OSError as error:
+        raise NodeError(f"conntrack entries cannot be deleted: {_reason(error)}") from error
+    return max(before - count(), 0)
+
+
+def delete(entries: Iterable[Connection]) -> int:
+    """How many of these were deleted; one that is not there any more is no error.
+
+    An entry that has replaced one of these meanwhile, with another backend, is not deleted: the
+    kernel looks for the tuple of replies, and its id (CTA_ID) is a hash of the other tuple.
+    Raises NodeError.
+    """
+    left = list(entries)
+    deleted = 0
+    try:
+        with open_ctnetlink() as kernel:
+            while left:
+                deleted += _delete(kernel, left[:_DELETED_AT_ONCE])
+                del left[:_DELETED_AT_ONCE]
+    except OSError as error:
+        raise NodeError(f"conntrack entries cannot be deleted: {_reason(error)}") from error
+    return deleted
+
+
+def _delete(kernel: socket.socket, entries: Sequence[Connection]) -> int:
+    """Before 6.4 the kernel deletes none that is in a flowtable, but it finds none that expired."""
+    results = asked(kernel, [_about(entry, DELETE) for entry in entries])
+    offloaded = [e for e, result in zip(entries, results, strict=True) if result == -errno.EBUSY]
+    if offloaded:
+        asked(kernel, [_about(entry, NEW, _EXPIRED) for entry in offloaded])
+        asked(kernel, [_about(entry, GET) for entry in offloaded])
+    for result in results:
+        _raise_unless_done(result, -errno.ENOENT, -errno.EBUSY)
+    return results.count(0) + len(offloaded)
+
+
+def _raise_unless_done(result: int, *also_fine: int) -> None:
+    if result not in (0, *also_fine):
+        raise OSError(-result, os.strerror(-result))
+
+
+def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
+    """Never without the entry's tuple: the kernel would delete all entries."""
+    if not entry.identity:
+        raise ValueError(f"not from the kernel: {entry}")
+    attributes_sent = entry.identity + more
+    return request(kind, REQUEST_AND_ACK, attributes_sent, family(entry.original.source))
+
+
+def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
+    """``kept``: the kernel's filter; older kernels ignore it. Raises NodeError."""
+    if not count():
+        return
+    try:
+        for data, at, end in dump(kept, family):
+            layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at + FIRST)[0])
+            if layout is not None:
+                _, address, number, _, port = layout.unpack_from(data, at + FIRST)
+                if wanted(number, address, port):
+                    yield _connection(data, at, end)
+    except OSError as error:
+        raise NodeError(f"conntrack cannot be listed: {_reason(error)}") from error
+
+
+def _connection(data: bytes, at: int, end: int) -> Connection:
+    found = attributes(data, at + FIRST, end)
+    info = attributes(found.get(_PROTOINFO, b""))
+    tcp = attributes(info.get(_TCP, b""))
+    layout = _TUPLES[ATTRIBUTE.size + len(found[ORIGINAL])]
+    protocol, original = _ends(found[ORIGINAL], layout)
+    return Connection(
+        protocol,
+        original,
+        _ends(found[REPLY], layout)[1],
+        status=_integer(found, _STATUS),
+        seconds=_integer(found, _TIMEOUT),
+        tcp_state=_integer(tcp, _TCP_STATE),
+        mark=_integer(found, _MARK),
+        identity=nested(REPLY, found[REPLY])
+        + b"".join(attribute(kind, found[kind]) for kind in (_ZONE, _ID) if kind in found),
+    )
+
+
+def _reason(error: OSError) -> str:
+    """With what to do. nfnetlink answers EINVAL where nobody has registered ctnetlink."""
+    return f"{error.strerror}{_TO_DO.get(error.errno or 0, '')}"
+
+
+def _integer(attributes: Mapping[int, bytes], kind: int) -> int:
+    """0 where there is no such attribute."""
+    return int.from_bytes(attributes.get(kind, b""), "big")
+
+
+def _ends(content: bytes, layout: struct.Struct) -> tuple[Protocol, Ends]:
+    """A reply's tuple may be longer than the original's, by a zone at its end."""
+    packed = ATTRIBUTE.pack(0, 0) + content
+    source, destination, protocol, source_port, destination_port = layout.unpack_from(packed)
+    ends = ip_address(source), ip_address(destination), source_port, destination_port
+    return Protocol(protocol), Ends(*ends)
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except OSError:
+        return 0

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether this kernel translates by the netfilter engine's table: one packet is sent and received.
+
+In a network namespace of its own, which ends with the probe, through a pair of veth devices. A rule
+writes the choice into the packet's priority, as the program at ingress does. Parts of the kernel
+that are modules are loaded, if they are installed.
+"""
+
+import socket
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from ipaddress import IPv4Address
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb.errors import NodeError, in_words
+from ebpflb.kernel.netfilter import nft
+from ebpflb.kernel.netfilter.elements import Elements
+from ebpflb.kernel.netfilter.rules import TableOptions, base_chain, set_priority
+from ebpflb.kernel.netfilter.table import NetfilterTable
+from ebpflb.kernel.netfilter.transaction import NEW_CHAIN, NEW_RULE, NEW_TABLE, Transaction
+from ebpflb.kernel.netlink import encode, to_text
+from ebpflb.kernel.node.scratch_namespace import leave
+from ebpflb.plan.entries import Chosen
+
+_CHOICE_TABLE = nft.Name("inet", "ebpflb-choice")
+_CHOICE_PRIORITY = -300  # before conntrack
+_OPTIONS = TableOptions(0x4000, (40000, 40999), drops_invalid=True, sctp=True)
+_BACKEND = 1
+# RFC 5737: in the namespace only
+_CLIENT, _ENDPOINT, _SERVICE = map(IPv4Address, ("203.0.113.1", "203.0.113.2", "203.0.113.3"))
+_CLIENT_PORT, _ENDPOINT_PORT, _SERVICE_PORT = 1111, 2222, 3333
+_SENDER, _RECEIVER = "probe0", "probe1"
+_LINK_ADDRESSES = {_SENDER: "02:00:00:00:00:01", _RECEIVER: "02:00:00:00:00:02"}
+_IPV4 = 0x0800  # ETH_P_IP
+_UDP, _SCTP = socket.IPPROTO_UDP, socket.IPPROTO_SCTP
+_UDP_PACKET = struct.pack(">HHHH", _CLIENT_PORT, _SERVICE_PORT, 9, 0) + b"?"
+_ATTEMPTS, _ATTEMPT_SECONDS = 3, 0.05
+
+
+def netfilter_obstacle() -> str | None:
+    """Why the netfilter engine cannot translate here; None if it can."""
+    try:
+        is_translated = _in_scratch_namespace(_UDP)
+    except NodeError as error:
+        return f"the kernel cannot translate by nf_tables ({error})"
+    if is_translated:
+        return None
+    return (
+        "the kernel does not translate by nf_tables: a probe packet was not delivered to its"
+        " endpoint; check that the modules nft_chain_nat, nft_nat and nf_conntrack are usable"
+    )
+
+
+def can_translate_sctp() -> bool:
+    """Whether the kernel translates the ports of SCTP packets. Raises NodeError."""
+    return _in_scratch_namespace(_SCTP)
+
+
+def _in_scratch_namespace(protocol: int) -> bool:
+    """Raises NodeError."""
+    with ThreadPoolExecutor(1, "probe") as thread:
+        try:
+            return thread.submit(_is_translated, protocol).result()
+        except (OSError, NetlinkError) as error:
+            reason = error.args[-1] if isinstance(error, NetlinkError) else in_words(error)
+            raise NodeError(f"no probe can be made in a network namespace: {reason}") from error
+
+
+def _is_translated(protocol: int) -> bool:
+    leave()
+    _add_devices()
+    with closing(NetfilterTable(_OPTIONS)) as table:
+        table.build()
+        Elements(table.session, _OPTIONS).write([(_BACKEND, _ENDPOINT, _ENDPOINT_PORT)])
+        _write_choice()
+        return _reaches_endpoint(protocol)
+
+
+def _add_devices() -> None:
+    """The receiver is set up first: the sender's queue works at once if it has a carrier."""
+    with IPRoute() as route:
+        peer = {"ifname": _RECEIVER, "address": _LINK_ADDRESSES[_RECEIVER]}
+        route.link("add", ifname=_SENDER, kind="veth", peer=peer, address=_LINK_ADDRESSES[_SENDER])
+        receiver = route.link_lookup(ifname=_RECEIVER)[0]
+        route.addr("add", index=receiver, address=str(_ENDPOINT), prefixlen=24)
+        for index in (receiver, route.link_lookup(ifname=_SENDER)[0]):
+            route.link("set", index=index, state="up")
+
+
+def _write_choice() -> None:
+    change, name = Transaction(_CHOICE_TABLE), to_text(_CHOICE_TABLE.table)
+    change.add(NEW_TABLE, encode({1: name}))
+    change.add(NEW_CHAIN, encode(base_chain(name, "choice", "filter", 0, _CHOICE_PRIORITY)))
+    rule = set_priority(Chosen.PREFIX | _BACKEND)
+    change.add(NEW_RULE, encode({1: name, 2: to_text("choice"), 4: rule}))
+    change.commit()
+
+
+def _reaches_endpoint(protocol: int) -> bool:
+    kind = socket.SOCK_DGRAM if protocol == _UDP else socket.SOCK_RAW
+    packet = _UDP_PACKET if protocol == _UDP else sctp_init(_CLIENT_PORT, _SERVICE_PORT)
+    with (
+        socket.socket(socket.AF_INET, kind, protocol) as endpoint,
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender,
+    ):
+        endpoint.bind((str(_ENDPOINT), _ENDPOINT_PORT))
+        endpoint.settimeout(_ATTEMPT_SECONDS)
+        sender.bind((_SENDER, 0))
+        for _ in range(_ATTEMPTS):
+            sender.send(_frame(protocol, packet))
+            try:
+                received = endpoint.recv(1024)
+            except TimeoutError:
+                continue
+            return protocol == _UDP or _destination_port(received) == _ENDPOINT_PORT
+    return False
+
+
+def _destination_port(packet: bytes) -> int:
+    """``packet`` begins with its IPv4 header, which has no options."""
+    return int.from_bytes(packet[22:24], "big")
+
+
+def _frame(protocol: int, payload: bytes) -> bytes:
+    links = (_LINK_ADDRESSES[device] for device in (_RECEIVER, _SENDER))
+    ethernet = b"".join(bytes.fromhex(it.replace(":", "")) for it in links)
+    fields = [0x45, 0, 20 + len(payload), 0, 0, 64, protocol, 0, _CLIENT.packed, _SERVICE.packed]
+    ip_header = struct.Struct(">BBHHHBBH4s4s")
+    total = sum(struct.unpack(">10H", ip_header.pack(*fields)))
+    fields[7] = ~(total % 0xFFFF) & 0xFFFF
+    return ethernet + struct.pack(">H", _IPV4) + ip_header.pack(*fields) + payload
+
+
+def sctp_init(source: int, destination: int) -> bytes:
+    """An SCTP packet that opens an association (RFC 9260, 3.3.2), between two ports."""
+    ports_and_tag = struct.pack(">HHI", source, destination, 0)
+    chunk = struct.pack(">BBHIIHHI", 1, 0, 20, 1, 65536, 1, 1, 1)
+    checksum = _crc32c(ports_and_tag + bytes(4) + chunk)
+    return ports_and_tag + struct.pack("<I", checksum) + chunk
+
+
+def _crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    return crc ^ 0xFFFFFFFF

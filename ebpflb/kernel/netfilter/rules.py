@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sets, chains and rules of the netfilter engine's nft table, as netlink attributes.
+
+The program at a device's ingress chooses a backend and writes the choice into the packet's
+priority: a prefix, flags and the backend's id (plan.entries.Chosen). The table translates by maps
+of ids:
+
+choose             (nat, prerouting)  a packet with a choice goes to "translate"
+translate          translates the destination, or drops the packet
+masquerade-marked  (nat, postrouting)  a packet with the masquerade mark gets an address of the node
+invalid            (filter, prerouting, if asked for)  a segment that conntrack takes for invalid
+                   goes to "untranslated"
+untranslated       drops the segments of served endpoints: their clients do not know the endpoint's
+                   address
+
+The numbers are those of include/uapi/linux/netfilter/nf_tables.h.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ebpflb.kernel.netfilter.nft import Name
+from ebpflb.kernel.netlink import Tree, to_number, to_text
+from ebpflb.options import Options
+from ebpflb.plan.entries import Chosen
+
+TABLE = Name("inet", "ebpflb")
+
+MASQUERADE_CHAIN = "masquerade-marked"  # "masquerade" is a keyword of nft(8)
+
+
+_TCP = 6
+_PROTOCOLS = {"TCP": _TCP, "UDP": 17, "SCTP": 132}
+_CHOOSE_PRIORITY = -110  # before kube-proxy's chains (-100)
+_MASQUERADE_PRIORITY = 90  # before a CNI's masquerade (100), which would leave the mark set
+_INVALID_PRIORITY = -190  # behind conntrack (-200), before NAT
+PREROUTING, _POSTROUTING = 0, 4  # NF_INET_*
+_ACCEPT, _DROP, _GOTO = 1, 0, -4
+
+_MAP = 0x8  # NFT_SET_MAP
+_CLASS_ID, _IPV4, _IPV6, _PORT = 23, 7, 8, 13  # data types of nft(8)
+_CONCATENATED = 6  # bits
+_HOST_ORDER = bytes([0, 4]) + struct.pack("=I", 1)  # NFTNL_UDATA_SET_KEYBYTEORDER: for nft(8)
+
+_PRIORITY, _MARK, _L3_PROTOCOL, _L4_PROTOCOL = 2, 3, 15, 16  # NFT_META_*
+_NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2  # NFT_PAYLOAD_*
+_EQUAL, _NOT_EQUAL, _AT_LEAST = 0, 1, 5  # NFT_CMP_*
+_VERDICT, _REGISTER, _SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
+_CT_STATE, _IS_INVALID = 0, 1  # NFT_CT_STATE, NF_CT_STATE_INVALID_BIT
+_MAPS_ADDRESS, _MAPS_PORT, _FULLY_RANDOM = 0x1, 0x2, 0x10  # NF_NAT_RANGE_*
+_FLAGS_BYTE, _SYN = 13, 0x02  # of a TCP header
+_UNPRIVILEGED, _LAST_NODEPORT, _LAST_PORT = 1024, 32767, 65535
+_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT
+
+
+class TableOptions(NamedTuple):
+    """``masquerade_mark`` is one bit of the packet's mark. ``masquerade_ports`` are the first and
+    the last port that masqueraded flows of unprivileged ports get.
+    """
+
+    masquerade_mark: int
+    masquerade_ports: tuple[int, int]
+    drops_invalid: bool
+    sctp: bool
+
+
+def table_options(options: Options, *, sctp: bool) -> TableOptions:
+    """Ports of masqueraded flows are others than those of the flow tables, so that a change of the
+    engine gives none to two connections; nor are they in the usual range of NodePorts, where an
+    answer would look like a request. It is the larger of the ranges below and above.
+    """
+    first, last = options.masquerade_ports
+    below, above = (_UNPRIVILEGED, first - 1), (max(last, _LAST_NODEPORT) + 1, _LAST_PORT)
+    low, high = max(below, above, key=lambda ports: ports[1] - ports[0])
+    return TableOptions(
+        masquerade_mark=options.masquerade_mark,
+        masquerade_ports=(low, high) if low < high else (_UNPRIVILEGED, _LAST_PORT),
+        drops_invalid=not options.conntrack_wanted.be_liberal,
+        sctp=sctp,
+    )
+
+
+class _Family(NamedTuple):
+    version: int
+    number: int  # NFPROTO_*
+    source_offset: int
+    address_size: int
+    data_type: int
+    port_register: int  # behind the address, which begins in _REGISTER; as the kernel dumps it
+
+
+_FAMILIES = (_Family(4, 2, 12, 4, _IPV4, 9), _Family(6, 10, 8, 16, _IPV6, _SECOND_REGISTER))
+
+
+class Rule(NamedTuple):
+    """``comment`` is unique in the table."""
+
+    chain: str
+    comment: str
+    expressions: tuple[Tree, ...]
+
+    @property
+    def tree(self) -> Tree:
+        """As the kernel takes and dumps it."""
+        comment = to_text(f"ebpflb: {self.comment}")
+        userdata = bytes([_COMMENT, len(comment)]) + comment
+        names = {1: to_text(TABLE.table), 2: to_text(self.chain)}
+        return {**names, 4: self.expressions, 7: userdata}
+
+
+def sets(options: TableOptions) -> dict[str, Tree]:
+    """Name -> attributes, of sets and maps."""
+    return dict(_sets(options))
+
+
+def _sets(options: TableOptions) -> Iterator[tuple[str, Tree]]:
+    """Without a size: then the kernel's hash table grows with its elements."""
+    for family in _FAMILIES:
+        endpoint = family.data_type << _CONCATENATED | _PORT, family.address_size + 4
+        address = family.data_type, family.address_size
+        for name, data in (("backends", endpoint), ("addresses", address)):
+            name += str(family.version)
+            more = {6: to_number(data[0]), 7: to_number(data[1]), 13: _HOST_ORDER}
+            yield name, {**_set(name, (_CLASS_ID, 4), _MAP), **more}
+        if options.drops_invalid:
+            name = f"endpoints{family.version}"
+            yield name, _set(name, endpoint)
+
+
+def _set(name: str, key: tuple[int, int], flags: int = 0) -> Tree:
+    """``key`` is the data type and the size in bytes."""
+    named = {1: to_text(TABLE.table), 2: to_text(name), 3: to_number(flags)}
+    return {**named, 4: to_number(key[0]), 5: to_number(key[1])}
+
+
+def chains(options: TableOptions) -> dict[str, Tree]:
+    """Name -> attributes."""
+    table = to_text(TABLE.table)
+    wanted = {
+        "translate": _inner_chain(table, "translate"),
+        "choose": base_chain(table, "choose", "nat", PREROUTING, _CHOOSE_PRIORITY),
+        MASQUERADE_CHAIN: base_chain(
+            table, MASQUERADE_CHAIN, "nat", _POSTROUTING, _MASQUERADE_PRIORITY
+        ),
+    }
+    if options.drops_invalid:
+        wanted["untranslated"] = _inner_chain(table, "untranslated")
+        wanted["invalid"] = base_chain(table, "invalid", "filter", PREROUTING, _INVALID_PRIORITY)
+    return wanted
+
+
+def _inner_chain(table: bytes, name: str) -> Tree:
+    return {1: table, 3: to_text(name)}
+
+
+def base_chain(table: bytes, name: str, kind: str, hook: int, priority: int) -> Tree:
+    """A chain that packets pass at a hook (NF_INET_*)."""
+    hooked: Tree = {1: to_number(hook), 2: to_number(priority)}
+    return {**_inner_chain(table, name), 4: hooked, 5: to_number(_ACCEPT), 7: to_text(kind)}
+
+
+def rules(options: TableOptions) -> list[Rule]:
+    """In their order in each chain."""
+    return [*_choice_rules(options), *_masquerade_rules(options), *_invalid_rules(options)]
+
+
+def _choice_rules(options: TableOptions) -> Iterator[Rule]:
+    mark, rest = options.masquerade_mark, 0xFFFFFFFF & ~options.masquerade_mark
+    choice = (_load_meta(_PRIORITY), _mask(Chosen.MASK), _compare(_word(Chosen.PREFIX)))
+    yield Rule("choose", "packets with a choice", (*choice, _goto("translate")))
+    marked = _load_meta(_MARK), _mask(rest, mark), _set_meta(_MARK)
+    yield Rule("translate", "mark for masquerade", (*_has_flag(Chosen.MASQUERADE), *marked))
+    for protocol, number in _protocols(options).items():
+        for family in _FAMILIES:
+            packets = *_has_flag(Chosen.KEEP_PORT, 0), *_is_protocol(number)
+            yield _translation(family, protocol, packets, f"backends{family.version}")
+    for family in _FAMILIES:
+        name = f"addresses{family.version}"
+        yield _translation(family, "any port of", _has_flag(Chosen.KEEP_PORT), name)
+    yield Rule("translate", "the endpoint was removed", (_count(), _drop()))
+
+
+def _protocols(options: TableOptions) -> dict[str, int]:
+    """Each has rules of its own: nft(8) accepts no named set of protocols before a port."""
+    return {name: it for name, it in _PROTOCOLS.items() if options.sctp or name != "SCTP"}
+
+
+def _translation(family: _Family, what: str, packets: tuple[Tree, ...], map_name: str) -> Rule:
+    look_up = _load_meta(_PRIORITY), _mask(Chosen.ID), _look_up(map_name, _REGISTER)
+    translate = _translate(family, has_port=map_name.startswith("backends"))
+    comment = f"translate {what} IPv{family.version}"
+    return Rule("translate", comment, (*packets, *look_up, translate))
+
+
+def _masquerade_rules(options: TableOptions) -> Iterator[Rule]:
+    mark, rest = options.masquerade_mark, 0xFFFFFFFF & ~options.masquerade_mark
+    marked = _load_meta(_MARK), _mask(mark), _compare(_word(mark))
+    clear = _load_meta(_MARK), _mask(rest), _set_meta(_MARK)
+    source_port = _load_payload(_TRANSPORT_HEADER, 0, 2)
+    unprivileged = source_port, _compare(_port(_UNPRIVILEGED), _AT_LEAST)
+    first, last = options.masquerade_ports
+    masquerade = (
+        _load_value(_REGISTER, _port(first)),
+        _load_value(_SECOND_REGISTER, _port(last)),
+        _expression(
+            "masq",
+            {
+                1: to_number(_FULLY_RANDOM | _MAPS_PORT),
+                2: to_number(_REGISTER),
+                3: to_number(_SECOND_REGISTER),
+            },
+        ),
+    )
+    for protocol, number in _protocols(options).items():
+        packets = *marked, *_is_protocol(number), *unprivileged
+        comment = f"masquerade unprivileged {protocol} ports"
+        yield Rule(MASQUERADE_CHAIN, comment, (*packets, *clear, *masquerade))
+    other = _expression("masq", {1: to_number(_FULLY_RANDOM)})
+    yield Rule(MASQUERADE_CHAIN, "masquerade other packets", (*marked, *clear, other))
+
+
+def _invalid_rules(options: TableOptions) -> Iterator[Rule]:
+    if not options.drops_invalid:
+        return
+    yield Rule(
+        "invalid",
+        "invalid TCP segments, except SYN and SYN/ACK",
+        (
+            *(LOAD_CT_STATE, _mask(_IS_INVALID), _compare(_word(0), _NOT_EQUAL)),
+            *_is_protocol(_TCP),
+            _load_payload(_TRANSPORT_HEADER, _FLAGS_BYTE, 1),
+            *(_mask_byte(_SYN), _compare(b"\0")),
+            _goto("untranslated"),
+        ),
+    )
+    for family in _FAMILIES:
+        yield Rule(
+            "untranslated",
+            f"a client would get an endpoint's segment untranslated, IPv{family.version}",
+            (
+                *(_load_meta(_L3_PROTOCOL), _compare(bytes([family.number]))),
+                _load_payload(_NETWORK_HEADER, family.source_offset, family.address_size),
+                _load_payload(_TRANSPORT_HEADER, 0, 2, family.port_register),
+                _look_up(f"endpoints{family.version}"),
+                *(_count(), _drop()),
+            ),
+        )
+
+
+def set_priority(value: int) -> tuple[Tree, ...]:
+    """Write a number into the packet's priority, as the program at ingress does."""
+    return _load_value(_REGISTER, _word(value)), _set_meta(_PRIORITY)
+
+
+def _has_flag(flag: int, value: int | None = None) -> tuple[Tree, ...]:
+    return _load_meta(_PRIORITY), _mask(flag), _compare(_word(flag if value is None else value))
+
+
+def _is_protocol(number: int) -> tuple[Tree, ...]:
+    return _load_meta(_L4_PROTOCOL), _compare(bytes([number]))
+
+
+def _translate(family: _Family, *, has_port: bool) -> Tree:
+    port = {kind: to_number(family.port_register) for kind in (5, 6)} if has_port else {}
+    return _expression(
+        "nat",
+        {
+            1: to_number(1),  # NFT_NAT_DNAT
+            2: to_number(family.number),
+            **{kind: to_number(_REGISTER) for kind in (3, 4)},
+            **port,
+            7: to_number(_MAPS_ADDRESS | (_MAPS_PORT if has_port else 0)),
+        },
+    )
+
+
+def _expression(name: str, content: Tree) -> Tree:
+    return {1: to_text(name), 2: content}
+
+
+def _word(value: int) -> bytes:
+    return struct.pack("=I", value)
+
+
+def _port(value: int) -> bytes:
+    return struct.pack(">H", value)
+
+
+LOAD_CT_STATE = _expression("ct", {1: to_number(_REGISTER), 2: to_number(_CT_STATE)})
+
+
+def _load_meta(key: int) -> Tree:
+    return _expression("meta", {1: to_number(_REGISTER), 2: to_number(key)})
+
+
+def _set_meta(key: int) -> Tree:
+    return _expression("meta", {2: to_number(key), 3: to_number(_REGISTER)})
+
+
+def _load_payload(base: int, offset: int, size: int, register: int = _REGISTER) -> Tree:
+    return _expression(
+        "payload",
+        {1: to_number(register), 2: to_number(base), 3: to_number(offset), 4: to_number(size)},
+    )
+
+
+def _load_value(register: int, value: bytes) -> Tree:
+    return _expression("immediate", {1: to_number(register), 2: {1: value}})
+
+
+def _mask(mask: int, xor: int = 0) -> Tree:
+    return _bitwise(_word(mask), _word(xor))
+
+
+def _mask_byte(mask: int) -> Tree:
+    return _bitwise(bytes([mask]), b"\0")
+
+
+def _bitwise(mask: bytes, xor: bytes) -> Tree:
+    registers: Mapping[int, bytes] = {1: to_number(_REGISTER), 2: to_number(_REGISTER)}
+    return _expression("bitwise", {**registers, 3: to_number(len(mask)), 4: {1: mask}, 5: {1: xor}})
+
+
+def _compare(value: bytes, operation: int = _EQUAL) -> Tree:
+    return _expression("cmp", {1: to_number(_REGISTER), 2: to_number(operation), 3: {1: value}})
+
+
+def _look_up(name: str, target: int | None = None) -> Tree:
+    result = {} if target is None else {3: to_number(target)}
+    return _expression("lookup", {1: to_text(name), 2: to_number(_REGISTER), **result})
+
+
+def _count() -> Tree:
+    return _expression("counter", {})
+
+
+def _drop() -> Tree:
+    return _verdict({1: to_number(_DROP)})
+
+
+def _goto(chain: str) -> Tree:
+    return _verdict({1: to_number(_GOTO), 2: to_text(chain)})
+
+
+def _verdict(content: Tree) -> Tree:
+    return _expression("immediate", {1: to_number(_VERDICT), 2: {2: content}})

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All rules of netfilter in this thread's network namespace, as nft and iptables print them.
+
+Time and memory are bounded: what takes longer, or is larger, is not read.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+from ebpflb import child
+from ebpflb.errors import NodeError, in_words
+from ebpflb.kernel.netfilter import flowtable, iptables, nft, watch
+from ebpflb.kernel.netfilter.iptables import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
+from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.kernel.netfilter.table import KEEPER
+from ebpflb.model.kube_proxy import NFT_TABLE
+
+OWN_TABLES = {TABLE, KEEPER, flowtable.TABLE, watch.HOLD, watch.FORMER}
+MOST_BYTES_OF_RULES = 128 << 20
+MOST_SECONDS = 60.0
+IPSET, _MATCHES_SET = "ipset", b"--match-set "
+_OF_IPTABLES = frozenset(("raw", "mangle", "nat", "filter", "security"))
+
+
+def is_known(family: str, table: str) -> bool:
+    """Whether a table of nftables is ebpflb's own or kube-proxy's."""
+    return table == NFT_TABLE or nft.Name(family, table) in OWN_TABLES
+
+
+class Printed(NamedTuple):
+    """What one tool printed: "nft" in JSON, else of iptables-save under the tool's name, or of
+    "ipset" if a rule matches a set.
+    """
+
+    tool: str
+    text: bytes
+
+
+class Ruleset(NamedTuple):
+    """``unread`` has a line for each tool whose rules are there and cannot be read."""
+
+    printed: tuple[Printed, ...]
+    unread: tuple[str, ...]
+
+
+def read() -> Ruleset:
+    """Reading loads no module and changes nothing."""
+    printed, unread = [], []
+    for name, command in _commands():
+        try:
+            if isinstance(command, NodeError):
+                raise command
+            printed.append(Printed(name, _run(command)))
+        except (NodeError, OSError) as error:
+            unread.append(f"{name}: {in_words(error)}")
+    if child.find(IPSET) and any(_MATCHES_SET in each.text for each in printed):
+        try:
+            printed.append(Printed(IPSET, _run([IPSET, "save"])))
+        except (NodeError, OSError) as error:
+            unread.append(f"{IPSET}: {in_words(error)}")
+    return Ruleset(tuple(printed), tuple(unread))
+
+
+def are_there() -> bool:
+    """Whether this namespace has any table of nftables or iptables-legacy. Raises NodeError."""
+    return bool(nft.tables()) or any(
+        iptables.legacy_tables(family) for family in FAMILY_OF_TOOL.values()
+    )
+
+
+def _commands() -> Iterator[tuple[str, list[str] | NodeError]]:
+    """For each tool that has tables here, or why they cannot be read."""
+    try:
+        tables = nft.tables()
+    except NodeError:
+        tables = set()
+    if child.find("nft"):
+        yield "nft", ["nft", "-j", "list", "ruleset"]
+    elif any(not is_known(*name) for name in tables):
+        yield "nft", NodeError("it has rules, and nft is not installed here")
+    for tool in tools():
+        try:
+            if _has_tables(tool, tables):
+                missing = NodeError(f"it has rules, and {tool.name} is not installed here")
+                yield tool.name, [f"{tool.command}-save"] if tool.command else missing
+        except NodeError as error:
+            yield tool.name, error
+
+
+def _has_tables(tool: Tool, tables: set[nft.Name]) -> bool:
+    if tool.variant == LEGACY:
+        return bool(iptables.legacy_tables(FAMILY_OF_TOOL[tool.family]))
+    family = NFT_FAMILY[tool.family]
+    return any(name.family == family and name.table in _OF_IPTABLES for name in tables)
+
+
+def _run(command: list[str]) -> bytes:
+    """Its output. Raises NodeError if it fails, takes too long or prints too much."""
+    with child.start(command) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = _Drain(process.stderr)
+        timer = threading.Timer(MOST_SECONDS, process.kill)
+        timer.start()
+        try:
+            output = process.stdout.read(MOST_BYTES_OF_RULES + 1)
+            if len(output) > MOST_BYTES_OF_RULES:
+                raise NodeError(f"more than {MOST_BYTES_OF_RULES >> 20} MB of rules: not compared")
+            status = process.wait()
+        finally:
+            process.kill()
+            timer.cancel()
+            errors.join(1.0)  # not longer: its own children may hold the pipe
+    if status < 0:
+        raise NodeError(f"no answer in {MOST_SECONDS:g} s: not compared")
+    if status:
+        raise NodeError(errors.line or f"exit status {status}")
+    return output
+
+
+class _Drain(threading.Thread):
+    """Reads what a tool says about errors, and keeps the beginning of it as one line."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(daemon=True)
+        self._stream, self.line = stream, ""
+        self.start()
+
+    def run(self) -> None:
+        with suppress(ValueError):  # it has been closed
+            said = self._stream.read(1000)
+            self.line = " ".join(said.decode(errors="replace").split())
+            while self._stream.read(1 << 16):
+                pass

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of one nft table that the kernel makes all at once, or not at all; and what is in it.
+
+For parts of nf_tables that pyroute2 does not encode, and for tables that belong to a socket. The
+layout is that of include/uapi/linux/netfilter/nf_tables.h.
+"""
+
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import NamedTuple
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter.nft import TABLE_FAMILIES, Name
+from ebpflb.kernel.netlink import aligned
+
+# NFT_MSG_*
+NEW_TABLE, GET_TABLE, DELETE_TABLE, NEW_CHAIN, GET_CHAIN, DELETE_CHAIN = 0, 1, 2, 3, 4, 5
+NEW_RULE, GET_RULE, DELETE_RULE, NEW_SET, GET_SET, DELETE_SET = 6, 7, 8, 9, 10, 11
+NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS = 12, 13, 14
+NEW_FLOWTABLE, GET_FLOWTABLE, DELETE_FLOWTABLE = 22, 23, 24
+
+_NETFILTER = 12  # NETLINK_NETFILTER
+_SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
+_BEGIN, _END = 0x10, 0x11  # NFNL_MSG_BATCH_*
+_REQUEST, _ACK, _DUMP, _ADD = 0x1, 0x4, 0x300, 0xC00  # NLM_F_*; NLM_F_CREATE | NLM_F_APPEND
+_IS_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR
+_ERROR_MESSAGE, _DONE_MESSAGE = 2, 3
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+_FAMILY = struct.Struct(">BBH")  # struct nfgenmsg
+_ERROR = struct.Struct("=i")  # an errno, or 0
+_BUFFER_SIZE = 1 << 18
+_SOCKET_BUFFER = 1 << 22  # a whole set of frontends is one transaction
+_SEND_BUFFER, _RECEIVE_BUFFER = 32, 33  # SO_SNDBUFFORCE, SO_RCVBUFFORCE
+_SOL_NETLINK, _SHORT_ERRORS = 270, 10  # NETLINK_CAP_ACK: errors do not repeat the request
+_MOST_DUMPS = 10  # until a list was not changed while it was read
+
+
+class Refused(NodeError):
+    """The kernel's answer; ``number`` is the errno."""
+
+    def __init__(self, table: Name, number: int) -> None:
+        super().__init__(f"{table}: {os.strerror(number)}")
+        self.number = number
+
+
+class Interrupted(Refused):
+    """A list was changed while it was read: it may lack things, or have them twice."""
+
+
+class Message(NamedTuple):
+    """What the kernel has sent; ``generation`` is the low half of the rules' generation."""
+
+    kind: int
+    flags: int
+    sequence: int
+    generation: int
+    content: bytes  # an errno or attributes
+
+    @property
+    def error(self) -> int:
+        """The errno, or 0. Of errors and the end of a list only."""
+        return -int(_ERROR.unpack_from(self.content)[0])
+
+
+class Session:
+    """A socket for transactions: the kernel lets only this one change the tables that it owns.
+
+    Threads can share a session. Tables with an owner lose it with ``close``.
+    """
+
+    def __init__(self) -> None:
+        """Raises NodeError."""
+        try:
+            self._socket = _opened()
+        except OSError as error:
+            raise NodeError(f"nf_tables: {error.strerror}") from error
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send_batch(self, data: bytes, last: int) -> int:
+        """The first refused message's errno, or 0. Raises OSError."""
+        with self._lock:
+            self._drop_replies()
+            self._socket.send(data)
+            return _first_refusal(self._socket, last)
+
+    def _drop_replies(self) -> None:
+        """After a refusal, the errors of further messages are left."""
+        try:
+            while True:
+                self._socket.recv(_BUFFER_SIZE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+
+
+class Transaction:
+    """Messages about one table, in the order in which they are added."""
+
+    def __init__(self, table: Name) -> None:
+        self._table = table
+        self._messages: list[tuple[int, bytes]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def add(self, kind: int, *attributes: bytes) -> None:
+        """A message: what it would make and is there already is no error."""
+        self._messages.append((kind, b"".join(attributes)))
+
+    def commit(self, session: Session | None = None) -> None:
+        """Sends by a socket of its own unless a session is given.
+
+        Raises Refused, and NodeError where there is no nf_tables.
+        """
+        family, last = TABLE_FAMILIES[self._table.family], len(self._messages)
+        data = [_message(_BEGIN, _REQUEST, 0, 0, b"", resource=_SUBSYSTEM)]
+        for sequence, (kind, attributes) in enumerate(self._messages, start=1):
+            flags = _REQUEST | _ADD | (_ACK if sequence == last else 0)
+            data.append(_message(_SUBSYSTEM << 8 | kind, flags, sequence, family, attributes))
+        data.append(_message(_END, _REQUEST, last + 1, 0, b"", resource=_SUBSYSTEM))
+        try:
+            if session:
+                refusal = session.send_batch(b"".join(data), last)
+            else:
+                with closing(Session()) as own:
+                    refusal = own.send_batch(b"".join(data), last)
+        except OSError as error:
+            raise Refused(self._table, error.errno or errno.EIO) from error
+        if refusal:
+            raise Refused(self._table, refusal)
+
+
+def dump(table: Name, kind: int, *attributes: bytes) -> list[bytes]:
+    """The attributes of each thing that the kernel lists; none where it has no such table.
+
+    A list that was changed while it was read is read again. Raises Refused; Interrupted if the list
+    was changed each time.
+    """
+    for _ in range(_MOST_DUMPS - 1):
+        with suppress(Interrupted):
+            return [item for part in dump_parts(table, kind, *attributes) for item in part]
+    return [item for part in dump_parts(table, kind, *attributes) for item in part]
+
+
+def dump_parts(table: Name, kind: int, *attributes: bytes) -> Generator[list[bytes], None, None]:
+    """What ``dump`` returns, in parts of at most 32 KiB as the kernel sends them.
+
+    Raises Refused; Interrupted after the last part if anything was changed meanwhile.
+    """
+    family = TABLE_FAMILIES[table.family]
+    request = _message(_SUBSYSTEM << 8 | kind, _REQUEST | _DUMP, 1, family, b"".join(attributes))
+    try:
+        with _opened() as kernel:
+            kernel.send(request)
+            yield from _listed(kernel)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL):
+            return
+        kind_of_error = Interrupted if error.errno == errno.EINTR else Refused
+        raise kind_of_error(table, error.errno or errno.EIO) from error
+
+
+def get(table: Name, kind: int, requests: Sequence[bytes]) -> list[bytes | None]:
+    """The attributes of each thing that is asked for by its own; None where there is none.
+
+    Raises Refused.
+    """
+    family = TABLE_FAMILIES[table.family]
+    data = (
+        _message(_SUBSYSTEM << 8 | kind, _REQUEST, n, family, r) for n, r in enumerate(requests)
+    )
+    replies: dict[int, bytes | None] = {}
+    try:
+        with _opened() as kernel:
+            kernel.send(b"".join(data))
+            while len(replies) < len(requests):
+                for message in _split(kernel.recv(_BUFFER_SIZE)):
+                    is_error = message.kind == _ERROR_MESSAGE
+                    if is_error and message.error != errno.ENOENT:
+                        raise Refused(table, message.error)
+                    replies[message.sequence] = None if is_error else message.content
+    except OSError as error:
+        raise Refused(table, error.errno or errno.EIO) from error
+    return [replies[n] for n in range(len(requests))]
+
+
+def _opened() -> socket.socket:
+    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
+    for option in (_SEND_BUFFER, _RECEIVE_BUFFER):
+        kernel.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
+    kernel.setsockopt(_SOL_NETLINK, _SHORT_ERRORS, 1)
+    return kernel
+
+
+def _message(
+    kind: int, flags: int, sequence: int, family: int, attributes: bytes, *, resource: int = 0
+) -> bytes:
+    length = _HEADER.size + _FAMILY.size + len(attributes)
+    head = _HEADER.pack(length, kind, flags, sequence, 0) + _FAMILY.pack(family, 0, resource)
+    return head + attributes
+
+
+def _first_refusal(kernel: socket.socket, last: int) -> int:
+    """The first message's that was refused; 0 after the last one's acknowledgement. Raises
+    OSError.
+    """
+    while True:
+        for message in _split(kernel.recv(_BUFFER_SIZE)):
+            result = message.error if message.kind == _ERROR_MESSAGE else 0
+            if result or message.sequence == last:
+                return result
+
+
+def _listed(kernel: socket.socket) -> Iterator[list[bytes]]:
+    """Raises OSError."""
+    generations: set[int] = set()
+    is_interrupted = False
+    while True:
+        part: list[bytes] = []
+        for message in _split(kernel.recv(_BUFFER_SIZE)):
+            is_interrupted |= bool(message.flags & _IS_INTERRUPTED)
+            if message.kind in (_ERROR_MESSAGE, _DONE_MESSAGE):
+                result = message.error
+                if not result and (is_interrupted or len(generations) > 1):
+                    result = errno.EINTR
+                yield part
+                if result:
+                    raise OSError(result, os.strerror(result))
+                return
+            generations.add(message.generation)
+            part.append(message.content)
+        yield part
+
+
+def _split(data: bytes) -> Iterator[Message]:
+    at = 0
+    while at < len(data):
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
+        start, generation = at + _HEADER.size, 0
+        if kind not in (_ERROR_MESSAGE, _DONE_MESSAGE):
+            (_, _, generation) = _FAMILY.unpack_from(data, start)
+            start += _FAMILY.size
+        yield Message(kind, flags, sequence, generation, data[start : at + length])
+        at += aligned(length)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the nft table of the engine netfilter: what others remove of it is put back at once.
+
+`nft flush ruleset`, or a firewall that loads its rules again, removes all tables that their process
+does not own (before Linux 6.9 also ours). Until the table is back new connections to services fail;
+so the kernel is asked to tell of changes (NFNLGRP_NFTABLES), and the table is looked at after each
+removal, besides once a minute. Nothing removes the table when the agent ends, for its flows go on.
+With --audit=report nothing is put back either.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from pyroute2.nftables.expressions import genex
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import conntrack, flowtable, nft
+from ebpflb.kernel.netfilter.flowtable import FlowtableSync
+from ebpflb.kernel.netlink import tells_of
+from ebpflb.kernel.node.poller import Poller
+from ebpflb.model.events import SourceStatus
+from ebpflb.plan.flow_entries import DESTINATION_NAT
+from ebpflb.readable import readable
+
+# Keeps conntrack and NAT at work in this network namespace while translated connections are open.
+#
+# The kernel translates a connection by its conntrack entry, also when the rule that made the entry
+# has been removed since. But without a rule that uses conntrack, or without a chain of type nat,
+# the kernel has no hooks for them in the network namespace: with the last such rule every
+# translated connection breaks. The table HOLD has both: a chain of type nat, and in it an
+# expression that reads conntrack's state and does nothing. An empty chain would not do. It is there
+# from the removal of kube-proxy's rules until kube-proxy's connections have ended.
+#
+# FORMER is the same of an ebpflb before the engine netfilter.
+
+FORMER = nft.Name("inet", "ebpflb-conntrack")
+HOLD = nft.Name("inet", "ebpflb-nat")
+
+_CHAIN = "hold"
+_DSTNAT = -100  # NF_IP_PRI_NAT_DST
+_CT_STATE, _REGISTER = 0, 1  # NFT_CT_STATE, NFT_REG_VERDICT + 1
+
+
+def has_dnat_connections() -> bool:
+    """Whether there are connections whose destination is translated: up to the first one is read.
+
+    True also if the kernel tracks connections and cannot list them: then there may be some.
+    """
+    try:
+        return any(status & DESTINATION_NAT for status in conntrack.statuses())
+    except OSError:
+        return bool(conntrack.limit())
+
+
+def keep_nat_hooks(table: nft.Name) -> bool:
+    """Keeps conntrack and NAT at work for both families, whatever rules are removed.
+
+    Returns whether anything had to be made: the table, or what others have removed of it. Raises
+    NodeError where this kernel has no NAT by nf_tables.
+    """
+    if keeps_nat_hooks(table):
+        return False
+    with nft.edit(table) as edit:
+        edit.table("add", name=table.table)
+        chain = {"table": table.table, "name": _CHAIN}
+        edit.chain("add", **chain, type="nat", hook="prerouting", priority=_DSTNAT)
+        match = genex("ct", {"key": _CT_STATE, "dreg": _REGISTER})
+        edit.rule("add", table=table.table, chain=_CHAIN, expressions=([match],))
+    if not keeps_nat_hooks(table):  # ``edit`` takes a missing part of nf_tables for a missing table
+        raise NodeError(
+            f"{table}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
+        )
+    return True
+
+
+def keeps_nat_hooks(table: nft.Name) -> bool:
+    """Whether the table is there, with all that it needs. Raises NodeError."""
+    return nft.has_rule(table, _CHAIN)
+
+
+def release_nat_hooks(table: nft.Name) -> None:
+    """Removes the table. Raises NodeError."""
+    nft.delete(table)
+
+
+def release_when_unused(table: nft.Name) -> bool:
+    """Removes the table unless a translated connection may need it; whether it is gone now.
+
+    Raises NodeError.
+    """
+    if not nft.exists(table):
+        return True
+    if has_dnat_connections():
+        return False
+    release_nat_hooks(table)
+    return True
+
+
+log = logging.getLogger(__name__)
+
+_NAME = "netfilter table"
+_INTERVAL_SECONDS = 60.0
+_TABLE_RETRY_SECONDS = 1.0  # where it could not be put back, or it is not known if it is needed
+
+_NETFILTER = 12  # NETLINK_NETFILTER
+_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+_TABLES_GROUP = 7  # NFNLGRP_NFTABLES
+_TABLES = 10 << 8  # NFNL_SUBSYS_NFTABLES
+# NFT_MSG_DELTABLE, _DELCHAIN, _DELRULE, _DELSET, _DELFLOWTABLE
+_REMOVALS = {_TABLES | kind for kind in (2, 5, 8, 11, 24)}
+
+
+class KeptTable(Protocol):
+    """What is kept (agent.netfilter_sync)."""
+
+    def differences(self) -> list[str]: ...
+    def restore(self) -> list[str]: ...
+    def release(self) -> None: ...
+
+
+class NatWatch:
+    """Watches in a thread from ``start`` to ``stop``; ``emit`` gets errors, and their end.
+
+    ``needed`` says whether the engine serves now, or None as long as that is not known. Where it
+    does not, the watch removes the table that an earlier engine has left, as soon as no connection
+    is translated any more. ``lacking``: what of the table was missing or changed at the last look,
+    in words. It is put back, but with ``report_only``; ``on_removed`` is called in either case.
+    ``flowtable`` is that of --fast-forward; ``differs`` collects in words what was not as it had
+    been written there, until it is taken.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[SourceStatus], None],
+        table: KeptTable,
+        *,
+        needed: Callable[[], bool | None],
+        report_only: bool = False,
+        on_removed: Callable[[], None] = lambda: None,
+        flowtable: FlowtableSync | None = None,
+        seconds: float = _INTERVAL_SECONDS,
+    ) -> None:
+        self.needed, self.seconds = needed, seconds
+        self.report_only, self.on_removed = report_only, on_removed
+        self.table = table
+        self.lacking: list[str] = []
+        self.put_back = 0  # how often
+        self.flowtable = flowtable or FlowtableSync(chosen=False)
+        self.flowtable.on_change = self._wake
+        self.differs: list[str] = []
+        self._whole = True  # the next look compares everything, not only what is to be changed
+        self._poll = Poller(_NAME, self._look, emit)
+        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
+        self._end, self._news = os.eventfd(0), os.eventfd(0)
+        self._thread = threading.Thread(target=self._run, name="netfilter-table", daemon=True)
+
+    def start(self) -> None:
+        """Subscribes before it looks, so that no removal is missed."""
+        self._changes.bind((0, 0))
+        self._changes.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _TABLES_GROUP)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when nothing is changed any more; the table stays."""
+        os.eventfd_write(self._end, 1)
+        if self._thread.ident:
+            self._thread.join()
+        self._changes.close()
+        self.flowtable.on_change = lambda: None
+        for each in (self._end, self._news):
+            os.close(each)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._news, 1)
+
+    def _run(self) -> None:
+        due = 0.0
+        while True:
+            is_known = self.needed() is not None  # before the look: it may become known during it
+            looked = self._poll() and is_known
+            if self._whole or not looked:
+                due = time.monotonic() + (self.seconds if looked else _TABLE_RETRY_SECONDS)
+            if (whole := self._wait(due)) is None:
+                return
+            self._whole = whole
+
+    def _wait(self, due: float) -> bool | None:
+        """Whether all is to be looked at, or only what the agent wants is new; None: it ends."""
+        kernel = self._changes.fileno()
+        while (left := due - time.monotonic()) > 0:
+            ready = readable([kernel, self._end, self._news], left)
+            if self._end in ready:
+                return None
+            if kernel in ready and tells_of(self._changes, _REMOVALS):
+                return True
+            if self._news in ready:
+                os.eventfd_read(self._news)
+                return False
+        return True
+
+    def _look(self) -> None:
+        """Raises NodeError."""
+        needed = self.needed()
+        if needed is None:
+            return
+        if self._whole:
+            self._look_at_table(needed=needed)
+            self._look_at_flowtable(needed=needed)
+        else:
+            self.flowtable.catch_up(needed=needed)
+
+    def _look_at_flowtable(self, *, needed: bool) -> None:
+        found = self.flowtable.look(needed=needed, report_only=self.report_only)
+        for what in found:
+            log.warning("%s: %s", flowtable.TABLE, what)
+        self.differs = found if self.report_only else self.differs + found
+        if found:
+            self.on_removed()
+
+    def take_differs(self) -> list[str]:
+        """What has differed since the last call; with ``report_only``, what differs now."""
+        if self.report_only:
+            return self.differs
+        taken, self.differs = self.differs, []
+        return taken
+
+    def _look_at_table(self, *, needed: bool) -> None:
+        if not needed:
+            self.lacking = []
+            self.table.release()
+            release_when_unused(FORMER)
+            return
+        lacked = self.lacking
+        lacking = self.table.differences() if self.report_only else self.table.restore()
+        self.lacking = lacking if self.report_only else []  # in one step: other threads read it
+        if lacking and not self.report_only:
+            self.put_back += 1
+            log.warning("put back what another program had removed: %s", "; ".join(lacking))
+        if lacking and lacking != lacked:
+            self.on_removed()

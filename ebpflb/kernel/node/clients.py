@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may ask for a service on this machine: network namespaces by process, name, address and pod.
+
+Kubernetes gives the processes of a pod the pod's name as their host name, unless the pod is on the
+node's network. Only the kernel's own (sethostname) tells it: what a process has in its environment
+it may have written itself.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pyroute2 import IPRoute
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.node import namespaces
+from ebpflb.model.addresses import Address
+
+_SO_NETNS_COOKIE = 71
+_OWN_UTS, _OWN_USER = Path("/proc/thread-self/ns/uts"), Path("/proc/thread-self/ns/user")
+_RT_SCOPE_UNIVERSE = 0
+
+_T = TypeVar("_T")
+
+
+def cookie(path: Path) -> int | None:
+    """A namespace's; None if the kernel has no option for it (5.14).
+
+    Raises NodeError where the namespace has gone.
+    """
+    return _in(path, _own_cookie)
+
+
+def addresses(path: Path) -> tuple[Address, ...]:
+    """What a namespace's own packets may have as their source. Raises NodeError as ``cookie``."""
+    return _in(path, own_addresses)
+
+
+def own_addresses() -> tuple[Address, ...]:
+    """The same of the namespace of this thread."""
+    with IPRoute() as route:
+        return tuple(
+            ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
+            for message in route.get_addr()
+            if message["scope"] == _RT_SCOPE_UNIVERSE
+        )
+
+
+def by_cookie(wanted: int) -> Path | None:
+    """The namespace that has this cookie; our own where it is that."""
+    return next((path for path in _all() if _tried(path) == wanted), None)
+
+
+def by_address(wanted: Address) -> Path | None:
+    """The namespace, but our own, that has this address; one with a device to ours before others.
+
+    Namespaces of other networks on the machine may have the same addresses.
+    """
+    for path in chain(namespaces.linked(), namespaces.others()):
+        with suppress(NodeError):
+            if wanted in addresses(path):
+                return path
+    return None
+
+
+def by_name(name: str) -> Path | None:
+    """A namespace by the name that ip(8) or a container runtime gave it, or by its path."""
+    candidates = [Path(name)] if name.startswith("/") else [it / name for it in namespaces.NAMED]
+    return next((path for path in candidates if namespaces.is_network(path)), None)
+
+
+def by_host_name(name: str) -> list[Path]:
+    """The namespaces whose processes have this host name: those of pods that are called so."""
+    own, found = namespaces.identity(namespaces.OWN_NETNS), dict[Any, Path]()
+    different = {
+        tuple(namespaces.identity(it / "ns" / kind) for kind in ("net", "uts", "user")): it
+        for it in processes()
+    }
+    for (place, *_), process in different.items():
+        if place and place != own and host_name(process) == name:
+            found[place] = process / "ns/net"
+    return list(found.values())
+
+
+def host_name(process: Path) -> str:
+    """The host name that a container runtime has given a process; "" if it has the node's.
+
+    No name counts that a process could give itself, in a user namespace that it has made.
+    """
+    if namespaces.identity(process / "ns/uts") == namespaces.identity(_OWN_UTS) or (
+        namespaces.identity(process / "ns/user") != namespaces.identity(_OWN_USER)
+    ):
+        return ""
+    with suppress(OSError):
+        return namespaces.call_in(process / "ns/uts", socket.gethostname, namespaces.HOST_NAME)
+    return ""
+
+
+def processes() -> Iterator[Path]:
+    """The folders of all processes in /proc."""
+    for entry in os.scandir(namespaces.PROCESSES):
+        if entry.name.isdigit():
+            yield Path(entry.path)
+
+
+def members(path: Path) -> Iterator[Path]:
+    """The folders in /proc of the processes in a namespace."""
+    wanted = namespaces.identity(path)
+    return (it for it in processes() if namespaces.identity(it / "ns/net") == wanted)
+
+
+def in_cgroup(process: Path, root: Path) -> bool:
+    """Whether a process is in this cgroup or below it, so that programs there see its sockets."""
+    with suppress(OSError):
+        for line in (process / "cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                inside = line.removeprefix("0::")
+                return (root == Path("/") or Path(inside).is_relative_to(root)) and bool(inside)
+    return False
+
+
+def _own_cookie() -> int | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            packed = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+        except OSError:
+            return None
+    return int.from_bytes(packed, sys.byteorder)
+
+
+def _all() -> Iterator[Path]:
+    yield namespaces.OWN_NETNS
+    yield from namespaces.others()
+
+
+def _tried(path: Path) -> int | None:
+    try:
+        return cookie(path)
+    except NodeError:
+        return None
+
+
+def _in(path: Path, function: Callable[[], _T]) -> _T:
+    try:
+        return namespaces.call_in(path, function)
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise NodeError(f"the network namespace {path} has gone: ask again") from error
+    except OSError as error:
+        why = f"{error.strerror}: run as root, or grant CAP_SYS_ADMIN"
+        raise NodeError(f"the network namespace {path} cannot be entered: {why}") from error

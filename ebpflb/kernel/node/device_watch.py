@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of this network namespace, their addresses and routes, now and as they change."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from inotify_simple import INotify, flags
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import (
+    RTMGRP_IPV4_IFADDR,
+    RTMGRP_IPV4_ROUTE,
+    RTMGRP_IPV6_IFADDR,
+    RTMGRP_IPV6_ROUTE,
+    RTMGRP_LINK,
+)
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netlink import tells_of
+from ebpflb.kernel.node.listed_route_sources import list_route_sources
+from ebpflb.kernel.node.poller import Poller
+from ebpflb.model.addresses import Address
+from ebpflb.model.devices import Device, Devices
+from ebpflb.model.events import SourceStatus
+from ebpflb.model.kube_proxy import DEVICE
+from ebpflb.model.route_sources import RouteSource
+from ebpflb.readable import HasFileno, readable
+
+# Tells at once that something may have been taken away that the agent has attached or pinned.
+#
+# Two kinds of removal have an event: of a qdisc or filter of a device (rtnetlink), and of a name in
+# the state directory (inotify, which a bpffs has as every file system). A link that is detached or
+# updated has none, nor has a bpffs that is unmounted lazily; those are looked for every two
+# seconds.
+
+log = logging.getLogger(__name__)
+
+_WATCH_RETRY_SECONDS = 2.0  # until a folder is watched that was not there, or is another one now
+_TRAFFIC_CONTROL = 1 << 3  # RTMGRP_TC
+_REMOVALS = {37, 45}  # RTM_DELQDISC, RTM_DELTFILTER
+_MASK = flags.DELETE | flags.MOVED_FROM | flags.DELETE_SELF | flags.UNMOUNT
+
+
+class RemovalWatch:
+    """Calls ``emit`` from a thread, from ``start`` to ``stop``, once for removals close together.
+
+    Without inotify, or a folder, only the other removals are told.
+    """
+
+    def __init__(self, emit: Callable[[], None], folders: Sequence[Path]) -> None:
+        self._emit, self._folders = emit, folders
+        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._end = os.eventfd(0)
+        self._inotify: INotify | None = None
+        self._thread = threading.Thread(target=self._run, name="removals", daemon=True)
+
+    def start(self) -> None:
+        """What is removed from now on is told."""
+        self._changes.bind((0, _TRAFFIC_CONTROL))
+        try:
+            self._inotify = INotify()
+        except OSError as error:
+            log.info("no inotify for the state directory: %s", error.strerror)
+        self._watch_folders()
+        self._thread.start()
+
+    def stop(self) -> None:
+        os.eventfd_write(self._end, 1)
+        if self._thread.ident:
+            self._thread.join()
+        self._changes.close()
+        os.close(self._end)
+        if self._inotify:
+            self._inotify.close()
+
+    def _run(self) -> None:
+        sources: list[int | HasFileno] = [self._changes, self._end]
+        sources += [self._inotify] if self._inotify else []
+        while True:
+            ready = readable(sources, _WATCH_RETRY_SECONDS)
+            if self._end in ready:
+                return
+            removed = self._changes in ready and tells_of(self._changes, _REMOVALS)
+            if self._inotify in ready and self._inotify is not None:
+                removed |= any(event.mask & _MASK for event in self._inotify.read(timeout=0))
+            if removed:
+                self._emit()
+            self._watch_folders()
+
+    def _watch_folders(self) -> None:
+        """A watch belongs to the inode: one that is there already is the same again."""
+        if self._inotify is None:
+            return
+        for folder in self._folders:
+            with suppress(OSError):
+                self._inotify.add_watch(folder, _MASK)
+
+
+_ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
+_IFF_LOOPBACK = 8
+# IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
+_UNFIT = 0x01 | 0x08 | 0x20 | 0x40
+_RT_SCOPE_UNIVERSE = 0
+_ADDRESSES = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
+_ROUTES = RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE
+RELIST_SECONDS = 1.0  # pause after a failure to list
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesChanged:
+    """All devices that exist now, except the one of kube-proxy's ipvs mode.
+
+    That has every cluster IP, none of which is an address of the node. ``route_sources`` are listed
+    only where they are asked for.
+    """
+
+    devices: Devices
+    route_sources: tuple[RouteSource, ...] = ()
+
+    @property
+    def addresses(self) -> frozenset[Address]:
+        """All addresses of all devices."""
+        return frozenset(address for device in self.devices for address in device.addresses)
+
+
+def list_devices(*, route_sources: bool = False) -> DevicesChanged:
+    """The devices in this network namespace. Raises NodeError."""
+    try:
+        with IPRoute() as route:
+            devices = _devices(route)
+            sources = list_route_sources(route, devices) if route_sources else ()
+    except (NetlinkError, OSError) as error:
+        raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
+    return DevicesChanged(devices, sources)
+
+
+def _devices(route: IPRoute) -> Devices:
+    addresses = defaultdict(list)
+    for message in route.get_addr():
+        addresses[message["index"]].append(message)
+    devices = (_device(link, addresses[link["index"]]) for link in route.get_links())
+    return tuple(device for device in devices if device.name != DEVICE)
+
+
+def _device(link: Any, addresses: list[Any]) -> Device:
+    has_link_header = link["ifi_type"] in (_ETHER, _LOOPBACK)
+    return Device(
+        index=link["index"],
+        name=link.get_attr("IFLA_IFNAME"),
+        loopback=bool(link["flags"] & _IFF_LOOPBACK),
+        link_header=has_link_header,
+        master=link.get_attr("IFLA_MASTER") or 0,
+        addresses=tuple(_address(message) for message in addresses),
+        sources=tuple(_address(message) for message in addresses if _is_source(message)),
+        kind=link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "",
+        hairpin=bool(link.get_nested("IFLA_LINKINFO", "IFLA_INFO_SLAVE_DATA", "IFLA_BRPORT_MODE")),
+        mac=link.get_attr("IFLA_ADDRESS") if has_link_header else "",
+    )
+
+
+def _address(message: Any) -> Address:
+    """On a point-to-point link IFA_ADDRESS is the peer's; IFA_LOCAL, if there is one, is ours."""
+    return ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
+
+
+def _is_source(message: Any) -> bool:
+    return message["scope"] == _RT_SCOPE_UNIVERSE and not message["flags"] & _UNFIT
+
+
+class DeviceWatch:
+    """Emits the list of devices at once and after every change, from a thread of its own.
+
+    A list that fails is tried again until it succeeds. The socket is a plain one: since release
+    0.9 pyroute2's may be used only by the thread that made them.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[DevicesChanged | SourceStatus], None],
+        *,
+        route_sources: bool = False,
+    ) -> None:
+        """``route_sources``: routes are watched too."""
+        self.emit, self.route_sources = emit, route_sources
+        self.changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._poll = Poller("devices", self._report, emit)
+
+    def start(self) -> None:
+        """Subscribes before it lists, so that no change is missed. Raises NodeError."""
+        self.changes.bind((0, _ADDRESSES | _ROUTES if self.route_sources else _ADDRESSES))
+        self._report()
+        threading.Thread(target=self._run, name="devices", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._wait()
+            while not self._poll():
+                time.sleep(RELIST_SECONDS)
+
+    def _report(self) -> None:
+        self.emit(list_devices(route_sources=self.route_sources))
+
+    def _wait(self) -> None:
+        """Returns after a change, or after changes were lost (ENOBUFS): both need a new list."""
+        try:
+            self.changes.recv(1 << 16)
+            while self.changes.recv(1 << 16, socket.MSG_DONTWAIT):
+                pass  # one list is enough for all changes so far
+        except BlockingIOError:
+            return
+        except OSError:
+            time.sleep(RELIST_SECONDS)

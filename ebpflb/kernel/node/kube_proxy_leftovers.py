@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that a former kube-proxy left in this network namespace, and how to remove it.
+
+Each leftover is removed in one step, so that no packet meets half of it. The order of the list
+matters: rules that match an ipset are removed before the ipset. What kube-proxy set besides rules
+(sysctls such as route_localnet, nfacct counters) is not found here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+from pyroute2 import IPVS, IPRoute, IPSet, IPVSService
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.nfnetlink.ipset import IPSET_FLAG_LIST_SETNAME
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import iptables, nft
+from ebpflb.kernel.netfilter.iptables import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
+from ebpflb.model import kube_proxy
+from ebpflb.model.addresses import Address
+from ebpflb.model.kube_proxy import (
+    DEVICE,
+    IPTABLES,
+    NFT_TABLE,
+    NODE_PORTS,
+    SETS,
+    Removal,
+    VirtualServer,
+    is_chain,
+    parse_virtual_servers,
+)
+from ebpflb.model.services import PROTOCOLS
+
+# IPVS in this network namespace, the device that holds its addresses, and ipsets; by netlink.
+#
+# Nothing here makes the kernel load a module: without /proc/net/ip_vs there is no server.
+
+SERVERS = Path("/proc/net/ip_vs")
+
+
+def virtual_servers() -> list[VirtualServer]:
+    """All virtual servers that have an address."""
+    return parse_virtual_servers(SERVERS.read_text()) if SERVERS.exists() else []
+
+
+def remove_virtual_servers(unused: list[VirtualServer]) -> None:
+    """Ends the connections through them: IPVS drops packets without server. Raises NodeError."""
+    with _node_errors("IPVS"), IPVS() as ipvs:
+        for server in unused:
+            address = {"addr": str(server.address), "port": server.port}
+            ipvs.service("del", IPVSService(**address, protocol=PROTOCOLS[server.protocol]))
+
+
+def dummy_addresses(device: str) -> set[Address] | None:
+    """The addresses of a device; None if there is no such device. Raises NodeError."""
+    with _node_errors(device), IPRoute() as route:
+        index = route.link_lookup(ifname=device)
+        if not index:
+            return None
+        found = list(route.get_addr(index=index[0]))
+    return {ip_address(message.get_attr("IFA_ADDRESS")) for message in found}
+
+
+def remove_dummy_device(device: str) -> None:
+    """Raises NodeError."""
+    with _node_errors(device), IPRoute() as route:
+        for index in route.link_lookup(ifname=device):
+            route.link("del", index=index)
+
+
+def ipsets() -> set[str]:
+    """The names of all ipsets; none if the kernel does not support removed."""
+    try:
+        with IPSet() as ipset:
+            found = list(ipset.list(flags=IPSET_FLAG_LIST_SETNAME))
+    except (NetlinkError, OSError):
+        return set()
+    return {message.get_attr("IPSET_ATTR_SETNAME") for message in found}
+
+
+def service_ports(name: str) -> set[int]:
+    """The ports in a set of ports, or of addresses with ports (bitmap:port, hash:ip,port)."""
+    with _node_errors(name), IPSet() as ipset:
+        found = list(ipset.list(name))
+    members = [m.get_attr("IPSET_ATTR_ADT") for m in found]
+    return {
+        entry.get_attr("IPSET_ATTR_PORT_FROM")
+        for member in members
+        if member
+        for entry in member.get_attrs("IPSET_ATTR_DATA")
+    }
+
+
+def remove_ipset(name: str) -> None:
+    """Raises NodeError, also if a rule still matches it."""
+    with _node_errors(f"ipset {name}"), IPSet() as ipset:
+        ipset.destroy(name)
+
+
+@contextmanager
+def _node_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except NetlinkError as error:
+        raise NodeError(f"{what}: {error.args[-1]}") from error
+    except OSError as error:
+        raise NodeError(f"{what}: {error.strerror}") from error
+
+
+_NFT_TABLES = {nft.Name("ip", NFT_TABLE), nft.Name("ip6", NFT_TABLE)}
+
+
+class Leftover(NamedTuple):
+    """One leftover, and what removes it; ``remove`` raises NodeError."""
+
+    what: str
+    remove: Callable[[], None]
+
+
+@dataclass
+class LeftoverSurvey:
+    """``removable`` leftovers; ``retained``: used by others; ``unreadable``: may be leftovers."""
+
+    removable: list[Leftover] = field(default_factory=list)
+    retained: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def survey() -> LeftoverSurvey:
+    """Finds all leftovers and changes nothing."""
+    found = LeftoverSurvey()
+    for table in sorted(nft.tables() & _NFT_TABLES):
+        found.removable.append(Leftover(str(table), partial(nft.delete, table)))
+    for tool in tools():
+        _iptables(tool, found)
+    _ipvs(found)
+    for name in sorted(ipsets() & SETS):
+        found.removable.append(Leftover(f"ipset {name}", partial(remove_ipset, name)))
+    return found
+
+
+def visible_rules() -> list[str]:
+    """Where kube-proxy's rules are; the cost does not grow with their number."""
+    names = [str(table) for table in nft.tables() & _NFT_TABLES]
+    names += [f"chains of {tool.name}" for tool in tools() if _has_services(tool)]
+    device = [] if dummy_addresses(DEVICE) is None else [f"device {DEVICE}"]
+    return sorted(names) + device
+
+
+def _has_services(tool: Tool) -> bool:
+    """Its modes by iptables and ipvs have KUBE-SERVICES in nat."""
+    if tool.variant == LEGACY:
+        return iptables.legacy_has_chain(FAMILY_OF_TOOL[tool.family], "nat", "KUBE-SERVICES")
+    return nft.has_chain(nft.Name(NFT_FAMILY[tool.family], "nat"), "KUBE-SERVICES")
+
+
+def _iptables(tool: Tool, found: LeftoverSurvey) -> None:
+    unreadable = _unreadable(tool)
+    if unreadable:
+        found.unreadable.append(f"{unreadable} of {tool.name}: it is not installed here")
+    if not tool.command:
+        return
+    try:
+        removals = [Removal(table) for table in tool.tables()]
+    except NodeError as error:
+        found.unreadable.append(str(error))
+        return
+    for removal in removals:
+        name = f"{tool.name}, table {removal.table.name}"
+        if removal:
+            found.removable.append(
+                Leftover(f"{name}: {removal.summary}", partial(_restore, tool, removal))
+            )
+        if removal.retained:
+            found.retained.append(f"{name}: {removal.retained}")
+
+
+def _unreadable(tool: Tool) -> str:
+    """The tables with rules of kube-proxy that cannot be read because the tool is missing."""
+    if tool.command:
+        return ""
+    if tool.variant == LEGACY:
+        there = [
+            name for name in IPTABLES if name in iptables.legacy_tables(FAMILY_OF_TOOL[tool.family])
+        ]
+    else:
+        names = [nft.Name(NFT_FAMILY[tool.family], table) for table in IPTABLES]
+        there = [name.table for name in names if any(map(is_chain, nft.chains(name)))]
+    return f"the tables {', '.join(there)}" if there else ""
+
+
+def _restore(tool: Tool, removal: Removal) -> None:
+    """Tries once more if the table has changed since it was read."""
+    try:
+        tool.restore(removal.script)
+    except NodeError:
+        for again in map(Removal, tool.tables()):
+            if again.table.name == removal.table.name and again:
+                tool.restore(again.script)
+
+
+def _ipvs(found: LeftoverSurvey) -> None:
+    """kube-proxy's virtual servers, by its device's addresses and its sets of NodePorts."""
+    addresses = dummy_addresses(DEVICE)
+    there = virtual_servers()
+    sets = ipsets()
+    ports = {
+        protocol: {port for name in names if name in sets for port in service_ports(name)}
+        for protocol, names in NODE_PORTS.items()
+    }
+    ours, others = kube_proxy.split(there, addresses or set(), ports)
+    if ours:
+        connections = sum(server.open_connections for server in ours)
+        what = f"{len(ours)} virtual servers of IPVS, with {connections} open connections"
+        found.removable.append(Leftover(what, partial(remove_virtual_servers, ours)))
+    if others and (ours or addresses is not None):
+        found.retained.append(f"virtual servers of IPVS that may be others': {_named(others)}")
+    if addresses is not None:
+        found.removable.append(Leftover(f"device {DEVICE}", partial(remove_dummy_device, DEVICE)))
+
+
+def _named(servers: list[kube_proxy.VirtualServer]) -> str:
+    return ", ".join(map(str, servers))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detects a kube-proxy in this network namespace, or what one left (kube-proxy.md 13.2, 17).
+
+A kube-proxy is detected by its process, which cannot be seen from within a pod; by what answers
+/proxyMode on loopback with a mode of kube-proxy, even as part of another program, as in k3s; or by
+its rules, if they return after they were gone.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from ebpflb.kernel.node import kube_proxy_leftovers, process
+from ebpflb.kernel.node.poller import Poller
+from ebpflb.model.events import SourceStatus
+from ebpflb.model.kube_proxy import PROXY_MODE_PORT, PROXY_MODES, Detection
+
+_NAME = "kube-proxy"
+_INTERVAL_SECONDS = 60.0
+_LOOPBACKS = ("127.0.0.1", "::1")
+_TIMEOUT = 1.0  # seconds
+_MAX_LENGTH = 32  # bytes of an answer
+
+
+def detect() -> Detection:
+    """What can be detected now. Raises NodeError if something cannot be read."""
+    answers = tuple(_proxy_modes())
+    rules = tuple(kube_proxy_leftovers.visible_rules())
+    unseen = not process.sees_the_machine()
+    return Detection(tuple(sorted(_pids())), answers, rules, unseen=unseen)
+
+
+class KubeProxyWatch:
+    """Emits the first detection at once, and then every one that differs from the last.
+
+    While something cannot be read the last detection stays.
+    """
+
+    def __init__(
+        self, emit: Callable[[Detection | SourceStatus], None], seconds: float = _INTERVAL_SECONDS
+    ) -> None:
+        self.emit = emit
+        self.seconds = seconds
+        self._poll = Poller(_NAME, self._report, emit)
+        self._ended = threading.Event()
+        self._reported: Detection | None = None
+
+    def start(self) -> None:
+        """Detects once before it returns."""
+        self._poll()
+        threading.Thread(target=self._watch, name=_NAME, daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self.seconds):
+            self._poll()
+
+    def _report(self) -> None:
+        found = detect().compared_with(self._reported)
+        if found != self._reported:
+            self._reported = found
+            self.emit(found)
+
+
+def _pids() -> Iterator[int]:
+    """Its processes in this network namespace: a machine may have several nodes."""
+    here = _netns(Path("/proc/self"))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or may not be read
+            if _is_kube_proxy(folder) and _netns(folder) == here:
+                yield int(folder.name)
+
+
+def _is_kube_proxy(folder: Path) -> bool:
+    if (folder / "comm").read_text().strip() == _NAME:
+        return True
+    return (folder / "exe").readlink().name == _NAME
+
+
+def _netns(folder: Path) -> int:
+    return (folder / "ns" / "net").stat().st_ino
+
+
+def _proxy_modes() -> Iterator[tuple[str, str]]:
+    """Addresses and modes of what answers as a kube-proxy; ebpflb itself answers "ebpf"."""
+    for address in _LOOPBACKS:
+        mode = _proxy_mode(address)
+        if mode in PROXY_MODES:
+            where = f"[{address}]" if ":" in address else address
+            yield f"{where}:{PROXY_MODE_PORT}", mode
+
+
+def _proxy_mode(address: str) -> str:
+    connection = HTTPConnection(address, PROXY_MODE_PORT, timeout=_TIMEOUT)
+    try:
+        connection.request("GET", "/proxyMode")
+        return connection.getresponse().read(_MAX_LENGTH).decode("ascii", "replace").strip()
+    except (OSError, HTTPException):
+        return ""
+    finally:
+        connection.close()

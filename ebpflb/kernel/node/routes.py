@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kernel would route a packet, in the network namespace of the thread (rtnetlink)."""
+
+from collections.abc import Collection, Iterable, Iterator
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6
+from typing import Any, NamedTuple
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.node.device_watch import list_devices
+from ebpflb.model.addresses import Address
+
+# By which device this thread's network namespace would send replies to clients outside.
+#
+# The kernel is asked for each route, so its routing rules count too; nothing is sent.
+
+# Of no node and no pod, in networks that are routed like the rest of the Internet.
+FAR_CLIENTS = (ip_address("1.0.0.1"), ip_address("2000::1"))
+_REPLY_FAMILIES = {4: AF_INET, 6: AF_INET6}
+
+
+class ReplyRoute(NamedTuple):
+    """From an address of a device to a client; ``leaves_by`` is a device, "" without a route."""
+
+    address: Address
+    device: str
+    client: Address
+    leaves_by: str
+
+
+def replies(addresses: Collection[Address], clients: Collection[Address]) -> list[ReplyRoute]:
+    """Of those of the addresses that are here, on other devices than loopback. Raises NodeError."""
+    devices = [device for device in list_devices().devices if not device.loopback]
+    names = {device.index: device.name for device in devices}
+    here = [(a, d.name) for d in devices for a in d.addresses if a in addresses]
+    try:
+        with IPRoute() as route:
+            return [
+                ReplyRoute(address, name, client, names.get(_leaves_by(route, address, client), ""))
+                for address, name in here
+                for client in clients
+                if client.version == address.version
+            ]
+    except OSError as error:
+        raise NodeError(f"routes cannot be read: {error.strerror}") from error
+
+
+def gateways() -> set[Address]:
+    """Those of default routes: clients beyond the node's pods. Raises NodeError."""
+    try:
+        with IPRoute() as route:
+            return set(_gateways(route))
+    except (NetlinkError, OSError) as error:
+        raise NodeError(f"routes cannot be listed: {error.args[-1]}") from error
+
+
+def _gateways(route: Any) -> Iterator[Address]:
+    for family in _REPLY_FAMILIES.values():
+        for found in route.get_default_routes(family):
+            gateway = found.get_attr("RTA_GATEWAY")
+            if gateway and not ip_address(gateway).is_link_local:
+                yield ip_address(gateway)
+
+
+def _leaves_by(route: Any, address: Address, client: Address) -> int:
+    """The index of a device; 0 where the kernel has no route, or one that drops packets."""
+    family = _REPLY_FAMILIES[address.version]
+    try:
+        (found, *_) = route.route("get", family=family, dst=str(client), src=str(address))
+    except NetlinkError:
+        return 0
+    return found.get_attr("RTA_OIF") or 0
+
+
+# The routing rules of this network namespace (ip rule), as far as marks choose a table.
+
+
+def rule_marks() -> set[int]:
+    """The marks, under their masks. Raises NodeError."""
+    try:
+        with IPRoute() as route:
+            rules = [rule for family in (AF_INET, AF_INET6) for rule in route.get_rules(family)]
+    except (NetlinkError, OSError) as error:
+        raise NodeError(f"routing rules cannot be listed: {error.args[-1]}") from error
+    found = ((rule.get_attr("FRA_FWMARK"), rule.get_attr("FRA_FWMASK")) for rule in rules)
+    return {mark & (2**32 - 1 if mask is None else mask) for mark, mask in found if mark} - {0}
+
+
+_UNICAST, _LOCAL = 1, 2  # RTN_UNICAST, RTN_LOCAL
+_CLOSED = {6: "blackhole", 7: "unreachable", 8: "prohibit"}  # RTN_BLACKHOLE, ...
+_AF = {4: 2, 6: 10}
+
+
+class Route(NamedTuple):
+    """``ifindex`` is 0 where the packet goes nowhere, and ``why`` says so.
+
+    ``local``: it is for this namespace itself. ``gateway``: None for a neighbour.
+    """
+
+    ifindex: int
+    device: str = ""
+    gateway: Address | None = None
+    source: Address | None = None
+    local: bool = False
+    why: str = ""
+
+
+def route_to(
+    destination: Address, source: Address | None = None, came_by: int = 0, mark: int = 0
+) -> Route:
+    """Of a packet of this node, or with ``came_by`` of one that came in by that device.
+
+    Raises OSError where rtnetlink cannot be asked.
+    """
+    words: dict[str, Any] = {"dst": str(destination)}
+    if source is not None and came_by:
+        words["src"] = str(source)
+    if came_by:
+        words["iif"] = came_by
+    if mark:
+        words["mark"] = mark
+    with IPRoute() as ipr:
+        try:
+            answer = next(iter(ipr.route("get", **words)))
+        except NetlinkError as error:
+            return Route(0, why=str(error.args[-1]).lower())
+        return _read(ipr, answer)
+
+
+def without_route(destinations: Iterable[Address]) -> Iterator[tuple[Address, str]]:
+    """Those to which this node has no route, or one that lets nothing through; and why."""
+    with IPRoute() as ipr:
+        for each in destinations:
+            try:
+                next(iter(ipr.route("get", dst=str(each))))
+            except NetlinkError as error:
+                yield each, str(error.args[-1]).lower()
+
+
+def default_devices(version: int) -> Iterator[int]:
+    """The devices of default routes, that of the lowest metric first."""
+    with IPRoute() as ipr:
+        found = [it for it in ipr.get_default_routes(family=_AF[version]) if it.get_attr("RTA_OIF")]
+    for route in sorted(found, key=lambda it: it.get_attr("RTA_PRIORITY") or 0):
+        yield route.get_attr("RTA_OIF")
+
+
+def _read(ipr: Any, answer: Any) -> Route:
+    if answer["type"] in _CLOSED:
+        return Route(0, why=f"a route of type {_CLOSED[answer['type']]}")
+    ifindex = answer.get_attr("RTA_OIF") or 0
+    gateway, source = answer.get_attr("RTA_GATEWAY"), answer.get_attr("RTA_PREFSRC")
+    links = ipr.get_links(ifindex) if ifindex else []
+    return Route(
+        ifindex,
+        links[0].get_attr("IFLA_IFNAME") if links else "",
+        ip_address(gateway) if gateway else None,
+        ip_address(source) if source else None,
+        local=answer["type"] == _LOCAL,
+    )

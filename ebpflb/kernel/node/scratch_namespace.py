@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network namespace that is joined to this one as a pod is, and that nobody has to remove.
+
+It has no name: a thread is in it, and with that thread, however its process ends, the kernel
+removes it, the pair of veth devices, and the routes and neighbours at them. Its addresses have a
+route of their own length to the device, and both ends know each other's link address, so that
+neither an address of the node nor a sysctl is needed.
+"""
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any, TypeVar
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb import libc
+from ebpflb.errors import NodeError, in_words
+from ebpflb.kernel.node.namespaces import OWN_NETNS
+from ebpflb.model.addresses import Address, Family
+
+VETH_PREFIX = "ebpflb-dr"  # of the devices' names here; the other end is eth0
+GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}  # which no one has
+_V4 = ip_network(
+    "203.0.113.0/24"
+)  # RFC 5737: for documentation, so nobody's; clouds use RFC 2544's
+_FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: the route itself, not a clone for the destination
+_NODAD = 0x02  # IFA_F_NODAD
+_PERMANENT = 0x80  # NUD_PERMANENT
+_SCOPE_LINK = 253
+_DRAWS = 100
+_UP_SECONDS = 5.0
+
+_T = TypeVar("_T")
+
+
+def unused_address(family: Family, taken: Collection[Address]) -> Address:
+    """One that no route but a default one leads to, and that is not ``taken``. Raises NodeError."""
+    with IPRoute() as route:
+        for _ in range(_DRAWS):
+            found = _drawn(family)
+            if found not in taken and not _is_routed(route, found):
+                return found
+    raise NodeError(f"no unused {family} address is left for a scratch namespace")
+
+
+def _drawn(family: Family) -> Address:
+    """IPv6: with a random global id (RFC 4193)."""
+    if family is Family.IPV4:
+        return _V4[1 + secrets.randbelow(_V4.num_addresses - 2)]
+    return IPv6Address(0xFD << 120 | secrets.randbits(40) << 80 | 1)
+
+
+def _is_routed(route: Any, address: Address) -> bool:
+    try:
+        found = next(iter(route.route("get", dst=str(address), flags=_FIB_MATCH)))
+    except NetlinkError as error:
+        return bool(error.code != errno.ENETUNREACH)  # others are of routes that let nothing pass
+    return bool(found["dst_len"] > 1)  # or half of the default one
+
+
+class ScratchNamespace:
+    """Its name is that of the device here. ``close`` removes it."""
+
+    def __init__(self, addresses: Collection[Address]) -> None:
+        """Raises NodeError that says what is missing."""
+        self.name = VETH_PREFIX + secrets.token_hex(3)
+        self.addresses = {Family(it.version): it for it in addresses}
+        self.index = 0
+        self._thread = ThreadPoolExecutor(1, "scratch")
+        try:
+            self._thread.submit(leave).result()
+            self._join()
+        except NodeError:
+            self.close()
+            raise
+        except (OSError, NetlinkError) as error:
+            self.close()
+            raise NodeError(f"no scratch namespace can be made: {_why(error)}") from error
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Its result, called in the namespace; one at a time."""
+        return self._thread.submit(function).result()
+
+    def close(self) -> None:
+        """Removes the devices at once: the kernel removes a namespace some time later."""
+        with suppress(OSError, NetlinkError), IPRoute() as route:
+            if self.index:
+                route.link("del", index=self.index)
+        self._thread.shutdown()
+
+    def _join(self) -> None:
+        """The link addresses are ours: udev would soon change one that the kernel has drawn."""
+        with IPRoute() as route:
+            namespace = self.call(lambda: os.open(OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC))
+            try:
+                peer = {"ifname": "eth0", "net_ns_fd": namespace, "address": _link_address()}
+                link = {"ifname": self.name, "address": _link_address()}
+                route.link("add", kind="veth", peer=peer, **link)
+            finally:
+                os.close(namespace)
+            self.index = route.link_lookup(ifname=self.name)[0]
+            route.link("set", index=self.index, state="up")
+            here = route.get_links(self.index)[0].get_attr("IFLA_ADDRESS")
+            there = self.call(lambda: _set_up(self.addresses, here))
+            for address in self.addresses.values():
+                length = address.max_prefixlen
+                words = {"dst": f"{address}/{length}", "oif": self.index, "scope": _SCOPE_LINK}
+                route.route("add", **words)
+                _know(route, self.index, str(address), there)
+            _wait_until_up(route, self.index)
+            self.call(_own_device_is_up)
+
+
+def _link_address() -> str:
+    """A random one: local, of one station."""
+    drawn = [0x02 | secrets.randbits(8) & 0xFC, *secrets.token_bytes(5)]
+    return ":".join(f"{byte:02x}" for byte in drawn)
+
+
+def _why(error: Exception) -> str:
+    number = error.args[0] if error.args else 0
+    if number in (errno.EPERM, errno.EACCES):
+        return "run as root, or grant CAP_SYS_ADMIN and CAP_NET_ADMIN"
+    return str(error.args[-1]) if isinstance(error, NetlinkError) else in_words(error)
+
+
+def leave() -> None:
+    """This thread is in a namespace of its own from now on."""
+    libc.unshare(libc.NEW_NETWORK)
+
+
+def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:
+    """In the namespace; returns the link address of its device."""
+    with IPRoute() as route:
+        index = route.link_lookup(ifname="eth0")[0]
+        route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")
+        route.link("set", index=index, state="up")
+        for family, address in addresses.items():
+            nodad = {"flags": _NODAD} if family is Family.IPV6 else {}
+            route.addr(
+                "add", index=index, address=str(address), prefixlen=address.max_prefixlen, **nodad
+            )
+            gateway = GATEWAYS[family]
+            _know(route, index, gateway, gateway_link)
+            dst = "default" if family is Family.IPV4 else "::/0"
+            route.route("add", dst=dst, gateway=gateway, oif=index, flags=["onlink"])
+        return str(route.get_links(index)[0].get_attr("IFLA_ADDRESS"))
+
+
+def _own_device_is_up() -> None:
+    with IPRoute() as route:
+        _wait_until_up(route, route.link_lookup(ifname="eth0")[0])
+
+
+def _wait_until_up(route: Any, index: int) -> None:
+    """The kernel notices some time after both ends are up; it drops what is sent before."""
+    until = time.monotonic() + _UP_SECONDS
+    while route.get_links(index)[0].get_attr("IFLA_OPERSTATE") != "UP":
+        if time.monotonic() > until:
+            raise NodeError("no scratch namespace can be made: its device does not come up")
+        time.sleep(0.01)
+
+
+def _know(route: Any, index: int, neighbour: str, link_address: str) -> None:
+    family = {4: 2, 6: 10}[ip_address(neighbour).version]
+    words = {"dst": neighbour, "lladdr": link_address, "ifindex": index, "state": _PERMANENT}
+    route.neigh("add", family=family, **words)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which features this kernel has, found by trying them and not from its version.
+
+Nothing that others use is changed: programs and maps are not pinned, and filters are attached to
+the loopback device of a new network namespace. For tcx see attach/tcx.py.
+"""
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb import libc
+from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import clsact
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs.loader import HOOK_TYPES, PACKET_SECTIONS, HookType
+
+_T = TypeVar("_T")
+
+_SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP, _READ_KERNEL = 187, 160, 69, 113
+_ROUTE_SOURCE = 16  # a flag of bpf_fib_lookup
+_STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
+_FRAME, _BYTES = 10, 64  # the register with the end of the stack; bytes used of the stack
+_CONTEXT, _STACK = "context", "stack"
+
+# The helpers that hooks/packet.c calls, except those of maps: number, then arguments.
+PACKET_HELPERS: dict[str, tuple[int | str, ...]] = {
+    "ktime_get_ns": (5,),
+    "get_prandom_u32": (7,),
+    "get_smp_processor_id": (8,),
+    "skb_store_bytes": (9, _CONTEXT, 0, _STACK, _BYTES, 0),
+    "l3_csum_replace": (10, _CONTEXT, 0, 0, 0, 2),
+    "l4_csum_replace": (11, _CONTEXT, 0, 0, 0, 2),
+    "skb_vlan_pop": (19, _CONTEXT),
+    "redirect": (23, 1, 0),
+    "skb_load_bytes": (26, _CONTEXT, 0, _STACK, _BYTES),
+    "csum_diff": (28, _STACK, _BYTES, _STACK, _BYTES, 0),
+    "skb_change_tail": (38, _CONTEXT, _BYTES, 0),
+    "fib_lookup": (69, _CONTEXT, _STACK, _BYTES, 0),
+    "redirect_neigh": (152, 1, 0, 0, 0),
+}
+
+
+def _instruction(opcode: int, register: int = 0, number: int = 0, offset: int = 0) -> bytes:
+    return struct.pack("<BBhi", opcode, register, offset, number)
+
+
+def _allow(*before: bytes) -> bytes:
+    return b"".join(before) + _instruction(_MOVE, 0, 1) + _instruction(_EXIT)
+
+
+def _argument(register: int, value: int | str) -> bytes:
+    """The context needs no instruction: it already is in the first register."""
+    if value == _STACK:
+        copied = _instruction(_COPY, register | _FRAME << 4)
+        return copied + _instruction(_ADD, register, -_BYTES)
+    return b"" if value == _CONTEXT else _instruction(_MOVE, register, int(value))
+
+
+def _calling(helper: int | str, *arguments: int | str) -> bytes:
+    """A program that calls a helper, on a stack of zeros."""
+    zeros = [_instruction(_STORE, _FRAME, offset=-at) for at in range(8, _BYTES + 8, 8)]
+    loads = [_argument(register, value) for register, value in enumerate(arguments, start=1)]
+    return _allow(*zeros, *loads, _instruction(_CALL, number=int(helper)))
+
+
+def _load(hook: HookType, code: bytes) -> int:
+    program_type, attach_type = hook
+    return bpf.prog_load(
+        name="probe", program_type=program_type, attach_type=attach_type, code=code, log=None
+    )
+
+
+def _loads(hook: HookType, code: bytes) -> bool:
+    try:
+        os.close(_load(hook, code))
+    except KernelError:
+        return False
+    return True
+
+
+def hook(section: str) -> bool:
+    """Whether the kernel has this hook."""
+    return _loads(HOOK_TYPES[section], _allow())
+
+
+def set_retval() -> bool:
+    """Whether a hook can choose the errno of the system call (5.18)."""
+    return _loads(HOOK_TYPES["cgroup/connect4"], _calling(_SET_RETVAL, -errno.ECONNREFUSED))
+
+
+def kernel_read() -> bool:
+    """Whether a hook may read the kernel's memory: not with ``lockdown=confidentiality``."""
+    return _loads(HOOK_TYPES["cgroup/post_bind6"], _calling(_READ_KERNEL, _STACK, _BYTES, 0))
+
+
+def coarse_clock() -> bool:
+    """Whether a program at a device may read the coarse clock (5.11)."""
+    return _loads(PACKET_SECTIONS["tc/ingress"], _calling(_COARSE_CLOCK))
+
+
+def route_source() -> bool:
+    """Whether a program at a device may ask for the source that a route would choose (6.7).
+
+    The kernel checks the flag before the address family, of which there is none.
+    """
+    zeros = [_instruction(_STORE, _FRAME, offset=-at) for at in range(8, _BYTES + 8, 8)]
+    call: tuple[int | str, ...] = (_CONTEXT, _STACK, _BYTES, _ROUTE_SOURCE)
+    loads = [_argument(register, value) for register, value in enumerate(call, start=1)]
+    code = [*zeros, *loads, _instruction(_CALL, number=_FIB_LOOKUP), _instruction(_EXIT)]
+    try:
+        program = _load(PACKET_SECTIONS["tc/ingress"], b"".join(code))
+    except KernelError:
+        return False
+    try:
+        return loader.run_program(program, bytes(64)).retval != 2**32 - errno.EINVAL
+    finally:
+        os.close(program)
+
+
+def packet_helpers() -> dict[str, bool]:
+    """Whether a program at a device may call each of the helpers that ours call."""
+    (hook,) = set(PACKET_SECTIONS.values())
+    return {name: _loads(hook, _calling(*call)) for name, call in PACKET_HELPERS.items()}
+
+
+def clsact_filters() -> bool:
+    """Whether programs can be attached to devices as clsact filters.
+
+    Raises OSError if that cannot be tried, KernelError if there are no such programs.
+    """
+    program = _load(PACKET_SECTIONS["tc/ingress"], _allow())
+    try:
+        return in_new_namespace(lambda: _filters(program))
+    finally:
+        os.close(program)
+
+
+def _filters(program: int) -> bool:
+    """Attaches to device 1, which is loopback in a new namespace."""
+    how = {"fd": program, "name": "probe", "classid": 1, "direct_action": True}
+    try:
+        with IPRoute() as route:
+            route.tc("add", "clsact", 1)
+            for parent in clsact.PARENTS.values():
+                route.tc("add-filter", "bpf", 1, 1, parent=parent, prio=1, protocol=3, **how)
+    except NetlinkError:
+        return False
+    return True
+
+
+def in_new_namespace(question: Callable[[], _T]) -> _T:
+    """Calls it in a thread with a network namespace of its own, which ends with the thread."""
+
+    def ask() -> _T:
+        try:
+            libc.unshare(libc.NEW_NETWORK)
+        except OSError as error:
+            raise OSError(error.errno, f"no new namespace: {error.strerror}") from error
+        return question()
+
+    with ThreadPoolExecutor(1, "probe") as thread:
+        return thread.submit(ask).result()
+
+
+def map_works() -> None:
+    """Raises KernelError if bpf(2) cannot create any map."""
+    os.close(bpf_map.create_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
+
+
+def _small_maps() -> Iterator[MapSpec]:
+    """One for each kind of map that maps.h has, for each set of flags, and with a lock."""
+    kinds = {
+        (bpf_map.kernel_kind(spec), spec.flags, spec.value == bpf_map.LOCKED): spec
+        for spec in layout.MAPS.values()
+    }
+    return (spec._replace(name="probe", kind=it[0], entries=4) for it, spec in kinds.items())
+
+
+def unmade_maps() -> list[str]:
+    """The types of maps, with their flags, that the kernel cannot create."""
+    found = []
+    for spec in _small_maps():
+        try:
+            os.close(bpf_map.create_map(spec))
+        except KernelError:
+            found.append(f"{spec.kind} ({', '.join(spec.flags)})")
+    return found
+
+
+def batches() -> dict[str, bool]:
+    """Which types of maps have batches (hashes 5.6, tries 5.13, per-CPU arrays 5.13)."""
+    return {spec.kind: _batch(spec) for spec in _small_maps()}
+
+
+def _batch(spec: MapSpec) -> bool:
+    value = bytes((spec.value_size + 7) // 8 * 8 * bpf_map.possible_cpus())
+    try:
+        fd = bpf_map.create_map(spec)
+    except KernelError:
+        return False
+    try:
+        bpf.map_write_batch(fd, bytes(spec.key_size), value, 1)
+    except KernelError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bpf/ -> bytecode: brought along, from the cache, or by the compiler process (bcc_child).
+
+The child is started by its file, with isolated Python: no module of it is looked for in the working
+directory, or where the environment says.
+
+A cache entry is named by the hash of all sources, the flags and BCC's version, which is read
+without importing bcc. With a warm cache nothing is compiled. LLVM is never loaded into the agent.
+
+An installation can bring bytecode along (precompile.py). Its entries are looked up first. Their
+names have no version of BCC, for the node may have another BCC or none: what counts is that
+sources and flags are the same. What is not there is compiled as ever.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ebpflb import child, files
+from ebpflb.errors import CompileError, in_words
+from ebpflb.kernel.declarations import BROUGHT as BROUGHT
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import bcc_child
+
+# The folder in which one compilation finds its sources, and those that a kill has left.
+#
+# A folder in use is locked; the kernel ends the lock with its process. So a folder of this user's
+# that nobody has locked is left over, and the next start removes it.
+
+PREFIX = "ebpflb-compile-"
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A new folder, removed at the end. Raises OSError."""
+    folder, lock = _new_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_leftover_folders() -> None:
+    """Removes the folders of compilations that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            _remove_unlocked(folder)
+
+
+def _new_folder() -> tuple[Path, int]:
+    """Its path and the descriptor that locks it. Until it is locked others may remove it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        with suppress(FileNotFoundError):
+            lock = _open_folder(folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return folder, lock
+            os.close(lock)
+
+
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    opened = _open_folder(folder)
+    try:
+        if os.fstat(opened).st_uid == os.geteuid():
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+    finally:
+        os.close(opened)
+
+
+# Compiled bytecode in files, each named by the hash of what it was compiled from.
+#
+#     32 bytes    SHA-256 of the file's name and of the rest
+#     the rest    msgpack {program: bytecode}
+#
+# What is loaded into the kernel must be what was compiled: an entry counts only if its digest fits,
+# and if nobody but root and this user could have written it. Any other one is compiled anew.
+
+SUFFIX = ".msgpack"
+_DIGEST = hashlib.sha256().digest_size
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MOST = 16 << 20  # bytes; an entry has a tenth of a megabyte
+_INSTRUCTION = 8  # bytes
+
+
+def read_cached(entry: Path) -> dict[str, bytes] | None:
+    """Bytecode by program name; None if there is no such entry, or not a whole one of ours."""
+    try:
+        return _programs(entry, _content(entry))
+    except (OSError, ValueError, RecursionError, files.UnusableFile):
+        return None
+
+
+def write_cached(entry: Path, programs: dict[str, bytes]) -> None:
+    """If the cache cannot be written, the next start compiles again, for a second."""
+    with suppress(OSError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        packed = msgspec.msgpack.encode(programs)
+        files.replace(entry, _digest(entry, packed) + packed, mode=0o644)
+
+
+def _content(entry: Path) -> bytes:
+    with files.open_regular(entry, _MOST, follow=False) as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_MAY_WRITE:
+            raise ValueError("others may have written it")
+        return file.read(_MOST)
+
+
+def _programs(entry: Path, content: bytes) -> dict[str, bytes]:
+    digest, packed = content[:_DIGEST], content[_DIGEST:]
+    if digest != _digest(entry, packed):
+        raise ValueError("another content")
+    programs = msgspec.msgpack.decode(packed, type=dict[str, bytes])
+    if not all(code and len(code) % _INSTRUCTION == 0 for code in programs.values()):
+        raise ValueError("not whole instructions")
+    return programs
+
+
+def _digest(entry: Path, packed: bytes) -> bytes:
+    return hashlib.sha256(entry.name.encode() + b"\0" + packed).digest()
+
+
+MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.PROGRAM_MAPS)}
+COMPILE_SECONDS = 300.0  # two are usual, and a minute has been seen on a node that was starved
+ANY_BCC = "any"
+NO_BCC = "BCC is missing: apt install python3-bpfcc (the package called bcc on PyPI is another)"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Bytecode by program name, whether it had to be compiled, and for which sections."""
+
+    programs: dict[str, bytes]
+    sections: dict[str, str]
+    cached: bool
+
+
+def sections(source: str, sources: Path = layout.SOURCES) -> dict[str, str]:
+    """Program name -> section, from the PROGRAM lines of a file in bpf/."""
+    text = (sources / source).read_text()
+    return {
+        name: section
+        for section, name in re.findall(r'(?m)^PROGRAM\("([^"]+)"\)\nint (\w+)\(', text)
+    }
+
+
+def bcc_version() -> str | None:
+    """The version of the installed BCC, or None; without importing it."""
+    spec = importlib.util.find_spec("bcc")
+    if spec is None or not spec.origin:
+        return None
+    version = Path(spec.origin).with_name("version.py")
+    found = re.search(r"'([^']+)'", version.read_text()) if version.exists() else None
+    return found[1] if found else None
+
+
+def compile_source(
+    source: str,
+    flags: tuple[str, ...] = (),
+    *,
+    cache: Path,
+    sources: Path = layout.SOURCES,
+) -> Compiled:
+    """The bytecode of one file in bpf/hooks, wherever it is had from.
+
+    Raises CompileError: with the compiler's text, if BCC is missing, or for any other obstacle,
+    such as a full disk, too many processes, or a compiler that does not end.
+    """
+    with _obstacles_reported(source):
+        return brought(source, flags, sources) or _compiled(source, flags, cache, sources)
+
+
+def brought(source: str, flags: tuple[str, ...], sources: Path = layout.SOURCES) -> Compiled | None:
+    """What the installation has of it; None if nothing, or nothing that counts."""
+    return _kept(entry(BROUGHT, source, flags, ANY_BCC, sources), sections(source, sources))
+
+
+def compile_here(
+    source: str,
+    flags: tuple[str, ...] = (),
+    *,
+    cache: Path,
+    sources: Path = layout.SOURCES,
+) -> Compiled:
+    """The same by this machine's own BCC. Raises CompileError."""
+    with _obstacles_reported(source):
+        return _compiled(source, flags, cache, sources)
+
+
+@contextmanager
+def _obstacles_reported(source: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, msgspec.MsgspecError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{source} does not compile: {in_words(error)}") from error
+
+
+def _compiled(source: str, flags: tuple[str, ...], cache: Path, sources: Path) -> Compiled:
+    version = bcc_version()
+    if version is None:
+        raise CompileError(NO_BCC)
+    found = sections(source, sources)
+    remove_leftover_folders()
+    place = entry(cache, source, flags, version, sources)
+    kept = _kept(place, found)
+    if kept:
+        return kept
+    programs = _run_child(source, list(found), flags, sources)
+    write_cached(place, programs)
+    return Compiled(programs, found, cached=False)
+
+
+def _kept(place: Path, found: dict[str, str]) -> Compiled | None:
+    programs = read_cached(place)
+    if programs is None or programs.keys() != found.keys():
+        return None
+    return Compiled(programs, found, cached=True)
+
+
+def entry(
+    folder: Path,
+    source: str,
+    flags: tuple[str, ...],
+    version: str,
+    sources: Path = layout.SOURCES,
+) -> Path:
+    """The file in a folder, named by everything that the bytecode is made from."""
+    made_from = (source, flags, version, sys.byteorder, MAP_NUMBERS)
+    digest = hashlib.sha256(repr(made_from).encode())
+    for path in sorted(sources.rglob("*.[ch]")):
+        digest.update(str(path.relative_to(sources)).encode() + b"\0" + path.read_bytes())
+    return folder / f"{digest.hexdigest()}{SUFFIX}"
+
+
+def _run_child(
+    source: str, programs: list[str], flags: tuple[str, ...], sources: Path
+) -> dict[str, bytes]:
+    numbers = [f"-DMAP_NUMBER_{name}={number}" for name, number in MAP_NUMBERS.items()]
+    with temporary_folder() as temporary:
+        folder = temporary / "bpf"
+        shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        _open_to_all(temporary)
+        job = bcc_child.Job(str(folder), source, programs, [*flags, *numbers])
+        done = subprocess.run(
+            [sys.executable, "-I", bcc_child.__file__],
+            input=msgspec.msgpack.encode(job),
+            capture_output=True,
+            check=False,
+            timeout=COMPILE_SECONDS,
+            cwd="/",
+            env=child.environment(),
+        )
+        output = done.stderr.decode(errors="replace").replace(str(folder), str(sources))
+    if done.returncode:
+        raise CompileError(f"{source} does not compile:\n{output.strip()}")
+    return msgspec.msgpack.decode(done.stdout, type=dict[str, bytes])
+
+
+def _open_to_all(folder: Path) -> None:
+    """Makes the copied sources readable for the user nobody, who runs the compiler."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)

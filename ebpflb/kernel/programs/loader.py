@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytecode -> programs in the kernel: map numbers are replaced by descriptors, then PROG_LOAD.
+
+A reference to a map is a 64-bit load (opcode 0x18) with source register 1; it contains the map's
+number in maps.h.
+"""
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import NamedTuple
+
+from ebpflb.errors import KernelError, VerifierError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.programs import compiler
+from ebpflb.kernel.programs.compiler import Compiled
+from ebpflb.kernel.side_by_side import side_by_side
+
+# Reads BTF, the kernel's description of its own types (Documentation/bpf/btf.rst).
+
+_MAGIC = 0xEB9F
+_HEADER = struct.Struct("<HBBIIIII")
+_WORDS = 3  # of struct btf_type: name, info, size or type
+_MEMBER = struct.Struct("<III")  # of struct btf_member: name, type, offset
+_STRUCT = 4
+# What follows a type, by its kind: words, and words for each of its elements (uapi/linux/btf.h).
+_KINDS = 32
+_AFTER = [{1: 1, 3: 3, 14: 1, 17: 1}.get(kind, 0) for kind in range(_KINDS)]
+_FOR_EACH = [{4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}.get(kind, 0) for kind in range(_KINDS)]
+_OFFSET_BITS = 0xFFFFFF  # of a member's offset; above them its size, if it is a bit field
+
+
+def read_members(raw: bytes, name: str) -> dict[str, int]:
+    """The members of a struct of the kernel, with their offsets in bytes.
+
+    ``raw`` is /sys/kernel/btf/vmlinux. Raises ValueError if it is no BTF or has no such struct.
+    """
+    if len(raw) < _HEADER.size or int.from_bytes(raw[:2], "little") != _MAGIC:
+        raise ValueError("no BTF")
+    *_, head, type_at, type_size, string_at, string_size = _HEADER.unpack_from(raw)
+    strings = raw[head + string_at : head + string_at + string_size]
+    wanted = strings.find(b"\0" + name.encode() + b"\0") + 1
+    at = head + type_at
+    words = memoryview(raw[at : at + type_size]).cast("I")
+    place = 0
+    while place < len(words):
+        info = words[place + 1]
+        kind, elements = info >> 24 & 31, info & 0xFFFF
+        if words[place] == wanted and kind == _STRUCT:
+            first = at + 4 * (place + _WORDS)
+            return _members(raw[first : first + _MEMBER.size * elements], strings)
+        place += _WORDS + _AFTER[kind] + _FOR_EACH[kind] * elements
+    raise ValueError(f"struct {name}")
+
+
+def _members(members: bytes, strings: bytes) -> dict[str, int]:
+    return {
+        strings[at : strings.index(b"\0", at)].decode(): (offset & _OFFSET_BITS) // 8
+        for at, _, offset in _MEMBER.iter_unpack(members)
+    }
+
+
+# BPF_PROG_TEST_RUN: runs a program of type SCHED_CLS on a packet, without any device.
+#
+# The kernel (net/bpf/test_run.c) makes an skb of the frame: its protocol is the frame's EtherType,
+# its device the one of ``ifindex`` in our network namespace, or loopback. Of ``__sk_buff`` it takes
+# the fields below and rejects any other that is not zero. A redirect is only returned, not done.
+
+PASS, DROP, REDIRECT = 0xFFFFFFFF, 2, 7  # TC_ACT_UNSPEC, _SHOT, _REDIRECT (uapi/linux/pkt_cls.h)
+
+_TEST_RUN, _COMPLETE = 10, 4  # BPF_F_TEST_SKB_CHECKSUM_COMPLETE
+_CONTEXTS = 8  # as many of ours are as large as the whole __sk_buff of any kernel
+_GROWTH = 4096  # for what a program adds to its packet
+
+
+class Ran(NamedTuple):
+    """What the program returned; the frame, the mark and skb->priority as it left them; and the
+    mean time of a run.
+    """
+
+    retval: int
+    packet: bytes
+    nanoseconds: int
+    mark: int = 0
+    priority: int = 0
+
+
+def run_program(
+    prog_fd: int,
+    packet: bytes,
+    *,
+    repeat: int = 1,
+    ifindex: int = 0,
+    ingress_ifindex: int = 0,
+    mark: int = 0,
+    priority: int = 0,
+    complete: bool = False,
+) -> Ran:
+    """Runs a program ``repeat`` times on one Ethernet frame of at least 14 bytes.
+
+    From the second run on, the program gets the packet as the run before has left it. With
+    ``complete`` the packet has a checksum of the whole (CHECKSUM_COMPLETE), which the program has
+    to update.
+
+    Raises KernelError: EINVAL for a shorter frame or one longer than about a page, or where the
+    kernel does not know ``complete``; ENODEV where there is no such device; EBADMSG for a sum
+    that is wrong afterwards.
+    """
+    ffi = bpf.ffi
+    context = ffi.new("struct skb_context *")
+    context.ifindex, context.ingress_ifindex, context.mark = ifindex, ingress_ifindex, mark
+    context.priority = priority
+    out = bytearray(len(packet) + _GROWTH)
+    attr = ffi.new("struct test_run *")
+    keep = ffi.from_buffer(packet), ffi.from_buffer(out)
+    attr.program, attr.repeat, attr.flags = prog_fd, repeat, _COMPLETE if complete else 0
+    attr.size_in, attr.size_out = len(packet), len(out)
+    attr.context_in, attr.context_size_in = _at(context), ffi.sizeof(context[0])
+    left = ffi.new("struct skb_context[]", _CONTEXTS)
+    attr.context_out, attr.context_size_out = _at(left), ffi.sizeof(left)
+    setattr(attr, "in", _at(keep[0]))
+    attr.out = _at(keep[1])
+    bpf.bpf(_TEST_RUN, "running a program on a packet", attr)
+    frame, after = bytes(out[: attr.size_out]), left[0]
+    return Ran(int(attr.retval), frame, int(attr.duration), int(after.mark), int(after.priority))
+
+
+def _at(data: object) -> int:
+    return int(bpf.ffi.cast("uintptr_t", data))
+
+
+_LOAD64, _MAP_REFERENCE = 0x18, 1
+_LOG_BYTES = 1 << 20
+_LOG_LINES = 12
+
+
+class HookType(NamedTuple):
+    """The kernel's numbers for a section: program type and attach type (uapi/linux/bpf.h).
+
+    A packet program is loaded without an attach type: it goes to tcx and to clsact alike.
+    """
+
+    program_type: int
+    attach_type: int
+
+
+SCHED_CLS, _SOCK, _SOCK_ADDR = 3, 9, 18  # BPF_PROG_TYPE_SCHED_CLS, _CGROUP_SOCK, ...
+SECTIONS = {
+    "cgroup/connect4": HookType(_SOCK_ADDR, 10),
+    "cgroup/connect6": HookType(_SOCK_ADDR, 11),
+    "cgroup/post_bind4": HookType(_SOCK, 12),
+    "cgroup/post_bind6": HookType(_SOCK, 13),
+    "cgroup/sendmsg4": HookType(_SOCK_ADDR, 14),
+    "cgroup/sendmsg6": HookType(_SOCK_ADDR, 15),
+    "cgroup/recvmsg4": HookType(_SOCK_ADDR, 19),
+    "cgroup/recvmsg6": HookType(_SOCK_ADDR, 20),
+    "cgroup/getpeername4": HookType(_SOCK_ADDR, 29),
+    "cgroup/getpeername6": HookType(_SOCK_ADDR, 30),
+    "cgroup/sock_release": HookType(_SOCK, 34),
+}
+GETSOCKNAME4 = "cgroup/getsockname4"  # only used by netns_cookie.py
+PACKET_SECTIONS = {"tc/ingress": HookType(SCHED_CLS, 0), "tc/egress": HookType(SCHED_CLS, 0)}
+HOOK_TYPES = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: HookType(_SOCK_ADDR, 31)}
+
+
+class Program(NamedTuple):
+    """A loaded program and its section; ``attach_type`` is the section's attach type."""
+
+    name: str
+    fd: int
+    attach_type: int
+
+
+def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
+    """The bytecode with map numbers replaced by descriptors."""
+    patched = bytearray(code)
+    at = 0
+    while at < len(patched):
+        opcode, registers, _offset, number = struct.unpack_from("<BBhi", patched, at)
+        if opcode == _LOAD64 and registers >> 4 == _MAP_REFERENCE:
+            struct.pack_into("<i", patched, at + 4, fds[number])
+        at += 16 if opcode == _LOAD64 else 8
+    return bytes(patched)
+
+
+def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
+    """Every program of a source file, as ``load_all`` does."""
+    return load_all([compiled], maps)[0]
+
+
+def load_all(sources: Sequence[compiler.Compiled], maps: Mapping[str, Map]) -> list[list[Program]]:
+    """Every program of these source files, loaded side by side with these maps; all or none.
+
+    Raises VerifierError with the program's name and the log's last lines, or KernelError if the
+    kernel rejects it for another reason.
+    """
+    fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
+    each = [(name, compiled) for compiled in sources for name in compiled.programs]
+    loaded = iter(
+        side_by_side([partial(_load, *which, fds) for which in each], lambda it: os.close(it.fd))
+    )
+    return [list(islice(loaded, len(compiled.programs))) for compiled in sources]
+
+
+def _load(name: str, compiled: compiler.Compiled, fds: Mapping[int, int]) -> Program:
+    hook = HOOK_TYPES[compiled.sections[name]]
+    fd = load_one(name, hook, relocate(compiled.programs[name], fds))
+    return Program(name, fd, hook.attach_type)
+
+
+def load_one(name: str, hook: HookType, code: bytes) -> int:
+    """One program's descriptor; loads again with the verifier's log if it is rejected."""
+    try:
+        return _prog_load(name, hook, code)
+    except KernelError as error:
+        log = _verifier_log(name, hook, code)
+        if not log:
+            raise
+        raise VerifierError(f"the verifier rejected program {name}: {error}\n{log}") from error
+
+
+def close(programs: list[Program]) -> None:
+    """Closes the descriptors; attached programs stay."""
+    for program in programs:
+        os.close(program.fd)
+
+
+def _prog_load(name: str, hook: HookType, code: bytes, log: bytearray | None = None) -> int:
+    return bpf.prog_load(
+        name=name,
+        program_type=hook.program_type,
+        attach_type=hook.attach_type,
+        code=code,
+        log=log,
+    )
+
+
+def _verifier_log(name: str, hook: HookType, code: bytes) -> str:
+    log = bytearray(_LOG_BYTES)
+    try:
+        os.close(_prog_load(name, hook, code, log))
+    except KernelError:
+        text = log.split(b"\0", 1)[0].decode(errors="replace").strip()
+        return "\n".join(text.splitlines()[-_LOG_LINES:])
+    return ""
+
+
+# The programs of one variant that may take the place of those that serve.
+
+
+class ProgramSet:
+    """Loaded with ``maps``; those for packets without a link header when they are asked for.
+
+    Raises VerifierError, KernelError or NodeError.
+    """
+
+    def __init__(
+        self,
+        sockets: Compiled,
+        packets: Mapping[bool, Compiled],
+        maps: Mapping[str, Map],
+    ) -> None:
+        """``packets``: by whether they have a link header."""
+        self._compiled, self._maps = packets, maps
+        with_header, self.sockets = load_all([packets[True], sockets], maps)
+        self._packets = {True: with_header}
+
+    def packets(self, link_header: bool) -> list[Program]:
+        if link_header not in self._packets:
+            self._packets[link_header] = load(self._compiled[link_header], self._maps)
+        return self._packets[link_header]
+
+    @property
+    def programs(self) -> list[Program]:
+        return [*self.sockets, *chain.from_iterable(self._packets.values())]
+
+    def close(self) -> None:
+        """Those that are attached stay."""
+        close(self.programs)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every program in every variant that an agent can ask for, compiled ahead for nodes without BCC.
+
+    python -m ebpflb.kernel.programs.precompile [FOLDER]
+
+Without FOLDER it is written to where agents of this installation look first (compiler.BROUGHT). The
+image's recipe does that, so its nodes start no compiler.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ebpflb.errors import CompileError, EbpflbError
+from ebpflb.kernel import attributes, declarations
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import compiler
+
+RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
+READ = "-DHAVE_KERNEL_READ"  # only beside RETVAL: the bind guard needs both
+MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
+FAST = "-DFAST_FORWARD"  # with --fast-forward
+RECORDING = "-DRECORD"  # of `ebpflb explain`, whose packets all have a link header
+EXPLAIN = "hooks/explain.c"
+SOCKET_END = "hooks/socket_end.c"
+CONNECTION_END = "hooks/connection_end.c"
+# The compiler's flags, by source and variant; the agent loads these and no others.
+VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "hooks/packet.c": {
+        "plain": (),
+        "coarse clock": (COARSE,),
+        "no link header": (BARE,),
+        "coarse clock, no link header": (COARSE, BARE),
+        "fast forward": (FAST,),
+        "fast forward, coarse clock": (COARSE, FAST),
+        "fast forward, no link header": (FAST, BARE),
+        "fast forward, coarse clock, no link header": (COARSE, FAST, BARE),
+        "monitoring": (MONITOR,),
+        "monitoring, coarse clock": (COARSE, MONITOR),
+        "monitoring, no link header": (BARE, MONITOR),
+        "monitoring, coarse clock, no link header": (COARSE, BARE, MONITOR),
+        "recording": (RECORDING,),
+        "recording, coarse clock": (COARSE, RECORDING),
+    },
+    "hooks/socket.c": {
+        "plain": (),
+        "set_retval": (RETVAL,),
+        "set_retval, kernel read": (RETVAL, READ),
+        "monitoring": (MONITOR,),
+        "monitoring, set_retval": (RETVAL, MONITOR),
+        "monitoring, set_retval, kernel read": (RETVAL, READ, MONITOR),
+    },
+    "hooks/netns_cookie.c": {"plain": ()},
+    CONNECTION_END: {"plain": ()},
+    EXPLAIN: {"plain": (), "set_retval": (RETVAL,)},
+    SOCKET_END: {"plain": ()},
+}
+
+
+def write(folder: Path, cache: Path) -> None:
+    """A file for each variant and each text of declarations, and no others; the cache makes a
+    repetition fast.
+
+    Raises CompileError, also where the folder cannot be written.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        written = set(pool.map(lambda it: _write_one(it[0], it[1], folder, cache), _each()))
+    written |= {declarations.write(text, folder) for text in (attributes.TEXT, layout.TEXT)}
+    for suffix in (compiler.SUFFIX, declarations.SUFFIX):
+        for entry in set(folder.glob(f"*{suffix}")) - written:
+            entry.unlink()
+
+
+def is_brought() -> bool:
+    """Whether this installation has all of them, and none needs a compiler."""
+    return all(compiler.brought(source, flags) is not None for source, flags in _each())
+
+
+def _each() -> list[tuple[str, tuple[str, ...]]]:
+    return [(source, flags) for source, its in VARIANTS.items() for flags in its.values()]
+
+
+def _write_one(source: str, flags: tuple[str, ...], folder: Path, cache: Path) -> Path:
+    compiled = compiler.compile_here(source, flags, cache=cache)
+    entry = compiler.entry(folder, source, flags, compiler.ANY_BCC)
+    compiler.write_cached(entry, compiled.programs)
+    if compiler.read_cached(entry) != compiled.programs:
+        raise CompileError(f"{entry} cannot be written")
+    return entry
+
+
+def main(words: list[str]) -> None:
+    folder = Path(words[0]) if words else compiler.BROUGHT
+    try:
+        with TemporaryDirectory(prefix="ebpflb-precompile-") as cache:
+            write(folder, Path(cache))
+    except EbpflbError as error:
+        sys.exit(str(error))
+    print(f"{folder}: {len(_each())} variants, by BCC {compiler.bcc_version()}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

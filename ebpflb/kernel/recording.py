@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the recording variant of the programs with private maps, and asks it."""
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from enum import StrEnum
+from ipaddress import ip_address
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from ebpflb.kernel import bpf, datapath
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps.bpf_map import Map, possible_cpus
+from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.programs import compiler, loader, precompile
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.flow_entries import Ends
+
+# Packets to be asked about: the first of a connection, and its reply. Their checksums are made up,
+# for programs update them by the difference.
+
+_LINK, _IPV6, _IPV4 = 14, 0x86DD, 0x0800
+_SUM, _HOPS = 0x1234, 64
+_SYN, _ACK = 0x02, 0x10
+_INIT, _INIT_ACK = 1, 2  # SCTP's chunks
+_MACS = bytes.fromhex("ffffffffffff020000000002")  # to all: to another host's it would be foreign
+
+
+def request_frame(ends: Ends, protocol: Protocol) -> bytes:
+    """The frame by which a connection or flow begins."""
+    return _framed(ends, protocol, _transport(ends, protocol, _SYN, _INIT))
+
+
+def reply_frame(ends: Ends, protocol: Protocol) -> bytes:
+    """The frame that answers one, with these ends."""
+    return _framed(ends, protocol, _transport(ends, protocol, _SYN | _ACK, _INIT_ACK))
+
+
+def ends_of(frame: bytes) -> Ends:
+    """Of a frame as made here, and as a program has rewritten it."""
+    is_v6 = frame[_LINK] >> 4 == 6
+    size, at = (16, _LINK + 8) if is_v6 else (4, _LINK + 12)
+    source, destination = frame[at : at + size], frame[at + size : at + 2 * size]
+    ports = struct.unpack_from("!HH", frame, at + 2 * size)
+    return Ends(ip_address(source), ip_address(destination), *ports)
+
+
+def _transport(ends: Ends, protocol: Protocol, flags: int, chunk: int) -> bytes:
+    ports = ends.source_port, ends.destination_port
+    if protocol is Protocol.TCP:
+        acknowledged = 1001 if flags & _ACK else 0
+        return struct.pack("!HHIIBBHHH", *ports, 1000, acknowledged, 5 << 4, flags, 65535, _SUM, 0)
+    if protocol is Protocol.UDP:
+        return struct.pack("!HHHH", *ports, 16, _SUM) + bytes(8)
+    init = struct.pack("!BBHIIHHI", chunk, 0, 20, 7, 65535, 1, 1, 9)
+    tag = 0 if chunk == _INIT else 7
+    return struct.pack("!HHII", *ports, tag, _SUM) + init
+
+
+def _framed(ends: Ends, protocol: Protocol, transport: bytes) -> bytes:
+    source, destination = ends.source.packed, ends.destination.packed
+    if ends.source.version == 6:
+        kind, size = _IPV6, len(transport)
+        header = struct.pack("!IHBB", 6 << 28, size, int(protocol), _HOPS)
+    else:
+        kind, size = _IPV4, 20 + len(transport)
+        header = struct.pack("!BBHHHBBH", 0x45, 0, size, 1, 0x4000, _HOPS, int(protocol), _SUM)
+    return _MACS + struct.pack("!H", kind) + header + source + destination + transport
+
+
+# The maps of a question: pinned ones, by their descriptors, where programs only read them, and
+# private copies where they write.
+#
+# Of large tables only the rows are copied that a question is about. Reading a row by bpf(2) does
+# not make an LRU take it for used.
+
+# What the agent alone writes, and the counts of least-connections, which recording programs only
+# read. The first are not RDONLY_PROG: four are written through memory.
+SHARED = {
+    *("slots", "backend_slots", "choices", "backend_loads"),
+    *("service_names", "backend_names", "sweeps"),
+    *(name for name, spec in layout.MAPS.items() if "RDONLY_PROG" in spec.flags),
+}
+MOST_ROWS = 16_384  # of one table are copied
+_LRU_ENTRIES = 16_384  # entries: an LRU of few evicts while others are free on another CPU
+_PART = 65_536  # entries that are read at once
+
+Matches = Callable[[bytes, bytes], bool]
+
+
+class PrivateMaps:
+    """A node's maps, and private ones in place of those that programs write.
+
+    ``pinned`` is every map as the node has it, to be read only, and closed by who opened it;
+    ``maps`` is what programs are loaded with.
+    """
+
+    def __init__(self, pinned: Mapping[str, Map]) -> None:
+        """Raises KernelError."""
+        self.pinned = pinned
+        with ExitStack() as opened:
+            made = {
+                spec.name: _create(spec)
+                for spec in (*layout.MAPS.values(), layout.STEPS)
+                if spec.name not in SHARED
+            }
+            for private in made.values():
+                opened.callback(private.close)
+            self.maps: Mapping[str, Map] = {
+                **{name: self.pinned[name] for name in SHARED},
+                **made,
+            }
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> "PrivateMaps":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._opened.close()
+
+    def empty(self) -> None:
+        """Forgets what was copied, and what programs have written since."""
+        for private in self.maps.values():
+            if private.spec.is_filled_by_programs:
+                for key, _ in list(private.packed_items()):
+                    bpf.map_delete(private.fd, key)
+
+    def copy_key(self, name: str, key: bytes) -> None:
+        """Copies one row of a table, if it is there."""
+        value = bpf.map_lookup(self.pinned[name].fd, key, layout.MAPS[name].value_size)
+        if value is not None:
+            bpf.map_update(self.maps[name].fd, key, value)
+
+    def copy_rows(self, name: str, parts: Iterable[bytes], matches: Matches) -> bool:
+        """Copies the rows of a table in whose key or value one of ``parts`` occurs, and that match.
+
+        False if there are more than MOST_ROWS: then some are missing.
+        """
+        wanted = [row for row in self._rows_with(name, tuple(parts)) if matches(*row)]
+        for key, value in wanted[:MOST_ROWS]:
+            bpf.map_update(self.maps[name].fd, key, value)
+        return len(wanted) <= MOST_ROWS
+
+    def _rows_with(self, name: str, parts: tuple[bytes, ...]) -> Iterator[tuple[bytes, bytes]]:
+        """A search in all bytes of many rows is fast, and most tables have none of the parts."""
+        found = self.pinned[name]
+        key_size, value_size = found.spec.key_size, found.spec.value_size
+        for keys, values in found.slices(_PART):
+            if not any(part in keys or part in values for part in parts):
+                continue
+            for at in range(len(keys) // key_size):
+                key = keys[at * key_size : (at + 1) * key_size]
+                yield key, values[at * value_size : (at + 1) * value_size]
+
+
+def _create(usual: MapSpec) -> Map:
+    """Empty. Arrays of counters and of places need no entries: programs skip what is not there."""
+    entries = _LRU_ENTRIES if usual.is_filled_by_programs else 64
+    spec = usual._replace(entries=min(usual.entries, entries))
+    return bpf_map.open_map(spec, bpf_map.create_map(spec))
+
+
+# The map ``steps`` (bpf/record/steps.h): a question for sockets, and the steps of the answer.
+
+_SIZE = layout.STEPS.value_size
+_STRIDE = -(-_SIZE // 8) * 8
+_KEY = bytes(4)
+_KINDS = layout.names("step_kind", "STEP_")
+POLICIES = layout.names("step_policy", "STEP_")
+MASQUERADES = layout.names("step_snat", "STEP_SNAT_")
+STEP_SOURCES = layout.names("step_source", "STEP_")
+
+
+class SocketQuestion(NamedTuple):
+    """What a socket wants: ``type`` as in socket(2); the cookies of it and of its namespace."""
+
+    frontend: Frontend
+    type: int
+    netns: int
+    initial_netns: int = 0
+    socket: int = 0
+
+
+class Step(NamedTuple):
+    """One step; ``kind`` by its name in C in lower case, which says what the others are."""
+
+    kind: str
+    value: int
+    address: Address
+
+
+def begin_steps(fd: int, question: SocketQuestion | None = None) -> None:
+    """Empties the map, on all CPUs, and asks."""
+    steps = layout.ffi.new("struct steps *")
+    if question is not None:
+        steps.socket, steps.netns = question.socket, question.netns
+        steps.initial_netns, steps.type = question.initial_netns, question.type
+        packed = layout.address_bytes(question.frontend.address)
+        layout.ffi.memmove(layout.ffi.addressof(steps.frontend, "address"), packed, len(packed))
+        steps.frontend.port.wire = _swapped(question.frontend.port)
+        steps.frontend.protocol = question.frontend.protocol
+    one = bytes(layout.ffi.buffer(steps)).ljust(_STRIDE, b"\0")
+    bpf.map_update(fd, _KEY, one * possible_cpus())
+
+
+def read_steps(fd: int) -> list[Step]:
+    """The steps of the last run, on whichever CPU it was."""
+    cpus = possible_cpus()
+    packed = bpf.map_lookup(fd, _KEY, _STRIDE * cpus) or b""
+    for cpu in range(cpus):
+        cell = layout.ffi.from_buffer(
+            "struct steps *", packed[cpu * _STRIDE : cpu * _STRIDE + _SIZE]
+        )
+        if cell.count:
+            return [_step(cell.step[index]) for index in range(cell.count)]
+    return []
+
+
+def port_of(value: int) -> int:
+    """The port in a step's low 16 bits, where it is in network order."""
+    return _swapped(value & 0xFFFF)
+
+
+def _swapped(port: int) -> int:
+    return port >> 8 | (port & 0xFF) << 8
+
+
+def _step(found: Any) -> Step:
+    words = layout.ffi.addressof(found, "address")
+    address = layout.address_from(bytes(layout.ffi.buffer(words)))
+    return Step(_KINDS[found.what], int(found.value), address)
+
+
+_EMPTY = bytes(64)  # the programs for sockets look at no packet
+ACTIONS = {loader.PASS: "pass", loader.DROP: "drop", loader.REDIRECT: "redirect"}
+
+
+class Answer(StrEnum):
+    """What a hook does with a call, as enum answer in bpf/sockets/reject.h."""
+
+    DENY = "deny"
+    LEAVE = "leave"
+    REWRITE = "rewrite"
+
+
+class Handled(NamedTuple):
+    """What a program did with a packet: ``action`` is pass, drop or redirect."""
+
+    action: str
+    frame: bytes
+    mark: int
+    steps: list[Step]
+
+
+class RecordingPrograms:
+    """The programs for sockets and for packets.
+
+    To be used in the node's network namespace, whose routes and devices the kernel takes.
+    """
+
+    def __init__(self, maps: PrivateMaps, cache: Path) -> None:
+        """Raises CompileError, VerifierError, KernelError or NodeError."""
+        self._steps = maps.maps["steps"].fd
+        self.maps = maps
+        with ExitStack() as opened:
+            self._fds = self._load(precompile.EXPLAIN, datapath.socket_flags(), cache)
+            opened.callback(self._close)
+            flags = (*datapath.packet_flags(), precompile.RECORDING)
+            self._fds |= self._load(datapath.PACKET_SOURCE, flags, cache)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> "RecordingPrograms":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._opened.close()
+
+    def call(
+        self, question: SocketQuestion, *, datagram: bool = False
+    ) -> tuple[Answer, list[Step]]:
+        """What becomes of connect(), or of an unconnected socket's sendmsg()."""
+        begin_steps(self._steps, question)
+        program = self._fds["explain_sendmsg" if datagram else "explain_connect"]
+        ran = loader.run_program(program, _EMPTY)
+        return list(Answer)[ran.retval], read_steps(self._steps)
+
+    def handle(
+        self, hook: str, frame: bytes, *, ifindex: int, came_by: int = 0, mark: int = 0
+    ) -> Handled:
+        """What becomes of a packet at "ingress" or "egress" of a device.
+
+        ``came_by``: where a packet came in that is leaving; 0: the node itself sends it. Raises
+        KernelError: ENODEV where there is no such device, EINVAL where the kernel (before 5.15)
+        cannot be told ``came_by``.
+        """
+        begin_steps(self._steps)
+        ran = loader.run_program(
+            self._fds[hook], frame, ifindex=ifindex, ingress_ifindex=came_by, mark=mark
+        )
+        return Handled(ACTIONS[ran.retval], ran.packet, ran.mark, read_steps(self._steps))
+
+    def _load(self, source: str, flags: tuple[str, ...], cache: Path) -> dict[str, int]:
+        compiled = compiler.compile_source(source, flags, cache=cache)
+        return {program.name: program.fd for program in loader.load(compiled, self.maps.maps)}
+
+    def _close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)

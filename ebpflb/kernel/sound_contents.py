@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps' content at start, without what no agent can have written.
+
+Memory, another program or an operator may have damaged an entry. One with a number that is beyond
+its map would end the start, or have a program read what is not there. It is removed and named, and
+the first plan writes what is missing. A slot cannot be removed: its block counts as empty.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from ipaddress import IPv6Address
+from typing import Any
+
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.allocators import Capacity
+from ebpflb.plan.entries import (
+    NO_SLOT,
+    Backend,
+    BackendName,
+    Frontend,
+    Range,
+    ServiceEntry,
+    SourceRange,
+)
+from ebpflb.plan.map_contents import MapContents, read_back
+
+log = logging.getLogger(__name__)
+
+_NO_BACKEND = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # of no service: their ids begin at 1
+_NO_BLOCK = Range(0, 0)
+_PROTOCOLS, _FAMILIES = frozenset(Protocol), frozenset(Family)
+_SOURCE_RANGE_BITS = 32 + 32 + 128
+
+
+class SoundContents:
+    """What is in the maps that can be right. The rest is named, and removed if ``repair``."""
+
+    def __init__(self, maps: Mapping[str, Map], capacity: Capacity, *, repair: bool) -> None:
+        self._maps, self._capacity, self._repair = maps, capacity, repair
+
+    def services(self) -> list[tuple[Frontend, ServiceEntry]]:
+        return self._items("services", self._is_service)
+
+    def service_names(self) -> dict[int, PortName]:
+        return dict(self._items("service_names", self._is_service_name))
+
+    def backend_names(self) -> dict[int, BackendName]:
+        ids = self._capacity.backend_ids
+        return dict(self._items("backend_names", lambda id, _: 0 < id < ids))
+
+    def source_ranges(self) -> list[SourceRange]:
+        return [key for key, _ in self._items("source_ranges", self._is_source_range)]
+
+    def slots(self, block: Range) -> list[Backend]:
+        found: list[Backend] = self._maps["slots"].get_range(*block)
+        ids = self._capacity.backend_ids
+        return [each if 0 < each.id < ids else _NO_BACKEND for each in found]
+
+    def backend_slot(self, id: int) -> int:
+        found: int = self._maps["backend_slots"].get(id)
+        return found if found < self._capacity.slots else NO_SLOT
+
+    def read_back(self) -> MapContents:
+        """For the planner. Slots are read in their order: so each part of them is mapped once."""
+        services, names = self.services(), self.service_names()
+        blocks = {entry.id: entry.block for _, entry in services}
+        return read_back(
+            services,
+            self.slots,
+            self.backend_slot,
+            {id: names[id] for id in sorted(names, key=lambda id: blocks.get(id, _NO_BLOCK))},
+            self.backend_names(),
+            self.source_ranges(),
+            [key for key, _ in self._items("cluster_ips", lambda key, _: True)],
+        )
+
+    def _items(self, name: str, is_sound: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
+        return sound_items(self._maps[name], is_sound, repair=self._repair)
+
+    def _is_service(self, frontend: Frontend, entry: ServiceEntry) -> bool:
+        lists = (entry.cluster, entry.local)
+        return (
+            frontend.protocol in _PROTOCOLS
+            and 0 < entry.id < self._capacity.service_ids
+            and self._fits(entry.block)
+            and sum(entry.tables) <= self._capacity.choices
+            and all(not part.size or self._fits(part) for part in lists)
+        )
+
+    def _is_service_name(self, id: int, name: PortName) -> bool:
+        known = name.protocol in _PROTOCOLS and name.family in _FAMILIES
+        return known and 0 < id < self._capacity.service_ids
+
+    def _is_source_range(self, key: SourceRange, _: object) -> bool:
+        return key.length <= _SOURCE_RANGE_BITS and 0 < key.service < self._capacity.service_ids
+
+    def _fits(self, part: Range) -> bool:
+        return part.base + part.size <= self._capacity.slots
+
+
+def sound_items(
+    opened: Map,
+    is_sound: Callable[[Any, Any], bool] = lambda key, value: True,
+    *,
+    repair: bool = True,
+) -> list[tuple[Any, Any]]:
+    """A hash's entries. Those that are not sound are left out, and deleted if ``repair``; so are
+    those whose key has other bytes than we write: no packet would find them.
+    """
+    sound: list[tuple[Any, Any]] = []
+    damaged: list[bytes] = []
+    for packed_key, packed in opened.packed_items():
+        key, value = opened.key.unpack(packed_key), opened.value.unpack(packed)
+        right = opened.key.pack(key) == packed_key and opened.check.is_right(packed_key, packed)
+        if right and is_sound(key, value):
+            sound.append((key, value))
+        else:
+            damaged.append(packed_key)
+    for packed_key in damaged if repair else ():
+        bpf.map_delete(opened.fd, packed_key)
+    if damaged:
+        what = f"{len(damaged)} entries that no agent has written, as of key {damaged[0].hex()}"
+        has, done = ("had", "removed") if repair else ("has", "left out")
+        log.warning("map %s %s %s: %s", opened.spec.name, has, what, done)
+    return sound

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of doctor's own, through each path, to an endpoint of its own.
+
+sockets    from a socket of the node to a cluster IP: translated at the call
+packets    from another network namespace to the cluster IP: translated at its device
+NodePorts  from there to a NodePort at an address of the node
+
+The agent puts service ports that lead to the endpoint into the maps for some seconds
+(agent/canary_sync.py). From each place the endpoint itself is asked first, without a Service: if
+that has no answer, the node does not forward, and nothing is known of services.
+"""
+
+import errno
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+
+from ebpflb.errors import EbpflbError, NodeError
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.attach.cgroup_links import HeldLinks
+from ebpflb.kernel.attach.device_programs import attacher
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node.scratch_namespace import ScratchNamespace, unused_address
+from ebpflb.kernel.node.sysctls import supported_families
+from ebpflb.model.addresses import Address, Family, family
+from ebpflb.model.devices import Device
+from ebpflb.model.services import Protocol
+from ebpflb.options import Paths
+from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease
+from ebpflb.plan.entries import host_port
+from ebpflb.tools import ask, canary_probe
+from ebpflb.tools.ask import NoAnswer
+from ebpflb.tools.check_result import CheckResult
+
+SERVED_SECONDS = 10.0  # until the agent has to serve a new device
+_NODEPORTS = range(30000, 32768)
+_DRAWS = 100
+_NOT_FORWARDED = (
+    "the node lets nothing pass between two namespaces that are joined to it, without any Service:"
+    " see its FORWARD chain (iptables -S FORWARD, nft list ruleset) and forwarding sysctls. Rules"
+    " that admit the pods' addresses alone are no fault"
+)
+_NOT_TRANSLATED = (
+    "the endpoint itself answers, so this is not translated as it should be: see the lines `audit`"
+    " and `status` above, `ebpflb monitor`, and docs/runbook.md"
+)
+
+Fault = Callable[[Protocol, Address, int], str]
+
+
+class Target(NamedTuple):
+    """A frontend to be asked for, and the endpoint that it leads to."""
+
+    address: Address
+    port: int
+    endpoint: Address
+
+    @property
+    def text(self) -> str:
+        return host_port(self.address, self.port)
+
+
+def canary_results(state: StateDir, paths: Paths, maps: Mapping[str, Map]) -> Iterator[CheckResult]:
+    """In the network namespace of this thread, which has to be the agent's."""
+    with ExitStack() as stack:
+        try:
+            canary = _begun(state, paths, maps, stack)
+            yield from canary.results()
+        except (NoAnswer, EbpflbError) as why:
+            remedy = "no path was tried by a connection; --no-canary leaves this out"
+            yield CheckResult("canary", False, False, f"not tried: {why}", remedy)
+
+
+def _begun(state: StateDir, paths: Paths, maps: Mapping[str, Map], stack: ExitStack) -> "_Canary":
+    """Raises NoAnswer or NodeError; the stack removes what was made."""
+    settings = maps["settings"].get(0)
+    taken = {backend.address for _, backend in maps["slots"].items() if backend.service}
+    used = {frontend.port for frontend, _ in maps["services"].items()}
+    of = sorted(supported_families())
+    client, endpoint = (
+        stack.enter_context(closing(ScratchNamespace([unused_address(it, taken) for it in of])))
+        for _ in range(2)
+    )
+    server = canary_probe.CanaryEndpoint(endpoint.call)
+    stack.callback(server.close)
+    node = {Family.IPV4: settings.node_v4, Family.IPV6: settings.node_v6}
+    addresses = [(client.addresses[it], endpoint.addresses[it], node[it]) for it in of]
+    nodeport = _free_nodeport(used)
+    lease = ask.canary(paths, addresses, canary_probe.ENDPOINT_PORT, nodeport)
+    stack.callback(_end, paths, lease)
+    return _Canary(state, paths, maps, client, endpoint, server, lease, nodeport)
+
+
+def _end(paths: Paths, lease: CanaryLease) -> None:
+    with suppress(NoAnswer, NodeError):
+        ask.end_canary(paths, lease)
+
+
+def _free_nodeport(used: set[int]) -> int:
+    """One that no Service has, and that no socket of the node is bound to. Raises NodeError."""
+    for port in random.sample(_NODEPORTS, _DRAWS):
+        if port not in used and _can_bind(port):
+            return port
+    raise NodeError(f"no port of {_NODEPORTS[0]}-{_NODEPORTS[-1]} is free")
+
+
+def _can_bind(port: int) -> bool:
+    for socket_family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            try:
+                with socket.socket(socket_family, kind) as trying:
+                    trying.bind((anywhere, port))
+            except OSError as error:
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # IPv6
+                    return False
+    return True
+
+
+class _Canary:
+    """What is there while connections are tried."""
+
+    def __init__(
+        self,
+        state: StateDir,
+        paths: Paths,
+        maps: Mapping[str, Map],
+        client: ScratchNamespace,
+        endpoint: ScratchNamespace,
+        server: canary_probe.CanaryEndpoint,
+        lease: CanaryLease,
+        nodeport: int,
+    ) -> None:
+        self._state, self._paths, self._maps = state, paths, maps
+        self._client, self._endpoint, self._server = client, endpoint, server
+        self._lease, self._nodeport = lease, nodeport
+        self._direct: dict[tuple[Any, ...], str] = {}
+
+    def results(self) -> Iterator[CheckResult]:
+        """Raises NoAnswer where the agent has withdrawn the canary."""
+        yield from self._missing_families()
+        cluster_ips = [
+            Target(it, canary_probe.ENDPOINT_PORT, self._endpoint.addresses[family(it)])
+            for it in map(ip_address, self._lease.cluster_ips)
+        ]
+        yield from self._from_node(cluster_ips)
+        not_served = self._not_served()
+        if not_served:
+            yield not_served
+            return
+        yield from self._tried("packets", self._from_client, cluster_ips)
+        yield from self._tried("NodePorts", self._from_client, list(self._nodeports(cluster_ips)))
+
+    def _missing_families(self) -> Iterator[CheckResult]:
+        """Of whose cluster IPs the maps have some."""
+        found = {family(ip_address(it)) for it in self._lease.cluster_ips}
+        used = {family(address) for address, _ in self._maps["cluster_ips"].items()}
+        for each in sorted(used - found):
+            text = "neither a ServiceCIDR nor enough cluster IPs tell which one is unused"
+            yield CheckResult(f"canary: {each}", False, False, f"not tried: {text}", "")
+
+    def _from_node(self, targets: list[Target]) -> Iterator[CheckResult]:
+        try:
+            with canary_probe.inside(cgroup_links.cgroup_of(self._state)):
+                yield from self._tried("sockets", self._fault, targets)
+        except NodeError as error:
+            yield CheckResult("canary: sockets", False, False, f"not tried: {error}", "")
+
+    def _not_served(self) -> CheckResult | None:
+        """A new device gets programs as soon as the agent sees it."""
+        until = time.monotonic() + SERVED_SECONDS
+        while lacking := [it for it in (self._client, self._endpoint) if not self._is_served(it)]:
+            if time.monotonic() > until or self._lease.devices:
+                break
+            ask.renew_canary(self._paths, self._lease)
+            time.sleep(0.02)
+        if not lacking:
+            return None
+        what = "canary: packets"
+        if self._lease.devices:
+            text = f"not tried: --devices={self._lease.devices} leaves out doctor's own device"
+            return CheckResult(what, False, False, text, "")
+        text = f"{lacking[0].name}, which doctor has made, gets no programs"
+        return CheckResult(what, False, True, text, "see the agent's log, and `ebpflb status`")
+
+    def _is_served(self, namespace: ScratchNamespace) -> bool:
+        device = Device(namespace.index, namespace.name, False, True, 0, (), ())
+        return not any(attacher(self._state).faults(device, {}, HeldLinks()))
+
+    def _nodeports(self, cluster_ips: list[Target]) -> Iterator[Target]:
+        """At one address of each family at which NodePorts are served."""
+        serving = [address for address, _ in self._maps["node_addresses"].items()]
+        usable = [it for it in serving if not (it.is_loopback or it.is_link_local)]
+        for each in cluster_ips:
+            at = next((it for it in usable if it.version == each.address.version), None)
+            if at:
+                yield Target(at, self._nodeport, each.endpoint)
+
+    def _fault(self, protocol: Protocol, address: Address, port: int) -> str:
+        return canary_probe.fault(protocol, address, port, self._server.word)
+
+    def _from_client(self, protocol: Protocol, address: Address, port: int) -> str:
+        return self._client.call(partial(self._fault, protocol, address, port))
+
+    def _tried(self, path: str, fault: Fault, targets: list[Target]) -> Iterator[CheckResult]:
+        """Of each target by each protocol, in as few lines as say it."""
+        what, bad, untried = f"canary: {path}", list[str](), list[str]()
+        for target in targets:
+            for protocol in CANARY_PROTOCOLS:
+                ask.renew_canary(self._paths, self._lease)
+                if why := self._without_service(fault, protocol, target):
+                    untried.append(f"{protocol.name} to {target.endpoint} ({why})")
+                elif why := fault(protocol, target.address, target.port):
+                    bad.append(f"{protocol.name} to {target.text}: {why}")
+        if bad:
+            yield CheckResult(what, False, True, "; ".join(bad), _NOT_TRANSLATED)
+        if untried:
+            text = f"not tried: {'; '.join(untried)}"
+            yield CheckResult(what, False, False, text, _NOT_FORWARDED)
+        if targets and not bad and not untried:
+            yield CheckResult(what, True, True, ", ".join(it.text for it in targets), "")
+        if not targets:
+            text = "not tried: no address of this node serves them (--nodeport-addresses)"
+            yield CheckResult(what, False, False, text, "")
+
+    def _without_service(self, fault: Fault, protocol: Protocol, target: Target) -> str:
+        key = fault, protocol, target.endpoint
+        if key not in self._direct:
+            self._direct[key] = fault(protocol, target.endpoint, canary_probe.ENDPOINT_PORT)
+        return self._direct[key]

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The events that a running agent sends on: it puts the monitoring programs in force meanwhile."""
+
+import errno
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ebpflb import unix_socket
+from ebpflb.errors import NodeError, in_words
+from ebpflb.kernel import monitoring
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import VERDICTS
+from ebpflb.kernel.maps.records import MonitorEvent
+from ebpflb.kernel.monitoring import FLOW_KINDS, FRAME, HOOKS, MonitorAnswer, MonitorQuestion
+from ebpflb.kernel.node import clients, namespaces
+from ebpflb.model.addresses import Address
+from ebpflb.options import Paths
+from ebpflb.plan.entries import BackendName, Frontend, host_port, protocol_name, service_name
+from ebpflb.tools.snapshot import Snapshot
+
+# Names for events: services and backends by their ids, pods by namespace and address.
+#
+# What is found is kept for seconds, as ids are given to others; what takes long to look for is
+# looked for once in so many seconds.
+
+KEPT_SECONDS = 5.0
+SEARCH_SECONDS = 2.0  # from one search through all namespaces to the next
+PODS_SECONDS = 30.0  # the same of all endpoints
+_MOST = 10_000
+NODE = "node"
+
+
+class NetnsOwner(NamedTuple):
+    """A network namespace: the pod whose it is, if that can be told, and its addresses."""
+
+    pod: str
+    addresses: tuple[Address, ...]
+
+
+_UNKNOWN = NetnsOwner("", ())
+
+
+class EventNames:
+    """Of one node, whose network namespace the process is in."""
+
+    def __init__(self, maps: Mapping[str, Map]) -> None:
+        self._maps = maps
+        self._host = maps["settings"].get(0).host_netns
+        self._services: dict[int | Frontend, str] = {}
+        self._targets: dict[int, str] = {}
+        self._owners: dict[int, NetnsOwner] = {
+            self._host: NetnsOwner(NODE, clients.own_addresses())
+        }
+        self._pods: dict[Address, str] = {}
+        self._kept_until = self._next_search = self._next_pods = 0.0
+
+    def service(self, number: int, frontend: Frontend | None) -> str:
+        """By its id; by its frontend where no id was noted. "" if there is none."""
+        self._forget_in_time()
+        key = number or frontend
+        if key is None:
+            return ""
+        if key not in self._services:
+            number = number or self._service_at(frontend)
+            self._services[key] = service_name(self._maps["service_names"].get(number), number)
+        return self._services[key]
+
+    def target(self, backend: int) -> str:
+        """The pod that is an endpoint."""
+        self._forget_in_time()
+        if backend not in self._targets:
+            named = self._maps["backend_names"].get(backend) or BackendName("", "")
+            self._targets[backend] = named.target
+        return self._targets[backend]
+
+    def place(self, netns: int, process: int) -> NetnsOwner:
+        """Of a socket, by the cookie of its namespace and its process."""
+        if netns not in self._owners:
+            found = self._of_process(netns, process) or self._search(netns)
+            if not found:
+                return _UNKNOWN
+            self._owners[netns] = found
+        return self._owners[netns]
+
+    def pod_at(self, address: Address) -> str:
+        """The pod with this address, if it is an endpoint; the node for its own addresses."""
+        if address in self._owners[self._host].addresses:
+            return NODE
+        if address not in self._pods and time.monotonic() > self._next_pods:
+            self._next_pods = time.monotonic() + PODS_SECONDS
+            snapshot = Snapshot.read(self._maps)
+            self._pods = {
+                backend.address: snapshot.backend_names[number].target
+                for number, backend in snapshot.backends().items()
+                if number in snapshot.backend_names
+            }
+        return self._pods.get(address, "")
+
+    def _service_at(self, frontend: Frontend | None) -> int:
+        """A NodePort has no address of its own."""
+        if frontend is None:
+            return 0
+        zero = ip_address("0.0.0.0" if frontend.address.version == 4 else "::")
+        for candidate in (frontend, frontend._replace(address=zero)):
+            if found := self._maps["services"].get(candidate):
+                return int(found.id)
+        return 0
+
+    def _of_process(self, netns: int, process: int) -> NetnsOwner | None:
+        """Its process may have ended, and its number may be another's."""
+        folder = Path("/proc", str(process))
+        with suppress(NodeError):
+            if process and clients.cookie(folder / "ns/net") in (None, netns):
+                return self._owner_at(folder / "ns/net", clients.host_name(folder))
+        return None
+
+    def _search(self, netns: int) -> NetnsOwner | None:
+        if time.monotonic() < self._next_search:
+            return None
+        self._next_search = time.monotonic() + SEARCH_SECONDS
+        with suppress(NodeError):
+            if path := clients.by_cookie(netns):
+                return self._owner_at(path, "")
+        return None
+
+    def _owner_at(self, path: Path, name: str) -> NetnsOwner:
+        found = clients.addresses(path)
+        named = next((pod for it in found if (pod := self.pod_at(it))), "")
+        return NetnsOwner(named or name or _given_name(path), found)
+
+    def _forget_in_time(self) -> None:
+        if time.monotonic() > self._kept_until or len(self._services) > _MOST:
+            self._kept_until = time.monotonic() + KEPT_SECONDS
+            self._services.clear()
+            self._targets.clear()
+
+
+def _given_name(path: Path) -> str:
+    """What ip(8) calls a namespace; those of container runtimes tell nobody anything."""
+    wanted = namespaces.identity(path)
+    for folder in namespaces.NAMED if wanted else ():
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            if namespaces.identity(entry) == wanted and not entry.name.startswith("cni-"):
+                return entry.name
+    return ""
+
+
+# An event of the datapath in words, and which of them somebody wants to see.
+
+_CALLS = {"connect", "sendmsg", "recvmsg", "getpeername", "bind"}
+
+
+class Told(msgspec.Struct):
+    """A decision. "" is what is not known, or what there is none of; ``ns`` is what it took."""
+
+    time: str  # RFC 3339
+    hook: str  # a call of a socket, or ingress or egress of a device
+    verdict: str
+    protocol: str
+    process: str
+    pid: int
+    pod: str  # the client's
+    client: str
+    service: str
+    frontend: str
+    backend: str
+    backend_pod: str
+    device: str
+    ns: int
+
+
+class EventFilter(NamedTuple):
+    """``service`` is NAMESPACE/NAME; None: any."""
+
+    service: str | None = None
+    client: IPv4Network | IPv6Network | None = None
+
+
+class _Ends(NamedTuple):
+    """Addresses and ports; None: not known."""
+
+    client: tuple[Address, int] | None
+    frontend: tuple[Address, int] | None
+    backend: tuple[Address, int] | None
+
+
+class Teller:
+    """Says events in words, if they pass the filter."""
+
+    def __init__(self, names: EventNames, wanted: EventFilter) -> None:
+        self._names, self._wanted = names, wanted
+        self._begun = time.time_ns() - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        self._devices: dict[int, str] = {}
+
+    def tell(self, event: MonitorEvent) -> Told | None:
+        hook = HOOKS[event.hook]
+        ends = _ends_of_call(event) if hook in _CALLS else _ends_of_packet(event)
+        frontend = Frontend(*ends.frontend, event.tuple.protocol) if ends.frontend else None
+        service = self._names.service(event.service, frontend)
+        if self._wanted.service not in (None, _named(service)):
+            return None
+        pod, addresses = self._client(event, ends)
+        if self._wanted.client and not any(it in self._wanted.client for it in addresses):
+            return None
+        same = [it for it in addresses if it.version == event.tuple.destination.version]
+        client = host_port(*ends.client) if ends.client else str(same[0]) if same else ""
+        when = datetime.fromtimestamp((self._begun + event.time) / 1e9, UTC)
+        return Told(
+            time=when.isoformat(timespec="milliseconds"),
+            hook=hook,
+            verdict=VERDICTS[event.verdict],
+            protocol=protocol_name(event.tuple.protocol),
+            process=event.comm,
+            pid=event.process,
+            pod=pod,
+            client=client,
+            service=service,
+            frontend=host_port(*ends.frontend) if ends.frontend else "",
+            backend=host_port(*ends.backend) if ends.backend else "",
+            backend_pod=self._names.target(event.backend) if event.backend else "",
+            device=self._device(event.ifindex) if event.ifindex else "",
+            ns=event.took,
+        )
+
+    def _client(self, event: MonitorEvent, ends: _Ends) -> tuple[str, tuple[Address, ...]]:
+        """The pod, and the addresses that it may have."""
+        if ends.client:
+            return self._names.pod_at(ends.client[0]), (ends.client[0],)
+        if event.netns:
+            return self._names.place(event.netns, event.process)
+        return "", ()
+
+    def _device(self, index: int) -> str:
+        """In the node's network namespace; its number where it has gone."""
+        if index not in self._devices:
+            try:
+                self._devices[index] = socket.if_indextoname(index)
+            except OSError:
+                return str(index)
+        return self._devices[index]
+
+
+def _named(service: str) -> str:
+    """NAMESPACE/NAME of what ``wording.service_name`` says."""
+    return service.rpartition("/")[0].partition(":")[0]
+
+
+def _ends_of_call(event: MonitorEvent) -> _Ends:
+    """A call's address is its backend's only where it has one."""
+    to = event.tuple.destination, event.tuple.destination_port
+    return _Ends(None, to, (event.address, event.port) if event.backend else None)
+
+
+def _ends_of_packet(event: MonitorEvent) -> _Ends:
+    """By the entry of a known flow (bpf/layout/flow.h), else as the packet came."""
+    source = event.tuple.source, event.tuple.source_port
+    destination = event.tuple.destination, event.tuple.destination_port
+    entry = event.address, event.port
+    match FLOW_KINDS.get(event.kind):
+        case "dnat":
+            return _Ends(source, destination, entry)
+        case "un_dnat":
+            return _Ends(destination, entry, source)
+        case "snat" | "snat_pending" | "direct":
+            return _Ends(source, None, destination)
+        case "un_snat":
+            return _Ends(entry, None, source)
+        case "un_direct":
+            return _Ends(destination, None, source)
+        case _:
+            return _Ends(source, destination, entry if event.backend else None)
+
+
+BEGIN_SECONDS = 300.0  # where the programs have to be compiled first
+_LONGEST = 1 << 16  # bytes of an answer
+_NO_AGENT = "no agent runs: start `ebpflb run`; the agent has to load the monitor's programs"
+_OLDER = "the agent is of another version, without a monitor: use the `ebpflb` of the agent"
+
+
+class EventBatch(NamedTuple):
+    """Events in their order, and how many have been lost since the beginning."""
+
+    events: Iterator[MonitorEvent]
+    lost: int
+
+
+class EventStream:
+    """To be read until it ends, which it does when the agent does."""
+
+    def __init__(self, paths: Paths, verdicts: int) -> None:
+        """Returns when the programs are in force. Raises NodeError that says what to do."""
+        self._socket = _connect(paths)
+        try:
+            question = MonitorQuestion(monitoring.format_hash(), verdicts)
+            self._socket.sendall(msgspec.json.encode(question) + b"\n")
+            self._file = self._socket.makefile("rb")
+            said = self._file.readline(_LONGEST)
+            answer = msgspec.json.decode(said, type=MonitorAnswer)
+        except TimeoutError:
+            self._socket.close()
+            raise NodeError("the agent does not answer: see its log, and `ebpflb status`") from None
+        except (OSError, msgspec.MsgspecError):
+            self._socket.close()
+            raise NodeError("the agent has ended: see its log, and `ebpflb status`") from None
+        if answer.error:
+            self._socket.close()
+            raise NodeError(f"no monitor can run: {answer.error}")
+        self._socket.settimeout(None)
+
+    def parts(self) -> Iterator[EventBatch]:
+        """Ends when the agent does."""
+        while (head := self._read(FRAME.size)) is not None:
+            lost, size = FRAME.unpack(head)
+            records = self._read(size)
+            if records is None:
+                return
+            yield EventBatch(monitoring.unpack_decision(records), lost)
+
+    def end(self) -> None:
+        """``parts`` ends; safe in any thread, which ``close`` is not."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes | None:
+        try:
+            found = self._file.read(size)
+        except OSError:
+            return None
+        return found if len(found) == size else None
+
+
+def _connect(paths: Paths) -> socket.socket:
+    try:
+        return unix_socket.connect(paths.monitor_socket, BEGIN_SECONDS)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
+            raise NodeError(_NO_AGENT if not _answers(paths) else _OLDER) from None
+        raise NodeError(f"{paths.monitor_socket}: {in_words(error)}") from error
+
+
+def _answers(paths: Paths) -> bool:
+    """Whether an agent listens for other commands."""
+    try:
+        unix_socket.connect(paths.socket_file, 1.0).close()
+    except OSError:
+        return False
+    return True

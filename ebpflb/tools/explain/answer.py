@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole answer: the way of a connection, each endpoint with its chance, and the verdict."""
+
+import random
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.maps import layout, records
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import clients, namespaces
+from ebpflb.kernel.recording import Answer, PrivateMaps, RecordingPrograms
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
+from ebpflb.tools.explain.asking import OUTSIDE_CLIENT, Client, MapFacts, Share, find_client
+from ebpflb.tools.explain.ways import PacketWay, Way, call
+from ebpflb.tools.explain.words import Row, affinity_key
+
+_LOCAL_PORTS = (32_768, 60_999)  # net.ipv4.ip_local_port_range, as it is by default
+_FLOWS = ("tcp_flows", "other_flows")
+_SERVICE_AT = layout.ffi.offsetof("struct flow", "service")
+
+
+class ExitStatus(IntEnum):
+    """What becomes of it, and the command's exit status."""
+
+    ENDPOINT = 0  # an endpoint gets it, or the flow that it belongs to goes on
+    LEFT_ALONE = 3  # it is to no service: the datapath does not touch it
+    REFUSED = 4
+    DROPPED = 5  # it times out
+
+
+@dataclass
+class Explained:
+    """``shares`` is empty where no endpoint was to be chosen."""
+
+    asked: Frontend
+    client: Client
+    rows: list[Row]
+    shares: list[Share]
+    verdict: str
+    says: str
+    status: ExitStatus
+    service: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def explain(
+    state: StateDir, cache: Path, asked: Frontend, sender: str, port: int | None = None
+) -> Explained:
+    """Asks the datapath of this state directory, in its node's network namespace.
+
+    Raises NodeError and other errors of ours, each saying what to do, or OSError.
+    """
+    with ExitStack() as opened:
+        pinned = state.read_maps()
+        for each in pinned.values():
+            opened.callback(each.close)
+        maps = opened.enter_context(PrivateMaps(pinned))
+        host = maps.pinned["settings"].get(0).host_netns
+        path = clients.by_cookie(host) if host else namespaces.OWN_NETNS
+        if path is None and clients.cookie(namespaces.OWN_NETNS) is not None:
+            raise NodeError(
+                f"the node of {state.directory} has no network namespace any more, or none that"
+                " is found here: run `ebpflb explain` in it (nsenter --net)"
+            )
+        return namespaces.call_in(
+            path or namespaces.OWN_NETNS, lambda: _explain(state, maps, cache, asked, sender, port)
+        )
+
+
+def _explain(
+    state: StateDir, maps: PrivateMaps, cache: Path, asked: Frontend, sender: str, port: int | None
+) -> Explained:
+    facts = _facts(state, maps)
+    client = find_client(sender, asked.address.version, facts)
+    notes = list(client.notes) + copy_memory(maps, facts, asked, client)
+    writes = facts.settings.writes
+    with RecordingPrograms(maps, cache) as recorder:
+        way = _way(recorder, facts, asked, client, port or random.randint(*_LOCAL_PORTS))
+    if maps.pinned["settings"].get(0).writes != writes or writes % 2:
+        notes.append("the agent was writing the maps meanwhile: ask again to be sure")
+    noted = way.noted
+    shares: list[Share] = []
+    if noted and noted.service and noted.chosen_from and noted.chosen_from.size:
+        shares = list(facts.shares(noted.service, noted.chosen_from, noted.only))
+    verdict, says, status = _verdict(way, facts)
+    if status is ExitStatus.LEFT_ALONE:
+        says = _of_another_node(asked, facts) or says
+    service = facts.service(noted.service.id) if noted and noted.service else ""
+    return Explained(asked, client, way.rows, shares, verdict, says, status, service, notes)
+
+
+def _of_another_node(asked: Frontend, facts: MapFacts) -> str:
+    """That a NodePort is asked for at an address that this node does not have; "" if it is not."""
+    nodeport = asked._replace(address=type(asked.address)(0))
+    service = facts.service_at(nodeport)
+    if not service or asked.address.is_loopback or asked.address in clients.own_addresses():
+        return ""
+    return (
+        f"left alone: port {asked.port} is a NodePort of {facts.service(service.id)}, but"
+        f" {asked.address} is no address of this node: run `ebpflb explain` on the node that has it"
+    )
+
+
+def _facts(state: StateDir, maps: PrivateMaps) -> MapFacts:
+    hooks = cgroup_links.attached(state)
+    devices = frozenset(
+        int(pin.name.partition("-")[0])
+        for pin in (state.devices_directory.iterdir() if state.devices_directory.is_dir() else ())
+        if pin.name.partition("-")[0].isdecimal()
+    )
+    return MapFacts(
+        maps.pinned, cgroup_links.cgroup_of(state), devices, socket_hooks="connect4" in hooks
+    )
+
+
+def copy_memory(maps: PrivateMaps, facts: MapFacts, asked: Frontend, client: Client) -> list[str]:
+    """What programs remember of this client and this service: session affinity, and flows."""
+    ids = facts.service_ids(asked)
+    for is_packet in (True, False):
+        for number in ids:
+            key = records.codec("struct affinity_key").pack(
+                affinity_key(client, number, is_packet=is_packet)
+            )
+            for name in ("affinity", "new_affinity"):
+                maps.copy_key(name, key)
+    if client.address is None:
+        return []
+    address = layout.address_bytes(client.address)
+    numbers = {number.to_bytes(4, "little") for number in ids}
+
+    def matches(key: bytes, value: bytes) -> bool:
+        return address in (key[:16], key[16:32]) or value[_SERVICE_AT : _SERVICE_AT + 4] in numbers
+
+    table = _FLOWS[asked.protocol != Protocol.TCP]
+    if maps.copy_rows(table, (address, *numbers), matches):
+        return []
+    return [f"{table} has very many flows of this service: some were left out"]
+
+
+def _way(
+    recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: Client, port: int
+) -> Way:
+    """The socket's call, where hooks see it; then its packets, unless the call was the end."""
+    way = Way()
+    if client.hooked:
+        way = call(recorder, facts, asked, client)
+        if way.answer is not Answer.LEAVE:
+            return way
+    elif client.kind != OUTSIDE_CLIENT:
+        way.say("hook", f"no socket hook sees the sockets of {client}")
+    packet = PacketWay(recorder, facts, asked, client, port).go()
+    packet.rows = [*way.rows, *packet.rows]
+    if way.noted and way.noted.verdict and not (packet.noted and packet.noted.verdict):
+        packet.noted = way.noted
+    return packet
+
+
+_DROPS = {
+    "no_local_endpoint": "policy Local, and no endpoint on this node: the client times out",
+    "source_denied": "the service's source ranges do not admit the client, who times out",
+    "unallocated": "no service has this address of a service range: the client times out",
+    "ports_exhausted": "no port to masquerade with is to be had, or no address: it is dropped",
+    "flows_full": "no space for another flow: it is dropped",
+    "recycled": "the maps changed while they were read: ask again",
+    "endpoint_gone": "its endpoint has gone, and on-removal says reset: answered with a reset",
+    "too_long": "too long for the device where its request came in: its sender is told",
+    "reject_limited": "refused without a reply: over the limit of replies a second",
+}
+_SENDS = {"translated", "masqueraded", "port_changed"}
+
+
+def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
+    """Its name, in words, and the status."""
+    name = (way.noted.verdict if way.noted else None) or "passed"
+    if name == "refused" or way.went == "refused":
+        return "refused", _refusal(way), ExitStatus.REFUSED
+    if way.went == "dropped" or way.answer is Answer.DENY:
+        return name, _DROPS.get(name, "the packet goes nowhere"), ExitStatus.DROPPED
+    if way.answer is Answer.REWRITE and name == "translated":
+        says = "the socket is connected to an endpoint; no packet is translated"
+        return name, says, ExitStatus.ENDPOINT
+    if name == "established":
+        return name, "belongs to a flow that is known, and goes on as before", ExitStatus.ENDPOINT
+    if name in _SENDS:
+        return (
+            name,
+            f"goes to an endpoint, which sees {_client_seen(way, name)}",
+            ExitStatus.ENDPOINT,
+        )
+    if name in _DROPS:
+        return name, _DROPS[name], ExitStatus.DROPPED
+    return name, "left alone: it goes on as if ebpflb were not there", ExitStatus.LEFT_ALONE
+
+
+def _client_seen(way: Way, verdict: str) -> str:
+    """The source that the endpoint sees: the flow tables set it at egress, after the verdict."""
+    if way.is_masqueraded:
+        return "this node as its client"
+    return "the client, with another port" if verdict == "port_changed" else "the client"
+
+
+def _refusal(way: Way) -> str:
+    noted = way.noted
+    if noted is None or noted.service is None:
+        return "no service has this port: connection refused"
+    return "the service has no endpoint: connection refused"

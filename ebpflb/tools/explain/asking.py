@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks: a process of the node, a pod on it, or a client outside. The thread has to be in the
+node's network namespace.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpflb.errors import NodeError, one_line
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.node import clients, namespaces, routes
+from ebpflb.model.addresses import Address, parse_address
+from ebpflb.model.services import PROTOCOLS
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Choice,
+    Frontend,
+    Range,
+    ServiceEntry,
+    host_port,
+    service_name,
+)
+
+# What a connection is to: ADDRESS:PORT, and a protocol.
+
+_FORM = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<v4>[^:\[\]]*)):(?P<port>\d{1,5})(?:/(?P<name>\w+))?")
+EXAMPLE = "such as 10.96.0.10:80, [fd00::a]:53/udp or 192.0.2.1:30080/sctp"
+
+
+def parse_question(text: str) -> Frontend:
+    """Raises ValueError with a message for the operator."""
+    found = _FORM.fullmatch(text)
+    if not found:
+        raise ValueError(f'"{one_line(text)}" is not ADDRESS:PORT[/tcp|udp|sctp], {EXAMPLE}')
+    protocol, port = (found["name"] or "tcp").upper(), int(found["port"])
+    if protocol not in PROTOCOLS:
+        raise ValueError(f'"{one_line(protocol.lower())}" is not tcp, udp or sctp')
+    if not 0 < port < 65536:
+        raise ValueError(f"port {port} is not from 1 to 65535")
+    address = parse_address(found["v6"] or found["v4"] or "")
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(f"{address} is no address of one host: no connection goes there")
+    return Frontend(address, port, PROTOCOLS[protocol])
+
+
+# The rows that steps refer to, each read from its map when it is asked for.
+
+
+class Share(NamedTuple):
+    """A backend of a service, and how likely a new connection gets it, from 0 to 1."""
+
+    slot: int
+    endpoint: str
+    chance: float
+    node: str
+    pod: str
+    zone: str
+    note: str
+
+
+class MapFacts:
+    """The pinned maps as a question needs them.
+
+    ``cgroup`` is where the socket hooks are attached, as paths in /proc have it; ``socket_hooks``:
+    whether they are; ``devices``: those that have programs.
+    """
+
+    def __init__(
+        self, maps: Mapping[str, Map], cgroup: Path, devices: frozenset[int], *, socket_hooks: bool
+    ) -> None:
+        self.maps, self.cgroup, self.devices = maps, cgroup, devices
+        self.socket_hooks = socket_hooks
+        self.settings = maps["settings"].get(0)
+        self.host_netns: int = self.settings.host_netns
+
+    def service_at(self, frontend: Frontend) -> ServiceEntry | None:
+        found: ServiceEntry | None = self.maps["services"].get(frontend)
+        return found
+
+    def service_ids(self, frontend: Frontend) -> list[int]:
+        """Of the services that it may be: by its address, and as a NodePort."""
+        nodeport = frontend._replace(address=type(frontend.address)(0))
+        found = (self.service_at(frontend), self.service_at(nodeport))
+        return [service.id for service in found if service]
+
+    def service(self, number: int) -> str:
+        return one_line(service_name(self.maps["service_names"].get(number), number))
+
+    def name(self, backend: int) -> BackendName:
+        found = self.maps["backend_names"].get(backend) or BackendName("", "")
+        return BackendName(*map(one_line, found))
+
+    def backend(self, number: int) -> Backend | None:
+        slot = self.maps["backend_slots"].get(number)
+        return self.slot(slot) if slot is not None else None
+
+    def slot(self, slot: int) -> Backend | None:
+        if slot >= self.maps["slots"].spec.entries:
+            return None
+        found: Backend = self.maps["slots"].get(slot)
+        return found
+
+    def endpoint(self, backend: Backend | None) -> str:
+        """ADDRESS:PORT, and the pod."""
+        if backend is None:
+            return "an endpoint that has gone"
+        pod = self.name(backend.id).target
+        return host_port(backend.address, backend.port) + (f" ({pod})" if pod else "")
+
+    def endpoints_of(self, pod: str) -> Iterator[tuple[Address, str]]:
+        """The address and node of the backends whose pod is called so."""
+        for number, name in self.maps["backend_names"].items():
+            backend = self.backend(number) if name.target == pod else None
+            if backend and backend.id == number:
+                yield backend.address, name.node
+
+    def shares(self, service: ServiceEntry, chosen: Range, only: int | None) -> Iterator[Share]:
+        """The service's block, slot by slot; of ``chosen`` one gets it, unless it is ``only``."""
+        chances = self._chances(service, chosen)
+        for slot in range(service.cluster.base, service.cluster.base + service.slots):
+            backend = self.slot(slot)
+            if backend is None or backend.service != service.id:
+                continue
+            is_candidate = chosen.base <= slot < chosen.base + chosen.size
+            chance = float(backend.id == only) if only else chances.get(slot, 0.0)
+            name, where = self.name(backend.id), host_port(backend.address, backend.port)
+            note = self._note(backend, is_candidate)
+            yield Share(slot, where, chance, *name, note)
+
+    def _chances(self, service: ServiceEntry, chosen: Range) -> dict[int, float]:
+        """Slot -> its part of all that is drawn, from the slots or from the service's table."""
+        if not service.table.size:
+            slots = range(chosen.base, chosen.base + chosen.size)
+            return dict.fromkeys(slots, 1 / max(1, chosen.size))
+        found: defaultdict[int, float] = defaultdict(float)
+        first = (
+            service.table.base + (chosen == service.local != service.cluster) * service.table.size
+        )
+        for at in range(first, first + service.table.size):
+            place: Choice = self.maps["choices"].get(at)
+            part = place.below / 2**32 / service.table.size
+            found[place.slot] += part
+            found[place.other] += 1 / service.table.size - part
+        return found
+
+    def _note(self, backend: Backend, is_candidate: bool) -> str:
+        if is_candidate:
+            return ""
+        return "other node" if "cluster" in backend.flags else "draining"
+
+
+NODE_CLIENT, POD_CLIENT, OUTSIDE_CLIENT = "node", "pod", "outside"
+# Of networks for documentation (RFC 5737, 3849, 9637): nobody has them, and the default route leads
+# there.
+_NOBODY = {
+    4: ("198.51.100.77", "203.0.113.77", "192.0.2.77"),
+    6: ("2001:db8:ffff::77", "3fff::77"),
+}
+UNKNOWN_COOKIE = 2**64 - 1  # of a pod, where the kernel does not tell (before 5.14)
+FORMS = "a pod (NAME or NAMESPACE/NAME), an address, a network namespace, a PID, node or outside"
+
+
+@dataclass(frozen=True)
+class Client:
+    """``address`` is None for a pod without one of the question's family.
+
+    ``hooked``: whether socket hooks see its sockets; ``notes``: what could not be found out.
+    """
+
+    kind: str
+    name: str
+    address: Address | None
+    netns: int = 0
+    hooked: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == NODE_CLIENT:
+            return "this node"
+        where = f" ({self.address})" if self.address and self.name != str(self.address) else ""
+        return f"{'pod ' if self.kind == POD_CLIENT else ''}{self.name}{where}"
+
+
+def find_client(text: str, version: int, facts: MapFacts) -> Client:
+    """Raises NodeError that says what to do."""
+    if text == NODE_CLIENT:
+        return _node(version, facts)
+    if text == OUTSIDE_CLIENT:
+        return _outside(version)
+    if text.isdecimal():
+        return _process(text, version, facts)
+    try:
+        address = parse_address(text)
+    except ValueError:
+        return _named(text, version, facts)
+    return _addressed(address, version, facts)
+
+
+def _node(version: int, facts: MapFacts) -> Client:
+    own = [address for address in clients.own_addresses() if address.version == version]
+    return Client(
+        NODE_CLIENT, NODE_CLIENT, own[0] if own else None, facts.host_netns, facts.socket_hooks
+    )
+
+
+def _outside(version: int) -> Client:
+    devices = set(routes.default_devices(version))
+    if not devices:
+        raise NodeError(
+            f"no default route of IPv{version} leads outside: name the client's address instead"
+        )
+    for candidate in map(ip_address, _NOBODY[version]):
+        if routes.route_to(candidate).ifindex in devices:
+            return Client(OUTSIDE_CLIENT, "a client outside", candidate)
+    raise NodeError("no address for documentation is routed outside: name the client's instead")
+
+
+def _process(pid: str, version: int, facts: MapFacts) -> Client:
+    process = Path("/proc", pid)
+    if not process.exists():
+        raise NodeError(f"there is no process {pid}: name one of {FORMS}")
+    hooked = clients.in_cgroup(process, facts.cgroup) if facts.socket_hooks else False
+    return _in_namespace(process / "ns/net", f"of process {pid}", version, facts, hooked=hooked)
+
+
+def _addressed(address: Address, version: int, facts: MapFacts) -> Client:
+    if address.version != version:
+        raise NodeError(f"{address} is no IPv{version} address: client and frontend differ")
+    if address in clients.own_addresses():
+        return _node(version, facts)
+    path = clients.by_address(address)
+    if path:
+        return _in_namespace(path, str(address), version, facts, address)
+    return Client(OUTSIDE_CLIENT, str(address), address)
+
+
+def _named(text: str, version: int, facts: MapFacts) -> Client:
+    path = clients.by_name(text)
+    if path:
+        return _in_namespace(path, one_line(text), version, facts)
+    if text.startswith("/"):
+        raise NodeError(f"no network namespace {one_line(text)}: it has gone, or never was")
+    pod = text.rpartition("/")[2]
+    found = clients.by_host_name(pod)
+    if len(found) > 1:
+        raise NodeError(
+            f"{len(found)} network namespaces belong to pods called {one_line(pod)}:"
+            " name the pod's address or a PID"
+        )
+    if found:
+        return _in_namespace(found[0], one_line(text), version, facts)
+    return _endpoint(text, pod, version, facts)
+
+
+def _endpoint(text: str, pod: str, version: int, facts: MapFacts) -> Client:
+    """By the names that backends have in the maps."""
+    for address, node in facts.endpoints_of(pod):
+        path = clients.by_address(address)
+        if path:
+            found = address if address.version == version else None
+            return _in_namespace(path, one_line(text), version, facts, found)
+        raise NodeError(
+            f"pod {one_line(pod)} is not on this node but on"
+            f" {one_line(node) or 'another'}: run `ebpflb explain` there"
+        )
+    raise NodeError(
+        f"no pod {one_line(text)} has a process or an endpoint on this node: name {FORMS}"
+    )
+
+
+def _in_namespace(
+    path: Path,
+    name: str,
+    version: int,
+    facts: MapFacts,
+    address: Address | None = None,
+    *,
+    hooked: bool | None = None,
+) -> Client:
+    if namespaces.identity(path) == namespaces.identity(namespaces.OWN_NETNS):
+        return _node(version, facts)
+    cookie, notes = clients.cookie(path), list[str]()
+    if cookie is None:
+        notes.append("this kernel does not tell a pod's session affinity (before 5.14)")
+    if address is None:
+        known = [it for it in clients.addresses(path) if it.version == version]
+        address = known[0] if known else None
+    if hooked is None:
+        hooked, note = _is_hooked(path, facts)
+        notes += [note] if note else []
+    return Client(POD_CLIENT, name, address, cookie or UNKNOWN_COOKIE, hooked, tuple(notes))
+
+
+def _is_hooked(path: Path, facts: MapFacts) -> tuple[bool, str]:
+    if not facts.socket_hooks:
+        return False, ""
+    first = next(clients.members(path), None)
+    if first is None:
+        return True, "no process runs there now: one is taken to be where the socket hooks are"
+    return clients.in_cgroup(first, facts.cgroup), ""

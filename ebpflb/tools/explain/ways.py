@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A socket's call, and a packet from device to device and its reply back, asked of the datapath."""
+
+import errno
+import socket
+from dataclasses import dataclass, field
+
+from ebpflb.errors import KernelError, NodeError, one_line
+from ebpflb.kernel import recording
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.node import routes
+from ebpflb.kernel.node.routes import Route
+from ebpflb.kernel.recording import Answer, Handled, RecordingPrograms, SocketQuestion
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Chosen, Frontend, host_port
+from ebpflb.plan.flow_entries import Connection, Ends, FlowState
+from ebpflb.tools.explain.asking import NODE_CLIENT, Client, MapFacts
+from ebpflb.tools.explain.words import Noted, Row, Words
+
+_OVER = {FlowState.CLOSED, FlowState.RESET}  # the next SYN opens another connection
+_TYPES = {Protocol.TCP: 1, Protocol.UDP: 2, Protocol.SCTP: 1}  # SOCK_STREAM, SOCK_DGRAM
+
+
+@dataclass
+class Way:
+    """What has been told so far; ``noted`` is of the program that decided."""
+
+    rows: list[Row] = field(default_factory=list)
+    noted: Noted | None = None
+    answer: Answer | None = None
+    errno: int = 0
+    ends: Ends | None = None  # of the packet as it leaves, or arrives here
+    is_masqueraded: bool = False  # it arrives with an address of this node as its source
+    went: str = ""  # "", "dropped", "refused"
+
+    def say(self, step: str, says: str, name: str = "", row: str = "") -> None:
+        self.rows.append(Row(step, says, name, row))
+
+
+def call(recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: Client) -> Way:
+    """What becomes of connect() to this frontend; ``way.answer`` says whether packets are next."""
+    protocol, way = Protocol(asked.protocol), Way()
+    question = SocketQuestion(asked, _TYPES[protocol], client.netns)
+    way.say("hook", f"connect{asked.address.version} at the cgroup of {client}")
+    way.answer, found = recorder.call(question)
+    way.noted = Words(facts, asked, client, is_packet=False).noted(found)
+    way.rows += way.noted.rows
+    way.errno = next((step.value for step in found if step.kind == "errno"), 0)
+    last = found[-1]
+    if way.answer is Answer.REWRITE:
+        to = host_port(last.address, recording.port_of(last.value))
+        way.say("connect", f"the kernel connects to {to}; getpeername() says {asked}")
+    elif way.answer is Answer.DENY:
+        way.say("connect", f"fails with {errno.errorcode.get(way.errno, 'EPERM')}")
+    return way
+
+
+class PacketWay:
+    """A packet's way, in the node's network namespace."""
+
+    def __init__(
+        self,
+        recorder: RecordingPrograms,
+        facts: MapFacts,
+        asked: Frontend,
+        client: Client,
+        port: int,
+    ) -> None:
+        """Raises NodeError for a client without an address."""
+        if client.address is None:
+            raise NodeError(f"{client} has no IPv{asked.address.version} address to send from")
+        self.recorder, self.facts, self.asked, self.client = recorder, facts, asked, client
+        self.protocol = Protocol(asked.protocol)
+        self.first = Ends(client.address, asked.address, port, asked.port)
+        self.way = Way()
+
+    def go(self) -> Way:
+        """The whole of it. Raises KernelError, NodeError or OSError."""
+        if self.client.kind == NODE_CLIENT:
+            self._from_node()
+        else:
+            self._from_device()
+        return self.way
+
+    def _from_node(self) -> None:
+        route = routes.route_to(self.asked.address)
+        if not self._routed(route):
+            return
+        if route.local:
+            self.way.say("route", "for this node itself: no device's hook sees it")
+            return
+        handled = self._handle(
+            "egress", recording.request_frame(self.first, self.protocol), route, 0
+        )
+        self._decided(handled)
+
+    def _from_device(self) -> None:
+        came = routes.route_to(self.first.source)
+        if not came.ifindex or came.local:
+            why = came.why or "it is this node's own"
+            raise NodeError(f"no device leads to the client {self.first.source}: {why}")
+        sent = recording.request_frame(self.first, self.protocol)
+        handled = self._handle("ingress", sent, came, 0)
+        if not self._decided(handled):
+            return
+        ends = self._translated(handled)
+        if ends != self.first:
+            self.way.say(
+                "DNAT", f"destination {host_port(ends.destination, ends.destination_port)}"
+            )
+        out = routes.route_to(ends.destination, self.first.source, came.ifindex, handled.mark)
+        if self._routed(out):
+            self._leave(handled, ends, came, out)
+
+    def _leave(self, handled: Handled, ends: Ends, came: Route, out: Route) -> None:
+        """From the route on: egress, unless it is for this node, and the reply."""
+        chosen = next((step.value for step in handled.steps if step.kind == "chosen"), 0)
+        if out.local:
+            self.way.say("route", "for a process of this node itself")
+        else:
+            self.way.say(
+                "route", f"by {_device(out)}" + (f", via {out.gateway}" if out.gateway else "")
+            )
+            left = self._egress(ends, came, out, handled.frame)
+            if left is None:
+                return
+            ends = left
+        self.way.ends = ends
+        # Neither engine masquerades what is for a process of this node.
+        marked = chosen & Chosen.MASQUERADE and not out.local
+        self.way.is_masqueraded = bool(marked) or ends.source != self.first.source
+        if ends != self.first:
+            self._reply(ends, came, out, by_netfilter=bool(chosen))
+
+    def _egress(self, ends: Ends, came: Route, out: Route, packet: bytes) -> Ends | None:
+        """The packet as it leaves; None if it does not."""
+        if recording.ends_of(packet) != ends:
+            packet = recording.request_frame(ends, self.protocol)
+        try:
+            handled = self._handle("egress", packet, out, came.ifindex)
+        except KernelError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            if ends == self.first:  # before 5.15 it would count as the node's own
+                return ends
+            handled = self._handle("egress", packet, out, 0)
+        noted = Words(self.facts, self.asked, self.client, is_packet=True).noted(handled.steps)
+        self.way.rows += noted.rows
+        if handled.action == "drop" or noted.verdict == "refused":
+            self.way.noted, self.way.went = (
+                noted,
+                "dropped" if handled.action == "drop" else "refused",
+            )
+            return None
+        left = recording.ends_of(handled.frame)
+        if left != ends:
+            self.way.say("SNAT", f"leaves as {host_port(left.source, left.source_port)}, at random")
+        return left
+
+    def _reply(self, ends: Ends, came: Route, out: Route, *, by_netfilter: bool) -> None:
+        """The endpoint's reply, from where the request went to, back to the client."""
+        back, client = ends.reversed(), self.first.reversed()
+        back = client if by_netfilter else self._reply_by_flows(back, came, out)
+        by = "netfilter" if by_netfilter else "the flow's entries"
+        right = (
+            "" if back == client else f" (to {host_port(back.destination, back.destination_port)})"
+        )
+        said = f"{by}: comes from {host_port(back.source, back.source_port)}{right}"
+        self.way.say("reply", f"{said}, leaves by {_device(came)}")
+
+    def _reply_by_flows(self, back: Ends, came: Route, out: Route) -> Ends:
+        packet = recording.reply_frame(back, self.protocol)
+        if not out.local:
+            handled = self.recorder.handle("ingress", packet, ifindex=out.ifindex)
+            if handled.action == "redirect":
+                return recording.ends_of(handled.frame)
+            packet = handled.frame
+        handled = self.recorder.handle("egress", packet, ifindex=came.ifindex)
+        return recording.ends_of(handled.frame)
+
+    def _handle(self, hook: str, packet: bytes, route: Route, came_by: int) -> Handled:
+        device = _device(route)
+        if route.ifindex not in self.facts.devices:
+            self.way.say("hook", f"none: no program is attached to {device}")
+            return Handled("pass", packet, 0, [])
+        if hook == "ingress":
+            self.way.say("hook", f"ingress of {device}", "devices", str(route.ifindex))
+        else:
+            self.way.say("hook", f"egress of {device}", "devices", str(route.ifindex))
+        return self.recorder.handle(hook, packet, ifindex=route.ifindex, came_by=came_by)
+
+    def _decided(self, handled: Handled) -> bool:
+        """Notes what the first hook decided; whether the packet goes on."""
+        words = Words(self.facts, self.asked, self.client, is_packet=True)
+        self.way.noted = words.noted(handled.steps)
+        self.way.rows += self.way.noted.rows
+        if handled.action == "drop":
+            self.way.went = "dropped"
+        elif self.way.noted.verdict == "refused":
+            self.way.went = "refused"
+        return not self.way.went
+
+    def _translated(self, handled: Handled) -> Ends:
+        """The packet behind the hook and netfilter's PREROUTING."""
+        chosen = next((it for it in handled.steps if it.kind == "chosen"), None)
+        if known := self._known():
+            to = host_port(known.reply.source, known.reply.source_port)
+            said = f"conntrack has this connection ({known.state_name}): it stays with {to}"
+            self.way.say("flow", said, "conntrack", "ebpflb flows list")
+            if noted := self.way.noted:
+                only = self._backend_at(noted, known)
+                self.way.noted = noted._replace(verdict="established", only=only)
+            return self._to(known.reply.source, known.reply.source_port)
+        backend = self.facts.backend(chosen.value & Chosen.ID) if chosen else None
+        if chosen is None or backend is None:
+            return recording.ends_of(handled.frame)
+        return self._to(backend.address, backend.port)
+
+    def _known(self) -> Connection | None:
+        """The client's open connection in conntrack, if netfilter translates it."""
+        found = conntrack.find([(self.protocol, self.first)])
+        is_open = (it for it in found if it.is_translated and it.state not in _OVER)
+        return next(is_open, None)
+
+    def _backend_at(self, noted: Noted, known: Connection) -> int | None:
+        """The id of the endpoint that the connection has; None if it has left the service."""
+        if noted.service is None:
+            return None
+        block = noted.service.block
+        endpoint = known.reply.source, known.reply.source_port
+        for backend in map(self.facts.slot, range(block.base, block.base + block.size)):
+            if backend and (backend.address, backend.port) == endpoint:
+                return backend.id
+        return None
+
+    def _to(self, address: Address, port: int) -> Ends:
+        return Ends(self.first.source, address, self.first.source_port, port)
+
+    def _routed(self, route: Route) -> bool:
+        if route.ifindex or route.local:
+            return True
+        self.way.say("route", f"none: {one_line(route.why)}")
+        self.way.went = "dropped"
+        return False
+
+
+def _device(route: Route) -> str:
+    name = route.device
+    if not name:
+        try:
+            name = socket.if_indextoname(route.ifindex)
+        except OSError:
+            name = f"device {route.ifindex}"
+    return one_line(name)

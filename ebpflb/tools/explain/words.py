@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps as rows: what was asked, what came of it, and in which row of which map it stands."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ebpflb.kernel import recording
+from ebpflb.kernel.maps.layout import VERDICTS, address_from
+from ebpflb.kernel.maps.records import AffinityKey
+from ebpflb.kernel.recording import Step
+from ebpflb.model.annotations import LEAST_CONNECTIONS, MAGLEV, RANDOM, ROUND_ROBIN, SOURCE_HASH
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Chosen, Frontend, Range, ServiceEntry
+from ebpflb.plan.flow_entries import FlowKind
+from ebpflb.plan.tables import scheduler_of
+from ebpflb.tools.explain.asking import Client, MapFacts
+from ebpflb.tools.snapshot import kind
+
+_USES = {
+    0: ("no frontend, and no address of a service", "services", "none"),
+    1: ("a service has this address, but not this port", "cluster_ips", ""),
+    2: ("no service has this address, which is in a service range", "service_ranges", ""),
+}
+_SNAT = {
+    "hairpin": "the client is the endpoint itself",
+    "all": "--masquerade-all",
+    "not_pod": "a client that is no pod asks for a cluster IP",
+    "local_client": "a pod asks for an external address",
+    "elsewhere": "the endpoint is on another node, so replies have to come back here",
+    "here": "--masquerade-all-external, though the endpoint is here",
+    "asymmetric": "replies would leave by another device",
+}
+_SOURCES = {
+    "by_route": ("as the kernel's route says", "", ""),
+    "by_route_sources": ("by the route's source", "route_sources", ""),
+    "by_devices": ("the address of the device", "devices", ""),
+}
+
+_NO_ADDRESS = address_from(bytes(16))
+
+
+class Row(NamedTuple):
+    """One row of the answer; ``map`` and ``row`` are empty where no map says it."""
+
+    step: str
+    says: str
+    map: str = ""
+    row: str = ""
+
+
+class Noted(NamedTuple):
+    """What one run of a program decided, beside its rows."""
+
+    rows: list[Row]
+    verdict: str | None
+    service: ServiceEntry | None
+    chosen_from: Range | None
+    only: int | None
+    backend: int | None
+
+
+# Steps without words: what came of them is in the rows of others.
+WITHOUT_TEXT = frozenset({"affinity_remembered", "answer", "direct"})
+
+
+class Words:
+    """The words of one run: of a socket's call, or of one packet."""
+
+    def __init__(
+        self, facts: MapFacts, asked: Frontend, client: Client, *, is_packet: bool
+    ) -> None:
+        self.facts, self.asked, self.client = facts, asked, client
+        self.is_packet = is_packet
+        self.service: ServiceEntry | None = None
+        self.chosen_from: Range | None = None
+        self.only: int | None = None
+        self.backend: int | None = None
+        self._is_new = False  # affinity is asked in the map new_affinity
+
+    def noted(self, found: list[Step]) -> Noted:
+        rows = [row for step in found for row in self._rows(step)]
+        if any(step.kind == "affinity_asked" for step in found) and self.only is None:
+            rows = self._without_memory(rows, found)
+        verdicts = [VERDICTS[step.value] for step in found if step.kind == "verdict"]
+        counted = [verdict for verdict in verdicts if verdict != "retried"]
+        last = counted[-1] if counted else None
+        return Noted(rows, last, self.service, self.chosen_from, self.only, self.backend)
+
+    def _rows(self, step: Step) -> Iterator[Row]:
+        say: Callable[[Step], Iterator[Row]] | None = getattr(self, f"_{step.kind}", None)
+        yield from say(step) if say else ()
+
+    def _without_memory(self, rows: list[Row], found: list[Step]) -> list[Row]:
+        """A client that no row of affinity is used for: its answer comes before any choice."""
+        if any(step.kind in ("affinity_expired", "affinity_gone") for step in found):
+            return rows
+        at = next((i for i, row in enumerate(rows) if row.step == "endpoint"), len(rows))
+        nobody = Row("affinity", f"{self._timeout()}: no endpoint is remembered", *self._memory())
+        return [*rows[:at], nobody, *rows[at:]]
+
+    def _foreign(self, step: Step) -> Iterator[Row]:
+        name = Protocol(self.asked.protocol).name
+        yield Row("socket", f"{name} sockets are left alone: their packets are looked at")
+
+    def _left_to_packets(self, step: Step) -> Iterator[Row]:
+        said = "--socket-translation=host: pods' sockets are left to the packets"
+        yield Row("socket", said, "settings", "host_sockets")
+
+    def _service(self, step: Step) -> Iterator[Row]:
+        key = self.asked._replace(address=step.address)
+        self.service = self.facts.service_at(key)
+        what = kind(key, self.service) if self.service else "frontend"
+        row = f"{key}/{Protocol(key.protocol).name}"
+        yield Row("frontend", f"{what} of {self.facts.service(step.value)}", "services", row)
+
+    def _address_use(self, step: Step) -> Iterator[Row]:
+        says, name, row = _USES[step.value]
+        yield Row("frontend", says, name, row or str(self.asked.address))
+
+    def _client_unknown(self, step: Step) -> Iterator[Row]:
+        said = "the service has source ranges, and a pod's socket no address yet: its packets tell"
+        yield Row("ranges", said, "services", "restricted")
+
+    def _admission(self, step: Step) -> Iterator[Row]:
+        word = "admit" if step.value else "do not admit"
+        number = self.service.id if self.service else 0
+        yield Row("ranges", f"source ranges {word} {step.address}", "source_ranges", f"#{number}")
+
+    def _assigned(self, step: Step) -> Iterator[Row]:
+        self.only = self.backend = step.value
+        said = f"the socket keeps {self._endpoint(step.value)}"
+        yield Row("socket", said, "assignments", f"#{step.value}")
+
+    def _policy(self, step: Step) -> Iterator[Row]:
+        if self.service is None:
+            return
+        local = bool(step.value & 1)
+        self.chosen_from = chosen = self.service.local if local else self.service.cluster
+        is_local = "local" in self.service.flags
+        says = f"{'Local' if is_local else 'Cluster'}: "
+        says += f"{chosen.size} of this node" if local else f"{chosen.size} of all nodes"
+        if is_local and not local:
+            says += ", as for all clients in the cluster"
+        row = f"{chosen.base}-{chosen.base + chosen.size - 1}" if chosen.size else "none"
+        yield Row("policy", says, "services", f"{'local' if local else 'cluster'} slots {row}")
+
+    def _affinity_asked(self, step: Step) -> Iterator[Row]:
+        self._is_new = bool(step.value)
+        yield from ()
+
+    def _affinity_expired(self, step: Step) -> Iterator[Row]:
+        said = f"{self._timeout()}: {self._endpoint(step.value)} was too long ago"
+        yield Row("affinity", said, *self._memory())
+
+    def _affinity_gone(self, step: Step) -> Iterator[Row]:
+        said = f"{self._timeout()}: {self._endpoint(step.value)} is no longer to be had"
+        yield Row("affinity", said, *self._memory())
+
+    def _affinity_used(self, step: Step) -> Iterator[Row]:
+        self.only = self.backend = step.value
+        said = f"remembers {self._endpoint(step.value)} {self._until()}".rstrip()
+        yield Row("affinity", said, *self._memory())
+
+    def _slot(self, step: Step) -> Iterator[Row]:
+        found = self.facts.slot(step.value)
+        self.backend = found.id if found else None
+        how = "of this port" if self.is_packet else "at random this time"
+        scheduler = scheduler_of(self.service.flags) if self.service else RANDOM
+        if scheduler == ROUND_ROBIN:
+            how = "in turn (round-robin), another one next time"
+        elif scheduler == LEAST_CONNECTIONS:
+            how = "of two that were drawn the one with fewer connections (least-connections)"
+        elif scheduler == SOURCE_HASH:
+            how = "of this client (source-hash)"
+        elif scheduler == MAGLEV:
+            how = f"{how} (maglev)"
+        yield Row("endpoint", f"{how}: {self.facts.endpoint(found)}", "slots", str(step.value))
+
+    def _flow(self, step: Step) -> Iterator[Row]:
+        name = FlowKind(step.value).name.lower().replace("_", "-")
+        table = "tcp_flows" if self.asked.protocol == Protocol.TCP else "other_flows"
+        to = "" if step.address.is_unspecified else f": {step.address}"
+        yield Row("flow", f"has an entry of kind {name}{to}", table, str(self.client.address))
+
+    def _flow_replaced(self, step: Step) -> Iterator[Row]:
+        yield Row("flow", "the packet begins a new flow in place of this one")
+
+    def _attaching(self, step: Step) -> Iterator[Row]:
+        said = "the first programs are being attached: no flow is opened yet"
+        yield Row("attach", said, "settings", "attaching")
+
+    def _snat(self, step: Step) -> Iterator[Row]:
+        yield Row(
+            "SNAT",
+            f"needed: {_SNAT[recording.MASQUERADES[step.value]]}",
+            "settings",
+            "flags",
+        )
+
+    def _source(self, step: Step) -> Iterator[Row]:
+        how, name, row = _SOURCES[recording.STEP_SOURCES[step.value]]
+        yield Row("SNAT", f"source {step.address}, {how}", name, row or ("route" if name else ""))
+
+    def _chosen(self, step: Step) -> Iterator[Row]:
+        """Which element of netfilter's table translates the packet."""
+        self.backend = step.value & Chosen.ID
+        masquerades = step.value & Chosen.MASQUERADE
+        said = f"netfilter translates to {self._endpoint(self.backend)}"
+        said += ", and masquerades" if masquerades else ""
+        name = f"backends{step.address.version}"
+        yield Row("DNAT", said, name, f"#{self.backend}")
+
+    def _opened(self, step: Step) -> Iterator[Row]:
+        says = ("a flow is opened", "a flow is opened, from another port", "no free port", "full")
+        table = "tcp_flows" if self.asked.protocol == Protocol.TCP else "other_flows"
+        yield Row("DNAT", says[step.value], table, "a new one")
+
+    def _reply_device(self, step: Step) -> Iterator[Row]:
+        said = "leaves where the request came in, past the routes (--reply-path)"
+        yield Row("reply", said, "settings", "reply_to_device")
+
+    def _endpoint(self, backend: int) -> str:
+        return self.facts.endpoint(self.facts.backend(backend))
+
+    def _timeout(self) -> str:
+        return f"ClientIP, {self.service.affinity_seconds if self.service else 0} s"
+
+    def _memory(self) -> tuple[str, str]:
+        """The map and the row in which a client's affinity stands."""
+        who = str(self.client.address) if self.is_packet else f"netns {self.client.netns}"
+        number = self.service.id if self.service else 0
+        return "new_affinity" if self._is_new else "affinity", f"{who} #{number}"
+
+    def _until(self) -> str:
+        if self.service is None:
+            return ""
+        entry = self.facts.maps[self._memory()[0]].get(self._affinity_key(self.service.id))
+        if entry is None:
+            return ""
+        left = entry.last_used / 1e9 + self.service.affinity_seconds - time.monotonic()
+        clock = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+        return f"until {clock}, {max(0, round(left))} s from now"
+
+    def _affinity_key(self, service: int) -> Any:
+        return affinity_key(self.client, service, is_packet=self.is_packet)
+
+
+def affinity_key(client: Client, service: int, *, is_packet: bool) -> Any:
+    """The key by which a client's session affinity is remembered (bpf/rules/affinity.h)."""
+    if is_packet and client.address is not None:
+        return AffinityKey(0, client.address, service)
+    return AffinityKey(client.netns, _NO_ADDRESS, service)

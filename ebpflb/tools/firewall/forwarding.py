@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether iptables' FORWARD drops requests of clients outside to pods of this node, by its rules.
+
+kube-proxy's chains accept what it masquerades, in its modes by iptables and ipvs. ebpflb has no
+such rule, and does not masquerade what stays on the node. Where no other rule accepts requests to
+pods they time out as soon as ebpflb serves; with --masquerade-local-backends, once kube-proxy's
+rules have gone. A rule is read plainly: one that may accept such a request counts as one that does.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpflb.errors import EbpflbError, NodeError, in_words
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter.iptables import Tool, tools
+from ebpflb.kernel.node import device_watch, routes
+from ebpflb.model.addresses import Address, parse_address
+from ebpflb.model.kube_proxy import IptablesRule, IptablesTable, is_chain
+from ebpflb.model.services import Protocol
+from ebpflb.tools.firewall.read_iptables import options
+from ebpflb.tools.firewall.rules import addresses, number, ports
+
+_DEEPEST = 16  # the kernel's NFT_JUMP_STACK_SIZE
+_MOST_SLOTS, _MOST_PODS = 4096, 8  # that are looked at
+_ENDS = {"ACCEPT": True, "DROP": False, "REJECT": False}
+_KUBE_MARK = "0x4000/0x4000"
+_SILENT = {"-j", "-g", "-m", "--comment", "--reject-with"}
+_EXACT = _SILENT | {"-p", "-d", "-i", "-o", "--dport", "--dports"}
+
+Endpoint = tuple[Address, int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A new TCP connection of a client outside to a pod, by the devices ``came_by`` and ``leaves``.
+
+    ``near`` are the addresses of the node at the first one; ``inside`` those at other devices, and
+    the pod's: networks with them have no clients outside. ``marked``: as kube-proxy's chains ask.
+    """
+
+    pod: Address
+    port: int
+    leaves: str
+    came_by: str
+    near: frozenset[Address]
+    inside: frozenset[Address]
+    marked: bool = True
+
+
+class Dropping(NamedTuple):
+    """What one tool's rules drop. ``now``: already; else ebpflb may make the difference, or it is
+    unknown.
+    """
+
+    tool: str
+    now: bool
+    says: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.tool}: {self.says}: {self.remedy}"
+
+
+def dropping(state_directory: Path) -> list[Dropping]:
+    """What FORWARD drops, or may drop, in the network namespace of this thread."""
+    found = list[Dropping]()
+    for tool in tools():
+        try:
+            table = tool.table("filter")
+            if table and _drops_by_default(table):
+                found += _judged(tool, table, state_directory)
+        except (EbpflbError, OSError) as error:
+            says = f"unknown whether FORWARD drops requests to pods: {in_words(error)}"
+            found.append(Dropping(tool.name, False, says, f"look at `{tool.family} -S FORWARD`"))
+    return found
+
+
+def _drops_by_default(table: IptablesTable) -> bool:
+    return table.policies.get("FORWARD") == "DROP" or any(
+        _ENDS.get(rule.target) is False and _asks_only(rule.text, _SILENT) for rule in table.rules
+    )
+
+
+def _judged(tool: Tool, table: IptablesTable, state_directory: Path) -> Iterator[Dropping]:
+    """At most one, for the first pod whose requests are dropped."""
+    for request in _requests(tool, state_directory):
+        if accepts(table, request, kube_proxy=False):
+            continue
+        held = accepts(table, request, kube_proxy=True)
+        who = "only kube-proxy's chains accept" if held else "no rule accepts"
+        says = f"FORWARD drops by default, and {who} requests from outside to pods"
+        rule = f"{tool.family} -I FORWARD -d PODS -j ACCEPT"
+        then = "they time out with ebpflb" if held else "NodePorts time out"
+        remedy = f"{then}: {rule}, and the same with -s (PODS: the pods' network)"
+        yield Dropping(tool.name, not held, f"{says}, such as {request.pod}", remedy)
+        return
+
+
+def accepts(table: IptablesTable, request: Request, *, kube_proxy: bool) -> bool:
+    """Whether FORWARD may accept a request; ``kube_proxy``: kube-proxy's chains count too."""
+    verdict = _walk(table, "FORWARD", request, kube_proxy, 0)
+    return table.policies.get("FORWARD") != "DROP" if verdict is None else verdict
+
+
+def _walk(
+    table: IptablesTable, chain: str, request: Request, kube_proxy: bool, depth: int
+) -> bool | None:
+    """What the chain does: True for a request that it may accept, None for one that goes on."""
+    for rule in table.rules if depth <= _DEEPEST else ():
+        if rule.chain != chain or not _may_match(rule.text, request):
+            continue
+        certain = _asks_only(rule.text, _EXACT)
+        verdict = _ENDS.get(rule.target)
+        if rule.target in table.chains and (kube_proxy or not is_chain(rule.target)):
+            verdict = _walk(table, rule.target, request, kube_proxy, depth + 1)
+        if verdict or (certain and verdict is False):
+            return verdict
+        if certain and rule.target == "RETURN":
+            return None
+    return None
+
+
+def _asks_only(text: str, names: set[str]) -> bool:
+    return names.issuperset(name for name, _, _ in options(text))
+
+
+def _may_match(text: str, request: Request) -> bool:
+    """What cannot be read may match, negated or not."""
+    return all(_may_hold(*option, request) for option in options(text))
+
+
+def _may_hold(name: str, value: str, negated: bool, request: Request) -> bool:
+    if name not in _READERS or (negated and name == "-s"):
+        return True
+    try:
+        return _READERS[name](value, request) != negated
+    except ValueError:
+        return True
+
+
+def _comes_from(value: str, request: Request) -> bool:
+    is_inside = any(_is_in(value, address) for address in request.inside)
+    return not is_inside or any(_is_in(value, address) for address in request.near)
+
+
+def _is_in(value: str, address: Address) -> bool:
+    return number(address) in addresses(value)
+
+
+def _is_new(value: str, _: Request) -> bool:
+    return not {"NEW", "DNAT"}.isdisjoint(value.split(","))
+
+
+def _by_device(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern[:-1] + "*") if pattern.endswith("+") else name == pattern
+
+
+_READERS: dict[str, Callable[[str, Request], bool]] = {
+    "-i": lambda value, request: _by_device(request.came_by, value),
+    "-o": lambda value, request: _by_device(request.leaves, value),
+    "-d": lambda value, request: _is_in(value, request.pod),
+    "-s": _comes_from,
+    "-p": lambda value, _: value in ("tcp", "all"),
+    "--mark": lambda value, request: request.marked or value != _KUBE_MARK,
+    "--ctstate": _is_new,
+    "--state": _is_new,
+    "--dport": lambda value, request: request.port in ports(value),
+    "--dports": lambda value, request: request.port in ports(value),
+}
+
+
+def _requests(tool: Tool, state_directory: Path) -> Iterator[Request]:
+    """To some pods with a Service for clients outside. Raises NodeError if they are unknown."""
+    version = 6 if tool.family == "ip6tables" else 4
+    devices = device_watch.list_devices().devices
+    own = {address for device in devices for address in device.addresses}
+    uplink = next(routes.default_devices(version), 0)
+    near = {a for device in devices if device.index == uplink for a in device.addresses}
+    came_by = next((device.name for device in devices if device.index == uplink), "")
+    endpoints, marked = _endpoints(tool, state_directory)
+    pods = sorted(each for each in endpoints if each[0].version == version and each[0] not in own)
+    for address, port in islice(pods, _MOST_PODS):
+        route = routes.route_to(address)
+        if came_by and route.ifindex not in (0, uplink):
+            inside = frozenset(own - near | {address})
+            yield Request(address, port, route.device, came_by, frozenset(near), inside, marked)
+
+
+def _endpoints(tool: Tool, state_directory: Path) -> tuple[set[Endpoint], bool]:
+    """Those that clients outside may ask, and whether such requests are masqueraded. Raises
+    NodeError.
+    """
+    try:
+        maps = StateDir(state_directory).read_maps()
+    except NodeError:
+        return _endpoints_of_kube_proxy(tool), True
+    try:
+        flags = maps["settings"].get(0).flags
+        marked = "shadow" in flags or {"netfilter", "masquerade_here"} <= flags
+        return _endpoints_in_maps(maps), marked
+    finally:
+        for opened in maps.values():
+            opened.close()
+
+
+def _endpoints_in_maps(maps: Mapping[str, Map]) -> set[Endpoint]:
+    """Those on this node."""
+    blocks = {
+        entry.block
+        for frontend, entry in maps["services"].items()
+        if "external" in entry.flags and frontend.protocol == Protocol.TCP
+    }
+    slots = (slot for block in blocks for slot in maps["slots"].get_range(*block))
+    return {(s.address, s.port) for s in islice(slots, _MOST_SLOTS) if "here" in s.flags}
+
+
+def _endpoints_of_kube_proxy(tool: Tool) -> set[Endpoint]:
+    """Those of its NodePorts, in its mode by iptables. Raises NodeError."""
+    table = tool.table("nat")
+    if table is None or "KUBE-NODEPORTS" not in table.chains:
+        raise NodeError("pods are known when an agent runs")
+    rules = defaultdict[str, list[IptablesRule]](list)
+    for rule in table.rules:
+        rules[rule.chain].append(rule)
+    reached, wanted = set[str](), {"KUBE-NODEPORTS"}
+    while wanted:
+        reached |= wanted
+        wanted = {rule.target for chain in wanted for rule in rules[chain]} - reached
+    return set(_destinations(rule.text for chain in reached for rule in rules[chain]))
+
+
+def _destinations(texts: Iterable[str]) -> Iterator[Endpoint]:
+    for text in texts:
+        values = {name: value for name, value, _ in options(text)}
+        host, _, port = values.get("--to-destination", "").rpartition(":")
+        if host and values.get("-p") == "tcp":
+            yield parse_address(host.strip("[]")), int(port)

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rules name a Service and may not match requests to it, or may drop them, with ebpflb.
+
+A rule is read by itself: what else it asks (source, device, state) is taken to be true, and rules
+before it are not considered. It is tried with the destination that a request has at its hook beside
+kube-proxy, and with the endpoint, which it has where ebpflb has translated it already: at sockets,
+and on the flow tables (docs/firewalls.md).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, product
+from typing import NamedTuple
+
+from ebpflb.model.packet_path import Engine
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import NODE_PORT
+from ebpflb.tools.firewall.frontends import CLUSTER_IP, LOAD_BALANCER, Frontend, Frontends, Settings
+from ebpflb.tools.firewall.rules import (
+    KUBE_MARK,
+    NAT_DST,
+    Chain,
+    Option,
+    Rule,
+    Table,
+    addresses,
+    mark_and_mask,
+    ports,
+)
+
+_EARLY = ("ingress", "prerouting", "output")  # where NAT of the destination happens, or later
+_HOOKS = (*_EARLY, "input", "forward", "postrouting")
+_HOOKS_OF_PODS = ("output", "postrouting")
+_MOST_STEPS = 1_000_000
+_TRANSLATED_AT = -110  # priority of netfilter's table of ours in PREROUTING
+_DROPS, _MARKS = {"DROP", "REJECT"}, {"MARK", "CONNMARK"}
+_REDIRECTS = {"REDIRECT", "DNAT", "TPROXY"}
+_ADDRESSES, _PORTS = (
+    {"-d", "--dst-range", "--ctorigdst"},
+    {"--dport", "--dports", "--ctorigdstport"},
+)
+_HOST_SOCKETS, _NETFILTER = "--socket-translation=host", "--packet-path=netfilter"
+_ENDPOINT = "match the endpoint's address and port"
+_BY_SOURCE = {
+    NODE_PORT: "--nodeport-source-ranges or ",
+    LOAD_BALANCER: "loadBalancerSourceRanges or ",
+}
+# For nodes where routing rules by mark choose the uplink of pods' replies (AWS VPC CNI).
+BY_CLIENT = (
+    "--reply-path=request-device, or lead replies by clients instead of the mark: ip rule add"
+    " iif <pod's device> to <clients> lookup main, with a priority before the pods' own rules"
+)
+
+
+class Missed(NamedTuple):
+    """A rule, what becomes of requests to which Service, and what to do instead."""
+
+    where: str  # its table, chain and hook
+    rule: str
+    says: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.rule}: {self.says}"
+
+
+class _Place(NamedTuple):
+    """A hook; ``early``: NAT of the destination comes later. ``unasked``: a chain of type nat in
+    PREROUTING behind our own, which has translated already.
+    """
+
+    hook: str
+    early: bool
+    in_pod: bool
+    unasked: bool
+
+    @property
+    def of_sockets(self) -> bool:
+        """What passes it comes from sockets of its own namespace."""
+        return self.in_pod or self.hook == "output"
+
+
+class _Seen(NamedTuple):
+    """What a rule sees of a request: its destination now, and the one that conntrack has kept."""
+
+    protocol: int
+    address: int
+    port: int
+    original: tuple[int, int]
+    is_translated: bool  # by NAT, beside kube-proxy: "ct status dnat" and its mark
+    is_local: bool
+
+
+class Search:
+    """``skipped``: how many rules could not be read; ``steps`` are left of those allowed: each
+    compares a rule with a Service.
+    """
+
+    def __init__(self, frontends: Frontends, settings: Settings, steps: int = _MOST_STEPS) -> None:
+        self._frontends, self._settings = frontends, settings
+        self._judged: dict[object, tuple[str, str] | None] = {}
+        self.skipped, self.steps = 0, steps
+
+    def missed(self, table: Table, *, in_pod: bool = False) -> Iterator[Missed]:
+        """The rules of this table that are to be named."""
+        for base in table.chains.values():
+            if base.hook not in (_HOOKS_OF_PODS if in_pod else _HOOKS):
+                continue
+            place = _place(base, in_pod)
+            for name, rule in table.reached_from(base):
+                hook = "" if name.lower() == base.hook else f" ({base.hook})"
+                if found := self._find(rule, place, table.family):
+                    yield Missed(f"{table.title}, chain {name}{hook}", rule.text, *found)
+
+    def _find(self, rule: Rule, place: _Place, family: int) -> tuple[str, str] | None:
+        """Once for equal rules: those in pods often are."""
+        key = rule.options, place, family
+        try:
+            if key not in self._judged:
+                self._judged[key] = self._judge(rule, place, family)
+        except ValueError:
+            self.skipped += 1
+        return self._judged.get(key)
+
+    def _judge(self, rule: Rule, place: _Place, family: int) -> tuple[str, str] | None:
+        """What is said, and the remedy. Raises ValueError for a rule that cannot be read."""
+        if place.in_pod and rule.targets & _REDIRECTS and self._is_redirecting(rule):
+            said = "may get the endpoint as the original destination of requests to Services"
+            return None if self._settings.host_sockets else (said, _HOST_SOCKETS)
+        if not _asks(rule):
+            return None
+        for frontend in islice(_candidates(rule, self._frontends), self.steps):
+            self.steps -= 1
+            if (
+                family in (0, frontend.family)
+                and self._is_bypassed(place, frontend)
+                and _concerns(rule, place, frontend)
+            ):
+                for said in self._differences(rule, place, frontend):
+                    ways = _remedy(rule, place, frontend, self._settings, said)
+                    return f"{said} requests to {frontend.title}", ways
+        return None
+
+    def _is_redirecting(self, rule: Rule) -> bool:
+        """Whether it is about all destinations, or about some Service."""
+        return any(True for _ in _candidates(rule, self._frontends))
+
+    def _is_bypassed(self, place: _Place, frontend: Frontend) -> bool:
+        """Whether requests have the endpoint's address at this hook where they did not have it
+        beside kube-proxy. Clients outside ask all frontends but cluster IPs, which pods ask.
+        """
+        settings = self._settings
+        by_sockets = frontend.protocol != Protocol.SCTP
+        if place.in_pod:
+            return by_sockets and not settings.host_sockets
+        if place.of_sockets:
+            return by_sockets
+        if frontend.kind == CLUSTER_IP and by_sockets and not settings.host_sockets:
+            return True
+        return settings.engine is Engine.FLOWS or frontend.by_flows or place.unasked
+
+    def _differences(self, rule: Rule, place: _Place, frontend: Frontend) -> Iterator[str]:
+        """What becomes of the rule, in words."""
+        for address, endpoint in product(frontend.addresses, frontend.endpoints):
+            to_service = self._seen(frontend, address, frontend.port)
+            now = _holds(rule, self._seen(frontend, *endpoint))
+            before = to_service if place.early else to_service._replace(is_translated=True)
+            held = _holds(rule, before)
+            if not (held or place.early or frontend.kind == CLUSTER_IP):
+                held = _holds(rule, self._translated(frontend, address, endpoint))
+            if held and not now and not self._is_marked_for(rule):
+                yield "may not match"
+            elif now and not held and self._may_drop(rule, place, frontend):
+                yield "may drop"
+
+    def _seen(self, frontend: Frontend, address: int, port: int) -> _Seen:
+        is_local = address in self._settings.own
+        return _Seen(frontend.protocol, address, port, (address, port), False, is_local)
+
+    def _translated(self, frontend: Frontend, address: int, endpoint: tuple[int, int]) -> _Seen:
+        seen = self._seen(frontend, *endpoint)
+        return seen._replace(original=(address, frontend.port), is_translated=True)
+
+    def _is_marked_for(self, rule: Rule) -> bool:
+        """Whether it asks for NAT, and packets have --packet-mark in its place."""
+        return self._settings.packet_mark and any(map(_asks_for_nat, rule.options))
+
+    def _may_drop(self, rule: Rule, place: _Place, frontend: Frontend) -> bool:
+        """Rules before it are to accept --packet-mark, where it is set."""
+        is_asked = not place.of_sockets and frontend.kind != CLUSTER_IP
+        return bool(rule.targets & _DROPS) and is_asked and not self._settings.packet_mark
+
+
+def unjudged(table: Table) -> Iterator[str]:
+    """The chains with rules at hooks that are not compared."""
+    for chain in table.chains.values():
+        if chain.rules and chain.hook in ("bridge", "egress"):
+            yield f"{table.title}, chain {chain.name}"
+
+
+def _place(base: Chain, in_pod: bool) -> _Place:
+    nat_comes = base.priority < NAT_DST or base.is_nat
+    early = in_pod or base.hook == "ingress" or (base.hook in _EARLY and nat_comes)
+    unasked = base.is_nat and base.hook == "prerouting" and base.priority > _TRANSLATED_AT
+    return _Place(base.hook, early, in_pod, unasked)
+
+
+def _asks(rule: Rule) -> bool:
+    """Whether it names a destination, or asks for what NAT leaves. That a destination is the node's
+    own counts where packets are marked for it, or others dropped.
+    """
+    return any(
+        (option.name in _ADDRESSES | _PORTS and not option.negated)
+        or _asks_for_nat(option)
+        or (option.name == "--dst-type" and rule.targets & (_DROPS if option.negated else _MARKS))
+        for option in rule.options
+    )
+
+
+def _asks_for_nat(option: Option) -> bool:
+    if option.name == "--mark":
+        mark, mask = mark_and_mask(option.value)
+        return KUBE_MARK in (mark, mask)
+    return option.name == "--ctstate" and "DNAT" in option.value.split(",")
+
+
+def _concerns(rule: Rule, place: _Place, frontend: Frontend) -> bool:
+    """A rule for a port alone is about NodePorts and, before NAT, about external addresses; one for
+    neither port nor address is about what comes from outside.
+    """
+    names = {option.name for option in rule.options if not option.negated}
+    if names & _ADDRESSES:
+        return True
+    outside = frontend.kind != CLUSTER_IP and not place.of_sockets
+    if names & _PORTS:
+        return frontend.kind == NODE_PORT or (outside and place.early)
+    return outside
+
+
+def _candidates(rule: Rule, frontends: Frontends) -> Iterable[Frontend]:
+    """All that a rule can be about, and maybe more."""
+    asked = {option.name: option.value for option in rule.options if not option.negated}
+    for name in _ADDRESSES & asked.keys():
+        return frontends.by_address.within(addresses(asked[name]))
+    for name in _PORTS & asked.keys():
+        return frontends.by_port.within(ports(asked[name]))
+    return frontends.all
+
+
+def _holds(rule: Rule, seen: _Seen) -> bool:
+    """Whether it matches, as far as its options are about the destination. Raises ValueError."""
+    return all(
+        _READERS[option.name](option.value, seen) != option.negated
+        for option in rule.options
+        if option.name in _READERS
+    )
+
+
+def _is_protocol(value: str, seen: _Seen) -> bool:
+    names = {"all", str(seen.protocol), Protocol(seen.protocol).name.lower()}
+    return not names.isdisjoint(value.split(","))
+
+
+def _is_local(value: str, seen: _Seen) -> bool:
+    return ("local" if seen.is_local else "unicast") in value.lower().split(",")
+
+
+def _has_state(value: str, seen: _Seen) -> bool:
+    return "DNAT" not in value.split(",") or seen.is_translated
+
+
+def _has_mark(value: str, seen: _Seen) -> bool:
+    """Other bits than kube-proxy's are not known."""
+    mark, mask = mark_and_mask(value)
+    return KUBE_MARK not in (mark, mask) or bool(mark & KUBE_MARK) == seen.is_translated
+
+
+_READERS: dict[str, Callable[[str, _Seen], bool]] = {
+    "-d": lambda value, seen: seen.address in addresses(value),
+    "--dst-range": lambda value, seen: seen.address in addresses(value),
+    "--dport": lambda value, seen: seen.port in ports(value),
+    "--dports": lambda value, seen: seen.port in ports(value),
+    "-p": _is_protocol,
+    "--dst-type": _is_local,
+    "--ctorigdst": lambda value, seen: seen.original[0] in addresses(value),
+    "--ctorigdstport": lambda value, seen: seen.original[1] in ports(value),
+    "--ctstate": _has_state,
+    "--mark": _has_mark,
+}
+
+
+def _remedy(rule: Rule, place: _Place, frontend: Frontend, settings: Settings, said: str) -> str:
+    or_netfilter = "" if settings.engine is Engine.NETFILTER else f", or {_NETFILTER}"
+    if place.in_pod:
+        return f"{_ENDPOINT}, or {_HOST_SOCKETS}"
+    if place.of_sockets:
+        return f"{_ENDPOINT}: sockets are connected to it"
+    if said == "may drop":
+        return f"accept before it what has the mark of --packet-mark{or_netfilter}"
+    if frontend.kind == CLUSTER_IP and not settings.host_sockets:
+        return f"{_ENDPOINT}, or {_HOST_SOCKETS}{or_netfilter.replace(', or', ' and')}"
+    by_source = f"{_BY_SOURCE.get(frontend.kind, '')}NetworkPolicy, or {_ENDPOINT} in FORWARD"
+    if place.early and rule.targets & _MARKS:
+        return f"{BY_CLIENT}{or_netfilter}"
+    if place.unasked or (place.early and rule.targets & _REDIRECTS):
+        return "give the rule an address or port that no service has: services come first"
+    if place.early:
+        return f"{by_source}{or_netfilter}"
+    if any(_asks_for_nat(it) or it.name.startswith("--ctorig") for it in rule.options):
+        return f"--packet-mark, and a rule that matches that mark{or_netfilter}"
+    return f"it sees the endpoint, as beside kube-proxy: {by_source}"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the rules of this node and of its pods' network namespaces, and returns the findings."""
+
+import errno
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import rulesets
+from ebpflb.kernel.netfilter.rulesets import IPSET, Printed, Ruleset
+from ebpflb.kernel.node import device_watch, namespaces
+from ebpflb.model.kube_proxy import NFT_TABLE
+from ebpflb.model.packet_path import Engine
+from ebpflb.tools.firewall import read_iptables, read_nft
+from ebpflb.tools.firewall.frontends import Frontends, in_force
+from ebpflb.tools.firewall.missed import Search, unjudged
+from ebpflb.tools.firewall.per_packet import per_packet
+from ebpflb.tools.firewall.rules import Table
+
+MOST_SHOWN = 20
+_UNJUDGED = "rules at such a hook are not compared: look whether they name Services"
+_LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)} | rulesets.OWN_TABLES
+
+
+@dataclass
+class FirewallSurvey:
+    """``found``: each rule that may not see requests to Services, and the remedy; ``notes``: what
+    was not compared, and why; ``scope``: which Services the rules were compared with;
+    ``per_packet``: the rules of the node that do something with each packet.
+    """
+
+    scope: str
+    found: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    per_packet: list[str] = field(default_factory=list)
+
+
+def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
+    """``engine`` is the one to expect where no agent has run. Raises NodeError."""
+    settings, frontends, known = in_force(state_directory, engine)
+    scope = "misses a Service" if known else "names a NodePort (Services are known after a start)"
+    result = FirewallSurvey(scope)
+    search = Search(Frontends(frontends), settings)
+    for pod, ruleset in _rulesets(result.notes):
+        where = f"pod {pod}: " if pod else ""
+        result.notes += [f"{where}{line}" for line in ruleset.unread]
+        for table in tables(ruleset.printed, result.notes):
+            missed = search.missed(table, in_pod=bool(pod))
+            result.found += [(f"{where}{found}", found.remedy) for found in missed]
+            result.notes += [f"{where}{chain}: {_UNJUDGED}" for chain in unjudged(table)]
+            result.per_packet += [] if pod else per_packet(table)
+    result.notes += _incomplete(search)
+    return _shortened(result)
+
+
+def _rulesets(notes: list[str]) -> Iterator[tuple[str, Ruleset]]:
+    """The rules of the node's own namespace, then those of its pods, with their addresses."""
+    yield "", rulesets.read()
+    for path in namespaces.linked():
+        try:
+            addresses, ruleset = namespaces.call_in(path, _pod)
+        except (NodeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES):
+                notes.append("pods: rules in them cannot be read: CAP_SYS_ADMIN is missing")
+            continue
+        yield addresses or path.name, ruleset
+
+
+def _pod() -> tuple[str, Ruleset]:
+    """Called in a pod's namespace: its addresses, and its rules if it has tables at all."""
+    found = sorted(
+        str(address)
+        for device in device_watch.list_devices().devices
+        for address in device.sources
+        if not device.loopback
+    )
+    return ", ".join(found[:2]), rulesets.read() if rulesets.are_there() else Ruleset((), ())
+
+
+def tables(printed: Collection[Printed], notes: list[str]) -> Iterator[Table]:
+    """Those of iptables-nft as iptables-save prints them, the rest as nft does."""
+    left_out = set(_LEFT_OUT)
+    texts = {each.tool: each.text for each in printed}
+    ipsets = read_iptables.read_ipsets(texts.pop(IPSET, b"").decode(errors="replace"))
+    for tool in sorted(texts, key=lambda name: name == "nft"):
+        try:
+            if tool == "nft":
+                yield from read_nft.read(texts[tool], left_out)
+                continue
+            found = read_iptables.read(texts[tool].decode(errors="replace"), tool, ipsets)
+        except (ValueError, LookupError) as error:
+            notes.append(f"{tool}: its output cannot be read: {error}")
+            continue
+        if tool.endswith("-nft"):
+            family = "ip6" if tool.startswith("ip6") else "ip"
+            left_out |= {(family, table.title.rpartition(" ")[2]) for table in found}
+        yield from found
+
+
+def _incomplete(search: Search) -> Iterator[str]:
+    if search.skipped:
+        yield f"{search.skipped} rules cannot be read in full: not compared"
+    if not search.steps:
+        yield "too many rules and Services: not all were compared"
+
+
+def _shortened(result: FirewallSurvey) -> FirewallSurvey:
+    found, notes = list(dict.fromkeys(result.found)), list(dict.fromkeys(result.notes))
+    if len(found) > MOST_SHOWN:
+        notes.append(f"{len(found) - MOST_SHOWN} more rules like these")
+    return replace(result, found=found[:MOST_SHOWN], notes=notes[:MOST_SHOWN])

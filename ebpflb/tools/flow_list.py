@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists and deletes the flows of the flow tables, as `conntrack -L` and `-D` do for conntrack.
+
+A flow has two to four entries in the map and one row in the list. A flow whose entry for the
+client's requests was evicted by the LRU has the state "partial"; its other entries are its row.
+"""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import NamedTuple
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.model.addresses import Address
+from ebpflb.model.packet_path import Engine
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import BackendName, host_port, protocol_name, service_name
+from ebpflb.plan.flow_entries import (
+    Entries,
+    Flow,
+    FlowKind,
+    Tuple,
+    between_hooks,
+    gather,
+    is_client_request,
+    request_tuple,
+    reverse,
+    state,
+)
+from ebpflb.tools.snapshot import Row, seconds_since
+
+PARTIAL = "partial"
+
+
+class FlowFilter(NamedTuple):
+    """The flows of a service (namespace, name) and of a client; None: of any."""
+
+    service: tuple[str, str] | None = None
+    client: Address | None = None
+
+
+def check_service(maps: Mapping[str, Map], only: FlowFilter) -> None:
+    """Raises NodeError if the service that was chosen is not programmed here, with the names that
+    are most like it.
+    """
+    if only.service is None:
+        return
+    names = {f"{it.namespace}/{it.service}" for _, it in maps["service_names"].items()}
+    wanted = "/".join(only.service)
+    if wanted not in names:
+        close = get_close_matches(wanted, sorted(names))
+        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb maps dump services`"
+        raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
+
+
+class FlushResult(NamedTuple):
+    """The numbers of deleted flows and of their entries."""
+
+    flows: int
+    entries: int
+
+
+def list_flows(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:
+    """A row for each flow that matches, sorted by service, client and frontend."""
+    services = dict(maps["service_names"].items())
+    name_of = cache(maps["backend_names"].get)
+    rows = [
+        _row(entries, services, name_of(next(iter(entries.values())).backend))
+        for table in FLOW_MAPS
+        for entries in _matching(maps, table, only)
+    ]
+    return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
+
+
+def flush_flows(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
+    """Deletes all entries of the flows that match; of each flow, the entry of requests first.
+
+    The entries are counted as swept before they are deleted: otherwise a sweep at the same time
+    would count them as evicted.
+    """
+    matching = {name: list(_matching(maps, name, only)) for name in FLOW_MAPS}
+    entries = 0
+    for name, flows in matching.items():
+        keys = [key for flow in flows for key in flow]
+        table = FlowTable(maps, name)
+        table.count(len(keys))
+        missing = sum(maps[name].pop(key) is None for key in keys)
+        table.count(-missing)
+        entries += len(keys) - missing
+    return FlushResult(sum(map(len, matching.values())), entries)
+
+
+def _matching(maps: Mapping[str, Map], table: str, only: FlowFilter) -> Iterator[Entries]:
+    names: dict[int, PortName] = dict(maps["service_names"].items())
+    services = {
+        id_ for id_, name in names.items() if (name.namespace, name.service) == only.service
+    }
+    store: Entries = dict(maps[table].items())
+    for key, flow in store.items():
+        if only.client not in (None, between_hooks(key, flow).source):
+            continue
+        if only.service is None or flow.service in services:
+            entries = gather(key, flow, store.get)
+            if next(iter(entries)) == key:
+                yield entries
+
+
+def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendName | None) -> Row:
+    key, first = next(iter(entries.items()))
+    inside = between_hooks(key, first)
+    stands = state(key.protocol, entries.values())
+    last_seen = max(flow.last_seen for flow in entries.values())
+    return {
+        "protocol": protocol_name(key.protocol),
+        "state": str(stands) if is_client_request(first) else PARTIAL,
+        "service": service_name(services.get(first.service), first.service),
+        **_request_columns(key, first, inside, entries.get(reverse(inside))),
+        "backend": host_port(inside.destination, inside.destination_port),
+        "pod": backend.target if backend else "",
+        "node": backend.node if backend else "",
+        **_reply_columns(inside, entries.get(inside)),
+        "age_seconds": seconds_since(first.created),
+        "idle_seconds": seconds_since(last_seen),
+        "engine": str(Engine.FLOWS),
+    }
+
+
+def _request_columns(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None) -> Row:
+    """Client and frontend, by the entry of requests or that of replies; else only the client."""
+    known = request_tuple(reverse(inside), reply) if reply else None
+    request = key if is_client_request(first) else known
+    if request is None:
+        return {"client": host_port(inside.source, inside.source_port), "frontend": ""}
+    return {
+        "client": host_port(request.source, request.source_port),
+        "frontend": host_port(request.destination, request.destination_port),
+    }
+
+
+def _reply_columns(inside: Tuple, masquerade: Flow | None) -> Row:
+    """The address that the backend sees as the client's, and the backend's packets to it."""
+    client = host_port(inside.source, inside.source_port)
+    backend = host_port(inside.destination, inside.destination_port)
+    if masquerade is None:
+        return {"masqueraded_as": "", "reply": f"{backend} > {client}"}
+    if masquerade.kind == FlowKind.SNAT_PENDING:
+        return {"masqueraded_as": "not chosen yet", "reply": ""}
+    node = host_port(masquerade.address, masquerade.port)
+    return {"masqueraded_as": node, "reply": f"{backend} > {node}"}

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kube-proxy on this node, and whether programs of ebpflb without an agent come before it."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ebpflb import files
+from ebpflb.errors import NodeError
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import kube_proxy_watch
+from ebpflb.model.kube_proxy import Detection
+from ebpflb.options import Paths
+
+
+def detect(state: Path) -> Detection:
+    """What can be detected now beside the programs in this state directory.
+
+    Raises NodeError if something cannot be read.
+    """
+    return kube_proxy_watch.detect()._replace(unattended=unattended(state))
+
+
+def overruled(state: Path) -> str:
+    """What is wrong and what to do if one runs in vain, in one line; "" if not, or if unknown."""
+    try:
+        found = detect(state)
+    except NodeError:
+        return ""
+    return found.log_message or "" if found.is_overruled else ""
+
+
+def unattended(state: Path) -> str:
+    """When the agent of the attached programs was last seen, in words.
+
+    "" where an agent runs, or where no programs are attached to sockets.
+    """
+    if files.is_locked(state) or not cgroup_links.attached(StateDir(state)):
+        return ""
+    paths = state_dir.read_record(state) or Paths(state)
+    try:
+        written = datetime.fromtimestamp(paths.status_file.stat().st_mtime, UTC)
+    except OSError:
+        return f"there is no status of one in {paths.run}"
+    return f"the last one wrote its status at {written.isoformat(timespec='seconds')}"

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services and backends by rate: how their counters move. The pinned maps suffice."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
+from ebpflb.plan.entries import host_port
+from ebpflb.tools.snapshot import Snapshot
+
+_NO_SERVICE, _NO_BACKEND = ServiceCounters(0, 0, 0, 0), BackendCounters(0, 0)
+
+
+class Rate(msgspec.Struct):
+    """Of a service port, or of one of its backends where ``backend`` is not "". Rates are of
+    connections each second, of a service port also of packets' flows; ``refused`` has those for
+    which there was no endpoint, or none on this node under policy Local, and is of services alone.
+    ``open``: how many sockets are connected now.
+    """
+
+    service: str
+    backend: str
+    pod: str
+    new: float
+    refused: float
+    open: int
+
+
+class Sample(NamedTuple):
+    """Counters at a time of the monotonic clock."""
+
+    at: float
+    services: dict[int, ServiceCounters]
+    backends: dict[int, BackendCounters]
+
+
+def sample(maps: Mapping[str, Map]) -> Sample:
+    """Raises KernelError."""
+    read_services, read_backends = maps["service_stats"].get, maps["backend_stats"].get
+    services = [number for number, _ in maps["service_names"].items()]
+    backends = [number for number, _ in maps["backend_names"].items()]
+    return Sample(
+        time.monotonic(),
+        {number: ServiceCounters(*read_services(number)) for number in services},
+        {number: BackendCounters(*read_backends(number)) for number in backends},
+    )
+
+
+def rates(maps: Mapping[str, Map], before: Sample, after: Sample) -> list[Rate]:
+    """A row for each service port, the fastest first, and after it those of its backends.
+
+    A service port has an id in each family, and one row for both. An id that was
+    given to another between the samples counts from zero.
+    """
+    seconds = max(after.at - before.at, 1e-3)
+    snapshot = Snapshot.read(maps)
+    of_service = _backends(snapshot, before, after, seconds)
+    found: dict[str, tuple[Rate, list[Rate]]] = {}
+    for number, now in after.services.items():
+        name = snapshot.service(number)
+        service, backends = found.setdefault(name, (Rate(name, "", "", 0.0, 0.0, 0), []))
+        _add(service, before.services.get(number, _NO_SERVICE), now, seconds)
+        backends += of_service.get(number, [])
+    return _sorted(found.values())
+
+
+def _backends(
+    snapshot: Snapshot, before: Sample, after: Sample, seconds: float
+) -> dict[int, list[Rate]]:
+    """By the id of their service."""
+    found: dict[int, list[Rate]] = {}
+    for number, backend in snapshot.backends().items():
+        now = after.backends.get(number, _NO_BACKEND)
+        new = _per_second(before.backends.get(number, _NO_BACKEND).opened, now.opened, seconds)
+        name = snapshot.backend_names.get(number)
+        where = host_port(backend.address, backend.port)
+        row = Rate(
+            "", where, name.target if name else "", new, 0.0, max(0, now.opened - now.closed)
+        )
+        found.setdefault(backend.service, []).append(row)
+    return found
+
+
+def _add(service: Rate, before: ServiceCounters, now: ServiceCounters, seconds: float) -> None:
+    """What was counted of it in one family, to what was in the other."""
+    refused = _per_second(
+        before.refused + before.no_local_endpoint, now.refused + now.no_local_endpoint, seconds
+    )
+    service.new = round(service.new + _per_second(before.chosen, now.chosen, seconds), 1)
+    service.refused = round(service.refused + refused, 1)
+
+
+def _per_second(before: int, now: int, seconds: float) -> float:
+    return round((now - before if now >= before else now) / seconds, 1)
+
+
+def _sorted(found: Iterable[tuple[Rate, list[Rate]]]) -> list[Rate]:
+    rows: list[Rate] = []
+    for service, backends in sorted(
+        found, key=lambda it: (-it[0].new, -it[0].refused, it[0].service)
+    ):
+        backends.sort(key=lambda row: (-row.new, row.backend))
+        for row in backends:
+            row.service = service.service
+        service.open = sum(row.open for row in backends)
+        rows += [service, *backends]
+    return rows

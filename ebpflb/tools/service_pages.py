@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services as pages: from the agent if one runs, else from the pinned maps alone.
+
+Only the agent knows which endpoints are not used, and why. The maps have the counters.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from glob import escape
+from typing import NamedTuple
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.map_writer import capacity_of
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.sound_contents import SoundContents
+from ebpflb.model.services import PortName
+from ebpflb.options import Paths
+from ebpflb.plan.service_entries import ServiceEntries
+from ebpflb.plan.service_page import (
+    ServiceList,
+    ServicePage,
+    ServiceRow,
+    programmed_port,
+    summary,
+)
+from ebpflb.tools import ask
+from ebpflb.tools.ask import NoAnswer
+
+_UNKNOWN = "endpoints that are not used, and why, are not known: {}; this is what the maps hold"
+_NO_LABELS = "{}: the agent alone knows labels; leave out --selector to see what the maps hold"
+_MOST_NAMED = 1000  # namespaces that have a Service of one name
+WITHOUT_COUNTERS = "connections are not known: {}"
+
+
+class Wanted(NamedTuple):
+    """Patterns of NAMESPACE/NAME as a shell has them, how many Services at most, and their labels
+    as kubectl's -l has them.
+    """
+
+    patterns: tuple[str, ...]
+    limit: int
+    selector: str = ""
+
+
+def page(paths: Paths, maps: Mapping[str, Map] | None, namespace: str, name: str) -> ServicePage:
+    """Raises NodeError if there is no such Service, with the names that are most like it."""
+    try:
+        found = ask.service(paths, namespace, name)
+    except NoAnswer as reason:
+        found = _programmed_page(_readable(paths, maps), f"{namespace}/{name}")
+        found.notes.append(_UNKNOWN.format(reason))
+    if maps is not None:
+        _count(found, maps)
+    return found
+
+
+def namespace_of(paths: Paths, maps: Mapping[str, Map] | None, name: str) -> str:
+    """The only namespace that has a Service of this name; "default" if that is one of them, or none
+    is. Raises NodeError if several others have.
+    """
+    found = listed(paths, maps, Wanted((f"*/{escape(name)}",), _MOST_NAMED)).services
+    names = [row.service for row in found]
+    if not names or f"default/{name}" in names:
+        return "default"
+    if len(names) > 1:
+        raise NodeError(f"{name} is the name of several Services: {' or '.join(names)}?")
+    return names[0].partition("/")[0]
+
+
+def listed(paths: Paths, maps: Mapping[str, Map] | None, wanted: Wanted) -> ServiceList:
+    """Sorted by name; ``more`` says how many match beyond the limit.
+
+    Raises NodeError where nothing knows labels that are asked for.
+    """
+    try:
+        found = ask.services(paths, wanted.patterns, wanted.selector, wanted.limit)
+    except NoAnswer as reason:
+        if wanted.selector:
+            raise NodeError(_NO_LABELS.format(reason)) from None
+        found = _programmed_list(_readable(paths, maps), wanted)
+        found.notes.append(_UNKNOWN.format(reason))
+    if maps is not None and found.services:
+        _count_rows(found.services, maps)
+    return found
+
+
+def _readable(paths: Paths, maps: Mapping[str, Map] | None) -> Mapping[str, Map]:
+    if maps is None:
+        raise NodeError(f"no agent answers, and {StateDir(paths.state).why_no_maps()}")
+    return maps
+
+
+def _programmed_page(maps: Mapping[str, Map], wanted: str) -> ServicePage:
+    pages = _programmed(maps)
+    if wanted not in pages:
+        close = get_close_matches(wanted, sorted(pages))
+        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
+        raise NodeError(f"no Service {wanted} in the maps, and no agent answers: {hint}")
+    return pages[wanted]
+
+
+def _programmed_list(maps: Mapping[str, Map], wanted: Wanted) -> ServiceList:
+    pages = _programmed(maps)
+    names = [
+        name
+        for name in sorted(pages)
+        if any(fnmatchcase(name, pattern) for pattern in wanted.patterns)
+    ]
+    rows = [summary(pages[name]) for name in names[: wanted.limit]]
+    return ServiceList(rows, len(names) - len(rows))
+
+
+def _programmed(maps: Mapping[str, Map]) -> dict[str, ServicePage]:
+    """By NAMESPACE/NAME."""
+    pages: dict[str, ServicePage] = {}
+    for name, entries in sorted(_entries(maps).items()):
+        service = f"{name.namespace}/{name.service}"
+        page = pages.setdefault(service, ServicePage(service, []))
+        page.ports.append(programmed_port(name, entries))
+        page.ports[-1].endpoints.sort(key=lambda row: row.endpoint)
+    return pages
+
+
+def _entries(maps: Mapping[str, Map]) -> dict[PortName, ServiceEntries]:
+    """Unlike the agent at its start, it removes nothing."""
+    return SoundContents(maps, capacity_of(maps), repair=False).read_back().entries
+
+
+def _count(page: ServicePage, maps: Mapping[str, Map]) -> None:
+    for port in page.ports:
+        if port.id:
+            port.counters = ServiceCounters(*maps["service_stats"].get(port.id))._asdict()
+        for row in port.endpoints:
+            if row.id:
+                row.opened, row.open = _connections(maps, row.id)
+
+
+def _connections(maps: Mapping[str, Map], backend: int) -> tuple[int, int]:
+    """Opened by sockets, and still open; with least-connections those of packets are known too."""
+    counters = BackendCounters(*maps["backend_stats"].get(backend))
+    counted = maps["backend_loads"].get(backend).open
+    return counters.opened, max(counted, counters.opened - counters.closed, 0)
+
+
+def _count_rows(rows: list[ServiceRow], maps: Mapping[str, Map]) -> None:
+    """By the backends that the slots of their frontends hold."""
+    backends = _backends(maps, {id for row in rows for id in row.ids})
+    for row in rows:
+        counts = [_connections(maps, backend) for id in row.ids for backend in backends[id]]
+        row.opened, row.open = (sum(column) for column in zip((0, 0), *counts, strict=True))
+
+
+def _backends(maps: Mapping[str, Map], ids: set[int]) -> dict[int, set[int]]:
+    """Service id -> the ids of its backends."""
+    found: dict[int, set[int]] = {id: set() for id in ids}
+    sound = SoundContents(maps, capacity_of(maps), repair=False)
+    for _, entry in sound.services():
+        if entry.id in found and not found[entry.id]:
+            found[entry.id] = {backend.id for backend in sound.slots(entry.block)} - {0}
+    return found

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A namespace with sockets, and a worker that ends the stale ones."""
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.agent.stale_udp import world as worlds
+from tests.agent.stale_udp.world import World
+from tests.kernel.attach.device_namespace import Namespace, entered
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def ns() -> Iterator[Namespace]:
+    with entered(f"ebpflb-test-{os.getpid()}-stale-{next(_numbers)}") as made:
+        yield made
+
+
+@pytest.fixture
+def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Further passes follow at once."""
+    monkeypatch.setattr("ebpflb.agent.stale_udp.worker.SECOND_PASS_DELAY", 0.05)
+    monkeypatch.setattr("ebpflb.agent.stale_udp.conntrack_worker.PASS_TIMES", (0.0, 0.05, 0.1))
+    with worlds.made(ns) as world:
+        yield world

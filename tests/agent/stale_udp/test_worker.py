@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When sockets are searched, which are found and ended, and what is logged."""
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ebpflb.agent.stale_udp import worker as stale_udp_worker
+from ebpflb.agent.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
+from ebpflb.errors import KernelError
+from ebpflb.kernel.node import sock_diag
+from ebpflb.kernel.node.sock_diag import SockDiag
+from ebpflb.model.addresses import Family
+from ebpflb.plan.entries import Backend
+from tests.agent.stale_udp.world import (
+    ELSEWHERE,
+    HERE,
+    OLD,
+    REPLACED,
+    SERVED_AGAIN,
+    SERVICE,
+    World,
+    error_of,
+    is_ended,
+    orphaned,
+    replaced,
+    settle,
+)  # fmt: skip
+from tests.kernel.variants import eventually, needs_root
+
+pytestmark = [
+    needs_root,
+    pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel ends no sockets"),
+]
+
+
+def test_ended(world: World) -> None:
+    """The translated socket is ended and its entry deleted; sockets without entries stay."""
+    client, direct, loose = world.remember(world.direct()), world.direct(), world.open()
+    world.worker.check(REPLACED)
+    assert is_ended(client)
+    settle(world)
+    assert error_of(direct) == error_of(loose) == 0
+    assert not world.known
+    assert world.found[:2] == [(Family.IPV4, 1), (Family.IPV6, 0)]
+
+
+def test_connected_elsewhere(world: World) -> None:
+    """A socket that has been connected to another peer since is left alone."""
+    client = world.remember(world.direct())
+    client.connect((str(HERE), 1))
+    world.worker.check(REPLACED)
+    settle(world)
+    assert error_of(client) == 0
+    assert world.known
+
+
+def test_frontend_moved(world: World) -> None:
+    """A frontend that passed to another service port is searched for, though no backend ended."""
+    client = world.remember(world.direct())
+    world.worker.check((), frontends_moved=True)
+    assert is_ended(client)
+
+
+@pytest.mark.parametrize("counters", [(0, 0), (5, 5)])
+def test_nobody_holds_it(world: World, counters: tuple[int, int]) -> None:
+    """If the counters show that no socket is open, nothing is searched."""
+    client = world.remember(world.direct())
+    world.count(OLD, *counters)
+    world.worker.check(REPLACED)
+    settle(world)
+    assert world.walks == 0
+    assert error_of(client) == 0
+    world.worker.check_everything()
+    assert is_ended(client)
+
+
+def test_no_stale_socket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no entry is stale, no namespace is entered."""
+    world.serve(ELSEWHERE, Backend(HERE, world.port, frozenset({"cluster"}), OLD, SERVICE))
+    client = world.remember(world.direct())
+    world.worker.check_everything()
+    settle(world)
+    assert world.walks == 0
+    assert error_of(client) == 0
+
+
+def test_another_id(world: World) -> None:
+    """A backend that serves again under another id is not stale."""
+    world.serve(Backend(HERE, world.port, frozenset({"cluster"}), 11, SERVICE))
+    client = world.remember(world.direct())
+    world.worker.check_everything()
+    settle(world)
+    assert error_of(client) == 0
+
+
+def test_orphaned_and_served_again(world: World) -> None:
+    """Orphaned sockets wait until a backend serves; where there are none nothing is searched."""
+    world.worker.check_everything()
+    settle(world)
+    world.worker.check(SERVED_AGAIN)
+    settle(world)
+    world.serve()
+    client = world.remember(world.direct())
+    world.worker.check(orphaned(OLD))
+    settle(world)
+    assert (error_of(client), world.walks) == (0, 0)
+    world.serve(ELSEWHERE)
+    world.worker.check(SERVED_AGAIN)
+    assert is_ended(client)
+
+
+def test_second_pass(world: World) -> None:
+    """A socket that was inside a hook during the first pass is found by the second."""
+    client = world.direct()
+    world.worker.on_search = lambda *_: world.remember(client)  # after the first pass
+    world.worker.check(REPLACED)
+    assert is_ended(client)
+
+
+def test_late(world: World) -> None:
+    """Searches that become due during another one are joined: they find what each would find."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(*_: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    world.remember(world.open())
+    world.worker.on_search = hold
+    world.worker.check(REPLACED)
+    assert begun.wait(60)
+    client = world.remember(world.direct())
+    walks = world.walks
+    for number in range(1, 10):
+        world.worker.check(replaced(OLD + number))
+        world.worker.check(REPLACED)
+    go_on.set()
+    assert is_ended(client)
+    settle(world)
+    assert world.walks <= walks + 3, "once for all first passes, once for their second ones"
+
+
+def test_sought_in_vain(world: World) -> None:
+    """A stale socket without a peer is searched twice, and not again with others."""
+    world.remember(world.open())
+    world.worker.check(REPLACED)
+    settle(world)
+    assert world.walks == 2
+    client = world.direct()
+    world.worker.check(REPLACED)
+    settle(world)
+    assert world.walks == 2
+    assert len(world.worker._not_found) == 1
+    world.maps["sockets"].delete([peer for peer, _ in world.maps["sockets"].items()])
+    world.remember(client)
+    world.worker.check(REPLACED)
+    assert is_ended(client)
+    settle(world)
+    assert not world.worker._not_found
+
+
+def test_walk_ends(world: World) -> None:
+    """After the last socket is found no more namespaces are entered."""
+    entered: list[int] = []
+
+    def each(what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
+        for number in range(3):
+            entered.append(number)
+            yield number == 0, what()
+
+    world.worker.ender.each_namespace = each
+    client = world.remember(world.direct())
+    world.worker.check(REPLACED)
+    assert is_ended(client)
+    settle(world)
+    assert entered == [0]
+
+
+@pytest.mark.parametrize("error", [KernelError("map", errno.ENOSPC, "no space"), KeyError("map")])
+def test_failure(
+    world: World,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    """A search that fails is made again, however often, and its reason is told until it succeeds;
+    the log has each reason once.
+    """
+    monkeypatch.setattr(stale_udp_worker, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(world.worker, "_pause", 0.01)
+    client, slices, asked = world.remember(world.direct()), world.maps["sockets"].slices, [0]
+
+    def refuse(*_words: Any) -> Any:
+        asked[0] += 1
+        raise error
+
+    world.maps["sockets"].slices = refuse  # type: ignore[method-assign]
+    world.worker.check(REPLACED)
+    assert eventually(lambda: asked[0] > 3 and world.worker.error)
+    assert "map" in str(world.worker.error)
+    world.maps["sockets"].slices = slices  # type: ignore[method-assign]
+    assert is_ended(client)
+    settle(world)
+    assert world.worker.error is None
+    assert caplog.text.count("stale UDP sockets cannot be ended: ") == 1
+
+
+def test_never_started(world: World) -> None:
+    """It can be stopped without having been started."""
+    StaleUdpWorker(world.maps, world.each).stop()
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_said_at_start(
+    world: World, lists: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the kernel lacks is logged once, with its effect."""
+    monkeypatch.setattr(sock_diag, "can_destroy", lambda: False)
+    monkeypatch.setattr(sock_diag, "can_list", lambda: lists)
+    worker = StaleUdpWorker(world.maps, world.each)
+    worker.start()
+    worker.stop()
+    assert not worker.can_end
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert ("re-bound" in said) == lists
+    assert ("modprobe udp_diag" in said) != lists
+
+
+def virtual(world: World, fail: bool = True) -> tuple[StaleUdpWorker, list[float]]:
+    """A worker without a thread, whose searches fail; its time is the first element."""
+    now = [100.0]
+    worker = StaleUdpWorker(world.maps, world.each, clock=lambda: now[0])
+
+    def refuse(*_: object) -> Any:
+        raise KernelError("map", errno.ENOSPC, "no space")
+
+    worker._search_and_report = refuse  # type: ignore[method-assign]
+    return worker, now
+
+
+def test_pauses_grow(world: World) -> None:
+    """To a minute, and a success makes the next one short again."""
+    worker, now = virtual(world)
+    worker.check_everything()
+    pauses = []
+    for _ in range(9):
+        worker.turn()
+        pauses.append(worker.due - now[0])
+        now[0] = worker.due
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    worker._search_and_report = lambda *_: None  # type: ignore[method-assign]
+    worker.turn()
+    assert worker.error is None and worker._pause == 1
+
+
+def test_what_has_failed_joins_the_next_search(world: World) -> None:
+    """It does not wait for its pause, and nothing of it is forgotten."""
+    worker, now = virtual(world)
+    worker.check(replaced(5))
+    for _ in range(6):
+        worker.turn()
+        now[0] = worker.due
+    found = list[StaleSearch]()
+    worker._search_and_report = lambda search, begun: found.append(search)  # type: ignore[method-assign, func-returns-value]
+    now[0] -= 20
+    worker.check(replaced(6))
+    assert worker.due == now[0]
+    worker.turn()
+    assert [each.removed.replaced for each in found] == [{5, 6}]
+    now[0] = worker.due
+    worker.turn()
+    assert [each.kind for each in found] == [SearchKind.FIRST, SearchKind.SECOND]

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real sockets on loopback, maps written by hand as the hooks would, and workers that search."""
+
+import errno
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
+
+from ebpflb.agent.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
+from ebpflb.due_worker import DueWorker
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.bpf_map import Counters, Map
+from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
+from ebpflb.kernel.node.sock_diag import SockDiag
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
+from ebpflb.plan.service_entries import BackendChange
+from tests.kernel.attach.device_namespace import Namespace
+from tests.kernel.maps.small import small_maps
+from tests.kernel.variants import eventually
+
+NAMES = (
+    "sockets", "peers", "services", "slots", "backend_slots", "node_addresses", "cluster_ips",
+    "backend_stats", "other_flows", "flow_gate",
+)  # fmt: skip
+UDP, SERVICE = 17, 7
+HERE = ip_address("127.0.0.1")
+VIP = Frontend(ip_address("10.96.0.10"), 53, UDP)
+ELSEWHERE = Backend(ip_address("10.244.9.9"), 5353, frozenset({"cluster"}), 20, SERVICE)
+OLD = 10  # the former backend's id
+
+
+class World:
+    """Maps, sockets, and the worker that ends the stale ones."""
+
+    def __init__(self, made: dict[str, Map]) -> None:
+        self.maps, self.stack = made, ExitStack()
+        self.away = False  # whether the sockets are to be thought of as a pod's
+        self.walks = 0
+        self.found: list[tuple[Family, int]] = []
+        self.worker = StaleUdpWorker(
+            made, self.each, lambda f, _, count: self.found.append((f, count))
+        )
+        self.connections = self.worker.connections
+        self.backend = self.open()
+        self.backend.bind((str(HERE), 0))
+        self.port: int = self.backend.getsockname()[1]
+
+    def close(self) -> None:
+        self.worker.stop()
+        self.stack.close()
+
+    def each(self, what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
+        self.walks += 1
+        yield not self.away, what()
+
+    def on_search(self, family: Family, _seconds: float, count: int) -> None:
+        self.found.append((family, count))
+
+    def open(self) -> socket.socket:
+        return self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+
+    def direct(self) -> socket.socket:
+        """Connected to the backend itself."""
+        made = self.open()
+        made.connect(self.backend.getsockname())
+        return made
+
+    def remember(self, one: socket.socket) -> socket.socket:
+        """As the hooks do of a socket that asked for VIP and was given the backend."""
+        cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
+        self.maps["sockets"].write([(cookie, SocketEntry(self.given, SERVICE))])
+        self.count(OLD, 1, 0)
+        return one
+
+    @property
+    def given(self) -> PeerFrontend:
+        return PeerFrontend(VIP, OLD, HERE, self.port)
+
+    @property
+    def known(self) -> set[int]:
+        """Those that are remembered to talk to a backend."""
+        entries = self.maps["sockets"].items()
+        return {socket for socket, entry in entries if entry.peer.frontend.port}
+
+    def count(self, backend: int, opened: int, closed: int) -> None:
+        stats = self.maps["backend_stats"]
+        assert isinstance(stats, Counters)
+        packed = struct.pack("=2Q", opened, closed).ljust(stats.size, b"\0")
+        bpf.map_update(stats.fd, stats.key.pack(backend), packed)
+
+    def serve(self, *backends: Backend, frontend: Frontend = VIP) -> None:
+        """These and no others serve the frontend."""
+        self.maps["backend_slots"].write([(id, NO_SLOT) for id in range(64)])
+        self.maps["slots"].write(list(enumerate(backends)))
+        self.maps["backend_slots"].write([(one.id, slot) for slot, one in enumerate(backends)])
+        block = Range(0, len(backends))
+        service = ServiceEntry(SERVICE, frozenset(), 0, block.size, block, block)
+        self.maps["services"].write([(frontend, service)])
+
+
+@contextmanager
+def made(ns: Namespace) -> Iterator[World]:
+    """A world in a namespace of its own."""
+    ns.run("ip link set lo up")
+    with small_maps(NAMES) as opened:
+        world = World(opened)
+        world.serve(ELSEWHERE)
+        world.worker.start()
+        try:
+            yield world
+        finally:
+            world.close()
+
+
+NAME = PortName("default", "dns", "dns", Protocol.UDP, Family.IPV4)
+
+
+def replaced(*ids: int, by: int = ELSEWHERE.id) -> list[BackendChange]:
+    """These backends are removed, and another one serves."""
+    return [BackendChange(NAME, ids, (by,))]
+
+
+def orphaned(*ids: int) -> list[BackendChange]:
+    """These backends are removed, and no other serves."""
+    return [BackendChange(NAME, ids, ())]
+
+
+REPLACED = replaced(OLD)
+SERVED_AGAIN = [BackendChange(NAME, (), (ELSEWHERE.id,))]
+
+
+def error_of(one: socket.socket) -> int:
+    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def has_peer(one: socket.socket) -> bool:
+    try:
+        one.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def is_ended(one: socket.socket) -> bool:
+    """Whether it is ended soon; the kernel reports the error only once."""
+    return eventually(lambda: not has_peer(one)) and error_of(one) == errno.ECONNABORTED
+
+
+def pending(world: World) -> list[StaleSearch]:
+    """The searches that follow changes and are still to come."""
+    return [search for search in world.worker._searches if search.kind is not SearchKind.RENEWAL]
+
+
+def settle(world: World) -> None:
+    """All passes of all searches are done: the threads wait for the next."""
+
+    def idle() -> bool:
+        with world.worker._changed:
+            return is_waiting(world.worker) and not pending(world)
+
+    assert eventually(idle)
+    assert eventually(lambda: is_waiting(world.connections) and not world.connections._waiting)
+
+
+def is_waiting(worker: DueWorker) -> bool:
+    """Whether its thread waits for something to do."""
+    return bool(worker._changed._waiters)  # type: ignore[attr-defined]

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration files: what they say, and what they leave out (kube-proxy.md 15)."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from ebpflb.config import config_file, fields
+from ebpflb.config.fields import KubeProxyConfiguration
+from ebpflb.model.durations import Duration
+from tests.config.files import HEAD, KUBEADM, write
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.conf"
+
+
+def read(path: Path) -> KubeProxyConfiguration:
+    """A file in which nothing is wrong."""
+    found = config_file.read(path)
+    assert not found.errors
+    return found.configuration
+
+
+def test_defaults(file: Path) -> None:
+    """A file that says nothing gives kube-proxy's defaults, but no pause between writes."""
+    said = fields.to_builtins(read(write(file)))
+    assert said["bindAddress"] == "0.0.0.0"
+    assert said["healthzBindAddress"] == "0.0.0.0:10256"
+    assert said["metricsBindAddress"] == "127.0.0.1:10249"
+    assert said["oomScoreAdj"] == -999
+    assert said["configSyncPeriod"] == "15m0s"
+    assert said["detectLocalMode"] == "ClusterCIDR"
+    assert said["clientConnection"] == {
+        "kubeconfig": "",
+        "acceptContentTypes": "",
+        "contentType": "application/vnd.kubernetes.protobuf",
+        "qps": 5,
+        "burst": 10,
+    }
+    assert said["conntrack"] == {
+        "maxPerCore": 32768,
+        "min": 131072,
+        "tcpEstablishedTimeout": "24h0m0s",
+        "tcpCloseWaitTimeout": "1h0m0s",
+        "tcpBeLiberal": False,
+        "udpTimeout": "0s",
+        "udpStreamTimeout": "0s",
+    }
+    for mode in ("iptables", "nftables"):
+        assert said[mode]["masqueradeBit"] == 14
+        assert (said[mode]["syncPeriod"], said[mode]["minSyncPeriod"]) == ("30s", "0s")
+    assert said["ipvs"]["syncPeriod"] == "30s"
+    assert said["iptables"]["localhostNodePorts"] is True
+    assert (said["logging"]["format"], said["logging"]["flushFrequency"]) == ("text", "5s")
+
+
+def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """kubeadm's file, full of zeros and nulls, gives no warning, and they mean defaults."""
+    assert read(KUBEADM) == read(
+        write(
+            file,
+            clusterCIDR="10.244.0.0/16",
+            clientConnection={"kubeconfig": "/var/lib/kube-proxy/kubeconfig.conf"},
+        )
+    )
+    assert not caplog.records
+
+
+def test_zero_of_a_pointer(file: Path) -> None:
+    """In fields that are pointers in Go, zero is a value of its own."""
+    found = read(
+        write(
+            file,
+            oomScoreAdj=0,
+            conntrack={"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s"},
+            iptables={"masqueradeBit": 0, "localhostNodePorts": False},
+        )
+    )
+    assert found.oom_score_adj == 0
+    assert (found.conntrack.max_per_core, found.conntrack.min) == (0, 0)
+    assert found.conntrack.tcp_established_timeout == 0
+    assert (found.iptables.masquerade_bit, found.iptables.localhost_node_ports) == (0, False)
+
+
+def test_json(file: Path) -> None:
+    """JSON will do, with tabs too."""
+    file.write_text(json.dumps(HEAD | {"mode": "ipvs"}, indent="\t"))
+    assert read(file).mode == "ipvs"
+
+
+def test_first_document(file: Path) -> None:
+    """Of several documents the first counts."""
+    file.write_text(f"{yaml.safe_dump(HEAD | {'mode': 'ipvs'})}---\nkind: Other\n")
+    assert read(file).mode == "ipvs"
+
+
+def test_addresses_by_family(file: Path) -> None:
+    """An IPv6 bindAddress makes the default addresses IPv6 (kube-proxy.md 13.1)."""
+    found = read(write(file, bindAddress="fd00::7"))
+    assert found.healthz_bind_address == "[::]:10256"
+    assert found.metrics_bind_address == "[::1]:10249"
+
+
+def test_port_appended(file: Path) -> None:
+    """An address without a port gets the usual one."""
+    found = read(write(file, healthzBindAddress="192.0.2.1", metricsBindAddress="fd00::7"))
+    assert found.healthz_bind_address == "192.0.2.1:10256"
+    assert found.metrics_bind_address == "[fd00::7]:10249"
+
+
+def test_flush_frequency_in_nanoseconds(file: Path) -> None:
+    """This one duration may be a plain number."""
+    found = read(write(file, logging={"flushFrequency": 3_000_000_000}))
+    assert str(found.logging.flush_frequency) == "3s"
+
+
+def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Unknown and duplicate fields are logged by name; of duplicate fields the last one counts."""
+    file.write_text(
+        f"{yaml.safe_dump(HEAD)}modes: x\nmode: ipvs\nmode: iptables\n"
+        "ipvs: {ipSet: {a: 1}, scheduler: rr, scheduler: sh}\n"
+        "logging: {vmodule: [{filePattern: x, verbosity: 1, why: no}]}\n"
+    )
+    found = read(file)
+    assert (found.mode, found.ipvs.scheduler) == ("iptables", "sh")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file}: unknown fields are ignored: modes, ipvs.ipSet, logging.vmodule[0].why",
+        f"{file}: duplicate fields, the last value is used: mode, ipvs.scheduler",
+    ]
+
+
+def test_duplicates_in_json(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In JSON too."""
+    file.write_text(json.dumps(HEAD)[:-1] + ', "mode": "ipvs", "mode": "nftables"}')
+    assert read(file).mode == "nftables"
+    assert "duplicate fields, the last value is used: mode" in caplog.text
+
+
+def test_strict(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file without errors logs nothing."""
+    caplog.set_level(logging.DEBUG)
+    read(write(file, mode="ipvs", featureGates={"Any": True}))
+    assert not caplog.records
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same type, which is not zero."""
+    match value:
+        case bool():
+            return not value
+        case Duration():
+            return Duration(value + 1_500_000_000)
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}x"
+        case tuple():
+            return ("a", "b")
+        case dict():
+            return {"A": True, "B": False}
+    raise AssertionError(value)
+
+
+def altered(section: Any) -> Any:
+    """A section in which every field says something else than by default."""
+    return msgspec.structs.replace(
+        section,
+        **{
+            field.name: altered(value) if isinstance(value, fields.Section) else changed(value)
+            for field in msgspec.structs.fields(section)
+            for value in [getattr(section, field.name)]
+            if field.name not in ("api_version", "kind", "vmodule")
+        },
+    )
+
+
+def test_round_trip(file: Path) -> None:
+    """What is written reads back the same, every field of it."""
+    found = altered(KubeProxyConfiguration())
+    file.write_text(fields.as_yaml(found))
+    assert read(file) == found
+
+
+def test_plain() -> None:
+    """/configz shows the fields by the names of the file, in types that JSON has."""
+    shown = json.loads(json.dumps(fields.to_builtins(KubeProxyConfiguration())))
+    assert shown["ipvs"]["excludeCIDRs"] == []
+    assert shown["iptables"]["syncPeriod"] == "30s"

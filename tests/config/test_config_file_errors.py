@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration files with errors: all of them reported, or the file rejected (kube-proxy.md
+15).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.config import config_file
+from ebpflb.errors import ConfigurationError
+from tests.config.files import KUBEADM, write
+from tests.kit.hostile_files import HOSTILE, lay
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.conf"
+
+
+def test_all_wrong_types_at_once(file: Path) -> None:
+    """Each field of a wrong type is reported with its path, in lists with its index; so is a
+    duration without a unit.
+    """
+    write(
+        file,
+        oomScoreAdj="low",
+        iptables={"syncPeriod": "soon", "masqueradeBit": 2**40},
+        featureGates={"good": True, "bad": "yes please"},
+        nodePortAddresses=["10.0.0.0/8", 7, "11.0.0.0/8", 8],
+        ipvs=[],
+        conntrack={"tcpEstablishedTimeout": 86400, "udpTimeout": True},
+        logging={"flushFrequency": 1.5, "vmodule": [{"verbosity": "a"}, 5, {"verbosity": "b"}]},
+        mode="ipvs",
+    )
+    found = config_file.read(file)
+    assert {str(each) for each in found.errors} == {
+        "oomScoreAdj: Expected integer, got string",
+        'iptables.syncPeriod: "soon" is not a duration such as 30s or 1h30m',
+        "iptables.masqueradeBit: Expected integer <= 2147483647",
+        "featureGates.bad: Expected boolean, got string",
+        "nodePortAddresses[1]: Expected string, got integer",
+        "nodePortAddresses[3]: Expected string, got integer",
+        "ipvs: Expected object, got array",
+        "conntrack.tcpEstablishedTimeout: 86400 is not a duration such as 30s or 1h30m",
+        "conntrack.udpTimeout: True is not a duration such as 30s or 1h30m",
+        "logging.flushFrequency: 1.5 is not a duration such as 30s or 1h30m",
+        "logging.vmodule[0].verbosity: Expected integer, got string",
+        "logging.vmodule[1]: Expected object, got integer",
+        "logging.vmodule[2].verbosity: Expected integer, got string",
+    }
+    assert found.configuration.mode == "ipvs"
+    assert found.configuration.feature_gates == {"good": True}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"---\n",
+        b"apiVersion",
+        b"- a\n- b\n",
+        b"{ this: is: no: yaml",
+        b'{"kind": "KubeProxyConfiguration", ',
+        b"\x00\x01\x02",
+        b"kind: \xff\xfe",
+        b"[" * 50_000,
+        b"a: " + b"{a: " * 5_000,
+        b"{" * 100_000,
+        b"? [a]\n: 1\n",
+        b"a: &x [*x]\n",
+        b"a: !!python/object:os.system x\n",
+    ],
+)
+def test_no_configuration(file: Path, text: bytes) -> None:
+    """A file that is not a mapping, such as half of a file, is rejected in a line that names it."""
+    file.write_bytes(text)
+    with pytest.raises(ConfigurationError) as refused:
+        config_file.read(file)
+    assert all(line.startswith(f"{file}: ") for line in str(refused.value).splitlines())
+
+
+def test_every_half(file: Path) -> None:
+    """Any part of a file is read or rejected; no other exception is raised."""
+    whole = KUBEADM.read_bytes()
+    for length in range(0, len(whole), 7):
+        file.write_bytes(whole[:length])
+        try:
+            config_file.read(file)
+        except ConfigurationError as error:
+            assert str(file) in str(error)
+
+
+def test_no_file(file: Path) -> None:
+    """A file that is not there is named."""
+    with pytest.raises(ConfigurationError, match=f"{file}: No such file"):
+        config_file.read(file)
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_what_is_no_file(file: Path, make: Callable[[Path], None]) -> None:
+    """A device without end, a pipe or terabytes of holes are named, and not read."""
+    lay(make, file)
+    with pytest.raises(ConfigurationError, match=str(file)):
+        config_file.read(file)
+
+
+@pytest.mark.parametrize(
+    ("values", "paths"),
+    [
+        ({"apiVersion": "kubeproxy.config.k8s.io/v1alpha2"}, ["apiVersion"]),
+        ({"kind": "KubeletConfiguration"}, ["kind"]),
+        ({"kind": None, "apiVersion": None}, ["apiVersion", "kind"]),
+        ({"kind": {}}, ["kind"]),
+    ],
+)
+def test_wrong_kind(file: Path, values: dict[str, Any], paths: list[str]) -> None:
+    """Another kind or version is rejected; if both are wrong, both are reported."""
+    with pytest.raises(ConfigurationError) as refused:
+        config_file.read(write(file, **values))
+    lines = str(refused.value).splitlines()
+    assert [line.split(": ")[1] for line in lines] == paths

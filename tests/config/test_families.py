@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration against the node's families: warnings and fatal errors (kube-proxy.md 15)."""
+
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from ebpflb.config import config_file, families
+from ebpflb.config.families import NodeFamilies
+from ebpflb.model.addresses import Family
+from tests.config.files import HEAD
+from tests.config.test_validation import VALID
+
+V4, V6 = Family.IPV4, Family.IPV6
+BOTH = frozenset(Family)
+
+
+def check(node: NodeFamilies, **values: Any) -> dict[str, bool]:
+    """The lines, and whether each is fatal."""
+    found = config_file.to_configuration(HEAD | values)
+    assert not found.errors
+    return {each.message: each.fatal for each in families.check_families(found.configuration, node)}
+
+
+def test_all_is_well() -> None:
+    """No warning if everything fits."""
+    values = {"clusterCIDR": "10.0.0.0/8,fd00::/8", "nodePortAddresses": ["10.0.0.0/8", "fd00::/8"]}
+    assert check(NodeFamilies(V4, BOTH, (ip_network("10.1.0.0/24"),)), **values) == {}
+    assert check(NodeFamilies(V4, frozenset({V4}))) == {}
+    assert check(NodeFamilies(V6, BOTH)) == {}
+
+
+@pytest.mark.parametrize("values", VALID)
+@pytest.mark.parametrize("supported", [BOTH, {V4}])
+def test_what_no_mode_goes_by(values: dict[str, Any], supported: set[Family]) -> None:
+    """Any valid configuration can be checked: a field that the mode ignores need not be a CIDR."""
+    assert all(text for text in check(NodeFamilies(V4, frozenset(supported)), **values))
+
+
+def test_primary_family_unsupported() -> None:
+    """Fatal: the kernel lacks the primary family."""
+    lines = check(NodeFamilies(V6, frozenset({V4})))
+    assert lines["the node's primary family is IPv6, which the kernel does not support"] is True
+
+
+@pytest.mark.parametrize(
+    ("supported", "mode", "fatal"),
+    [
+        (BOTH, "ClusterCIDR", False),
+        ({V4}, "ClusterCIDR", True),
+        ({V4}, "NodeCIDR", False),
+    ],
+)
+def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fatal: bool) -> None:
+    """Fatal only if the node is single-stack and the mode uses the field."""
+    node = NodeFamilies(V4, frozenset(supported))
+    lines = check(node, clusterCIDR="fd00::/8", detectLocalMode=mode)
+    (text,) = lines
+    assert text.startswith("clusterCIDR: the node is IPv4-")
+    assert lines[text] is fatal
+
+
+@pytest.mark.parametrize(("mode", "fatal"), [("NodeCIDR", True), ("ClusterCIDR", False)])
+def test_pod_cidrs_of_the_other_family(mode: str, fatal: bool) -> None:
+    """Fatal in the mode that uses them."""
+    lines = check(NodeFamilies(V4, BOTH, (ip_network("fd00::/64"),)), detectLocalMode=mode)
+    assert lines == {
+        "the Node's podCIDRs: the node is IPv4-primary, but there is no IPv4 CIDR": fatal
+    }
+
+
+@pytest.mark.parametrize(
+    ("choice", "cluster", "missing"),
+    [
+        (["10.0.0.0/8"], "", set()),
+        (["fd00::/8"], "", {"IPv4"}),
+        (["10.0.0.0/8"], "10.0.0.0/8,fd00::/8", {"IPv6"}),
+        (["10.0.0.0/8", "fd00::/8"], "10.0.0.0/8,fd00::/8", set()),
+        (["primary"], "10.0.0.0/8,fd00::/8", set()),
+        ([], "10.0.0.0/8,fd00::/8", set()),
+    ],
+)
+def test_nodeport_addresses_of_one_family(
+    choice: list[str], cluster: str, missing: set[str]
+) -> None:
+    """A warning if nodePortAddresses has no CIDR of a family in use: all addresses are served."""
+    lines = check(NodeFamilies(V4, BOTH), nodePortAddresses=choice, clusterCIDR=cluster)
+    assert {line.split("there is no ")[1].split()[0] for line in lines} == missing
+    assert not any(lines.values())
+
+
+def test_single_stack() -> None:
+    """Warnings for listen addresses and ipvs.excludeCIDRs of a family that the kernel lacks."""
+    lines = check(
+        NodeFamilies(V4, frozenset({V4})),
+        healthzBindAddress="[fd00::7]:10256",
+        metricsBindAddress="[::]:10249",
+        ipvs={"excludeCIDRs": ["fd00::/8"]},
+    )
+    assert lines == {
+        "ipvs.excludeCIDRs: the node is IPv4-only, but there is no IPv4 CIDR": False,
+        "healthzBindAddress: the node is IPv4-only, but fd00::7 is IPv6": False,
+    }

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Invalid configurations, by kube-proxy's rules: all errors are reported, with their path
+(kube-proxy.md 15).
+"""
+
+from typing import Any
+
+import pytest
+
+from ebpflb.config import config_file, validation
+from tests.config.files import HEAD
+
+
+def wrong(**values: Any) -> list[str]:
+    found = config_file.to_configuration(HEAD | values)
+    assert not found.errors
+    return [str(each) for each in validation.check(found.configuration)]
+
+
+VALID: list[dict[str, Any]] = [
+    {},
+    {"mode": "iptables"},
+    {"mode": "ipvs"},
+    {"mode": "nftables"},
+    {"bindAddress": "fd00::7"},
+    {"bindAddress": "010.0.0.1"},
+    {"healthzBindAddress": "[::]:10256", "metricsBindAddress": "127.0.0.1:1"},
+    {"clusterCIDR": "10.244.0.0/16"},
+    {"clusterCIDR": "10.244.0.0/16,fd00::/56"},
+    {"clusterCIDR": "fd00::/56,10.244.0.0/16"},
+    {"nodePortAddresses": ["primary"]},
+    {"nodePortAddresses": ["10.0.0.0/8", "0.0.0.0/0", "::/0"]},
+    {"detectLocalMode": "NodeCIDR"},
+    {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"}},
+    {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"}}
+    | {"clusterCIDR": "not looked at"},
+    {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "veth"}},
+    {"oomScoreAdj": -1000},
+    {"iptables": {"masqueradeBit": 31, "syncPeriod": "10s", "minSyncPeriod": "10s"}},
+    {"ipvs": {"tcpTimeout": "-1s", "excludeCIDRs": ["x"]}},
+    {"nftables": {"masqueradeBit": 77, "syncPeriod": "-1s"}},
+    {"conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s"}},
+    {"portRange": "300-2000"},
+    {"portRange": "8000+10"},
+    {"portRange": "80"},
+    {"featureGates": {"NobodyKnowsThis": True}},
+    {"logging": {"format": "json"}},
+]
+
+
+@pytest.mark.parametrize("values", VALID)
+def test_valid(values: dict[str, Any]) -> None:
+    """Valid values are accepted; sections of other modes are not checked."""
+    assert wrong(**values) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"mode": "userspace"}, 'mode: must be one of iptables, ipvs, nftables, not "userspace"'),
+        ({"bindAddress": "10.0.0.1:80"}, 'bindAddress: "10.0.0.1:80" is not an IP address'),
+        ({"bindAddress": "node-1"}, 'bindAddress: "node-1" is not an IP address'),
+        ({"healthzBindAddress": "host:1"}, 'healthzBindAddress: "host" is not an IP address'),
+        (
+            {"healthzBindAddress": "1.2.3.4:0"},
+            'healthzBindAddress: "0" is not a port from 1 to 65535',
+        ),
+        (
+            {"healthzBindAddress": "1.2.3.4:65536"},
+            'healthzBindAddress: "65536" is not a port from 1 to 65535',
+        ),
+        ({"healthzBindAddress": ":10256"}, 'healthzBindAddress: "" is not an IP address'),
+        (
+            {"metricsBindAddress": "[::1]"},
+            'metricsBindAddress: "[::1]" is not ADDRESS:PORT such as 0.0.0.0:10256',
+        ),
+        (
+            {"metricsBindAddress": "here"},
+            'metricsBindAddress: "here" is not ADDRESS:PORT such as 0.0.0.0:10256',
+        ),
+        (
+            {"clusterCIDR": "10.244.0.0"},
+            'clusterCIDR: "10.244.0.0" is not a CIDR such as 10.0.0.0/8',
+        ),
+        ({"clusterCIDR": "10.244.0.0/16,"}, 'clusterCIDR: "" is not a CIDR such as 10.0.0.0/8'),
+        (
+            {"clusterCIDR": "10.0.0.0/8,11.0.0.0/8"},
+            'clusterCIDR: "10.0.0.0/8,11.0.0.0/8" has more than one CIDR of the same family',
+        ),
+        (
+            {"clusterCIDR": "10.0.0.0/8,fd00::/8,fe00::/8"},
+            'clusterCIDR: "10.0.0.0/8,fd00::/8,fe00::/8" has more than one CIDR of the same family',
+        ),
+        (
+            {"nodePortAddresses": ["10.0.0.0/8", "primary"]},
+            'nodePortAddresses[1]: "primary" must be the only entry',
+        ),
+        (
+            {"nodePortAddresses": ["10.0.0.0/8", "10.0.0.1"]},
+            'nodePortAddresses[1]: "10.0.0.1" is not a CIDR such as 10.0.0.0/8',
+        ),
+        (
+            {"detectLocalMode": "Bridge"},
+            "detectLocalMode: must be one of ClusterCIDR, NodeCIDR, BridgeInterface,"
+            ' InterfaceNamePrefix, not "Bridge"',
+        ),
+        (
+            {"detectLocalMode": "BridgeInterface"},
+            "detectLocal.bridgeInterface: must be set in detectLocalMode BridgeInterface",
+        ),
+        (
+            {"detectLocalMode": "InterfaceNamePrefix"},
+            "detectLocal.interfaceNamePrefix: must be set in detectLocalMode InterfaceNamePrefix",
+        ),
+        ({"oomScoreAdj": -1001}, "oomScoreAdj: must be between -1000 and 1000, not -1001"),
+        ({"oomScoreAdj": 1001}, "oomScoreAdj: must be between -1000 and 1000, not 1001"),
+        (
+            {"iptables": {"masqueradeBit": 32}},
+            "iptables.masqueradeBit: must be between 0 and 31, not 32",
+        ),
+        (
+            {"iptables": {"masqueradeBit": -1}},
+            "iptables.masqueradeBit: must be between 0 and 31, not -1",
+        ),
+        (
+            {"iptables": {"syncPeriod": "-1s"}},
+            "iptables.syncPeriod: must be greater than 0, not -1s",
+        ),
+        (
+            {"iptables": {"minSyncPeriod": "-1s"}},
+            "iptables.minSyncPeriod: must be at least 0, not -1s",
+        ),
+        (
+            {"iptables": {"minSyncPeriod": "31s"}},
+            "iptables.syncPeriod: must be at least iptables.minSyncPeriod (31s), not 30s",
+        ),
+        (
+            {"mode": "nftables", "nftables": {"minSyncPeriod": "1m"}},
+            "nftables.syncPeriod: must be at least nftables.minSyncPeriod (1m0s), not 30s",
+        ),
+        (
+            {"mode": "nftables", "nftables": {"masqueradeBit": 32}},
+            "nftables.masqueradeBit: must be between 0 and 31, not 32",
+        ),
+        (
+            {"mode": "ipvs", "ipvs": {"syncPeriod": "-5s", "minSyncPeriod": "-6s"}},
+            "ipvs.syncPeriod: must be greater than 0, not -5s",
+        ),
+        (
+            {"mode": "ipvs", "ipvs": {"tcpFinTimeout": "-1s"}},
+            "ipvs.tcpFinTimeout: must be at least 0, not -1s",
+        ),
+        (
+            {"mode": "ipvs", "ipvs": {"excludeCIDRs": ["10.0.0.0/8", "x"]}},
+            'ipvs.excludeCIDRs[1]: "x" is not a CIDR such as 10.0.0.0/8',
+        ),
+        ({"configSyncPeriod": "-1s"}, "configSyncPeriod: must be greater than 0, not -1s"),
+        ({"conntrack": {"maxPerCore": -1}}, "conntrack.maxPerCore: must be at least 0, not -1"),
+        ({"conntrack": {"min": -1}}, "conntrack.min: must be at least 0, not -1"),
+        (
+            {"conntrack": {"tcpEstablishedTimeout": "-1s"}},
+            "conntrack.tcpEstablishedTimeout: must be at least 0, not -1s",
+        ),
+        (
+            {"conntrack": {"tcpCloseWaitTimeout": "-1s"}},
+            "conntrack.tcpCloseWaitTimeout: must be at least 0, not -1s",
+        ),
+        ({"conntrack": {"udpTimeout": "-1s"}}, "conntrack.udpTimeout: must be at least 0, not -1s"),
+        (
+            {"conntrack": {"udpStreamTimeout": "-1s"}},
+            "conntrack.udpStreamTimeout: must be at least 0, not -1s",
+        ),
+        ({"clientConnection": {"burst": -1}}, "clientConnection.burst: must be at least 0, not -1"),
+        ({"logging": {"format": "xml"}}, 'logging.format: must be one of text, json, not "xml"'),
+        ({"hostnameOverride": "  "}, "hostnameOverride: must not be blank"),
+        ({"portRange": "9-8"}, 'portRange: "9-8" is not a range of ports such as 300-2000'),
+        ({"portRange": "65535+1"}, 'portRange: "65535+1" is not a range of ports such as 300-2000'),
+    ],
+)
+def test_invalid(values: dict[str, Any], line: str) -> None:
+    """Invalid values are rejected, with path and reason."""
+    assert line in wrong(**values)
+
+
+def test_all_at_once() -> None:
+    """All errors are reported, not only the first one."""
+    lines = wrong(
+        mode="x",
+        bindAddress="y",
+        oomScoreAdj=5000,
+        nodePortAddresses=["a", "b"],
+        iptables={"syncPeriod": "-1s", "minSyncPeriod": "-2s", "masqueradeBit": 99},
+        conntrack={"maxPerCore": -1, "udpTimeout": "-1s"},
+    )
+    assert [line.split(": ")[0] for line in lines] == [
+        "mode",
+        "iptables.syncPeriod",
+        "iptables.minSyncPeriod",
+        "iptables.masqueradeBit",
+        "oomScoreAdj",
+        "conntrack.maxPerCore",
+        "conntrack.udpTimeout",
+        "bindAddress",
+        "nodePortAddresses[0]",
+        "nodePortAddresses[1]",
+    ]

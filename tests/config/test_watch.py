@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch of the configuration file (kube-proxy.md 15) reports any write or rename, once."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.config import watch as watching
+from ebpflb.config.watch import ConfigWatch
+
+LONG = 20.0  # seconds, never spent where all is well
+A_MOMENT = 0.3  # in which nothing may happen
+
+
+class Calls:
+    """Counts the calls of ``on_change``."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.event = threading.Event()
+
+    def __call__(self) -> None:
+        self.times += 1
+        self.event.set()
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "etc" / "config.conf"
+    path.parent.mkdir()
+    path.write_text("before")
+    return path
+
+
+@pytest.fixture
+def begin(calls: Calls) -> Iterator[Callable[[Path], ConfigWatch]]:
+    """Starts watches, and stops them."""
+    begun: list[ConfigWatch] = []
+
+    def start(path: Path) -> ConfigWatch:
+        begun.append(ConfigWatch(path))
+        begun[-1].start(calls)
+        return begun[-1]
+
+    yield start
+    for each in begun:
+        each.stop()
+
+
+def rewrite(path: Path) -> None:
+    path.write_text("after")
+
+
+def append(path: Path) -> None:
+    with path.open("a") as half:
+        half.write("x")
+        half.flush()
+
+
+def replace(path: Path) -> None:
+    new = path.with_suffix(".new")
+    new.write_text("before")
+    new.replace(path)
+
+
+def move_away(path: Path) -> None:
+    path.rename(path.with_suffix(".old"))
+
+
+def remove_and_make(path: Path) -> None:
+    path.unlink()
+    path.write_text("before")
+
+
+@pytest.mark.parametrize("change", [rewrite, append, replace, move_away, remove_and_make])
+def test_changed(
+    begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path, change: Callable[[Path], None]
+) -> None:
+    """Written, replaced or renamed: ``on_change`` is called once."""
+    watch = begin(file)
+    change(file)
+    assert calls.event.wait(LONG)
+    assert watch.changed
+    rewrite(file)
+    watch._thread.join(LONG)
+    assert calls.times == 1
+
+
+def test_config_map(begin: Callable[[Path], ConfigWatch], calls: Calls, tmp_path: Path) -> None:
+    """The kubelet swaps the link ..data of a ConfigMap: that is a change."""
+    for version in ("..1", "..2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.conf").write_text(version)
+    (tmp_path / "..data").symlink_to("..1")
+    file = tmp_path / "config.conf"
+    file.symlink_to("..data/config.conf")
+    begin(file)
+    (tmp_path / "..data_tmp").symlink_to("..2")
+    os.rename(tmp_path / "..data_tmp", tmp_path / "..data")
+    assert calls.event.wait(LONG)
+
+
+def test_link_elsewhere(begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path) -> None:
+    """A write to the file that a link leads to is a change."""
+    link = file.parent.parent / "link.conf"
+    link.symlink_to(file)
+    begin(link)
+    rewrite(file)
+    assert calls.event.wait(LONG)
+
+
+def test_others(begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path) -> None:
+    """Other files, a chmod, and a missing file do not count as a change."""
+    watch = begin(file)
+    (file.parent / "other.conf").write_text("x")
+    file.chmod(0o600)
+    file.unlink()
+    assert not calls.event.wait(A_MOMENT)
+    assert not watch.changed
+
+
+def test_changed_before_start(calls: Calls, file: Path) -> None:
+    """A change between the creation of the watch and its start is reported: the file may have
+    been read in between.
+    """
+    watch = ConfigWatch(file)
+    rewrite(file)
+    watch.start(calls)
+    assert calls.event.wait(LONG)
+    watch.stop()
+
+
+def test_without_inotify(
+    calls: Calls, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is polled if inotify is not available."""
+
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(watching, "INotify", refuse)
+    monkeypatch.setattr(watching, "_POLL_SECONDS", 0.01)
+    watch = ConfigWatch(file)
+    watch.start(calls)
+    rewrite(file)
+    assert calls.event.wait(LONG)
+    watch.stop()
+    assert f"{file}: no inotify, polling every 0.01 s instead: Too many open files" in caplog.text
+
+
+def test_stopped(calls: Calls, file: Path) -> None:
+    """A stopped watch reports nothing, and one that was never started can be stopped."""
+    watch = ConfigWatch(file)
+    watch.start(calls)
+    watch.stop()
+    rewrite(file)
+    assert not calls.event.wait(A_MOMENT)
+    ConfigWatch(file).stop()

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that are added, removed, moved away, or get another one's index."""
+
+import errno
+
+import pytest
+from pyroute2 import netns
+
+from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import tcx
+from ebpflb.kernel.attach.clsact import Clsact
+from ebpflb.kernel.attach.device_programs import DevicePrograms, attached_devices
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs.loader import Program
+from ebpflb.lab.netns import ip as run_ip
+from tests.kernel.attach.device_namespace import (
+    ALL,
+    HOOKS,
+    NONE,
+    Agent,
+    At,
+    Namespace,
+    home_of,
+    ids,
+)
+from tests.kernel.variants import eventually, needs_root
+
+pytestmark = needs_root
+Said = pytest.LogCaptureFixture
+
+
+@pytest.fixture
+def said(caplog: Said) -> Said:
+    caplog.set_level("WARNING")
+    return caplog
+
+
+def test_late_device(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
+    """A device that is added later is served like the others."""
+    made = agent()
+    made.update(ns.served())
+    ns.run("ip link add late type bridge")
+    assert made.update(ns.served()) == {}
+    assert at("late") == ids(packets)
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["agent saw it", "agent was dead"])
+def test_same_index(
+    agent: Agent, ns: Namespace, at: At, packets: list[Program], watched: bool
+) -> None:
+    """A device that got the index of a removed one is served."""
+    made = agent()
+    ns.run("ip link add late index 77 type bridge")
+    made.update(ns.served())
+    ns.run("ip link del late")
+    ns.run("ip link add later index 77 type bridge")
+    assert at("later") == NONE
+    assert (made if watched else agent()).update(ns.served()) == {}
+    assert at("later") == ids(packets)
+
+
+def test_device_goes(agent: Agent, ns: Namespace) -> None:
+    """No record is kept of a removed device."""
+    made = agent()
+    ns.run("ip link add late index 77 type bridge")
+    made.update(ns.served())
+    ns.run("ip link del late")
+    made.update(ns.served())
+    assert not list(home_of(made).devices_directory.glob("77-*"))
+
+
+def test_device_goes_meanwhile(
+    home: StateDir, ns: Namespace, packets: list[Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is removed while our filters are searched is not an error."""
+    made = Clsact(home.devices_directory)
+    made.attach(ns.index("br0"), packets)
+
+    def seen_last(*_: object) -> list[str]:
+        if "br0" in ns.run("ip -br link"):
+            ns.run("ip link del br0")
+        return list(HOOKS)
+
+    monkeypatch.setattr(Clsact, "_hooks", seen_last)
+    made.detach_others(set())
+    assert not made.recorded()
+
+
+def test_device_goes_at_once(agent: Agent, ns: Namespace) -> None:
+    """A device that is removed before programs are attached is not an error."""
+    made, found = agent(), ns.served()
+    ns.run("ip link del br0")
+    assert made.update(found) == {}
+
+
+def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
+    """As another agent may do it: all that is at v0, or only our program at one hook."""
+    if by == "clsact":
+        ns.run("tc qdisc del dev v0 clsact" if whole else "tc filter del dev v0 ingress pref 2")
+        return
+    for end in ("ingress", "egress") if whole else ("ingress",):
+        tcx.detach(home_of(made).devices_directory / f"{ns.index('v0')}-{end}")
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["everything", "only ours"])
+def test_taken_off(
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], whole: bool, said: Said
+) -> None:
+    """Programs that others remove do not count, and ``restore`` attaches them again."""
+    made = agent()
+    made.update(ns.served())
+    take_off(ns, made, by, whole)
+    assert eventually(lambda: at("v0") != ids(packets))
+    assert attached_devices(home_of(made)) == {by: len(ALL) - 1}
+    (found,) = filter(None, made.faults(ns.served()))
+    assert {str(each.part) for each in found} >= {"device"}
+    assert {each.name for each in found} == {"device v0"}
+    assert made.restore(ns.served()) == {}
+    assert not any(made.faults(ns.served()))
+    assert at("v0") == ids(packets)
+    assert attached_devices(home_of(made)) == {by: len(ALL)}
+    assert said.messages == ["programs were removed from device v0: attaching them again"]
+
+
+def test_unpinned(
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
+) -> None:
+    """A program whose pin is gone stays at its device while the agent runs, and is pinned again."""
+    if by == "clsact":
+        pytest.skip("filters have no pins")
+    made, index = agent(), ns.index("v0")
+    made.update(ns.served())
+    links = [bpf.query_links(index, hook) for hook in tcx.TCX_HOOKS.values()]
+    for pin in made.attacher.pins(ns.index("v0")):
+        pin.unlink()
+    (found,) = filter(None, made.faults(ns.served()))
+    assert [each.part for each in found] == ["pin", "pin"]
+    made.held.restore()
+    assert not any(made.faults(ns.served()))
+    assert made.restore(ns.served()) == {}
+    assert [bpf.query_links(index, hook) for hook in tcx.TCX_HOOKS.values()] == links
+    assert at("v0") == ids(packets)
+    assert not said.messages
+
+
+def test_replaced_program(
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], newer: list[Program]
+) -> None:
+    """A link of ours that others made run another program is found, and runs ours again."""
+    if by == "clsact":
+        pytest.skip("filters are told by their names")
+    made = agent()
+    made.update(ns.served())
+    tcx.Tcx(home_of(made).devices_directory).attach(ns.index("v0"), newer)
+    (found,) = filter(None, made.faults(ns.served()))
+    assert all("which is not the agent's" in each.found for each in found)
+    assert made.restore(ns.served()) == {}
+    assert at("v0") == ids(packets)
+
+
+def test_taken_off_before_news(
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
+) -> None:
+    """An update of the devices attaches them again too, with a warning for no other device."""
+    made = agent()
+    made.update(ns.served())
+    take_off(ns, made, by, whole=True)
+    assert eventually(lambda: at("v0") == NONE)
+    ns.run("ip link add late type bridge")
+    made.update(ns.served())
+    assert at("v0") == at("late") == ids(packets)
+    assert said.messages == ["programs were removed from device v0: attaching them again"]
+
+
+def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that cannot be listed, as without free descriptors, are a KernelError."""
+    made = Clsact(home_of(agent()).devices_directory)
+
+    def refused() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("ebpflb.kernel.attach.clsact.IPRoute", refused)
+    with pytest.raises(KernelError, match="clsact: Too many open files") as raised:
+        made.attached()
+    assert raised.value.errno == errno.EMFILE
+
+
+def test_device_moves(agent: Agent, ns: Namespace, at: At, by: str) -> None:
+    """A device that moves to a pod loses our programs; one that takes its index gets them."""
+    made, pod = agent(), Namespace(f"{ns.name}-pod")
+    run_ip("netns", "add", pod.name)
+    try:
+        made.update(ns.served())
+        index = ns.index("w0")
+        ns.run(f"ip link set w0 netns {pod.name}")
+        ns.run(f"ip link add w0 index {index} type bridge")
+        assert at("w0") == NONE
+        made.update(ns.served())
+        assert set(map(len, at("w0").values())) == {1}
+        netns.pushns(pod.name)
+        try:
+            there = pod.tcx if by == "tcx" else pod.filters
+            assert eventually(lambda: there("w0") == NONE)
+        finally:
+            netns.popns()
+    finally:
+        netns.remove(pod.name)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run times of hooks, with real programs, as the kernel counts them."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links, device_programs
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs.loader import SECTIONS, Program
+from tests.kernel.attach.device_namespace import Agent, Namespace
+from tests.kernel.variants import needs_root
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def counting() -> Iterator[None]:
+    """The kernel counts meanwhile."""
+    fd = bpf.enable_stats()
+    yield
+    os.close(fd)
+
+
+def connect() -> None:
+    """Nobody listens there."""
+    with socket.socket() as client, suppress(OSError):
+        client.connect(("127.0.0.1", 1))
+
+
+def test_of_loaded_programs(
+    home: StateDir, inside: Path, loaded: list[Program], counting: None
+) -> None:
+    """A hook that runs once more has run once more, and for a while; the others have not."""
+    cgroup_links.attach(home, inside, loaded)
+    before = device_programs.run_times(home, loaded)
+    assert set(before) == {section.partition("/")[2] for section in SECTIONS}
+    connect()
+    after = device_programs.run_times(home, loaded)
+    unpin_all(home)
+    assert after["connect4"].runs == before["connect4"].runs + 1
+    assert after["connect4"].seconds > before["connect4"].seconds
+    assert after["connect6"] == before["connect6"]
+
+
+def test_of_an_earlier_agents_programs(
+    home: StateDir, inside: Path, loaded: list[Program], counting: None
+) -> None:
+    """If nothing was loaded, the programs are found by the pinned links."""
+    cgroup_links.attach(home, inside, loaded)
+    connect()
+    assert device_programs.run_times(home, []) == device_programs.run_times(home, loaded)
+    unpin_all(home)
+    assert device_programs.run_times(home, []) == {}
+
+
+def test_programs_of_one_hook_are_added(loaded: list[Program]) -> None:
+    """Two variants of a hook are one hook."""
+    first = loaded[0]
+    state = StateDir(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
+    once = device_programs.run_times(state, [first])[first.name]
+    twice = device_programs.run_times(state, [first, first])[first.name]
+    assert twice == (2 * once.seconds, 2 * once.runs)
+
+
+def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> None:
+    """An earlier agent's packet programs are found by links at devices; filters are not."""
+    agent().update(ns.served())
+    expected = {"ingress", "egress"} if by == "tcx" else set()
+    assert set(device_programs.run_times(home, [])) == expected
+
+
+def test_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the sysctl is set; a kernel without it counts nothing."""
+    switch = tmp_path / "bpf_stats_enabled"
+    monkeypatch.setattr(device_programs, "_SWITCH", switch)
+    assert not device_programs.enabled_statistics()
+    for text, expected in (("0\n", False), ("1\n", True)):
+        switch.write_text(text)
+        assert device_programs.enabled_statistics() == expected

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other agents' programs at our devices: never changed, and named with where they run."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import tcx
+from ebpflb.kernel.attach.device_programs import (
+    DevicePrograms,
+    attached_devices,
+    others_programs,
+    unpin_all,
+)
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs.loader import Program
+from tests.kernel.attach import device_namespace
+from tests.kernel.attach.device_namespace import (
+    NONE,
+    Agent,
+    Namespace,
+    has_tcx,
+    ids,
+    number,
+    program,
+    with_clsact,
+)
+from tests.kernel.variants import eventually, needs_root
+
+pytestmark = needs_root
+
+
+def test_remove_elsewhere(agent: Agent, ns: Namespace, home: StateDir, by: str) -> None:
+    """Removed from another namespace, devices of the same index there are left alone."""
+    agent().update(ns.served())
+    with device_namespace.entered(f"{ns.name}-2") as other:
+        other_program = program("other_program")
+        index = other.index("v0")
+        assert index == ns.index("v0")
+        with_clsact(other, "v0", other_program, priority=2)
+        unpin_all(home)
+        assert other.filters("v0") == {"ingress": [number(other_program)], "egress": []}
+        device_namespace.close([other_program])
+
+
+@pytest.mark.parametrize("priority", [1, 2, 3])
+def test_foreign_filter(
+    home: StateDir,
+    ns: Namespace,
+    by_clsact: None,
+    other_program: Program,
+    priority: int,
+    packets: list[Program],
+) -> None:
+    """Another agent's filter stays when ours are attached and removed, and so does the qdisc."""
+    with_clsact(ns, "v0", other_program, priority=priority)
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    assert sorted(ns.filters("v0")["ingress"]) == sorted(
+        [number(other_program), *ids(packets)["ingress"]]
+    )
+    unpin_all(home)
+    assert ns.filters("v0") == {"ingress": [number(other_program)], "egress": []}
+
+
+def test_late_foreign_filter(
+    home: StateDir, ns: Namespace, by_clsact: None, other_program: Program, packets: list[Program]
+) -> None:
+    """A qdisc that we created stays if others have filters there."""
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    with_clsact(ns, "v0", other_program, priority=9)
+    unpin_all(home)
+    assert ns.filters("v0") == {"ingress": [number(other_program)], "egress": []}
+    assert not ns.has_clsact("w0")
+
+
+def test_foreign_qdisc(
+    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
+) -> None:
+    """A qdisc that others created stays, even if it is empty."""
+    ns.run("tc qdisc add dev v0 clsact")
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    unpin_all(home)
+    assert ns.filters("v0") == NONE
+    assert ns.has_clsact("v0")
+
+
+def test_remade_qdisc(
+    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
+) -> None:
+    """A qdisc that others created in place of ours is theirs; our filters are attached there."""
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    ns.run("tc qdisc del dev v0 clsact")
+    ns.run("tc qdisc add dev v0 clsact")
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    assert ns.filters("v0") == ids(packets)
+    unpin_all(home)
+    assert ns.has_clsact("v0")
+
+
+def test_taken_place(
+    home: StateDir, ns: Namespace, by_clsact: None, other_program: Program, packets: list[Program]
+) -> None:
+    """Another filter with our priority and handle stays, and the error names it."""
+    with_clsact(ns, "v0", other_program, priority=2, handle=0xEB)
+    failed = DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    assert list(failed) == ["v0"]
+    assert "other_program" in failed["v0"]
+    assert ns.filters("v0")["ingress"] == [number(other_program)]
+    unpin_all(home)
+    assert ns.filters("v0") == {"ingress": [number(other_program)], "egress": []}
+
+
+@pytest.fixture
+def foreign_link(ns: Namespace, other_program: Program) -> Iterator[int]:
+    """Another agent's tcx link at ingress of v0."""
+    if not has_tcx():
+        pytest.skip("this kernel has no tcx")
+    link = bpf.link_create(other_program.fd, ns.index("v0"), tcx.TCX_HOOKS["ingress"])
+    yield link
+    os.close(link)
+
+
+def test_first(
+    home: StateDir,
+    ns: Namespace,
+    foreign_link: int,
+    other_program: Program,
+    packets: list[Program],
+) -> None:
+    """By tcx our programs run before those of others, which cannot hide packets from them."""
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(other_program)]
+    theirs = f"other_program #{number(other_program)} (ingress)"
+    assert others_programs(home) == ({}, {"v0": [theirs]})
+    unpin_all(home)
+    assert eventually(lambda: ns.tcx("v0")["ingress"] == [number(other_program)])
+
+
+def test_ahead_by_tcx(
+    home: StateDir, ns: Namespace, other_program: Program, packets: list[Program]
+) -> None:
+    """A tcx program before ours is named, with its device and hook; filters all run after it."""
+    if not has_tcx():
+        pytest.skip("this kernel has no tcx")
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    link = bpf.link_create(other_program.fd, ns.index("v0"), tcx.TCX_HOOKS["egress"], tcx.BEFORE)
+    with_clsact(ns, "v0", other_program, priority=1)
+    with_clsact(ns, "w0", other_program, priority=7)
+    before, after = others_programs(home)
+    assert before == {"v0": [f"other_program #{number(other_program)} (egress)"]}
+    assert after == {
+        "v0": [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"],
+        "w0": [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"],
+    }
+    os.close(link)
+    unpin_all(home)
+
+
+def test_ahead_of_clsact(
+    home: StateDir,
+    ns: Namespace,
+    by_clsact: None,
+    foreign_link: int,
+    other_program: Program,
+    packets: list[Program],
+) -> None:
+    """Before filters of ours come all tcx programs, and filters of a lower priority number."""
+    with_clsact(ns, "w0", other_program, priority=1)
+    with_clsact(ns, "br0", other_program, priority=3)
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    found, after = others_programs(home)
+    assert after == {"br0": [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"]}
+    assert found.pop("v0") == [f"other_program #{number(other_program)} (ingress)"]
+    assert found.pop("w0") == [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"]  # as tc names it
+    assert found == {}
+    unpin_all(home)
+
+
+def test_ahead_of_nothing(home: StateDir, ns: Namespace, foreign_link: int) -> None:
+    """At devices without our programs no other program is before ours, or after."""
+    assert others_programs(home) == ({}, {})
+    assert attached_devices(home) == {}

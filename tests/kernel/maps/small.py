@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maps of the real kernel, small and nowhere pinned."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps.bpf_map import Map
+
+ENTRIES = 4096
+
+
+@contextmanager
+def small_maps(names: Iterable[str], most: int = ENTRIES) -> Iterator[dict[str, Map]]:
+    """By name, of at most as many entries; closed in the end."""
+    specs = (layout.MAPS[name] for name in names)
+    small = [spec._replace(entries=min(spec.entries, most)) for spec in specs]
+    made = {spec.name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for spec in small}
+    try:
+        yield made
+    finally:
+        for opened in made.values():
+            opened.close()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays as memory: only the parts that were used last are this process's."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps import bpf_map
+from ebpflb.kernel.maps.bpf_map import PART, ArrayMemory
+from ebpflb.kernel.maps.layout import MapSpec
+from tests.kernel.variants import needs_root
+
+pytestmark = needs_root
+
+SIZE = 20 * PART
+
+
+@pytest.fixture
+def array() -> Iterator[int]:
+    """The descriptor of an array of numbers."""
+    fd = bpf_map.create_map(MapSpec("numbers", "ARRAY", "__u32", "__u64", SIZE // 8, ("MMAPABLE",)))
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def memory(array: int) -> Iterator[ArrayMemory]:
+    opened = ArrayMemory(array, SIZE, writable=True)
+    yield opened
+    opened.close()
+
+
+def mapped() -> int:
+    """Bytes of maps that are mapped by this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    bounds = [line.split()[0].split("-") for line in lines if line.endswith("anon_inode:bpf-map")]
+    return sum(int(end, 16) - int(start, 16) for start, end in bounds)
+
+
+@pytest.mark.parametrize("start", [0, 8, PART - 8, PART, SIZE - 3 * PART])
+@pytest.mark.parametrize("size", [8, 16, PART, 2 * PART + 24])
+def test_ranges(array: int, memory: ArrayMemory, start: int, size: int) -> None:
+    """What is written is read, in whichever parts it lies, and is what the kernel has there."""
+    written = os.urandom(size)
+    memory[start : start + size] = written
+    assert memory[start : start + size] == written
+    whole = memory[:]
+    assert whole == bytes(start) + written + bytes(SIZE - start - size)
+    for at in (start, start + size - 8):
+        index = (at // 8).to_bytes(4, "little")
+        assert bpf.map_lookup(array, index, 8) == whole[at : at + 8]
+
+
+def test_few_parts_are_mapped(memory: ArrayMemory) -> None:
+    """Whatever was read and written before; at the end none is."""
+    before = mapped()
+    assert len(memory[:]) == len(memory) == SIZE
+    assert mapped() - before == bpf_map.PARTS_MAPPED * PART
+    memory.close()
+    assert mapped() == before
+
+
+def test_one_part_for_each_cpu(array: int) -> None:
+    """Reading the same counter of all CPUs again maps nothing anew."""
+    opened = ArrayMemory(array, SIZE, writable=False, cpus=12)
+    before = mapped()
+    for _ in range(2):
+        for cpu in range(12):
+            assert opened[cpu * PART : cpu * PART + 8] == bytes(8)
+        assert mapped() - before == 12 * PART
+    opened.close()
+
+
+def test_closed(memory: ArrayMemory) -> None:
+    """Its descriptor may be another file's by then, which nobody must read or write."""
+    memory.close()
+    with pytest.raises(ValueError, match="closed"):
+        memory[0:8]
+    with pytest.raises(ValueError, match="closed"):
+        memory[0:8] = bytes(8)

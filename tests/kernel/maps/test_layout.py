@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layouts of the maps: C and Python agree about every byte of them."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.kernel import bpf, declarations
+from ebpflb.kernel.maps import bpf_map, layout, records
+from ebpflb.kernel.maps.layout import Record
+from ebpflb.kernel.maps.records import AssignmentKey
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Chosen, Frontend, Prefix, Range
+
+WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
+FLAGS = {
+    "struct service": ["external", "load_balancer", "local", "endpoints", "restricted"],
+    "struct backend": ["cluster", "local", "here"],
+    "struct flow": ["request", "masquerade", "seen", "fin", "rst", "affinity"],
+    "struct device": ["pods"],
+    "struct timeout_key": ["request", "masquerade", "seen", "fin", "rst"],
+    "struct settings": ["guard_nodeports", "masquerade_all", "masquerade_here", "detect_local"],
+}
+PARTS = {  # never alone in a map
+    "struct range": Range,
+    "struct prefix": Prefix,
+    "struct selection": records.SelectedBackend,
+    "struct ending": records.Ending,
+    "struct next_hop": records.NextHop,
+    "struct port_sequence": records.PortSequence,
+    "struct packet": records.ReadPacket,
+}
+
+addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
+
+
+def texts(size: int) -> some.SearchStrategy[str]:
+    some_text = some.text(some.characters(exclude_characters="\0", codec="utf-8"), max_size=size)
+    return some_text.filter(lambda text: len(text.encode()) <= size)
+
+
+def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]:
+    if name == "flags" or name.endswith("_flags"):
+        return some.frozensets(some.sampled_from(FLAGS[struct]))
+    if ctype.cname == "struct address":
+        return addresses
+    if ctype.cname == "__be16":
+        return some.integers(0, 0xFFFF)
+    if ctype.kind == "array":
+        return texts(ctype.length)
+    if ctype.kind == "struct":
+        return values(ctype.cname)
+    return some.integers(0, 2 ** WIDTHS[ctype.cname] - 1)
+
+
+def values(struct: str) -> some.SearchStrategy[Any]:
+    """Any value that a struct can hold, as the NamedTuple that stands for it."""
+    cls = PARTS.get(struct) or records.RECORDS[struct].cls
+    parts = [
+        field_values(struct, name, field.type)
+        for name, field in layout.ffi.typeof(struct).fields
+        if not name.startswith("pad") and name != "check"
+    ]
+    return some.tuples(*parts).map(cls._make)
+
+
+@pytest.mark.parametrize("struct", list(records.RECORDS))
+@given(data=some.data())
+def test_round_trip(struct: str, data: some.DataObject) -> None:
+    """Whatever is packed comes out again, in as many bytes as the struct has."""
+    value = data.draw(values(struct))
+    record = records.RECORDS[struct]
+    packed = record.pack(value)
+    assert len(packed) == layout.ffi.sizeof(struct)
+    assert record.unpack(packed) == value
+
+
+def test_bytes() -> None:
+    """Addresses and ports are in network order, ours in host order, padding is zero."""
+    mapped = bytes(10) + b"\xff\xff"
+    frontend = Frontend(IPv4Address("10.1.2.3"), 80, 6)
+    packed = mapped + bytes([10, 1, 2, 3, 0, 80, 6, 0])
+    assert records.FRONTEND.pack(frontend) == packed
+    sender = AssignmentKey(0x0102030405060708, frontend)
+    expected = bytes([8, 7, 6, 5, 4, 3, 2, 1]) + packed + bytes(4)
+    assert records.RECORDS["struct assignment_key"].pack(sender) == expected
+
+
+def test_padding_is_ignored() -> None:
+    """What lies in the padding does not change a value that is read."""
+    packed = bytearray(records.FRONTEND.pack(Frontend(IPv6Address("fd00::1"), 80, 6)))
+    packed[-1] = 0xFF
+    assert records.FRONTEND.unpack(bytes(packed)) == Frontend(IPv6Address("fd00::1"), 80, 6)
+
+
+def test_long_names_are_cut() -> None:
+    """A name that does not fit loses its end, be it in the middle of a letter."""
+    name = PortName("n" * 63, "s" * 63 + "éé", "p" * 99, 6, 4)  # type: ignore[arg-type]
+    found = records.SERVICE_NAME.unpack(records.SERVICE_NAME.pack(name))
+    assert (found.namespace, found.port) == ("n" * 63, "p" * 16)
+    assert found.service.startswith("s" * 63)
+
+
+@given(address=some.ip_addresses())
+def test_address(address: Address) -> None:
+    """An address has 16 bytes; an IPv4-mapped one is read as the IPv4 address."""
+    packed = layout.address_bytes(address)
+    assert len(packed) == 16
+    assert layout.address_from(packed) == (getattr(address, "ipv4_mapped", None) or address)
+
+
+def test_any_addresses_differ() -> None:
+    """0.0.0.0 and :: are different keys: a NodePort has a family."""
+    assert layout.address_bytes(ip_address("::")) == bytes(16)
+    assert layout.address_bytes(ip_address("0.0.0.0")) != bytes(16)
+
+
+class Swapped(NamedTuple):
+    size: int
+    base: int
+
+
+class Short(NamedTuple):
+    base: int
+
+
+class Long(NamedTuple):
+    base: int
+    size: int
+    more: int
+
+
+@pytest.mark.parametrize("cls", [Swapped, Short, Long])
+def test_mismatch(cls: Any) -> None:
+    """A value whose fields are not the struct's, in its order, is refused when it is declared."""
+    with pytest.raises(TypeError, match=rf"{cls.__name__}.*struct range\('base', 'size'\)"):
+        Record("struct range", cls)
+
+
+class Gap(NamedTuple):
+    number: int
+    big: int
+
+
+def test_hidden_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A struct in which the compiler would pad is refused: padding is a field."""
+    gap = "struct gap"
+    text = layout.TEXT + "struct gap { __u32 number; __u64 big; };"
+    monkeypatch.setattr(layout, "ffi", declarations.types(text))
+    with pytest.raises(TypeError):
+        Record(gap, Gap)
+
+
+def structs() -> Iterator[str]:
+    yield from ("struct address", *PARTS, *records.RECORDS)
+
+
+def offsets() -> Iterator[tuple[str, int]]:
+    """What Python believes of the header, as C expressions."""
+    for struct in structs():
+        yield f"sizeof({struct})", layout.ffi.sizeof(struct)
+        for name, field in layout.ffi.typeof(struct).fields:
+            yield f"__builtin_offsetof({struct}, {name})", field.offset
+            yield f"sizeof((({struct} *)0)->{name})", layout.ffi.sizeof(field.type)
+
+
+def clang(claims: list[tuple[str, int]]) -> subprocess.CompletedProcess[str]:
+    """Has clang check the claims, for the machine that runs the programs."""
+    lines = [f'_Static_assert({what} == {n}, "{what} is not {n}");' for what, n in claims]
+    source = "\n".join(
+        ["#include <linux/types.h>", '#include "layout.h"', '#include "record/events.h"', *lines]
+    )
+    includes = [f"-I{layout.SOURCES}", f"-I{layout.SOURCES}/stub/include"]
+    command = ["clang-14", "-target", "bpf", "-fsyntax-only", *includes, "-xc", "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+
+
+def test_clang_agrees() -> None:
+    """Every struct has the size, and every field the place, that Python thinks."""
+    done = clang(list(offsets()))
+    assert done.returncode == 0, done.stderr
+
+
+def test_clang_would_disagree() -> None:
+    """A wrong claim is noticed: the test before this one is not empty."""
+    done = clang([("__builtin_offsetof(struct peer, port)", 25)])
+    assert "is not 25" in done.stderr
+
+
+@pytest.mark.parametrize("name", list(layout.MAPS))
+def test_map_lines(name: str) -> None:
+    """Every line of maps.h names a kind, flags and types that the agent knows."""
+    spec = layout.MAPS[name]
+    assert bpf_map.kernel_kind(spec) in bpf.MAP_KINDS
+    assert set(spec.flags) <= set(bpf.MAP_FLAGS)
+    assert len(name) <= 15
+    for ctype in (spec.key, spec.value):
+        codec, zero = records.codec(ctype), bytes(layout.ffi.sizeof(ctype))
+        assert codec.pack(codec.unpack(zero)) == zero or "struct address" in ctype
+
+
+def test_bits_of_a_choice() -> None:
+    """Programs write the priority that the rules of netfilter read; each bit has one meaning."""
+    names = {each.value: f"CHOSEN_{each.name}" for each in Chosen}
+    names[Chosen.PREFIX] = "CHOSEN"
+    assert layout.ffi.typeof("enum chosen").elements == names
+    assert sum(names) - Chosen.PREFIX == 0xFFFFFFFF
+    assert Chosen.PREFIX & ~Chosen.MASK == 0
+
+
+def test_all_maps_are_read() -> None:
+    """No DEFINE_MAP line is overlooked."""
+    texts = [path.read_text() for path in layout.SOURCES.rglob("*.h") if path.stem != "compat"]
+    assert sum(text.count("\nDEFINE_MAP(") for text in texts) == len(layout.PROGRAM_MAPS)
+
+
+def test_all_layouts_are_read() -> None:
+    """No struct is declared elsewhere, and no file of the layout is left out."""
+    head = (layout.SOURCES / "layout.h").read_text()
+    for path in layout.SOURCES.glob("layout/*.h"):
+        assert f'#include "layout/{path.name}"' in head
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of bpf/."""
+    return Path(shutil.copytree(layout.SOURCES, tmp_path / "bpf"))
+
+
+LAYOUTS = sorted(path.name for path in layout.SOURCES.glob("layout/*.h"))
+PERSISTENT = {
+    *(
+        "address.h",
+        "affinity.h",
+        "check.h",
+        "connection.h",
+        "counters.h",
+        "flow.h",
+        "service.h",
+        "socket.h",
+    )
+}
+
+
+@pytest.mark.parametrize("name", [*(f"layout/{name}" for name in LAYOUTS), "maps/persistent.h"])
+def test_changed_letter(sources: Path, name: str) -> None:
+    """Any letter makes another layout; what persistent maps depend on, other ones too."""
+    (sources / name).write_text((sources / name).read_text() + " ")
+    assert layout.layout_hash(sources) != layout.layout_hash()
+    lasts = layout.persistent_hash(sources) == layout.persistent_hash()
+    assert lasts == (name.startswith("layout/") and Path(name).name not in PERSISTENT)
+
+
+def within(ctype: Any) -> Iterator[str]:
+    """A struct's name, and those of the structs in it."""
+    if ctype.kind == "struct" and not ctype.cname.startswith("__be"):
+        yield ctype.cname
+        for _, field in ctype.fields:
+            yield from within(field.type)
+
+
+def test_persistent_maps_depend_on_nothing_else() -> None:
+    """Whatever they hold is declared where a change is noticed, and so is what flags mean."""
+    texts = [(layout.SOURCES / "layout" / name).read_text() for name in PERSISTENT]
+    types = {t for spec in layout.MAPS.values() if spec.persistent for t in (spec.key, spec.value)}
+    for struct in {name for each in types for name in within(layout.ffi.typeof(each))}:
+        (text,) = (text for text in texts if f"\n{struct} {{" in text)
+        words = FLAGS.get(struct)
+        assert not words or f"enum {struct.removeprefix('struct ')}_flag {{" in text

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--map-size: how it is written, the maps that it makes, and the record of it."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.maps import layout, map_sizes
+from ebpflb.kernel.maps.map_sizes import MOST_ENTRIES, SIZES
+from ebpflb.kernel.maps.state_dir import StateDir
+from tests.kernel.variants import needs_root
+
+FIXED = {
+    "secret": "one value",
+    "sockets_full": "two counters",
+    "sweeps": "one for each table of flows",
+    "flow_stats": "one for each table of flows",
+    "half_open": "programs count on its size",
+    "service_names": "by service id, of which slots hold 16 bits",
+    "service_stats": "by service id",
+}
+
+
+def test_every_persistent_map_has_a_size_or_a_reason() -> None:
+    """Those that one name sets are of one size."""
+    named = [each for maps in SIZES.values() for each in maps]
+    persistent = {name for name, spec in layout.MAPS.items() if spec.persistent}
+    assert sorted([*named, *FIXED]) == sorted(persistent)
+    assert all(len({layout.MAPS[it].entries for it in maps}) == 1 for maps in SIZES.values())
+
+
+def test_several_names_in_any_order() -> None:
+    """The usual size says nothing; of two for one name the last counts."""
+    usual = map_sizes.usual("slots")
+    sizes = map_sizes.parse(f"sockets=2048,slots={usual},flows=70000,flows=80000")
+    assert sizes == (("flows", 80_000), ("sockets", 2048))
+    assert map_sizes.parse(map_sizes.show(sizes)) == sizes
+    assert map_sizes.parse("") == map_sizes.USUAL_SIZES
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_maps_of_a_name(name: str) -> None:
+    """They alone have the size."""
+    specs = map_sizes.sized(map_sizes.parse(f"{name}={MOST_ENTRIES}"))
+    other = {it for it, spec in specs.items() if spec != layout.MAPS[it]}
+    assert other == set(SIZES[name])
+    assert {specs[it].entries for it in other} == {MOST_ENTRIES}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("flow=70000", '"flow" is none of frontends, backends, '),
+        ("slots", '"slots" is not slots=ENTRIES with 1024 to 16777216 entries'),
+        ("slots=1023", '"slots=1023" is not slots=ENTRIES with 1024 to 16777216 entries'),
+        ("slots=-4096", '"slots=-4096" is not '),
+        ("slots=4k", '"slots=4k" is not '),
+        ("slots=16777217", '"slots=16777217" is not '),
+        ("flows=65536", '"flows=65536" is not flows=ENTRIES with 66560 to '),
+    ],
+)
+def test_invalid(text: str, reason: str) -> None:
+    """What is wrong, and what would be right."""
+    with pytest.raises(ValueError) as error:
+        map_sizes.parse(text)
+    assert str(error.value).startswith(reason)
+
+
+def test_record(tmp_path: Path) -> None:
+    """None for the usual sizes; what cannot be read counts as none."""
+    sizes = map_sizes.parse("flows=80000,slots=4096")
+    map_sizes.record(tmp_path, sizes)
+    assert map_sizes.recorded(tmp_path) == sizes
+    map_sizes.record(tmp_path, map_sizes.USUAL_SIZES)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / map_sizes.SIZES_LINK).symlink_to("nonsense")
+    assert map_sizes.recorded(tmp_path) == map_sizes.USUAL_SIZES
+
+
+@needs_root
+def test_other_sizes_are_other_maps(home: StateDir) -> None:
+    """Commands read the former ones until the new ones are in force, and then those."""
+    sizes = map_sizes.parse("slots=2048,sockets=4096")
+    former, new = StateDir(home.directory, map_sizes.USUAL_SIZES), StateDir(home.directory, sizes)
+    for state in (former, new):
+        state.prepare()
+        for opened in state.open_maps().values():
+            opened.close()
+    assert _entries(StateDir(home.directory)) == map_sizes.usual("slots")
+    new.remove_old_layouts()
+    assert _entries(StateDir(home.directory)) == 2048
+    assert not former.maps_directory.exists()
+    with pytest.raises(NodeError, match="another version"):
+        former.read_maps()
+
+
+def _entries(state: StateDir) -> int:
+    maps = state.read_maps()
+    for opened in maps.values():
+        opened.close()
+    return maps["slots"].spec.entries

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps on a real kernel: created as in maps.h, and read as they were written."""
+
+import errno
+import os
+import struct
+from array import array
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps.bpf_map import BATCH, Counters, CpuArrays, Map, MappedArray
+from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.plan.entries import Backend, BackendLoad, Choice, Frontend, Range, ServiceEntry
+from tests.kernel.variants import needs_root
+
+pytestmark = needs_root
+
+Opener = Callable[[MapSpec], Map]
+
+
+@pytest.fixture
+def opener() -> Iterator[Opener]:
+    opened: list[Map] = []
+
+    def make(spec: MapSpec) -> Map:
+        opened.append(bpf_map.open_map(spec, bpf_map.create_map(spec)))
+        return opened[-1]
+
+    yield make
+    for map_ in opened:
+        map_.close()
+
+
+@pytest.fixture
+def table(opener: Opener) -> Map:
+    """A small hash of numbers."""
+    return opener(MapSpec("numbers", "HASH", "__u32", "__u32", 3 * BATCH, ("NONE",)))
+
+
+@pytest.mark.parametrize("name", list(layout.MAPS))
+def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
+    """The kernel made the map with the sizes, entries and flags of its line."""
+    spec, info = layout.MAPS[name], bpf.info(all_maps[name].fd, "map_info")
+    assert (info.key_size, info.value_size) == (spec.key_size, spec.value_size)
+    kind, entries = bpf_map.kernel_kind(spec), bpf_map.kernel_entries(spec)
+    assert (info.kind, info.entries) == (bpf.MAP_KINDS[kind], entries)
+    assert info.flags == sum(bpf.MAP_FLAGS[flag] for flag in spec.flags)
+    assert bpf.ffi.string(info.name).decode() == name
+
+
+@pytest.mark.parametrize("count", [0, 1, BATCH, BATCH + 1, 2 * BATCH + 17])
+def test_hash(table: Map, count: int) -> None:
+    """Written entries can be read, in any number of batches, and deleted."""
+    pairs = [(n, 7 * n) for n in range(count)]
+    table.write(pairs)
+    assert sorted(table.items()) == pairs
+    table.delete([n for n, _ in pairs[1:]])
+    assert list(table.items()) == pairs[:1]
+
+
+def test_replace(table: Map) -> None:
+    """Writing a key again replaces its value; a key that is not there reads as None."""
+    table.write([(1, 10), (2, 20), (1, 11)])
+    assert (table.get(1), table.get(2), table.get(3)) == (11, 20, None)
+    table.delete([3, 1, 1])
+    assert list(table.items()) == [(2, 20)]
+
+
+def test_pop_and_insert(table: Map) -> None:
+    """A popped key is deleted, and is inserted again unless it is there meanwhile."""
+    table.write([(1, 10), (2, 20)])
+    assert (table.pop(1), table.pop(1)) == (10, None)
+    assert table.insert(1, 10)
+    assert not table.insert(2, 21)
+    assert sorted(table.items()) == [(1, 10), (2, 20)]
+
+
+@pytest.mark.parametrize("size", [64, 4 * BATCH])
+def test_slices(table: Map, size: int) -> None:
+    """Slices hold each entry once, and no more than they may."""
+    pairs = [(n, 7 * n) for n in range(1000)]
+    table.write(pairs)
+    slices = list(table.slices(size))
+    assert all(len(keys) == len(values) <= 4 * size for keys, values in slices)
+    keys, values = (b"".join(parts) for parts in zip(*slices, strict=True))
+    assert len(keys) == 4 * len(pairs)
+    numbers = (struct.unpack(f"={len(pairs)}I", packed) for packed in (keys, values))
+    assert sorted(zip(*numbers, strict=True)) == pairs
+
+
+def test_records(all_maps: dict[str, Map]) -> None:
+    """Keys and values come back as the values that went in."""
+    names = all_maps["node_addresses"]
+    pairs = [(ip_address("192.0.2.1"), 1), (ip_address("2001:db8::1"), 1)]
+    names.write(pairs)
+    assert dict(names.items()) == dict(pairs)
+    names.delete([address for address, _ in pairs])
+    assert not dict(names.items())
+
+
+def test_full(opener: Opener) -> None:
+    """A full map is a KernelError with the errno E2BIG."""
+    small = opener(MapSpec("small", "HASH", "__u32", "__u32", 4, ("NONE",)))
+    with pytest.raises(KernelError) as refusal:
+        small.write([(n, n) for n in range(5)])
+    assert refusal.value.errno == errno.E2BIG
+    assert len(list(small.items())) == 4
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def batch(*_arguments: Any) -> Any:
+        raise KernelError("batch", number, os.strerror(number))
+
+    return batch
+
+
+@pytest.mark.parametrize("number", [bpf.ENOTSUPP, errno.EINVAL])
+def test_without_batches(table: Map, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """If the kernel has no batches for a map, entries are written and read one by one."""
+    monkeypatch.setattr(bpf, "map_write_batch", refuse(number))
+    monkeypatch.setattr(bpf, "map_lookup_batch", refuse(number))
+    pairs = [(n, 7 * n) for n in range(BATCH + 17)]
+    table.write(pairs)
+    assert sorted(table.items()) == pairs
+
+
+def test_a_walk_goes_on_where_its_key_was_deleted(
+    table: Map, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entry by entry too all that stay are read, once, though the one just read is deleted."""
+    monkeypatch.setattr(bpf, "map_lookup_batch", refuse(bpf.ENOTSUPP))
+    pairs = [(n, 7 * n) for n in range(100)]
+    table.write(pairs)
+    found = []
+    for keys, values in table.slices(7):
+        part = list(table.unpacked(keys, values))
+        found += part
+        table.delete([part[-1][0], part[0][0]])
+    assert sorted(found) == pairs
+
+
+def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other error is raised."""
+    monkeypatch.setattr(bpf, "map_write_batch", refuse(errno.EPERM))
+    monkeypatch.setattr(bpf, "map_lookup_batch", refuse(errno.EPERM))
+    with pytest.raises(KernelError):
+        table.write([(1, 1)])
+    with pytest.raises(KernelError):
+        list(table.items())
+
+
+def per_cpu(*numbers: int) -> bytes:
+    """One element: these counters on the first CPU, ten times as many on the next, and so on."""
+    cpus = range(bpf_map.possible_cpus())
+    return b"".join((n * 10**cpu).to_bytes(8, "little") for cpu in cpus for n in numbers)
+
+
+def test_counters(opener: Opener) -> None:
+    """A counter is the sum over all CPUs, field by field; zeroing it zeroes them all."""
+    spec = layout.MAPS["flow_stats"]._replace(entries=4)
+    counters = opener(spec)
+    assert isinstance(counters, Counters)
+    bpf.map_update(counters.fd, counters.key.pack(1), per_cpu(1, 2, 3, 4))
+    factor = sum(10**cpu for cpu in range(bpf_map.possible_cpus()))
+    assert counters.get(1) == (factor, 2 * factor, 3 * factor, 4 * factor)
+    assert counters.get(0) == (0, 0, 0, 0)
+    counters.zero([1])
+    assert counters.get(1) == (0, 0, 0, 0)
+
+
+def test_counters_in_arrays(opener: Opener) -> None:
+    """The same where each CPU has an array: those of other elements stay."""
+    counters = opener(layout.MAPS["service_stats"]._replace(entries=4))
+    assert isinstance(counters, CpuArrays)
+    cpus = range(bpf_map.counter_parts())
+    for at in range(4 * len(cpus)):
+        bpf.map_update(counters.fd, counters.key.pack(at), struct.pack("=4Q", 1, 2, 3, at))
+    factor = len(cpus)
+    assert counters.get(1) == (factor, 2 * factor, 3 * factor, sum(1 + 4 * cpu for cpu in cpus))
+    counters.zero([1])
+    assert counters.get(1) == (0, 0, 0, 0)
+    assert counters.get(2)[0] == factor
+
+
+@pytest.mark.parametrize(
+    ("announced", "parts", "count"), [("0-1,6", 7, 3), ("0-31", 32, 32), ("0-239", 32, 240)]
+)
+def test_parts_of_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: str, parts: int, count: int
+) -> None:
+    """Programs index them by a CPU's number, which may exceed the count; many CPUs share them, as
+    hypervisors announce hundreds that never come.
+    """
+    possible = tmp_path / "possible"
+    possible.write_text(f"{announced}\n")
+    monkeypatch.setattr(bpf_map, "_POSSIBLE", possible)
+    for function in (bpf_map.counter_parts, bpf_map.possible_cpus):
+        function.cache_clear()
+    try:
+        assert (bpf_map.counter_parts(), bpf_map.possible_cpus()) == (parts, count)
+        spec = layout.MAPS["service_stats"]
+        assert bpf_map.kernel_entries(spec) == parts * spec.entries
+    finally:
+        for function in (bpf_map.counter_parts, bpf_map.possible_cpus):
+            function.cache_clear()
+
+
+MAPPED = [
+    name
+    for name, spec in layout.MAPS.items()
+    if "MMAPABLE" in spec.flags and spec.kind == "ARRAY" and spec.entries > 1
+]
+
+
+def sample(name: str, index: int) -> Any:
+    if name in ("backend_slots", "no_frontends"):
+        return index ^ 0xA5A5
+    if name == "choices":
+        return Choice(index, index + 1, index ^ 0xA5A5)
+    if name == "backend_loads":
+        return BackendLoad(index, index + 1, index ^ 0xA5A5)
+    address = ip_address("10.1.0.1") + index
+    return Backend(address, index % 65_536, frozenset({"cluster"}), index + 1, 7)
+
+
+def test_a_run_is_written_at_once(all_maps: dict[str, Map]) -> None:
+    """The elements are those that a write one by one leaves, and the others stay."""
+    choices = all_maps["choices"]
+    assert isinstance(choices, MappedArray)
+    wanted = [sample("choices", index) for index in range(5000)]
+    choices.write([(99, sample("choices", 99)), (5100, sample("choices", 5100))])
+    choices.write_run(100, array("I", chain.from_iterable(wanted)))
+    assert choices.get_range(100, 5000) == wanted
+    assert [choices.get(at) for at in (99, 5100)] == [sample("choices", at) for at in (99, 5100)]
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_written_through_memory(all_maps: dict[str, Map], name: str) -> None:
+    """What is written in place is what the kernel, and so a program, reads at that index."""
+    opened = all_maps[name]
+    indexes = [0, 1, 2, 3, 511, 512, 513, opened.spec.entries - 2, opened.spec.entries - 1]
+    opened.write([(index, sample(name, index)) for index in indexes])
+    for index in indexes:
+        packed = bpf.map_lookup(opened.fd, opened.key.pack(index), opened.spec.value_size)
+        assert packed == opened.packed(index, sample(name, index))[1], f"element {index}"
+    assert opened.get(4) == opened.value.unpack(bytes(opened.spec.value_size))
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
+    """What the kernel has at an index is read in place."""
+    opened = all_maps[name]
+    for index in (5, 6, opened.spec.entries - 1):
+        value = sample(name, index + 1)
+        bpf.map_update(opened.fd, *opened.packed(index, value))
+        assert opened.get(index) == value
+
+
+def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
+    """An element with another key's check, or a changed byte, is not there; of an array: empty."""
+    slots, services = all_maps["slots"], all_maps["services"]
+    nobody, here = slots.value.unpack(bytes(slots.spec.value_size)), sample("slots", 9)
+    _, foreign = slots.packed(8, here)
+    bpf.map_update(slots.fd, slots.key.pack(9), foreign)
+    assert slots.get(9) == nobody
+    slots.write([(9, here)])
+    assert slots.get(9) == here
+    at, entry = Frontend(ip_address("172.30.0.1"), 80, 6), service_entry(7)
+    key, packed = services.packed(at, entry)
+    for place in range(len(packed)):
+        changed = packed[:place] + bytes([packed[place] ^ 0x80]) + packed[place + 1 :]
+        bpf.map_update(services.fd, key, changed)
+        assert services.get(at) is None and not dict(services.items())
+    services.write([(at, entry)])
+    assert services.get(at) == entry and dict(services.items()) == {at: entry}
+    services.delete([at])
+
+
+def service_entry(id: int) -> ServiceEntry:
+    return ServiceEntry(id, frozenset({"endpoints"}), 0, 3, Range(40, 3), Range(42, 1))
+
+
+def test_for_looking_only(all_maps: dict[str, Map]) -> None:
+    """A mapping made for reading cannot be written."""
+    slots = all_maps["slots"]
+    view = bpf_map.open_map(slots.spec, os.dup(slots.fd), writable=False)
+    assert isinstance(view, MappedArray)
+    with pytest.raises(TypeError):
+        view.write([(0, sample("slots", 0))])
+    view.close()
+
+
+def test_closed(opener: Opener) -> None:
+    """A map that cannot be used is a KernelError that names the operation."""
+    fd = os.dup(opener(layout.MAPS["settings"]).fd)
+    os.close(fd)
+    with pytest.raises(KernelError, match="map look-up: Bad file descriptor"):
+        bpf.map_lookup(fd, bytes(4), 24)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which bits of map no_frontends are set, while frontends come and go."""
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from ebpflb.kernel.maps.bpf_map import MappedArray
+from ebpflb.kernel.maps.no_frontends import PLACES, WORDS, NoFrontends, bit_of
+from ebpflb.plan.entries import Frontend
+from tests.kernel.maps.small import small_maps
+from tests.kernel.variants import needs_root
+
+pytestmark = needs_root
+
+WEB, OTHER = (Frontend(ip_address(f"172.30.0.{n}"), 80, 6) for n in (1, 2))
+NODEPORTS = [
+    Frontend(ip_address(any), 30080, protocol) for any in ("0.0.0.0", "::") for protocol in (6, 17)
+]
+addresses = some.sampled_from(["0.0.0.0", "::", "172.30.0.1", "172.30.0.2", "fd00::1"])
+frontends = some.builds(
+    Frontend, addresses.map(ip_address), some.sampled_from([80, 443]), some.sampled_from([6, 17])
+)
+
+
+@pytest.fixture
+def opened() -> Iterator[MappedArray]:
+    with small_maps(["no_frontends"], most=WORDS) as maps:
+        array = maps["no_frontends"]
+        assert isinstance(array, MappedArray)
+        yield array
+
+
+def is_none(opened: MappedArray, frontend: Frontend) -> bool:
+    """What the program takes the bit for."""
+    bit = bit_of(frontend)
+    return bool(opened.get(bit // 64) >> bit % 64 & 1)
+
+
+def test_a_new_map_says_nothing(opened: MappedArray) -> None:
+    """Programs look everything up until the agent has written the map."""
+    made = NoFrontends(opened)
+    assert not is_none(opened, WEB)
+    made.repair()
+    assert is_none(opened, WEB) and not made.wrong()
+
+
+def test_a_frontend_of_an_earlier_agent(opened: MappedArray) -> None:
+    """The bits of what map services has are not set when the agent starts."""
+    made = NoFrontends(opened)
+    made.load([WEB, *NODEPORTS])
+    made.repair()
+    assert not is_none(opened, WEB) and not is_none(opened, NODEPORTS[0])
+    assert is_none(opened, OTHER)
+
+
+def test_written_twice_removed_once(opened: MappedArray) -> None:
+    """A frontend counts once, however often it is written."""
+    made = NoFrontends(opened)
+    made.repair()
+    made.before_writing([WEB, WEB])
+    made.before_writing([WEB])
+    assert not is_none(opened, WEB)
+    made.after_removing([WEB])
+    assert is_none(opened, WEB)
+
+
+def test_a_bit_of_several(opened: MappedArray) -> None:
+    """Each of the NodePorts of one port keeps the bit from being set."""
+    made = NoFrontends(opened)
+    made.repair()
+    assert {bit_of(each) for each in NODEPORTS} == {PLACES + 30080}
+    made.before_writing(NODEPORTS)
+    for gone in NODEPORTS:
+        assert not is_none(opened, NODEPORTS[0])
+        made.after_removing([gone, gone])
+    assert is_none(opened, NODEPORTS[0])
+
+
+def test_unknown_removals(opened: MappedArray) -> None:
+    """A frontend that the agent did not write takes no other one's bit away."""
+    made = NoFrontends(opened)
+    made.repair()
+    made.before_writing(NODEPORTS[:1])
+    made.after_removing(NODEPORTS[1:])
+    assert not is_none(opened, NODEPORTS[0])
+
+
+def test_changed_by_others(opened: MappedArray) -> None:
+    """The audit finds each wrong word, and puts it back."""
+    made = NoFrontends(opened)
+    made.before_writing([WEB])
+    made.repair()
+    at = bit_of(WEB) // 64
+    opened.write([(at, 2**64 - 1), (7, 0)])
+    assert made.wrong() == sorted([at, 7])
+    made.repair()
+    assert not made.wrong() and not is_none(opened, WEB)
+
+
+@given(changes=some.lists(some.tuples(some.booleans(), some.sets(frontends))))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_changes(opened: MappedArray, changes: list[tuple[bool, set[Frontend]]]) -> None:
+    """The map is always what the frontends that are there ask for."""
+    made, there = NoFrontends(opened), set[Frontend]()
+    made.repair()
+    for written, some_frontends in changes:
+        if written:
+            made.before_writing(some_frontends)
+            there |= some_frontends
+        else:
+            made.after_removing(some_frontends)
+            there -= some_frontends
+        assert all(not is_none(opened, each) for each in there)
+        fresh = NoFrontends(opened)
+        fresh.load(there)
+        assert not fresh.wrong()

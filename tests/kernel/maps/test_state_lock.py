@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lock of a state directory, and what is recorded there of its agent."""
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb import files
+from ebpflb.errors import NodeError
+from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, StateLock
+from ebpflb.options import Paths
+
+
+@pytest.fixture
+def lock(directory: Path) -> Iterator[StateLock]:
+    made = StateLock(directory)
+    yield made
+    made.release()
+    if directory.is_dir():
+        directory.rmdir()
+
+
+def test_one_holder(directory: Path, lock: StateLock) -> None:
+    """As long as it is not released."""
+    assert not files.is_locked(directory)
+    assert lock.take() and lock.holds()
+    assert files.is_locked(directory)
+    assert not StateLock(directory).take()
+    lock.release()
+    assert not files.is_locked(directory) and not lock.holds()
+    assert lock.take()
+
+
+def test_the_same_directory_by_another_mount(
+    directory: Path, lock: StateLock, tmp_path: Path
+) -> None:
+    """As a container has it: the lock is the inode's, not the path's."""
+    assert lock.take()
+    subprocess.run(["mount", "--bind", str(BPFFS), str(tmp_path)], check=True)
+    try:
+        assert files.is_locked(tmp_path / directory.name)
+        assert not StateLock(tmp_path / directory.name).take()
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_directory_made_anew(directory: Path, lock: StateLock) -> None:
+    """Its lock is another one, and whoever held the former sees that."""
+    assert lock.take()
+    directory.rmdir()
+    assert not lock.holds()
+    other = StateLock(directory)
+    assert other.take()
+    other.release()
+
+
+def test_nobody_else_may_open_it(directory: Path, lock: StateLock) -> None:
+    """Whoever may open a directory may hold its lock; one of an earlier version is open to all."""
+    directory.mkdir(mode=0o755)
+    assert lock.take()
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_another_users_directory(directory: Path, lock: StateLock) -> None:
+    """A bpffs may let everybody make directories; such a one is refused by name."""
+    directory.mkdir()
+    os.chown(directory, 65534, 65534)
+    with pytest.raises(NodeError, match=f"{directory}: belongs to another user"):
+        lock.take()
+
+
+def test_a_lock_for_a_moment(
+    directory: Path, lock: StateLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that looks whether an agent runs does not keep one from starting."""
+    directory.mkdir()
+    other = os.open(directory, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_SH)
+    monkeypatch.setattr("ebpflb.files.time.sleep", lambda _: os.close(other))
+    assert lock.take()
+
+
+@pytest.fixture
+def recorded(directory: Path, tmp_path: Path) -> Paths:
+    paths = Paths(directory, tmp_path / "run: here")
+    StateDir(directory).prepare()
+    state_dir.write_record(paths)
+    return paths
+
+
+def test_the_run_directory_is_found(directory: Path, recorded: Paths) -> None:
+    """By the state directory alone; the last agent's counts."""
+    assert state_dir.read_record(directory) == recorded
+    state_dir.write_record(recorded)
+    other = Paths(directory, Path("/other"))
+    state_dir.write_record(other)
+    assert state_dir.read_record(directory) == other
+
+
+def test_from_within_another_mount(directory: Path, recorded: Paths) -> None:
+    """The files lie below the same mount point, under the names that the agent knows."""
+    seen = Path("/host") / directory.relative_to("/")
+    found = read_as(seen, directory)
+    assert found is not None
+    assert found.run == Path("/host") / recorded.run.relative_to("/")
+    assert found.ports_file.name == recorded.ports_file.name
+    assert found.status_file.name == recorded.status_file.name
+
+
+def read_as(seen: Path, directory: Path) -> Paths | None:
+    with pytest.MonkeyPatch.context() as patched:
+        real = os.readlink
+        patched.setattr(os, "readlink", lambda p: real(str(p).replace(str(seen), str(directory))))
+        return state_dir.read_record(seen)
+
+
+@pytest.mark.parametrize("text", ["/run", "run:/sys/fs/bpf/x", ":", "/run:/elsewhere"])
+def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
+    """It is none."""
+    directory.mkdir()
+    (directory / state_dir.RECORD).symlink_to(text)
+    assert state_dir.read_record(directory) is None
+    (directory / state_dir.RECORD).unlink()
+    assert state_dir.read_record(directory) is None
+
+
+def test_the_record_is_no_map(directory: Path, recorded: Paths) -> None:
+    """Nor the maps of another layout, and it goes with the state directory."""
+    state = StateDir(directory)
+    assert state.old_layouts() == []
+    state.remove_old_layouts()
+    assert state_dir.read_record(directory) == recorded

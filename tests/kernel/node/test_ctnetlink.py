@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries of conntrack are listed and deleted over netlink, in a namespace of the test's own."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.netfilter.conntrack import TuplePart
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.flow_entries import Connection, FlowState
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-ctnetlink"
+VIPS = {4: "127.0.0.7", 6: "fd00:96::7"}
+RULES = """
+table inet mine {
+  chain c {
+    type nat hook output priority -100
+    ip daddr 127.0.0.7 meta l4proto { tcp, udp } dnat ip to 127.0.0.1:5454
+    ip6 daddr fd00:96::7 meta l4proto { tcp, udp } dnat ip6 to [::1]:5454
+  }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        run("ip", "link", "set", "lo", "up")
+        run("ip", "address", "add", f"{VIPS[6]}/128", "dev", "lo", "nodad")
+        run("nft", "-f", "-", said=RULES)
+        yield
+
+
+def say(address: str, port: int, source: int = 0) -> None:
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_DGRAM) as client:
+        client.bind(("", source))
+        client.sendto(b"?", (address, port))
+
+
+def everything() -> list[Connection]:
+    return list(conntrack.connections(lambda *_: True))
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_datagrams_and_their_backend(family: int) -> None:
+    """An entry has the destination that was asked for, and the backend and client of replies."""
+    vip, backend = VIPS[family], {4: "127.0.0.1", 6: "::1"}[family]
+    say(vip, 53, source=4321)
+    (found,) = everything()
+    source, destination, *ports = found.original
+    assert (str(destination), ports) == (vip, [4321, 53])
+    assert found.reply == (ip_address(backend), source, 5454, 4321)
+    assert (found.protocol, found.state) == (Protocol.UDP, FlowState.ONE_WAY)
+    assert found.is_translated
+    assert 0 < found.seconds <= 30
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_connection_and_its_states(family: int) -> None:
+    """TCP's states are those of the flow tables, in conntrack's words as well."""
+    kind = socket.AF_INET6 if family == 6 else socket.AF_INET
+    with socket.create_server(("::" if family == 6 else "", 5454), family=kind) as server:
+        client = socket.create_connection((VIPS[family], 80))
+        peer, _ = server.accept()
+        (found,) = everything()
+        assert (found.protocol, found.state_name) == (Protocol.TCP, "established")
+        assert found.state is FlowState.OPEN
+        client.shutdown(socket.SHUT_WR)
+        assert peer.recv(1) == b""
+        (found,) = everything()
+        assert found.state is FlowState.CLOSING
+        assert found.state_name in ("fin-wait", "close-wait"), "by whether the FIN is acknowledged"
+        peer.close()
+        client.close()
+        (found,) = everything()
+        assert found.state is FlowState.CLOSED
+
+
+def test_only_what_is_wanted() -> None:
+    """The caller chooses by protocol, packed address and port; the kernel by protocol."""
+    for port in (53, 54, 55):
+        say("127.0.0.9", port)
+        say(VIPS[6], port)
+    with socket.create_server(("127.0.0.9", 53)) as server:
+        socket.create_connection(server.getsockname()).close()
+    wanted = (Protocol.UDP, ip_address("127.0.0.9").packed, 53)
+    (found,) = conntrack.connections(lambda *ends: ends == wanted)
+    assert (str(found.original.destination), found.original.destination_port) == ("127.0.0.9", 53)
+    assert not found.is_translated
+    assert len(list(conntrack.connections(lambda *_: True, Protocol.UDP))) == 6
+    assert len(list(conntrack.connections(lambda *_: True, Protocol.TCP))) == 1
+    by_protocol = conntrack.matching_filter(TuplePart(Protocol.TCP))
+    listed = list(conntrack.dump(by_protocol, socket.AF_INET))
+    assert len(listed) == 1, "the kernel leaves out the others"
+
+
+def frontend(address: str) -> Frontend:
+    return Frontend(ip_address(address), 53, Protocol.UDP)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+@pytest.mark.parametrize("address", [*VIPS.values(), "0.0.0.0", "::"])
+def test_the_entries_of_one_frontend(address: str) -> None:
+    """Its address, if it has one, and its port count."""
+    wanted = frontend(address)
+    hosts = (VIPS[6], "::1") if wanted.address.version == 6 else (VIPS[4], "127.0.0.9")
+    for host in (*VIPS.values(), "127.0.0.9", "::1"):
+        say(host, 53)
+        say(host, 54)
+    found = [str(each.original.destination) for each in conntrack.connections_to(wanted)]
+    assert sorted(found) == sorted(hosts if wanted.address.is_unspecified else [address])
+
+
+@pytest.mark.parametrize(("address", "listed"), [(VIPS[4], 1), ("0.0.0.0", 2), (VIPS[6], 2)])
+def test_the_kernel_lists_only_entries_of_one_frontend(address: str, listed: int) -> None:
+    """By port, and by an IPv4 address."""
+    for host in (*VIPS.values(), "127.0.0.9", "::1"):
+        say(host, 53)
+        say(host, 54)
+    by_frontend = conntrack.matching_filter(conntrack.tuple_to(frontend(address)))
+    assert len(list(conntrack.dump(by_frontend, family_of(address)))) == listed
+
+
+@pytest.mark.parametrize("to", [VIPS[4], "0.0.0.0"])
+def test_the_kernel_deletes_what_a_backend_answers(to: str) -> None:
+    """Of one frontend, and no others: not those of another port, backend, protocol or family."""
+    backend = ip_address("127.0.0.1")
+    for vip in VIPS.values():
+        say(vip, 53, source=4053)
+        say(vip, 54, source=4054)
+    other = conntrack.delete_answered(frontend(to), (backend, 5455))
+    if other is None:
+        pytest.skip("this kernel does not delete by a filter")
+    of_tcp = frontend(to)._replace(protocol=Protocol.TCP)
+    assert (other, conntrack.delete_answered(of_tcp, (backend, 5454))) == (0, 0)
+    assert conntrack.count() == 4
+    assert conntrack.delete_answered(frontend(to), (backend, 5454)) == 1
+    left = {(each.original.destination.version, each.original.source_port) for each in everything()}
+    assert left == {(4, 4054), (6, 4053), (6, 4054)}
+
+
+def test_ipv6_is_not_deleted_by_a_filter() -> None:
+    """The kernel would delete the entries of all other backends."""
+    say(VIPS[6], 53)
+    assert conntrack.delete_answered(frontend(VIPS[6]), (ip_address("::1"), 5454)) is None
+    assert conntrack.count() == 1
+
+
+def test_a_kernel_that_cannot_delete_by_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and nothing is deleted: as it was before the filter was known to deletions."""
+    say(VIPS[4], 53)
+    monkeypatch.setattr(conntrack, "_FILTER", 24)  # of another attribute
+    assert conntrack.delete_answered(frontend(VIPS[4]), (ip_address("127.0.0.1"), 5454)) is None
+    assert conntrack.count() == 1
+
+
+def test_only_these_are_deleted() -> None:
+    """Those that are given; what has taken the place of one of them meanwhile stays."""
+    for port in (53, 54):
+        say(VIPS[4], port, source=4000 + port)
+    found = list(conntrack.connections(lambda _, __, port: port == 53))
+    assert conntrack.delete(found) == 1
+    assert [each.original.destination_port for each in everything()] == [54]
+    run("nft", "-f", "-", said=f"delete table inet mine\n{RULES.replace('5454', '5455')}")
+    say(VIPS[4], 53, source=4053)
+    assert conntrack.delete(found) == 0, "it has another backend than the one that was listed"
+    assert conntrack.count() == 2
+
+
+def test_thousands_are_deleted() -> None:
+    """More than fit into one message and its acknowledgements."""
+    for port in range(1000, 3000):
+        say("127.0.0.9", port)
+    say(VIPS[4], 53)
+    many = list(conntrack.connections(lambda _, __, port: port >= 1000))
+    assert conntrack.delete(many) == len(many) == 2000
+    assert len(everything()) == 1
+
+
+def test_an_entry_that_is_not_from_the_kernel_is_never_deleted() -> None:
+    """Without its tuple the kernel would delete all entries."""
+    say(VIPS[4], 53)
+    (found,) = everything()
+    with pytest.raises(ValueError, match="not from the kernel"):
+        conntrack.delete([found._replace(identity=b"")])
+    assert conntrack.count() == 1
+
+
+def test_zones_are_told_apart() -> None:
+    """An entry in a zone is listed, and deleted without the one beside it."""
+    zoned = "chain z {\n type filter hook output priority -300\n udp sport 4001 ct zone set 5\n }"
+    run("nft", "-f", "-", said=f"table ip zoned {{\n {zoned}\n}}\n")
+    say(VIPS[4], 53, source=4001)
+    say(VIPS[4], 53, source=4002)
+    found = {each.original.source_port: each for each in everything()}
+    assert conntrack.delete([found[4001]]) == 1
+    assert [each.original.source_port for each in everything()] == [4002]
+
+
+def test_no_conntrack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the kernel has none there are no entries; what cannot be listed is an error."""
+    assert everything() == []
+    say(VIPS[4], 53)
+    with monkeypatch.context() as patched:
+        patched.setattr(conntrack, "GET", 99 << 8 | 1)  # of no subsystem
+        with pytest.raises(NodeError, match=r"cannot be listed: .*: load .*nf_conntrack_netlink$"):
+            everything()
+    monkeypatch.setattr(conntrack, "_COUNT", tmp_path / "nothing")
+    assert everything() == []
+
+
+def test_without_the_capability() -> None:
+    """It is named; where there are no entries nothing is said."""
+    ask = (
+        "from ebpflb.kernel.netfilter import conntrack;"
+        "print(list(conntrack.connections(lambda *_: True)))"
+    )
+    command = ["setpriv", "--bounding-set=-net_admin", sys.executable, "-P", "-c", ask]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+    say(VIPS[4], 53)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "cannot be listed: Operation not permitted: CAP_NET_ADMIN is needed" in done.stderr
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_an_entry_is_found_by_its_flow(family: int) -> None:
+    """By its original direction alone; a flow that has none is passed over."""
+    say(VIPS[family], 53, source=4321)
+    (entry,) = everything()
+    asked = [(int(entry.protocol), entry.original)]
+    other = (int(entry.protocol), entry.original._replace(source_port=4322))
+    (found,) = conntrack.find([other, *asked, other])
+    assert found._replace(seconds=entry.seconds) == entry  # a second may pass in between
+    assert list(conntrack.find([(int(entry.protocol), entry.reply)])) == []

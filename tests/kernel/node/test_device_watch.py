@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine's devices and addresses, in a network namespace of the test's own."""
+
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+from queue import SimpleQueue
+
+import pytest
+from pyroute2 import IPRoute, netns
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch, list_devices
+from ebpflb.lab.netns import ip as run_ip
+from ebpflb.model.addresses import Address
+from ebpflb.model.devices import Device
+from ebpflb.model.events import SourceStatus
+
+NAME = f"ebpflb-test-{os.getpid()}-devices"
+LOOPBACK = {ip_address("127.0.0.1"), ip_address("::1")}
+WAIT_SECONDS = 60.0  # seconds that a change may take to be emitted
+
+Ip = Callable[[str], None]
+
+
+@pytest.fixture
+def ip() -> Iterator[Ip]:
+    """Runs ip(8) in a fresh namespace with the device d0, in which the test's thread is too."""
+
+    def run(words: str) -> None:
+        subprocess.run(["ip", "-n", NAME, *words.split()], check=True)
+
+    run_ip("netns", "add", NAME)
+    netns.pushns(NAME)
+    try:
+        run("link set lo up")
+        run("link add d0 type bridge")
+        run("link set d0 up")
+        run("link set d0 addrgenmode none")
+        run("address flush dev d0")
+        yield run
+    finally:
+        netns.popns()
+        netns.remove(NAME)
+
+
+@pytest.fixture
+def emitted(ip: Ip) -> SimpleQueue[DevicesChanged]:
+    """What a DeviceWatch emits."""
+    queue: SimpleQueue[DevicesChanged] = SimpleQueue()
+    DeviceWatch(queue.put).start()
+    return queue
+
+
+def addresses(*texts: str) -> set[Address]:
+    return LOOPBACK | {ip_address(text) for text in texts}
+
+
+def emitted_at_last(queue: SimpleQueue[DevicesChanged], wanted: set[Address]) -> bool:
+    """Whether it is emitted, after any others; an Empty ends the wait."""
+    while queue.get(timeout=WAIT_SECONDS).addresses != wanted:
+        pass
+    return True
+
+
+def devices() -> dict[str, Device]:
+    return {device.name: device for device in list_devices().devices}
+
+
+def test_kinds(ip: Ip) -> None:
+    """Loopback is known as such, and so is a device whose packets have no Ethernet header; the
+    others have a MAC address.
+    """
+    ip("tuntap add tun0 mode tun")
+    ip("link set d0 address 02:00:00:00:00:0a")
+    found = devices()
+    assert (found["d0"].mac, found["tun0"].mac) == ("02:00:00:00:00:0a", "")
+    assert {name for name, device in found.items() if device.loopback} == {"lo"}
+    assert {name for name, device in found.items() if not device.link_header} == {"tun0"}
+    assert len({device.index for device in found.values()}) == 3
+
+
+def test_master(ip: Ip) -> None:
+    """A port knows its bridge."""
+    ip("link add v0 type veth peer name w0")
+    ip("link set v0 master d0")
+    found = devices()
+    assert found["v0"].master == found["d0"].index
+    assert found["w0"].master == found["d0"].master == 0
+
+
+def test_hairpin_mode(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
+    """A bridge's port knows whether it has it, and its change is emitted."""
+    ip("link add v0 type veth peer name w0")
+    ip("link set v0 master d0")
+    assert not devices()["v0"].hairpin
+    ip("link set v0 type bridge_slave hairpin on")
+    while not any(device.hairpin for device in emitted.get(timeout=WAIT_SECONDS).devices):
+        pass
+    assert [name for name, device in devices().items() if device.hairpin] == ["v0"]
+
+
+def test_sources(ip: Ip) -> None:
+    """Traffic leaves from global, primary addresses that are in use; in the kernel's order."""
+    for address in ("169.254.1.1/16 scope link", "192.0.2.1/24", "192.0.2.2/24", "198.51.100.1/24"):
+        ip(f"address add {address} dev d0")
+    ip("address add 2001:db8::1/64 dev d0 nodad preferred_lft 0")
+    ip("address add 2001:db8::2/64 dev d0 nodad")
+    ip("address add fe80::1/64 dev d0 nodad")
+    sources = ["192.0.2.1", "198.51.100.1", "2001:db8::2"]
+    assert devices()["d0"].sources == tuple(map(ip_address, sources))
+    assert not devices()["lo"].sources
+
+
+def test_current(ip: Ip) -> None:
+    """All addresses of both families, loopback too, without their prefixes."""
+    ip("address add 192.0.2.1/24 dev d0")
+    ip("address add 192.0.2.2/24 dev d0")
+    ip("address add 2001:db8::1/64 dev d0 nodad")
+    assert list_devices().addresses == addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
+
+
+def test_peers_are_not_ours(ip: Ip) -> None:
+    """On a point-to-point link our own address counts, never the other end's."""
+    ip("address add 192.0.2.1 peer 192.0.2.9 dev d0")
+    ip("address add 2001:db8::1 peer 2001:db8::9 dev d0 nodad")
+    assert list_devices().addresses == addresses("192.0.2.1", "2001:db8::1")
+
+
+def test_first(emitted: SimpleQueue[DevicesChanged]) -> None:
+    """The first list is emitted at once."""
+    assert emitted.get_nowait().addresses == LOOPBACK
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
+def test_follows(ip: Ip, emitted: SimpleQueue[DevicesChanged], address: str) -> None:
+    """An address that comes and goes is emitted both times."""
+    ip(f"address add {address} dev d0")
+    assert emitted_at_last(emitted, addresses(address))
+    ip(f"address del {address} dev d0")
+    assert emitted_at_last(emitted, addresses())
+
+
+def test_device_goes(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
+    """A device that goes takes its addresses with it."""
+    ip("address add 192.0.2.1/24 dev d0")
+    assert emitted_at_last(emitted, addresses("192.0.2.1"))
+    ip("link del d0")
+    assert emitted_at_last(emitted, addresses())
+
+
+def test_late_device(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
+    """A device that comes later is emitted, and so is its master."""
+
+    def told_master() -> int:
+        found = {device.name: device for device in emitted.get(timeout=WAIT_SECONDS).devices}
+        return found["v0"].master if "v0" in found else 0
+
+    ip("link add v0 type veth peer name w0")
+    ip("link set v0 master d0")
+    while not told_master():  # an Empty ends the wait
+        pass
+
+
+def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that fails is reported, and tried again until it succeeds, with no further change."""
+    emitted: SimpleQueue[DevicesChanged | SourceStatus] = SimpleQueue()
+    refusals: list[Exception] = []
+    others = set(threading.enumerate())  # watches of earlier tests are refused nothing
+
+    def refused() -> IPRoute:
+        if refusals and threading.current_thread() not in others:
+            raise refusals.pop()
+        return IPRoute()
+
+    monkeypatch.setattr("ebpflb.kernel.node.device_watch.RELIST_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.kernel.node.device_watch.IPRoute", refused)
+    DeviceWatch(emitted.put).start()
+    ip("address add 192.0.2.1/24 dev d0")
+    refusals += [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
+    ip("link set d0 mtu 1400")
+    while isinstance(first := emitted.get(timeout=WAIT_SECONDS), DevicesChanged):
+        pass
+    assert first == SourceStatus("devices", "devices cannot be listed: No buffer space available")
+    second = SourceStatus("devices", "devices cannot be listed: Too many open files")
+    assert emitted.get(timeout=WAIT_SECONDS) == second
+    now = emitted.get(timeout=WAIT_SECONDS)
+    assert isinstance(now, DevicesChanged)
+    assert now.addresses == addresses("192.0.2.1")
+    assert emitted.get(timeout=WAIT_SECONDS) == SourceStatus("devices", None)
+
+
+def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that cannot know its devices at the start says so, and does not guess."""
+    monkeypatch.setattr(
+        "ebpflb.kernel.node.device_watch.IPRoute", lambda: os.open("/nowhere", os.O_RDONLY)
+    )
+    with pytest.raises(NodeError, match="devices cannot be listed: No such file"):
+        DeviceWatch(lambda _: None).start()
+
+
+def test_ipvs_device(ip: Ip) -> None:
+    """The device of kube-proxy's ipvs mode holds cluster IPs: none of them is the node's."""
+    ip("link add kube-ipvs0 type bridge")
+    ip("address add 10.96.0.10 dev kube-ipvs0")
+    assert list_devices().addresses == addresses()
+    assert "kube-ipvs0" not in devices()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flowtable and its rules as the kernel has them, in a namespace of the test's own."""
+
+import os
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.kernel.netfilter import flowtable, nft
+from ebpflb.kernel.netfilter.flowtable import FRONTEND_SETS, TABLE, Contents, flowtable_obstacle
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
+from tests.kit import needs
+
+NAME = f"ebpflb-test-{os.getpid()}-flowtable"
+RULE = (
+    "ct status seen-reply,dnat / seen-reply,dnat ct original {ip} daddr . ct protocol ."
+    ' ct original proto-dst @{set} flow add @fast-forward comment "ebpflb: answered'
+    ' connections to {set}"'
+)
+WEB = flowtable.element(ip_address("10.96.0.10").packed, 6, 80)
+DNS = flowtable.element(ip_address("fd00:96::10").packed, 17, 53)
+
+
+def test_elements() -> None:
+    """Address, protocol and port, each at a boundary of four bytes, in the order of the network."""
+    assert bytes([10, 96, 0, 10, 6, 0, 0, 0, 0, 80, 0, 0]) == WEB
+    assert [len(WEB), len(DNS)] == [each.key_size for each in FRONTEND_SETS]
+
+
+def test_the_obstacle_is_found_without_a_trace() -> None:
+    """Whether the kernel has flowtables or not, the probe leaves nothing in this namespace."""
+    with nodes.fresh(NAME):
+        obstacle = flowtable_obstacle()
+        assert obstacle is None or "the kernel can make no flowtable" in obstacle
+        assert not nft.tables()
+
+
+@pytest.fixture
+def made() -> Iterator[None]:
+    """A flowtable, and two devices."""
+    needs.flowtable()
+    with nodes.fresh(NAME):
+        flowtable.make(TABLE)
+        run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1")
+        yield
+
+
+@pytest.mark.usefixtures("made")
+def test_rules() -> None:
+    """What was answered, is translated, and asked for a frontend, enters; behind all filters."""
+    flowtable.change_frontends(TABLE, [WEB, DNS], [])
+    said = run("nft", "list", "table", *TABLE)
+    for ip, name in (("ip", "frontends-v4"), ("ip6", "frontends-v6")):
+        assert RULE.format(ip=ip, set=name) in said
+    assert "type filter hook forward priority 300; policy accept;" in said
+    assert "elements = { 10.96.0.10 . tcp . 80 }" in said
+    assert "elements = { fd00:96::10 . udp . 53 }" in said
+
+
+@pytest.mark.usefixtures("made")
+def test_contents() -> None:
+    """Devices and frontends come and go; what is there already, or gone, is no error."""
+    for _ in range(2):
+        assert flowtable.add_devices(TABLE, {"up0", "up1"}) == {}
+        flowtable.change_frontends(TABLE, [WEB, DNS], [])
+    assert flowtable.read(TABLE) == Contents(frozenset({"up0", "up1"}), frozenset({WEB, DNS}))
+    refused = flowtable.add_devices(TABLE, {"up0", "none0"})
+    assert list(refused) == ["none0"]
+    flowtable.change_frontends(TABLE, [], [DNS])
+    for _ in range(2):
+        flowtable.remove_devices(TABLE, ["up1"])
+    assert flowtable.read(TABLE) == Contents(frozenset({"up0"}), frozenset({WEB}))
+
+
+@pytest.mark.usefixtures("made")
+def test_many() -> None:
+    """More frontends and devices than fit into a message."""
+    many = [flowtable.element(n.to_bytes(4, "big"), 6, 80) for n in range(3000)]
+    flowtable.change_frontends(TABLE, many, [])
+    for number in range(150):
+        run("ip", "link", "add", f"d{number}", "type", "dummy")
+    names = {f"d{number}" for number in range(150)}
+    assert flowtable.add_devices(TABLE, names) == {}
+    assert flowtable.read(TABLE) == Contents(frozenset(names), frozenset(many))
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("words", ["flush chain", "delete chain"])
+def test_what_was_changed_is_not_whole(words: str) -> None:
+    """Then it is made again."""
+    run("nft", *words.split(), *TABLE, flowtable.CHAIN)
+    assert flowtable.read(TABLE) is None
+    flowtable.make(TABLE)
+    assert flowtable.read(TABLE) == flowtable.EMPTY_FLOWTABLE
+
+
+@pytest.mark.usefixtures("made")
+def test_remove() -> None:
+    """Nothing is left; one that has gone already is no error."""
+    for _ in range(2):
+        flowtable.remove(TABLE)
+        assert not nft.tables()

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kube-proxy left goes, in every mode and variant, and nothing else (kube-proxy.md 17)."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import AF_INET, AF_INET6
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import iptables
+from ebpflb.kernel.netfilter.iptables import Tool
+from ebpflb.kernel.node import kube_proxy_leftovers
+from tests.kernel.node import nodes, rules
+from tests.kernel.node.nodes import (
+    TOOLS,
+    everything,
+    load,
+    load_nft,
+    make_sets,
+    remove,
+    run,
+    saved,
+    send,
+)
+
+NAME = f"ebpflb-test-{os.getpid()}-leftovers"
+every_tool = pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+def iptables_mode(tool: Tool) -> None:
+    load(tool, rules.IPTABLES_MODE)
+
+
+def ipvs_mode(tool: Tool) -> None:
+    make_sets(tool)
+    load(tool, rules.IPVS_MODE)
+
+
+every_mode = pytest.mark.parametrize("mode", [iptables_mode, ipvs_mode])
+
+
+def test_tools() -> None:
+    """This machine has all four, so that no case below is missing."""
+    assert [tool.name for tool in TOOLS] == [
+        f"{family}-{variant}"
+        for family in ("iptables", "ip6tables")
+        for variant in ("legacy", "nft")
+    ]
+
+
+@every_tool
+@every_mode
+def test_cleanup_leaves_neighbours(tool: Tool, mode: Callable[[Tool], None]) -> None:
+    """After the cleanup the rules of kubelet, CNIs and firewalls are the same, byte for byte."""
+    load(tool, *rules.NEIGHBOURS)
+    send()
+    before = everything()
+    assert re.search(r"\[[1-9]\d*:\d+] -A ufw-before-input", before), "counters are compared too"
+    mode(tool)
+    assert everything() != before
+    assert remove()
+    assert everything() == before
+    assert not kube_proxy_leftovers.ipsets()
+
+
+@every_tool
+@every_mode
+def test_cleanup_interleaved(tool: Tool, mode: Callable[[Tool], None]) -> None:
+    """It does not matter who came first, nor that others come in the midst of it."""
+    with nodes.fresh(f"{NAME}-alone"):
+        load(tool, *rules.NEIGHBOURS)
+        wanted = saved()
+    load(tool, rules.KUBELET)
+    mode(tool)
+    load(tool, rules.PORTMAP, rules.CALICO)
+    survey = kube_proxy_leftovers.survey()
+    load(tool, rules.UFW, rules.OPERATOR)
+    for leftover in survey.removable:
+        leftover.remove()
+    assert saved() == wanted
+
+
+@every_tool
+@every_mode
+def test_cleanup_again(tool: Tool, mode: Callable[[Tool], None]) -> None:
+    """A second cleanup finds nothing, and no sign is left."""
+    mode(tool)
+    assert kube_proxy_leftovers.visible_rules() == [f"chains of {tool.name}"]
+    assert len(remove()) >= 2
+    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.LeftoverSurvey()
+    assert not kube_proxy_leftovers.visible_rules()
+
+
+@every_tool
+@every_mode
+def test_cleanup_leaves_marks_of_others(tool: Tool, mode: Callable[[Tool], None]) -> None:
+    """While portmap marks by KUBE-MARK-MASQ, marking and masquerading stay, and it is said."""
+    load(tool, *rules.NEIGHBOURS)
+    mode(tool)
+    load(tool, rules.MARKING_PORTMAP)
+    (kept,) = kube_proxy_leftovers.survey().retained
+    assert kept == (
+        f"{tool.name}, table nat: KUBE-MARK-MASQ, KUBE-POSTROUTING: used by rules in CNI-DN-77aa0c"
+    )
+    remove()
+    (nat,) = (table for table in tool.tables() if table.name == "nat")
+    ours = {"KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
+    assert {rule.target for rule in nat.rules if rule.chain in ours} == {
+        "MARK",
+        "RETURN",
+        "MASQUERADE",
+    }
+    assert [rule.chain for rule in nat.rules if rule.target in ours] == [
+        "POSTROUTING",
+        "CNI-DN-77aa0c",
+    ]
+    assert not kube_proxy_leftovers.ipsets()
+    assert not kube_proxy_leftovers.survey().removable
+
+
+def test_cleanup_leaves_tables_of_others() -> None:
+    """Of nftables the tables `ip kube-proxy` and `ip6 kube-proxy` go and no others."""
+    load_nft()
+    assert kube_proxy_leftovers.visible_rules() == ["table ip kube-proxy", "table ip6 kube-proxy"]
+    assert remove() == ["table ip kube-proxy", "table ip6 kube-proxy"]
+    left = run("nft", "list", "tables").split("\n")
+    assert set(filter(None, left)) == {
+        "table inet operator",
+        "table ip kube-proxy-of-mine",
+        "table ip6 kube-proxy-of-mine",
+    }
+
+
+def test_cleanup_all_at_once() -> None:
+    """Leftovers of all modes, variants and families go in one run."""
+    for tool in TOOLS:
+        load(tool, *rules.NEIGHBOURS)
+    before = everything()
+    load_nft()
+    run("nft", "delete", "table", "inet", "operator")
+    for family in ("ip", "ip6"):
+        run("nft", "delete", "table", family, "kube-proxy-of-mine")
+    for tool in TOOLS:
+        load(tool, rules.IPTABLES_MODE)
+    assert len(remove()) == 2 + 4 * 3
+    assert everything() == before
+
+
+def test_cleanup_whole_tables() -> None:
+    """A table that cannot be changed stays as it is, whole; the others go."""
+    (tool, *_) = TOOLS
+    load(tool, rules.IPTABLES_MODE)
+    survey = kube_proxy_leftovers.survey()
+    run(str(tool.command), "-t", "nat", "-N", "MINE")
+    run(str(tool.command), "-t", "nat", "-A", "MINE", "-j", "KUBE-SERVICES")
+    before = run(f"{tool.command}-save", "-t", "nat")
+    script = next(found for found in survey.removable if "nat" in found.what)
+    with pytest.raises(NodeError, match="iptables-legacy-restore"):
+        tool.restore(script.remove.args[1].script)  # type: ignore[attr-defined]
+    assert _rules(run(f"{tool.command}-save", "-t", "nat")) == _rules(before)
+
+
+def _rules(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+@every_tool
+def test_cleanup_meanwhile(tool: Tool) -> None:
+    """A table that has changed since it was read is read again."""
+    load(tool, rules.IPTABLES_MODE)
+    survey = kube_proxy_leftovers.survey()
+    jump = [*str(tool.command).split(), "-t", "nat", "-D", "PREROUTING", "1"]
+    run(*jump)
+    for leftover in survey.removable:
+        leftover.remove()
+    assert not kube_proxy_leftovers.survey().removable
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) -> None:
+    """Without the tool of a variant it is said which tables could not be looked at."""
+    for tool in TOOLS:
+        load(tool, rules.IPTABLES_MODE, rules.KUBELET)
+    for tool in TOOLS:
+        if tool.variant != variant:
+            for end in ("save", "restore"):
+                (tmp_path / f"{tool.name}-{end}").symlink_to(f"/usr/sbin/{tool.name}-{end}")
+            (tmp_path / tool.name).symlink_to(f"/usr/sbin/{tool.name}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    survey = kube_proxy_leftovers.survey()
+    lost = "the tables nat, filter, mangle of {}-{}: it is not installed here"
+    assert survey.unreadable == [lost.format(f, variant) for f in ("iptables", "ip6tables")]
+    assert len(survey.removable) == 2 * 3
+
+
+def test_no_tool_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any tool and without rules nothing is unseen."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.LeftoverSurvey()
+
+
+def test_looking_changes_nothing() -> None:
+    """A survey makes no table where there is none."""
+    before = everything()
+    kube_proxy_leftovers.survey()
+    kube_proxy_leftovers.visible_rules()
+    assert everything() == before
+    assert not any(iptables.legacy_tables(family) for family in (AF_INET, AF_INET6))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kube-proxy beside us is seen: by its process, its answer, its rules; and ours is not one."""
+
+import os
+from collections.abc import Iterator
+from errno import EMFILE
+from pathlib import Path
+from queue import SimpleQueue
+from socket import create_server
+
+import pytest
+
+from ebpflb.kernel.netfilter import nft
+from ebpflb.kernel.node.kube_proxy_watch import KubeProxyWatch, detect
+from ebpflb.model.events import SourceStatus
+from ebpflb.model.kube_proxy import PROXY_MODE_PORT, PROXY_MODES, Detection
+from tests.kernel.node import answering, nodes, rules
+from tests.kernel.node.nodes import TOOLS, load, load_nft, run
+
+NAME = f"ebpflb-test-{os.getpid()}-kubeproxy"
+WAIT_SECONDS = 60.0  # seconds that news may take
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        run("ip", "link", "set", "lo", "up")
+        yield
+
+
+@pytest.fixture
+def emitted() -> Iterator[SimpleQueue[Detection]]:
+    """What a KubeProxyWatch with a short interval emits."""
+    queue: SimpleQueue[Detection] = SimpleQueue()
+    watcher = KubeProxyWatch(queue.put, 0.01)
+    watcher.start()
+    yield queue
+    watcher.stop()
+
+
+def test_nobody() -> None:
+    """On a node without kube-proxy nothing is found."""
+    assert detect() == Detection()
+
+
+def test_process(tmp_path: Path) -> None:
+    """A process called kube-proxy in our network namespace is one."""
+    with answering.process(tmp_path) as pid:
+        assert detect().pids == (pid,)
+        assert detect().running
+    assert not detect().pids
+
+
+def test_process_of_another_node(tmp_path: Path) -> None:
+    """One in another network namespace is another node's."""
+    with nodes.fresh(f"{NAME}-other"), answering.process(tmp_path) as pid:
+        assert detect().pids == (pid,)
+        with nodes.entered(NAME):
+            assert not detect().pids
+
+
+@pytest.mark.parametrize("mode", PROXY_MODES)
+def test_answers(mode: str) -> None:
+    """What answers /proxyMode with one of its modes is one, though no process is seen."""
+    with answering.answer(mode):
+        assert detect() == Detection(proxy_modes=((f"127.0.0.1:{PROXY_MODE_PORT}", mode),))
+        assert detect().running
+
+
+def test_answers_on_ipv6() -> None:
+    """Loopback of IPv6 is asked too."""
+    with answering.answer("nftables\n", "::1"):
+        assert detect().proxy_modes == ((f"[::1]:{PROXY_MODE_PORT}", "nftables"),)
+
+
+@pytest.mark.parametrize("said", ["ebpf", "", "kernelspace", "nftables and more", "x" * 100])
+def test_others_answer(said: str) -> None:
+    """Ebpflb itself, and whatever else is at the port, is none."""
+    with answering.answer(said):
+        assert detect() == Detection()
+
+
+def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts the connection and does not answer causes no long wait."""
+    monkeypatch.setattr("ebpflb.kernel.node.kube_proxy_watch._TIMEOUT", 0.05)
+    with create_server(("127.0.0.1", PROXY_MODE_PORT)):
+        assert detect() == Detection()
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_chains(tool: nodes.Tool) -> None:
+    """Its chains alone are leftovers, in each family and variant."""
+    load(tool, rules.IPTABLES_MODE)
+    assert detect() == Detection(rules=(f"chains of {tool.name}",))
+    assert not detect().running
+
+
+def test_tables() -> None:
+    """So are its tables of nftables."""
+    load_nft()
+    assert detect().rules == ("table ip kube-proxy", "table ip6 kube-proxy")
+
+
+def test_neighbours() -> None:
+    """Rules of kubelet, CNIs and firewalls are no sign of it."""
+    for tool in TOOLS:
+        load(tool, *rules.NEIGHBOURS)
+    assert detect() == Detection()
+
+
+def test_watcher_first(emitted: SimpleQueue[Detection]) -> None:
+    """The first detection is emitted at once, and then nothing as long as nothing changes."""
+    assert emitted.get_nowait() == Detection()
+    assert emitted.empty()
+
+
+def test_watcher_comes_later(emitted: SimpleQueue[Detection], tmp_path: Path) -> None:
+    """One that is started later is emitted, and that it has gone."""
+    emitted.get_nowait()
+    with answering.process(tmp_path) as pid:
+        assert emitted.get(timeout=WAIT_SECONDS).pids == (pid,)
+    assert emitted.get(timeout=WAIT_SECONDS) == Detection()
+
+
+def test_watcher_renewed(emitted: SimpleQueue[Detection]) -> None:
+    """Rules that come back are one at work that is not seen; it is forgotten with them."""
+    emitted.get_nowait()
+    load_nft()
+    while not (news := emitted.get(timeout=WAIT_SECONDS)).rules[
+        1:
+    ]:  # the second family comes later
+        assert news.running
+    assert news.running
+    assert news.log_message is not None
+    assert "have come back" in news.log_message
+    for family in ("ip", "ip6"):
+        nft.delete(nft.Name(family, "kube-proxy"))
+    while (news := emitted.get(timeout=WAIT_SECONDS)).rules:
+        pass
+    assert not news.running
+
+
+def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error the detection stays as it was, and no rule has returned."""
+    emitted: SimpleQueue[Detection | SourceStatus] = SimpleQueue()
+    watcher = KubeProxyWatch(emitted.put, 0.01)
+    load_nft()
+    with monkeypatch.context() as blind:
+        blind.setattr(nft, "NFTables", refused)
+        watcher.start()
+        failure = emitted.get(timeout=WAIT_SECONDS)
+        assert failure == SourceStatus("kube-proxy", "nf_tables: Too many open files")
+    there = emitted.get(timeout=WAIT_SECONDS)
+    assert isinstance(there, Detection)
+    assert there.rules
+    assert emitted.get(timeout=WAIT_SECONDS) == SourceStatus("kube-proxy", None)
+    with monkeypatch.context() as blind:
+        blind.setattr(nft, "NFTables", refused)
+        assert emitted.get(timeout=WAIT_SECONDS) == failure
+    assert emitted.get(timeout=WAIT_SECONDS) == SourceStatus("kube-proxy", None), (
+        "and not that they are new"
+    )
+    watcher.stop()
+
+
+def refused(**_: object) -> None:
+    raise OSError(EMFILE, "Too many open files")

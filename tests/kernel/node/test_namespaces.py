@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The function is called in every network namespace once, and no thread stays in one.
+
+And which of them belong to a pod, by the host name that its processes have.
+"""
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.kernel.node import clients, namespaces
+from ebpflb.kernel.node.namespaces import OWN_NETNS, Namespaces
+from tests.kernel.node import nodes
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="entering a namespace is root's")
+
+PREFIX = f"ebpflb-test-{os.getpid()}"
+
+
+@pytest.fixture
+def named() -> Iterator[list[str]]:
+    """The identities of two namespaces with names, without processes."""
+    names = [f"{PREFIX}-{number}" for number in range(2)]
+    for name in names:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    yield [f"net:[{Path('/run/netns', name).stat().st_ino}]" for name in names]
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+@pytest.fixture
+def nameless() -> Iterator[str]:
+    """A namespace without a name, with a process in it."""
+    words = ["unshare", "--net", "sh", "-c", "readlink /proc/self/ns/net; read _"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate("\n")
+
+
+def here() -> str:
+    return os.readlink(OWN_NETNS)
+
+
+def test_each(named: list[str], nameless: str) -> None:
+    """Namespaces with names and with processes, each once; our own is first, and marked.
+
+    Another test's process may change its namespace while they are walked: only ours are counted.
+    """
+    found = list(Namespaces().each(here))
+    places = [place for _, place in found]
+    assert found[0] == (True, here())
+    assert [own for own, _ in found].count(True) == 1
+    assert [places.count(place) for place in (here(), *named, nameless)] == [1] * 4
+
+
+def test_stays_here(named: list[str]) -> None:
+    """The caller's thread stays in its namespace; the other threads end, also if they fail."""
+    before, threads = here(), threading.active_count()
+
+    def fail() -> None:
+        if here() != before:
+            raise RuntimeError("away from home")
+
+    with pytest.raises(RuntimeError):
+        list(Namespaces().each(fail))
+    assert here() == before
+    assert threading.active_count() == threads
+
+
+def test_vanished(named: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A name without a namespace behind it, or a process that has ended, is left out."""
+    (tmp_path / "not-mounted").touch()
+    gone = Path("/proc/0/ns/net")
+    others = [*namespaces.others(), tmp_path / "not-mounted", gone]
+    monkeypatch.setattr(namespaces, "others", lambda: iter(others))
+    assert {*named} <= {place for _, place in Namespaces().each(here)}
+
+
+def test_nothing_else_is_opened(named: list[str], tmp_path: Path) -> None:
+    """A path that leads to a FIFO, even since it was looked at, is neither entered nor opened."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(OSError, match="not a namespace"):
+        namespaces.call_in(fifo, here)
+    with pytest.raises(OSError, match="Invalid argument"):
+        namespaces.call_in(Path("/proc/self/ns/mnt"), here)
+    named_path = Path("/run/netns", f"{PREFIX}-0")
+    found = [namespaces.is_network(it) for it in (fifo, Path("/proc/self/ns/mnt"), named_path)]
+    assert found == [False, False, True]
+
+
+def test_lack_of_the_capability_is_logged_once(
+    named: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the capability only our own namespace is entered, which is logged once."""
+
+    def refuse(path: Path, kind: int) -> None:
+        raise OSError(errno.EPERM, "not permitted", str(path))
+
+    monkeypatch.setattr(namespaces, "_enter", refuse)
+    every = Namespaces()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert list(every.each(here)) == [(True, here())]
+    assert [record.message for record in caplog.records] == [
+        "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing"
+    ]
+
+
+def test_without_the_capability(named: list[str]) -> None:
+    """A process without the capability continues in its own namespace."""
+    code = (
+        "from ebpflb.kernel.node.namespaces import Namespaces as N; print(len(list(N().each(int))))"
+    )
+
+    words = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c"]
+    done = subprocess.run([*words, code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert "CAP_SYS_ADMIN is missing" in done.stderr
+
+
+def test_linked(named: list[str]) -> None:
+    """Those alone that a device of ours leads to are pods, whatever else is on the machine."""
+    here, there = (f"{PREFIX}-{number}" for number in range(2))
+    with nodes.entered(here):
+        assert there not in {path.name for path in namespaces.linked()}
+        link = ["ip", "-n", here, "link", "add", "v1", "type", "veth", "peer", "v2", "netns", there]
+        subprocess.run(link, check=True)
+        assert [path.name for path in namespaces.linked()] == [there]
+
+
+NAME = f"web-{os.getpid()}"
+RENAMED = f"echo {NAME} > /proc/sys/kernel/hostname"
+OF_A_POD, OF_A_USER = ("--uts",), ("--uts", "--user", "--map-root-user")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "script", "expected"),
+    [(OF_A_POD, RENAMED, True), (OF_A_USER, RENAMED, False), ((), ":", False)],
+    ids=["a pod", "a user namespace of its own", "its environment"],
+)
+def test_host_names(kinds: tuple[str, ...], script: str, expected: bool) -> None:
+    """A process is a pod's by the host name that a container runtime gave it, and by none that it
+    has given itself.
+    """
+    words = [
+        "unshare",
+        "--net",
+        *kinds,
+        "sh",
+        "-c",
+        f"{script}; readlink /proc/self/ns/net; read _",
+    ]
+    named, pipe = os.environ | {"HOSTNAME": NAME}, subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=named) as process:
+        assert process.stdout is not None
+        place = process.stdout.readline().strip()
+        found = [os.readlink(path) for path in clients.by_host_name(NAME)]
+        process.communicate("\n")
+    assert found == ([place] if expected else [])

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that conntrack translates, in a namespace of the test's own."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM, socket
+
+import pytest
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import conntrack, nft, watch
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-tracked"
+COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("rule", "translated"), [("dnat to 127.0.0.1:54", True), ("ct state new accept", False)]
+)
+def test_translates(rule: str, translated: bool) -> None:
+    """Connections to an address that is translated are seen; those only tracked do not count."""
+    assert not watch.has_dnat_connections()
+    run("ip", "link", "set", "lo", "up")
+    chain = f"type nat hook output priority -100\n udp dport 53 {rule}\n"
+    run("nft", "-f", "-", said=f"table ip mine {{\n chain c {{\n {chain} }}\n}}\n")
+    with socket(AF_INET, SOCK_DGRAM) as client:
+        client.sendto(b"?", ("127.0.0.1", 53))
+    assert watch.has_dnat_connections() == translated
+
+
+def test_among_many() -> None:
+    """One among many is seen, though the kernel lists them in many messages."""
+    run("ip", "link", "set", "lo", "up")
+    chain = "type nat hook output priority -100\n udp dport 999 dnat to 127.0.0.1:54\n"
+    run("nft", "-f", "-", said=f"table ip mine {{\n chain c {{\n {chain} }}\n}}\n")
+    for port in range(1000, 3000):
+        with socket(AF_INET, SOCK_DGRAM) as client:
+            client.sendto(b"?", ("127.0.0.1", port))
+    assert int(COUNT.read_text()) >= 2000
+    assert not watch.has_dnat_connections()
+    with socket(AF_INET, SOCK_DGRAM) as client:
+        client.sendto(b"?", ("127.0.0.1", 999))
+    assert watch.has_dnat_connections()
+
+
+def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the kernel does not say which connections it tracks, some may be translated."""
+    unknown = 99 << 8 | 1  # of no subsystem
+    monkeypatch.setattr(conntrack, "GET", unknown)
+    assert watch.has_dnat_connections()
+    monkeypatch.setattr(conntrack, "_MOST", tmp_path / "nothing")
+    assert not watch.has_dnat_connections()
+
+
+def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of type nat that are missing are named as the reason, with what to do."""
+    refuse_chains = NetlinkError(errno.ENOENT, "No such file or directory")
+
+    class WithoutNat(nft.NFTables):  # type: ignore[misc]
+        def chain(self, *_: object, **__: object) -> None:
+            raise refuse_chains
+
+    monkeypatch.setattr(nft, "NFTables", WithoutNat)
+    with pytest.raises(NodeError, match="modprobe -a nft_chain_nat nft_ct"):
+        watch.keep_nat_hooks(watch.HOLD)
+
+
+def test_a_table_stays_as_long_as_it_is_used() -> None:
+    """It is removed when no connection is translated; a table that is not there is gone."""
+    watch.keep_nat_hooks(watch.HOLD)
+    nodes.translate("127.0.0.7", 53)
+    assert not watch.release_when_unused(watch.HOLD)
+    conntrack.delete(conntrack.connections(lambda *_: True))
+    for _ in range(2):
+        assert watch.release_when_unused(watch.HOLD)
+        assert not nft.exists(watch.HOLD)

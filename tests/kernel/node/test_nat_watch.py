@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The netfilter engine's table is put back when others remove it, in a namespace of its own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from queue import SimpleQueue
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import conntrack, nft
+from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
+from ebpflb.kernel.netfilter.table import NetfilterTable, remove
+from ebpflb.kernel.netfilter.watch import FORMER, NatWatch, keep_nat_hooks
+from ebpflb.model.events import SourceStatus
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
+from tests.kernel.variants import eventually
+from tests.kit.descriptors import beyond_1023
+
+NAME = f"ebpflb-test-{os.getpid()}-natwatch"
+NEVER = 3600.0  # seconds: what a test sees was not a look at regular times
+SERVICE, PORT = "127.0.0.7", 53
+OPTIONS = TableOptions(0x4000, (30000, 65535), drops_invalid=True, sctp=True)
+
+
+class Table:
+    """The engine's table, which others can change; ``releases`` counts how often it could go."""
+
+    def __init__(self) -> None:
+        self._table = NetfilterTable(OPTIONS, owns=False)
+        self._table.build()
+        self.releases = 0
+        self.error: NodeError | None = None
+
+    def close(self) -> None:
+        self._table.close()
+
+    def differences(self) -> list[str]:
+        if self.error:
+            raise self.error
+        return self._table.differences()
+
+    def restore(self) -> list[str]:
+        lacking = self.differences()
+        if lacking:
+            self._table.build()
+        return lacking
+
+    def release(self) -> None:
+        self.releases += 1
+        remove()
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+@pytest.fixture
+def table(netns: None) -> Iterator[Table]:
+    with closing(Table()) as made:
+        yield made
+
+
+@contextmanager
+def started(watch: NatWatch) -> Iterator[NatWatch]:
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.stop()
+
+
+@pytest.fixture
+def watch(table: Table) -> Iterator[NatWatch]:
+    """It watches a table that the engine needs."""
+    with started(NatWatch(lambda _: None, table, needed=lambda: True, seconds=NEVER)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "removal",
+    [
+        "flush ruleset",
+        "delete table inet ebpflb",
+        "flush table inet ebpflb",
+        "flush chain inet ebpflb choose\ndelete chain inet ebpflb choose",
+        "delete table inet ebpflb\nadd table inet ebpflb",
+    ],
+    ids=["ruleset", "table", "rules", "chain", "empty"],
+)
+def test_what_is_removed_is_put_back(
+    watch: NatWatch, removal: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once, whatever part of it was removed; it is counted, and the log names what lacked."""
+    whole = run("nft", "list", "ruleset")
+    for number in range(1, 4):
+        run("nft", "-f", "-", said=f"{removal}\n")
+        assert eventually(lambda times=number: watch.put_back == times)
+        assert run("nft", "list", "ruleset") == whole
+        assert watch.lacking == []
+    assert caplog.text.count("put back what another program had removed: ") == 3
+
+
+def test_other_tables_are_left_alone(watch: NatWatch) -> None:
+    """What others remove of their own tables puts nothing back."""
+    for _ in range(3):
+        run("nft", "-f", "-", said="table ip mine {\n chain c {\n accept\n }\n}\n")
+        run("nft", "delete", "table", "ip", "mine")
+    nft.delete(TABLE)
+    assert eventually(lambda: watch.put_back == 1)
+
+
+def test_it_stays_at_the_end(table: Table) -> None:
+    """The table stays when the agent ends, and the next agent has nothing to put back."""
+    for _ in range(2):
+        with started(NatWatch(lambda _: None, table, needed=lambda: True, seconds=NEVER)) as watch:
+            pass
+        assert not table.differences()
+        assert watch.put_back == 0
+
+
+def test_an_earlier_engines_tables_go(table: Table) -> None:
+    """Where the engine does not serve its table is to be released; what an earlier version kept NAT
+    at work with stays as long as a connection is translated.
+    """
+    keep_nat_hooks(FORMER)
+    nodes.translate(SERVICE, PORT)
+    with started(NatWatch(lambda _: None, table, needed=lambda: False, seconds=0.01)):
+        assert eventually(lambda: table.releases > 3)
+        assert nft.tables() == {FORMER}
+        conntrack.delete(conntrack.connections(lambda *_: True))
+        assert eventually(lambda: not nft.tables())
+
+
+def test_nothing_is_done_before_the_engine_is_known(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again soon, until it is."""
+    monkeypatch.setattr("ebpflb.kernel.netfilter.watch._TABLE_RETRY_SECONDS", 0.01)
+    asked: list[None] = []
+
+    def needed() -> bool | None:
+        asked.append(None)
+        return None if len(asked) < 20 else False
+
+    nft.delete(TABLE)
+    with started(NatWatch(lambda _: None, table, needed=needed, seconds=NEVER)):
+        assert eventually(lambda: len(asked) > 10)
+        assert eventually(lambda: table.releases == 1)
+
+
+def test_what_fails_is_reported_until_it_works(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error is reported once, and its end."""
+    monkeypatch.setattr("ebpflb.kernel.netfilter.watch._TABLE_RETRY_SECONDS", 0.01)
+    told: SimpleQueue[SourceStatus] = SimpleQueue()
+    table.error = NodeError("table inet ebpflb: busy")
+    nft.delete(TABLE)
+    with started(NatWatch(told.put, table, needed=lambda: True, seconds=NEVER)) as watch:
+        assert told.get(timeout=60).error == "table inet ebpflb: busy"
+        table.error = None
+        assert told.get(timeout=60).error is None
+        assert watch.put_back == 1
+    assert told.empty()
+
+
+def test_report_only_puts_nothing_back(table: Table) -> None:
+    """With --audit=report it is known that the table is gone, and told at once; it stays so."""
+    told: SimpleQueue[None] = SimpleQueue()
+    watch = NatWatch(
+        lambda _: None,
+        table,
+        needed=lambda: True,
+        report_only=True,
+        on_removed=lambda: told.put(None),
+        seconds=NEVER,
+    )
+    with started(watch):
+        nft.delete(TABLE)
+        told.get(timeout=60)
+        assert watch.lacking
+        assert not nft.exists(TABLE)
+        assert watch.put_back == 0
+
+
+def test_with_many_open_files(table: Table) -> None:
+    """An agent on a node with some 480 devices has descriptors beyond 1,023."""
+    with (
+        beyond_1023(),
+        started(NatWatch(lambda _: None, table, needed=lambda: True, seconds=NEVER)) as watch,
+    ):
+        run("nft", "flush", "ruleset")
+        assert eventually(lambda: watch.put_back == 1)

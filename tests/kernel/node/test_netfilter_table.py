@@ -1,0 +1,531 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The netfilter engine's table: what it does with packets, and how it is compared and rebuilt.
+
+A client and an endpoint are in namespaces of their own; the test's thread is in the node's, which
+routes between them. A rule writes the choice into the priority, as the program at ingress does.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import NamedTuple
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import nft, probe
+from ebpflb.kernel.netfilter.elements import Elements
+from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
+from ebpflb.kernel.netfilter.table import KEEPER, Keeper, NetfilterTable, remove
+from ebpflb.model.addresses import parse_address
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-netfilter"
+CLIENT, ENDPOINT = f"{NAME}-client", f"{NAME}-endpoint"
+OPTIONS = TableOptions(0x4000, (20000, 20099), drops_invalid=True, sctp=True)
+MASQUERADE, PORT_KEPT = 0x800000, 0x400000
+HERE_AND_THERE = "02:00:00:00:00:01", "02:00:00:00:00:02"
+PORT, SERVICE_PORT = 8080, 80
+
+
+class Addresses(NamedTuple):
+    family: int
+    client: str
+    endpoint: str
+    service: str
+    node: str  # as endpoints see it
+
+
+V4 = Addresses(socket.AF_INET, "192.0.2.7", "10.0.0.2", "198.51.100.1", "10.0.0.1")
+V6 = Addresses(socket.AF_INET6, "2001:db8:1::7", "fd00::2", "2001:db8:99::1", "fd00::1")
+FAMILIES = pytest.mark.parametrize("addresses", [V4, V6], ids=["IPv4", "IPv6"])
+
+
+@pytest.fixture
+def node() -> Iterator[None]:
+    """An empty namespace."""
+    with nodes.fresh(NAME):
+        yield
+
+
+@pytest.fixture
+def network() -> Iterator[None]:
+    """A client, a node and an endpoint."""
+    with nodes.fresh(CLIENT), nodes.fresh(ENDPOINT), nodes.fresh(NAME):
+        _connect("client0", CLIENT, ("192.0.2.1/24", "2001:db8:1::1/64"), V4.client, V6.client)
+        _connect("endpoint0", ENDPOINT, ("10.0.0.1/24", "fd00::1/64"), V4.endpoint, V6.endpoint)
+        for name in ("ipv4.ip_forward", "ipv6.conf.all.forwarding"):
+            with open(f"/proc/sys/net/{name.replace('.', '/')}", "w") as file:
+                file.write("1")
+        yield
+
+
+def _connect(device: str, netns: str, gateways: tuple[str, str], *addresses: str) -> None:
+    """Both ends know each other's link address, so no packet waits for an answer."""
+    peer = ["peer", "name", "eth0", "address", HERE_AND_THERE[1], "netns", netns]
+    run("ip", "link", "add", device, "address", HERE_AND_THERE[0], "type", "veth", *peer)
+    with nodes.entered(netns):
+        run("ip", "link", "set", "eth0", "up")
+    run("ip", "link", "set", device, "up")
+    for address, gateway in zip(addresses, gateways, strict=True):
+        host, length = gateway.split("/")
+        _add_address(device, gateway, address, HERE_AND_THERE[1])
+        with nodes.entered(netns):
+            _add_address("eth0", f"{address}/{length}", host, HERE_AND_THERE[0])
+            run("ip", "route", "add", "default", "via", host)
+
+
+def _add_address(device: str, address: str, neighbour: str, link_address: str) -> None:
+    run("ip", "addr", "add", address, "dev", device, *_no_dad(address))
+    run("ip", "neigh", "add", neighbour, "lladdr", link_address, "dev", device)
+
+
+def _no_dad(address: str) -> list[str]:
+    return ["nodad"] if ":" in address else []
+
+
+@pytest.fixture
+def table(network: None) -> Iterator[NetfilterTable]:
+    with closing(NetfilterTable(OPTIONS)) as built:
+        built.build()
+        yield built
+
+
+@pytest.fixture
+def elements(table: NetfilterTable) -> Elements:
+    """Backend 1 is the endpoint's IPv4 address, backend 2 its IPv6 address."""
+    written = Elements(table.session, OPTIONS)
+    written.write([_backend(1, V4.endpoint), _backend(2, V6.endpoint)])
+    return written
+
+
+def _backend(number: int, address: str, port: int = PORT) -> tuple:  # type: ignore[type-arg]
+    return number, parse_address(address), port
+
+
+def _choose(addresses: Addresses, flags: int = 0, number: int | None = None) -> None:
+    """Choose this backend for the client's packets to the service."""
+    ip = "ip" if addresses is V4 else "ip6"
+    number = number or (1 if addresses is V4 else 2)
+    choice = f"{(0xEB000000 | flags) >> 16:x}:{number:x}"
+    rule = f"iifname client0 {ip} daddr {addresses.service} meta priority set {choice}"
+    chain = f"chain c {{\n type filter hook prerouting priority -300\n {rule}\n }}"
+    run("nft", "-f", "-", said=f"table inet choice {{\n {chain}\n}}\n")
+
+
+def _socket(netns: str, addresses: Addresses, kind: int, protocol: int = 0) -> socket.socket:
+    with nodes.entered(netns):
+        opened = socket.socket(addresses.family, kind, protocol)
+    opened.settimeout(5)
+    return opened
+
+
+def _ask(addresses: Addresses, kind: int, port: int = 0, to: int = PORT) -> tuple[str, int]:
+    """The client's address and port as the endpoint sees them; the answer must reach the client."""
+    with (
+        _socket(ENDPOINT, addresses, kind) as endpoint,
+        _socket(CLIENT, addresses, kind) as client,
+        ExitStack() as stack,
+    ):
+        endpoint.bind((addresses.endpoint, to))
+        client.bind((addresses.client, port))
+        if kind == socket.SOCK_STREAM:
+            endpoint.listen()
+        client.connect((addresses.service, SERVICE_PORT))
+        client.send(b"?")
+        if kind == socket.SOCK_STREAM:
+            endpoint = stack.enter_context(endpoint.accept()[0])
+            peer = endpoint.getpeername()
+            assert endpoint.recv(9) == b"?"
+            endpoint.send(b"!")
+        else:
+            said, peer = endpoint.recvfrom(9)
+            assert said == b"?"
+            endpoint.sendto(b"!", peer)
+        assert client.recv(9) == b"!"
+    return peer[:2]
+
+
+KINDS = pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["UDP", "TCP"])
+
+
+@FAMILIES
+@KINDS
+@pytest.mark.usefixtures("elements")
+def test_translates(addresses: Addresses, kind: int) -> None:
+    """A packet with a choice goes to the endpoint with the client's address, and so do answers."""
+    _choose(addresses)
+    assert _ask(addresses, kind, 5555) == (addresses.client, 5555)
+
+
+@FAMILIES
+@KINDS
+@pytest.mark.usefixtures("elements")
+def test_masquerades(addresses: Addresses, kind: int) -> None:
+    """With the flag the endpoint sees the node's address and a port of the range, and the packet
+    has no mark any more.
+    """
+    _choose(addresses, MASQUERADE)
+    chain = "chain c {\n type filter hook postrouting priority 300\n mark and 0x4000 != 0 drop\n }"
+    run("nft", "-f", "-", said=f"table inet marked {{\n {chain}\n}}\n")
+    host, port = _ask(addresses, kind, 5555)
+    assert host == addresses.node
+    assert port in range(20000, 20100)
+
+
+@FAMILIES
+@pytest.mark.usefixtures("elements")
+def test_privileged_ports(addresses: Addresses) -> None:
+    """A masqueraded privileged port becomes another privileged port."""
+    _choose(addresses, MASQUERADE)
+    host, port = _ask(addresses, socket.SOCK_DGRAM, 999)
+    assert host == addresses.node
+    assert port < 1024
+
+
+@FAMILIES
+def test_keeps_the_port(table: NetfilterTable, addresses: Addresses) -> None:
+    """With that flag only the address is translated, by the maps of addresses."""
+    _choose(addresses, PORT_KEPT, 7)
+    table.close()  # so that nft(8) may write
+    name = "addresses4" if addresses is V4 else "addresses6"
+    run("nft", "add", "element", *_names(name), f"{{ 0:7 : {addresses.endpoint} }}")
+    _ask(addresses, socket.SOCK_DGRAM, to=SERVICE_PORT)
+
+
+@FAMILIES
+@pytest.mark.usefixtures("elements")
+def test_sctp(addresses: Addresses) -> None:
+    """An SCTP packet gets the endpoint's address and port."""
+    if not probe.can_translate_sctp():
+        pytest.skip("this kernel has no NAT for SCTP")
+    _choose(addresses)
+    received = _send_sctp(addresses)
+    assert received[:4] == struct.pack(">HH", 5555, PORT)
+
+
+def _send_sctp(addresses: Addresses, seconds: float = 5) -> bytes:
+    protocol = socket.IPPROTO_SCTP
+    with (
+        _socket(ENDPOINT, addresses, socket.SOCK_RAW, protocol) as endpoint,
+        _socket(CLIENT, addresses, socket.SOCK_RAW, protocol) as client,
+    ):
+        endpoint.settimeout(seconds)
+        packet = probe.sctp_init(5555, SERVICE_PORT)
+        client.sendto(packet, (addresses.service, 0))
+        return endpoint.recv(999)[20 if addresses is V4 else 0 :]
+
+
+@pytest.mark.usefixtures("network")
+def test_sctp_is_an_option() -> None:
+    """Without it an SCTP packet with a choice is dropped."""
+    _choose(V4)
+    options = OPTIONS._replace(sctp=False)
+    with closing(NetfilterTable(options)) as table:
+        table.build()
+        Elements(table.session, options).write([_backend(1, V4.endpoint)])
+        with pytest.raises(TimeoutError):
+            _send_sctp(V4, 0.2)
+
+
+@FAMILIES
+@pytest.mark.parametrize("flags", [0, MASQUERADE, PORT_KEPT])
+@pytest.mark.usefixtures("elements")
+def test_a_choice_without_an_element(addresses: Addresses, flags: int) -> None:
+    """The packet is dropped, though the node itself has a socket at its destination; a packet
+    without a choice reaches that socket.
+    """
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "addr", "add", addresses.service, "dev", "lo", *_no_dad(addresses.service))
+    _choose(addresses, flags, 99)
+    with (
+        _socket(NAME, addresses, socket.SOCK_DGRAM) as local,
+        _socket(CLIENT, addresses, socket.SOCK_DGRAM) as client,
+    ):
+        local.bind((addresses.service, SERVICE_PORT))
+        client.sendto(b"chosen", (addresses.service, SERVICE_PORT))
+        local.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            local.recv(9)
+        assert "counter packets 1 " in run("nft", "list", "chain", *_names("translate"))
+        run("nft", "delete", "table", "inet", "choice")
+        client.sendto(b"other", (addresses.service, SERVICE_PORT))
+        assert local.recv(9) == b"other"
+
+
+def _names(what: str) -> list[str]:
+    return [TABLE.family, TABLE.table, what]
+
+
+ACK, RST, SYN_ACK = 0x10, 0x04, 0x12
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    ("flags", "port", "passes"),
+    [(RST, PORT, False), (SYN_ACK, PORT, True), (RST, PORT + 1, True)],
+    ids=["RST", "SYN/ACK", "other source"],
+)
+@pytest.mark.usefixtures("elements")
+def test_invalid_segments(addresses: Addresses, flags: int, port: int, passes: bool) -> None:
+    """Of a connection that conntrack does not know: an endpoint's segments do not reach the client,
+    but SYN/ACKs and other hosts' segments do.
+    """
+    assert _passes(addresses, flags, port) == passes
+
+
+@pytest.mark.usefixtures("network")
+def test_invalid_segments_are_an_option() -> None:
+    """Without it no segment is dropped, and there are no sets for it."""
+    options = OPTIONS._replace(drops_invalid=False)
+    with closing(NetfilterTable(options)) as table:
+        table.build()
+        Elements(table.session, options).write([_backend(1, V4.endpoint)])
+        assert _passes(V4, RST, PORT)
+        assert "endpoints4" not in run("nft", "list", "table", "inet", TABLE.table)
+
+
+def _passes(addresses: Addresses, flags: int, port: int) -> bool:
+    """Whether the endpoint's segment reaches the client; each SYN/ACK does after it."""
+    protocol = socket.IPPROTO_TCP
+    with (
+        _socket(ENDPOINT, addresses, socket.SOCK_RAW, protocol) as endpoint,
+        _socket(CLIENT, addresses, socket.SOCK_RAW, protocol) as client,
+    ):
+        for number, kind in ((1, flags), (2, SYN_ACK)):
+            segment = _segment(addresses, port, kind, number)
+            endpoint.sendto(segment, (addresses.client, 0))
+        received = client.recv(999)[20 if addresses is V4 else 0 :]
+        return bool(received[7] == 1)
+
+
+def _segment(addresses: Addresses, port: int, flags: int, number: int) -> bytes:
+    ends = [socket.inet_pton(addresses.family, it) for it in (addresses.endpoint, addresses.client)]
+    head = [port, 5555, number, 0, 5 << 4, flags, 1000, 0, 0]
+    layout = struct.Struct(">HHIIBBHHH")
+    data = b"".join(ends) + struct.pack(">HH", socket.IPPROTO_TCP, layout.size) + layout.pack(*head)
+    head[7] = ~(sum(struct.unpack(f">{len(data) // 2}H", data)) % 0xFFFF) & 0xFFFF
+    return layout.pack(*head)
+
+
+@pytest.mark.usefixtures("node")
+def test_as_nft_prints_it() -> None:
+    """nft(8) shows every rule with a comment, and can load what it shows."""
+    with closing(NetfilterTable(OPTIONS, owns=False)) as table:
+        table.build()
+        elements = Elements(table.session, OPTIONS)
+        elements.write([_backend(1, V4.endpoint), _backend(2, V6.endpoint, 53)])
+        shown = run("nft", "-y", "list", "table", "inet", TABLE.table)
+        for line in (
+            "type nat hook prerouting priority -110; policy accept;",
+            "type nat hook postrouting priority 90; policy accept;",
+            "type filter hook prerouting priority -190; policy accept;",
+            f"elements = {{ 0:1 : {V4.endpoint} . {PORT} }}",
+            f"elements = {{ 0:2 : {V6.endpoint} . 53 }}",
+            "meta priority & ff00:0 == eb00:0 goto translate",
+            "dnat ip to meta priority & 3f:ffff map @backends4",
+            "dnat ip6 to meta priority & 3f:ffff map @addresses6",
+            "masquerade to :20000-20099 fully-random",
+            'counter packets 0 bytes 0 drop comment "ebpflb: the endpoint was removed"',
+        ):
+            assert line in shown
+        run("nft", "delete", "table", "inet", TABLE.table)
+        run("nft", "-f", "-", said=shown)
+        assert run("nft", "-y", "list", "table", "inet", TABLE.table) == shown
+        assert elements.read().keys() == {1, 2}
+
+
+@pytest.fixture
+def plain(node: None) -> Iterator[NetfilterTable]:
+    """A table as on kernels before 6.9, with one element: others can change it."""
+    with closing(NetfilterTable(OPTIONS, owns=False)) as built:
+        assert built.differences() == ["the table is missing"]
+        assert not built.build()
+        assert built.is_intact()
+        Elements(built.session, OPTIONS).write([_backend(1, V4.endpoint)])
+        yield built
+
+
+@pytest.mark.parametrize(
+    ("tampering", "words", "is_kept"),
+    [
+        ("delete table inet ebpflb", "table is missing", False),
+        ("flush chain inet ebpflb translate", '"mark for masquerade" is missing', True),
+        ("add rule inet ebpflb choose accept", "chain choose: rules were added", True),
+        ("insert rule inet ebpflb choose accept", "chain choose: rules were added", True),
+        ("add chain inet ebpflb new", "chain new was added", True),
+        ("add set inet ebpflb new { type mark; }", "map or set new was added", True),
+        ("add table inet ebpflb { flags dormant; }", "switched off", True),
+        ("chain inet ebpflb choose { policy drop; }", "chain choose was changed", True),
+        ("flush chain inet ebpflb invalid; delete chain inet ebpflb invalid", "invalid is", True),
+        (
+            "flush chain inet ebpflb masquerade-marked; delete chain inet ebpflb masquerade-marked;"
+            "add chain inet ebpflb masquerade-marked { type nat hook postrouting priority 95; }",
+            "chain masquerade-marked was changed",
+            True,
+        ),
+        (
+            "flush chain inet ebpflb untranslated; delete set inet ebpflb endpoints4",
+            "endpoints4 is missing",
+            False,
+        ),
+        (
+            "flush chain inet ebpflb translate; delete map inet ebpflb backends4;"
+            "add map inet ebpflb backends4 { type mark : ipv4_addr . inet_service; }",
+            "map or set backends4 was changed",
+            False,
+        ),
+    ],
+)
+def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept: bool) -> None:
+    """Whatever another program removes, adds or changes is noticed, and made right again; elements
+    stay if their map is intact.
+    """
+    before = run("nft", "-n", "list", "table", "inet", TABLE.table)
+    run("nft", "-f", "-", said=tampering.replace(";", "\n") if "{" not in tampering else tampering)
+    assert any(words in difference for difference in plain.differences())
+    assert plain.build() == is_kept
+    assert plain.differences() == []
+    elements = Elements(plain.session, OPTIONS)
+    elements.write([], [_backend(1, V4.endpoint)])
+    elements.write([_backend(1, V4.endpoint)])
+    assert sorted(run("nft", "-n", "list", "table", "inet", TABLE.table)) == sorted(before)
+
+
+@pytest.mark.parametrize(
+    ("chain", "old", "new"),
+    [
+        ("translate", "40:0 == none", "40:0 != none"),
+        ("translate", "dnat ip to", "counter dnat ip to"),
+        ("translate", "0x00004000", "0x00008000"),
+        ("masquerade-marked", "20000-20099", "20000-20098"),
+        ("masquerade-marked", "fully-random", "fully-random,persistent"),
+        ("choose", "goto translate", "jump translate"),
+        ("translate", "dnat ip to meta priority & 3f:ffff", "dnat ip to meta priority & f:ffff"),
+        ("untranslated", "drop", "accept"),
+        ("translate", "the endpoint was removed", "another comment"),
+    ],
+)
+def test_changed_rules(plain: NetfilterTable, chain: str, old: str, new: str) -> None:
+    """Also one changed word of one rule is noticed."""
+    listed = run("nft", "-a", "list", "chain", *_names(chain)).splitlines()
+    rule, handle = next(line for line in listed if old in line).split(" # handle ")
+    changed = rule.replace(old, new).strip()
+    run("nft", "replace", "rule", *_names(chain), "handle", handle, changed)
+    assert len(plain.differences()) == 2  # this rule is missing, and there is another one
+    assert plain.build()
+    assert plain.is_intact()
+
+
+def test_order_of_rules(plain: NetfilterTable) -> None:
+    """A rule in another place is noticed."""
+    listed = run("nft", "-a", "list", "chain", *_names("masquerade-marked")).splitlines()
+    rule, handle = next(line for line in listed if "unprivileged TCP" in line).split(" # handle ")
+    run("nft", "delete", "rule", *_names("masquerade-marked"), "handle", handle)
+    run("nft", "add", "rule", *_names("masquerade-marked"), rule.strip())
+    assert plain.differences() == ["chain masquerade-marked: the order of the rules was changed"]
+
+
+def test_other_options(plain: NetfilterTable) -> None:
+    """A table for other options is another one, and keeps its elements where they have a place."""
+    options = TableOptions(0x8000, (30000, 30999), drops_invalid=False, sctp=False)
+    with closing(NetfilterTable(options, owns=False)) as other:
+        assert not other.is_intact()
+        assert other.build()
+        assert other.is_intact()
+        assert Elements(other.session, options).read().keys() == {1}
+    assert not plain.is_intact()
+    assert not plain.build()  # the sets of endpoints are new
+
+
+@pytest.mark.usefixtures("node")
+def test_an_owned_table() -> None:
+    """Others cannot change or flush it; it stays when its agent ends, the next one takes it over
+    with its elements, and anyone may remove it while no agent runs.
+    """
+    with closing(NetfilterTable(OPTIONS)) as table:
+        table.build()
+        if not table.is_owned:
+            pytest.skip("this kernel's tables cannot stay without their owner (Linux 6.9)")
+        Elements(table.session, OPTIONS).write([_backend(1, V4.endpoint)])
+        run("nft", "flush", "ruleset")
+        assert table.is_intact()
+        with closing(NetfilterTable(OPTIONS)) as second, pytest.raises(NodeError, match="owns"):
+            second.build()
+        with pytest.raises(NodeError, match="another process owns the table"):
+            remove()
+    with closing(NetfilterTable(OPTIONS)) as table:
+        assert table.build()
+        assert table.is_owned
+        assert table.is_intact()
+        assert Elements(table.session, OPTIONS).read().keys() == {1}
+    remove()
+    assert not nft.tables()
+
+
+def test_a_plain_table_becomes_an_owned_one(plain: NetfilterTable) -> None:
+    """As an agent may have written it that ran on an older kernel, or as nft(8) has loaded it."""
+    with closing(NetfilterTable(OPTIONS)) as table:
+        assert table.build() != table.is_owned  # elements are kept only where it stays a plain one
+        assert table.is_intact()
+
+
+@pytest.mark.usefixtures("node")
+def test_remove() -> None:
+    """Removes all tables of the engine; nothing to remove is no error."""
+    remove()
+    with closing(NetfilterTable(OPTIONS, owns=False)) as table:
+        table.build()
+        remove()
+    assert not nft.tables()
+
+
+@pytest.mark.usefixtures("network")
+def test_connections_survive_a_flush() -> None:
+    """With a keeper an established connection goes on while the table is missing, and after."""
+    keeper = Keeper()
+    if not keeper.open():
+        pytest.skip("this kernel's tables have no owner (Linux 5.12)")
+    assert keeper.open()
+    with (
+        closing(keeper),
+        closing(NetfilterTable(OPTIONS, owns=False)) as table,
+        _socket(ENDPOINT, V4, socket.SOCK_STREAM) as listener,
+        _socket(CLIENT, V4, socket.SOCK_STREAM) as client,
+    ):
+        table.build()
+        Elements(table.session, OPTIONS).write([_backend(1, V4.endpoint)])
+        _choose(V4)
+        listener.bind((V4.endpoint, PORT))
+        listener.listen()
+        client.connect((V4.service, SERVICE_PORT))
+        with listener.accept()[0] as endpoint:
+            endpoint.settimeout(5)
+            for step in (lambda: run("nft", "flush", "ruleset"), table.build):
+                step()
+                client.send(b"?")
+                assert endpoint.recv(9) == b"?"
+                endpoint.send(b"!")
+                assert client.recv(9) == b"!"
+            assert KEEPER in nft.tables()
+    assert KEEPER not in nft.tables()
+
+
+def test_the_probe_leaves_nothing(node: None) -> None:
+    """The kernel that runs these tests can translate; the probe leaves nothing here."""
+    assert probe.netfilter_obstacle() is None
+    assert probe.can_translate_sctp() in (True, False)
+    assert not nft.tables()
+    assert "probe" not in run("ip", "link")
+
+
+def test_the_probe_finds_an_obstacle(monkeypatch: pytest.MonkeyPatch, node: None) -> None:
+    """A packet that is not translated, or a table that is refused, is told in a sentence."""
+    monkeypatch.setattr(probe, "_BACKEND", 1 << 22)
+    assert "was not delivered" in (probe.netfilter_obstacle() or "")
+    monkeypatch.undo()
+    monkeypatch.setattr(probe, "base_chain", lambda *_: {})
+    assert "cannot translate by nf_tables" in (probe.netfilter_obstacle() or "")

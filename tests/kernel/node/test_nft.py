@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of nftables by netlink, and what keeps NAT alive; in a namespace of the test's own."""
+
+import os
+from collections.abc import Iterator
+from errno import EMFILE, EPROTONOSUPPORT
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import nft, watch
+from ebpflb.kernel.netfilter.nft import Name
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-nft"
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+def test_tables() -> None:
+    """Those of the families of IP are listed, with their family; no others."""
+    for family in ("ip", "ip6", "inet", "arp", "bridge"):
+        run("nft", "add", "table", family, "mine")
+    assert nft.tables() == {Name("ip", "mine"), Name("ip6", "mine"), Name("inet", "mine")}
+
+
+def test_chains() -> None:
+    """A chain is of its table and family."""
+    run("nft", "add", "table", "ip", "mine")
+    run("nft", "add", "table", "ip", "other")
+    for chain in ("one", "two"):
+        run("nft", "add", "chain", "ip", "mine", chain)
+    assert nft.chains(Name("ip", "mine")) == {"one", "two"}
+    assert nft.has_chain(Name("ip", "mine"), "one")
+    for name, chain in (("ip", "other"), ("ip6", "mine")):
+        assert not nft.has_chain(Name(name, chain), "one")
+    assert not nft.has_chain(Name("ip", "mine"), "on")
+
+
+def test_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be looked at is not said to be missing; a kernel without nf_tables has none."""
+    refusal = OSError(EMFILE, "Too many open files")
+
+    def refused(**_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(nft, "NFTables", refused)
+    for look in (nft.tables, lambda: nft.has_chain(Name("ip", "mine"), "one")):
+        with pytest.raises(NodeError, match="Too many open files"):
+            look()
+    refusal = OSError(EPROTONOSUPPORT, "Protocol not supported")
+    assert nft.tables() == nft.chains(Name("ip", "mine")) == set()
+    assert not nft.has_chain(Name("ip", "mine"), "one")
+
+
+def test_delete() -> None:
+    """A table goes with all that is in it; one that is gone already is no error."""
+    run("nft", "-f", "-", said="table ip mine {\n chain c {\n jump d\n }\n chain d {\n }\n}\n")
+    for _ in range(2):
+        nft.delete(Name("ip", "mine"))
+        assert not nft.tables()
+
+
+def test_delete_refused() -> None:
+    """If the kernel refuses, the error names table and reason."""
+    with pytest.raises(NodeError, match=r"^table ip x{300}: "):
+        nft.delete(Name("ip", "x" * 300))
+
+
+@pytest.mark.parametrize("table", [watch.FORMER, watch.HOLD], ids=str)
+def test_hold_nat(table: Name) -> None:
+    """What keeps NAT alive is made once, decides nothing, and goes."""
+    assert watch.keep_nat_hooks(table)
+    made = run("nft", "list", "ruleset")
+    assert "type nat hook prerouting" in made
+    assert not any(
+        word in made for word in ("dnat", "snat", "masquerade", "drop", "accept;\n\t\t\t")
+    )
+    assert not watch.keep_nat_hooks(table)
+    assert run("nft", "list", "ruleset") == made
+    assert watch.keeps_nat_hooks(table)
+    watch.release_nat_hooks(table)
+    assert not watch.keeps_nat_hooks(table)
+    assert not run("nft", "list", "ruleset")
+
+
+def test_rules_of_a_chain() -> None:
+    """A chain has a rule, or is empty, or is of another table."""
+    run("nft", "-f", "-", said="table ip mine {\n chain c {\n accept\n }\n chain d {\n }\n}\n")
+    run("nft", "add", "table", "ip", "other")
+    assert nft.has_rule(Name("ip", "mine"), "c")
+    for name, chain in ((("ip", "mine"), "d"), (("ip", "other"), "c"), (("ip6", "mine"), "c")):
+        assert not nft.has_rule(Name(*name), chain)

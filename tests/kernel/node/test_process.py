@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process may do, and its oom_score_adj, on a fake /proc."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from ebpflb.kernel.node import process
+
+
+def test_oom_score_adj(tmp_path: Path) -> None:
+    """It is written as it was chosen."""
+    path = tmp_path / "oom_score_adj"
+    path.write_text("0\n")
+    process.adjust_oom_score(-999, path)
+    assert path.read_text() == "-999\n"
+
+
+def test_not_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where it cannot be set that is said, and nothing else happens."""
+    caplog.set_level(logging.INFO)
+    process.adjust_oom_score(-999, tmp_path / "missing")
+    assert caplog.messages == ["oom_score_adj: not set to -999: No such file or directory"]
+
+
+def status(*names: str) -> str:
+    mask = sum(1 << process.CAPABILITIES[name] for name in names)
+    return f"Name:\tit\nCapPrm:\t{(1 << 41) - 1:016x}\nCapEff:\t{mask:016x}\nCapAmb:\t0\n"
+
+
+def test_only_effective_ones_count() -> None:
+    """What is permitted or in the bounding set is not held."""
+    assert process.missing_capabilities(status()) == list(process.NEEDED_CAPABILITIES)
+    assert process.missing_capabilities(status(*process.NEEDED_CAPABILITIES)) == []
+
+
+@pytest.mark.parametrize("lost", process.NEEDED_CAPABILITIES)
+def test_each_missing_one_is_named(lost: str) -> None:
+    """That one, and no other."""
+    held = [name for name in process.NEEDED_CAPABILITIES if name != lost]
+    assert process.missing_capabilities(status(*held)) == [lost]
+
+
+def test_sys_admin_stands_for_bpf() -> None:
+    """The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON, but netlink not for its own."""
+    assert process.missing_capabilities(status("CAP_SYS_ADMIN")) == ["CAP_NET_ADMIN"]
+    assert process.missing_capabilities(status("CAP_SYS_ADMIN", "CAP_NET_ADMIN")) == []
+
+
+def test_the_machines_clock(tmp_path: Path) -> None:
+    """Of this process, and where the kernel has no time namespaces."""
+    assert process.clock_shift() == process.clock_shift(tmp_path / "missing") == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanoseconds", "shift"), [(1000, 0, 1000.0), (-1, 500_000_000, -0.5)]
+)
+def test_the_clock_of_a_time_namespace(
+    tmp_path: Path, seconds: int, nanoseconds: int, shift: float
+) -> None:
+    """As the kernel writes it."""
+    clocks = tmp_path / "timens_offsets"
+    clocks.write_text(f"monotonic  {seconds:10} {nanoseconds:9}\nboottime  5  0\n")
+    assert process.clock_shift(clocks) == shift

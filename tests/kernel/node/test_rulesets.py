@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of a network namespace, as its tools print them: within limits, and without tools."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.kernel.netfilter import rulesets
+from ebpflb.lab.netns import Namespace
+from tests.kernel.node import nodes
+
+NAME = f"ebpflb-test-{os.getpid()}-rules"
+TABLE = "table inet fw {\nchain c {\n}\n}\n"
+HERE = Namespace(NAME)
+Fake = Callable[[str], None]
+
+
+@pytest.fixture
+def namespace() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+@pytest.fixture
+def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Leaves one tool on this machine: an nft that does what a line of shell says."""
+
+    def install(line: str) -> None:
+        tool = tmp_path / "nft"
+        tool.write_text(f"#!/bin/sh\n{line}\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return install
+
+
+@pytest.mark.usefixtures("namespace")
+def test_nft() -> None:
+    """What nft prints is JSON, with a rule's handle; empty without tables."""
+    HERE.nft(TABLE)
+    ((tool, text),), unread = rulesets.read()
+    assert (tool, unread) == ("nft", ())
+    assert {"fw"} == {o["table"]["name"] for o in json.loads(text)["nftables"] if "table" in o}
+
+
+@pytest.mark.usefixtures("namespace")
+@pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
+def test_iptables(tool: nodes.Tool) -> None:
+    """Each variant that has tables is read by its own tool, and no other is asked."""
+    tool.restore("*raw\n-A PREROUTING -p udp -j DROP\nCOMMIT\n")
+    printed = dict(rulesets.read().printed)
+    assert b"-A PREROUTING -p udp -j DROP" in printed[tool.name]
+    assert printed.keys() <= {tool.name, "nft"}
+
+
+@pytest.mark.usefixtures("namespace")
+def test_no_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without tools nothing is said where there are no tables of others, else which is missing."""
+    HERE.nft("table inet ebpflb {\n}\n")
+    before = rulesets.are_there()
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", str(tmp_path))
+        assert rulesets.read() == ((), ())
+    HERE.nft(TABLE)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    printed, (line,) = rulesets.read()
+    assert (before, printed) == (True, ())
+    assert line == "nft: it has rules, and nft is not installed here"
+
+
+FAULTS = [
+    ("echo 'Operation not permitted (you must be root)' >&2; exit 1", "you must be root"),
+    ("echo one >&2; echo two >&2; exit 2", "one two"),
+    ("exit 3", "exit status 3"),
+    ("while :; do echo 0123456789abcdef; done", "MB of rules: not compared"),
+    ("while :; do :; done", "no answer in 0.5 s"),
+    ("while :; do echo 0123456789abcdef >&2; done", "no answer in 0.5 s"),
+]
+
+
+@pytest.mark.usefixtures("namespace")
+@pytest.mark.parametrize(("line", "said"), FAULTS)
+def test_faults(monkeypatch: pytest.MonkeyPatch, only: Fake, line: str, said: str) -> None:
+    """A tool that fails, prints without end or does not end is one line, and ends."""
+    monkeypatch.setattr(rulesets, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(rulesets, "MOST_BYTES_OF_RULES", 1 << 16)
+    only(line)
+    printed, (unread,) = rulesets.read()
+    assert not printed
+    assert unread.startswith("nft: ")
+    assert said in unread
+    assert "\n" not in unread

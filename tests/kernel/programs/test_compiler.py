@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bpf/ -> bytecode: by a child process, and only once for the same sources."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ebpflb.errors import CompileError
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import compiler
+from ebpflb.kernel.programs.compiler import Compiled, compile_source
+from ebpflb.kernel.programs.loader import SECTIONS
+from tests.kernel.variants import SOURCE, VARIANTS, needs_root
+
+pytestmark = pytest.mark.usefixtures("nothing_brought")
+
+PACKAGE = Path(compiler.__file__).parents[2]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of bpf/ to change."""
+    return Path(shutil.copytree(layout.SOURCES, tmp_path / "bpf"))
+
+
+def error_places(text: str) -> list[str]:
+    """Where clang reports errors, as path:line."""
+    found = re.findall(r"(?m)^(\S+):(\d+):\d+: (?:fatal )?error:", text)
+    return [f"{os.path.normpath(path)}:{line}" for path, line in found]
+
+
+def replace(path: Path, old: str, new: str) -> int:
+    """Changes a line of a file; its number."""
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    return text[: text.index(old)].count("\n") + 1
+
+
+def test_programs(compiled: Compiled) -> None:
+    """Each PROGRAM line becomes bytecode, in whole instructions, for a section that exists."""
+    text = (layout.SOURCES / SOURCE).read_text()
+    assert text.count("\nPROGRAM(") == len(compiled.programs) == len(SECTIONS)
+    assert set(compiled.sections) == set(compiled.programs)
+    assert set(compiled.sections.values()) == set(SECTIONS)
+    assert all(code and len(code) % 8 == 0 for code in compiled.programs.values())
+
+
+def test_variants_differ(cache: Path) -> None:
+    """Flags reach the compiler."""
+    found = [compile_source(SOURCE, flags, cache=cache) for flags in VARIANTS.values()]
+    assert found[0].programs["connect4"] != found[1].programs["connect4"]
+    assert found[0].programs["recvmsg4"] == found[1].programs["recvmsg4"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "complaint"),
+    [
+        (
+            "rules/frontend.h",
+            "enum found found = ABSENT;",
+            "enum found found = nil;",
+            "'nil'",
+        ),
+        ("hooks/socket.c", "hooks at the sockets", "hooks */ nonsense /*", "'nonsense'"),
+        (
+            "layout/service.h",
+            "SIZE(struct range, 8);",
+            "SIZE(struct range, 9);",
+            "size of struct range",
+        ),
+    ],
+)
+def test_mistake(
+    sources: Path, tmp_path: Path, file: str, old: str, new: str, complaint: str
+) -> None:
+    """A mistake is shown as the compiler reports it, with its file and line."""
+    line = replace(sources / file, old, new)
+    with pytest.raises(CompileError) as refusal:
+        compile_source(SOURCE, cache=tmp_path / "cache", sources=sources)
+    text = str(refusal.value)
+    assert text.startswith(f"{SOURCE} does not compile:\n")
+    assert f"{sources / file}:{line}" in error_places(text)
+    assert complaint in text
+    assert "Traceback" not in text
+    assert not (tmp_path / "cache").exists()
+
+
+def test_no_such_source(tmp_path: Path) -> None:
+    """A missing hook file is named, and not cached."""
+    with pytest.raises(CompileError, match=r"hooks/missing\.c does not compile: .*No such file"):
+        compile_source("hooks/missing.c", cache=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on every child fails."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+
+def test_cached(one_variant: Compiled, cache: Path, no_child: None) -> None:
+    """The same sources and flags are not compiled again."""
+    again = compile_source(SOURCE, VARIANTS["set_retval"], cache=cache)
+    assert again.cached
+    assert again.programs == one_variant.programs
+    assert again.sections == one_variant.sections
+
+
+@pytest.mark.usefixtures("one_variant", "no_child")
+class TestNotCached:
+    """What causes a new compilation; here the child fails, which shows that it was started."""
+
+    @staticmethod
+    def is_compiled(cache: Path, sources: Path = layout.SOURCES, *more: str) -> bool:
+        flags = (*VARIANTS["set_retval"], *more)
+        try:
+            return not compile_source(SOURCE, flags, cache=cache, sources=sources).cached
+        except CompileError:
+            return True
+
+    def test_same_text_elsewhere(self, cache: Path, sources: Path) -> None:
+        """Where the sources lie is irrelevant."""
+        assert not self.is_compiled(cache, sources)
+
+    def test_flags(self, cache: Path) -> None:
+        """Other flags."""
+        assert self.is_compiled(cache, layout.SOURCES, "-DMORE")
+
+    @pytest.mark.parametrize(
+        "file",
+        [SOURCE, "layout.h", "layout/flow.h", "core/counters.h", "stub/include/asm/page.h"],
+    )
+    def test_source(self, cache: Path, sources: Path, file: str) -> None:
+        """Another character in any file, the stub headers included."""
+        (sources / file).write_text((sources / file).read_text() + "\n")
+        assert self.is_compiled(cache, sources)
+
+    def test_new_file(self, cache: Path, sources: Path) -> None:
+        """One more file, which an include may find first."""
+        (sources / "path" / "types.h").touch()
+        assert self.is_compiled(cache, sources)
+
+    def test_bcc_version(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another BCC."""
+        (tmp_path / "bcc").mkdir()
+        (tmp_path / "bcc" / "__init__.py").touch()
+        (tmp_path / "bcc" / "version.py").write_text("__version__ = '99.0'\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        assert compiler.bcc_version() == "99.0"
+        assert self.is_compiled(cache)
+
+
+def test_damaged_cache(tmp_path: Path, one_variant: Compiled, cache: Path) -> None:
+    """An entry that cannot be read is compiled and written again."""
+    flags = VARIANTS["set_retval"]
+    entry = compiler.entry(cache, SOURCE, flags, compiler.bcc_version() or "")
+    (tmp_path / entry.name).write_bytes(entry.read_bytes()[:1000])
+    found = compile_source(SOURCE, flags, cache=tmp_path)
+    assert not found.cached
+    assert found.programs == one_variant.programs
+    assert compile_source(SOURCE, flags, cache=tmp_path).cached
+
+
+def test_cache_cannot_be_written(tmp_path: Path, one_variant: Compiled) -> None:
+    """Without a cache the programs are compiled nevertheless."""
+    (tmp_path / "file").touch()
+    found = compile_source(SOURCE, VARIANTS["set_retval"], cache=tmp_path / "file" / "cache")
+    assert found.programs == one_variant.programs
+
+
+AGENT = """
+import sys
+from pathlib import Path
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import compiler
+found = compiler.compile_source("hooks/socket.c", cache=Path(sys.argv[1]))
+assert not found.cached and len(found.programs) == 11
+assert "bcc" not in sys.modules, "bcc is in the agent"
+print(layout.SOURCES)
+"""
+
+
+@needs_root
+def test_private_checkout(tmp_path: Path) -> None:
+    """The user nobody compiles sources that only root can read; the agent imports no bcc."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(PACKAGE, checkout / "ebpflb")
+    shutil.copytree(layout.SOURCES, checkout / "bpf")
+    checkout.chmod(0o700)
+    done = subprocess.run(
+        [sys.executable, "-c", AGENT, tmp_path / "cache"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        check=False,
+        umask=0o077,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(checkout / "bpf")
+
+
+@needs_root
+def test_nobody_compiles(sources: Path, tmp_path: Path) -> None:
+    """The compiler reads only what all users may read: a header of root's is not found."""
+    (tmp_path / "secret.h").touch()
+    tmp_path.chmod(0o700)
+    replace(sources / SOURCE, "LICENSE", f'#include "{tmp_path}/secret.h"\nLICENSE')
+    with pytest.raises(CompileError, match=r"secret\.h' file not found|Permission denied"):
+        compile_source(SOURCE, cache=tmp_path / "cache", sources=sources)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""If nothing can be compiled, the error names the reason and no files are left."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ebpflb.errors import CompileError
+from ebpflb.kernel.programs import compiler
+from ebpflb.kernel.programs.compiler import compile_source
+from tests.kernel.variants import SOURCE
+
+pytestmark = pytest.mark.usefixtures("nothing_brought")
+
+
+def test_no_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without BCC the error names its package."""
+    monkeypatch.setitem(sys.modules, "bcc", None)
+    with pytest.raises(CompileError, match="apt install python3-bpfcc"):
+        compile_source(SOURCE, cache=tmp_path)
+
+
+def test_other_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of that name on PyPI is not BCC."""
+    (tmp_path / "bcc").mkdir()
+    (tmp_path / "bcc" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CompileError, match="the package called bcc on PyPI is another"):
+        compile_source(SOURCE, cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("child", "complaint"),
+    [
+        ("#!/nowhere", "No such file or directory"),
+        ("#!/bin/sh\nexec sleep 60", "not ended after"),
+        ("#!/bin/sh\nprintf half", "Expected `object`"),
+    ],
+    ids=["no-process", "endless", "no-bytecode"],
+)
+def test_child_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str, complaint: str
+) -> None:
+    """A child that cannot start, does not end or crashes is a CompileError that names the reason.
+
+    Whoever has old programs serves on with them then.
+    """
+    program = tmp_path / "child"
+    program.write_text(child)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.5)
+    with pytest.raises(CompileError, match=complaint):
+        compile_source(SOURCE, cache=tmp_path / "cache")
+
+
+def test_no_room_for_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is a disk without space for its sources."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(CompileError, match="No such file or directory"):
+        compile_source(SOURCE, cache=tmp_path / "cache")
+
+
+def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's copy of the sources is removed when it has compiled or failed."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CompileError):
+        compile_source(SOURCE, cache=tmp_path / "cache")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_kill_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next start, even if it finds all in its cache; folders in use and others' stay."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (left := tmp_path / f"{compiler.PREFIX}left" / "bpf").mkdir(parents=True)
+    (tmp_path / "others").mkdir()
+    (tmp_path / f"{compiler.PREFIX}link").symlink_to(tmp_path / "others")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with compiler.temporary_folder() as used:
+        with pytest.raises(CompileError):
+            compile_source(SOURCE, cache=tmp_path / "cache")
+        assert used.is_dir()
+    assert not left.parent.exists() and not used.exists()
+    assert (tmp_path / "others").is_dir()
+
+
+def test_a_killed_compilation_leaves_a_folder_that_the_next_one_removes(tmp_path: Path) -> None:
+    """SIGKILL ends its lock."""
+    program = (
+        "import sys, tempfile, time; tempfile.tempdir = sys.argv[1];"
+        "from ebpflb.kernel.programs import compiler;"
+        "folder = compiler.temporary_folder(); print(folder.__enter__(), flush=True);"
+        "time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        folder = Path(process.stdout.readline().strip())
+        remove_leftovers_in(tmp_path)
+        assert folder.is_dir()
+        process.kill()
+    assert folder.is_dir()
+    remove_leftovers_in(tmp_path)
+    assert not folder.exists()
+
+
+def remove_leftovers_in(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tempfile.tempdir", str(folder))
+        compiler.remove_leftover_folders()

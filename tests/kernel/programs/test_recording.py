@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recording and the monitoring variant of the programs; what they cost the others: nothing."""
+
+import re
+import shutil
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.programs import compiler, precompile
+from tests.kit import once
+
+
+def without_records(text: str) -> str:
+    """The source as if nobody had ever noted a step in it."""
+    text = re.sub(r"\brecord(_at)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);", ";", text)
+    while found := re.search(r"\bbecause\(", text):
+        depth, commas, start, at = 1, 0, 0, found.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[at], 0)
+            commas += text[at] == "," and depth == 1
+            start = start or (at + 1 if commas == 2 else 0)
+            at += 1
+        text = f"{text[: found.start()]}({text[start : at - 1]}){text[at:]}"
+    return text
+
+
+def without_events(text: str) -> str:
+    """The source as if no monitor could ever run: of a macro its last argument is left."""
+    text = re.sub(r"\n\tmonitor_(packet_)?begin\(\w+\);", "", text)
+    text = text.replace("monitor_time()", "0")
+    while found := re.search(r"\bmonitor_\w+\(", text):
+        depth, last, at = 1, found.end(), found.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[at], 0)
+            last = at + 1 if text[at] == "," and depth == 1 else last
+            at += 1
+        text = f"{text[: found.start()]}({text[last : at - 1]}){text[at:]}"
+    return text
+
+
+@pytest.fixture(scope="module")
+def bare_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bpf/ without any of the macros."""
+    copy = Path(shutil.copytree(layout.SOURCES, tmp_path_factory.mktemp("bare") / "bpf"))
+    folders = ("core", "rules", "sockets", "path", "engine/*", "hooks")
+    for path in chain.from_iterable(copy.glob(f"{folder}/*.[ch]") for folder in folders):
+        text = without_events(without_records(path.read_text()))
+        assert not re.search(r"\b(record|record_at|because)\(", text), path
+        path.write_text(text)
+    for name in ("record", "event", "event_call", "event_packet"):
+        (copy / f"record/{name}.h").write_text("")
+    return copy
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("source", "flags"),
+    [
+        ("hooks/packet.c", precompile.VARIANTS["hooks/packet.c"]["coarse clock"]),
+        ("hooks/socket.c", (precompile.RETVAL,)),
+    ],
+    ids=["packets", "sockets"],
+)
+def test_programs_that_record_nothing_pay_nothing(
+    bare_sources: Path, shared: Path, cache: Path, source: str, flags: tuple[str, ...]
+) -> None:
+    """Not one instruction differs from that of sources in which no step is noted."""
+    with once.alone(shared):
+        usual = compiler.compile_here(source, flags, cache=cache)
+    bare = compiler.compile_here(source, flags, cache=bare_sources, sources=bare_sources)
+    assert usual.programs == bare.programs
+
+
+def test_every_step_has_its_words() -> None:
+    """Each kind of step is a sentence in what `ebpflb explain` says, or is used there by name, or
+    is known to say nothing that others do not.
+    """
+    from ebpflb.tools.explain import ways, words
+
+    used = Path(ways.__file__).read_text() + Path(words.__file__).read_text()
+    kinds = layout.names("step_kind", "STEP_").values()
+    missing = {it for it in kinds if not hasattr(words.Words, f"_{it}") and f'"{it}"' not in used}
+    assert not missing

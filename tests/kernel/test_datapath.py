@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's maps and programs together: small maps are written, both variants are loaded."""
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.errors import CompileError, KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import device_programs
+from ebpflb.kernel.attach.clsact import Clsact
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.bpf_map import Counters
+from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
+from ebpflb.kernel.programs import compiler
+from ebpflb.model.devices import Devices
+from ebpflb.plan.entries import (
+    BackendLoad,
+    BackendName,
+    DeviceEntry,
+    Frontend,
+    Range,
+    ServiceEntry,
+    ServiceRange,
+    prefix_of,
+    service_range,
+)
+from ebpflb.plan.planner import Plan
+from tests.kernel.attach.device_namespace import HOOKS, Namespace, entered
+from tests.kernel.variants import needs_root
+
+pytestmark = needs_root
+
+NAME = f"ebpflb-test-{os.getpid()}-datapath"
+WIDE, NARROW = (service_range(ip_network(text)) for text in ("10.96.0.0/16", "fd00::/112"))
+
+
+@pytest.fixture
+def datapath(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Datapath]:
+    """It attaches by clsact, whose programs tc shows on every kernel."""
+    monkeypatch.setattr(device_programs, "attacher", lambda state: Clsact(state.devices_directory))
+    made = Datapath(StateDir(directory))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ns() -> Iterator[Namespace]:
+    """The test's thread is in it."""
+    with entered(NAME) as made:
+        yield made
+
+
+def held(datapath: Datapath, name: str) -> dict[Any, Any]:
+    return dict(datapath.maps[name].items())
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("service_ranges", {WIDE: 1, NARROW: 1}, {ServiceRange(104, ip_address("10.0.0.0")): 1}),
+        ("node_addresses", {ip_address("192.0.2.1"): 1}, {ip_address("fd00::1"): 1}),
+        (
+            "devices",
+            {2: DeviceEntry(ip_address("192.0.2.1"), ip_address("::"), frozenset())},
+            {2: DeviceEntry(ip_address("192.0.2.2"), ip_address("fd00::1"), frozenset({"pods"}))},
+        ),
+    ],
+)
+def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict[Any, Any]) -> None:
+    """A map is made equal to the wanted one; the same again writes nothing."""
+    for wanted in (first, first | second, second, {}, first):
+        datapath.write_map(name, wanted)
+        assert held(datapath, name) == wanted
+    writes = held(datapath, "settings")[0].writes
+    datapath.write_map(name, first)
+    assert held(datapath, "settings")[0].writes == writes
+
+
+def test_set(datapath: Datapath) -> None:
+    """Named fields change; the other fields and the count of writes stay."""
+    span = prefix_of(ip_network("10.96.0.0/16"))
+    datapath.write_settings({"flags": frozenset({"masquerade_all"}), "first_port": 7})
+    datapath.write_settings({"span_v4": span})
+    found = held(datapath, "settings")[0]
+    assert found.flags - {"attaching"} == {"masquerade_all"}
+    assert (found.first_port, found.span_v4) == (7, span)
+    assert found.writes == 0
+
+
+@pytest.mark.extended
+def test_no_flow_before_every_device(
+    directory: Path, cgroup: Path, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packets open no flows until the first programs are at all devices, also after a crash."""
+    flags: list[frozenset[str]] = []
+
+    def update(wanted: Devices) -> dict[str, str]:
+        flags.append(held(made, "settings")[0].flags)
+        return real(wanted)
+
+    crashed = Datapath(StateDir(directory))
+    crashed.load(cache)
+    monkeypatch.setattr(crashed.devices, "update", lambda wanted: 1 / 0)
+    crashed.write_settings({"flags": frozenset({"detect_local"})})
+    with pytest.raises(ZeroDivisionError):
+        crashed.attach(cgroup, ns.served())
+    crashed.close()
+    made = Datapath(StateDir(directory))
+    real = made.devices.update
+    monkeypatch.setattr(made.devices, "update", update)
+    assert not made.is_attached()
+    made.load(cache)
+    made.write_settings({"flags": frozenset({"masquerade_all"})})
+    assert made.attach(cgroup, ns.served()) == {}
+    assert flags == [{"masquerade_all", "attaching"}]
+    assert held(made, "settings")[0].flags == {"masquerade_all"}
+    made.write_settings({"flags": frozenset()})
+    assert held(made, "settings")[0].flags == frozenset()
+    made.close()
+    unpin_all(StateDir(directory))
+
+
+def test_flows_during_an_upgrade(
+    directory: Path, cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath
+) -> None:
+    """An agent that replaces another's programs goes on opening flows meanwhile."""
+    datapath.load(cache)
+    datapath.attach(cgroup, ns.served())
+    newer = Datapath(StateDir(directory))
+    assert newer.is_attached()
+    newer.write_settings({"flags": frozenset({"detect_local"})})
+    assert held(newer, "settings")[0].flags == {"detect_local"}
+    newer.close()
+    unpin_all(datapath.state)
+
+
+def test_frontend_moves(datapath: Datapath) -> None:
+    """They grow after a UDP frontend got a service that it had not, and not with other writes."""
+
+    def moved(*plans: Plan) -> list[bool]:
+        found = []
+        for plan in plans:
+            before = held(datapath, "settings")[0].frontend_moves
+            datapath.apply(plan)
+            found.append(held(datapath, "settings")[0].frontend_moves != before)
+        return found
+
+    def service(id: int, size: int = 1, protocol: int = 17) -> Plan:
+        where = Frontend(ip_address("10.96.0.10"), 53, protocol)
+        ranges = Range(0, size), Range(0, 0)
+        return Plan(services=[(where, ServiceEntry(id, frozenset(), 0, size, *ranges))])
+
+    datapath.write_settings({"flags": frozenset()})
+    assert held(datapath, "settings")[0].frontend_moves > 0
+    assert moved(service(1), service(1), service(1, size=2)) == [True, False, False]
+    assert moved(service(2), service(2), Plan()) == [True, False, False]
+    assert moved(service(3, protocol=6), service(4, protocol=6)) == [False, False]
+
+
+def test_frontend_moves_after_a_failure(
+    datapath: Datapath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an unfinished write may have moved counts with the next write, of whatever kind."""
+
+    def fail(*_: object) -> None:
+        raise KernelError("map update", 7, "full")
+
+    datapath.write_settings({"flags": frozenset()})
+    for write in (
+        lambda: datapath.write_settings({"flags": frozenset()}),
+        lambda: datapath.apply(Plan()),
+        lambda: datapath.write_map("node_addresses", {ip_address("192.0.2.9"): 1}),
+    ):
+        before = held(datapath, "settings")[0].frontend_moves
+        with monkeypatch.context() as patched, pytest.raises(KernelError):
+            patched.setattr(datapath.maps["slots"], "write", fail)
+            datapath.apply(Plan())
+        write()
+        settings = held(datapath, "settings")[0]
+        assert (settings.frontend_moves, settings.writes % 2) == (before + 1, 0)
+
+
+def test_counters_of_former_backends(datapath: Datapath) -> None:
+    """They show which sockets use a removed backend, until its id is given to another one."""
+    stats = datapath.maps["backend_stats"]
+    assert isinstance(stats, Counters)
+    name = BackendName("node", "pod")
+    datapath.apply(Plan(backend_slots=[(5, 0)], backend_names=[(5, name)]))
+    count = struct.pack("=2Q", 3, 1).ljust(stats.size, b"\0")
+    bpf.map_update(stats.fd, stats.key.pack(5), count)
+    for plan in (
+        Plan(backend_slots=[(5, 1)]),
+        Plan(backend_names=[(5, name._replace(target="renamed"))]),
+        Plan(removed_backend_slots=[5], removed_backend_names=[5]),
+    ):
+        datapath.apply(plan)
+        assert stats.get(5) == (3, 1)
+    datapath.apply(Plan(backend_slots=[(5, 2)], backend_names=[(5, name)]))
+    assert stats.get(5) == (0, 0)
+
+
+def test_open_connections_of_former_backends(datapath: Datapath) -> None:
+    """They count for no later one with the id; what was not counted is a counter, and goes on."""
+    loads, name = datapath.maps["backend_loads"], BackendName("node", "pod")
+    datapath.apply(Plan(backend_slots=[(5, 0)], backend_names=[(5, name)]))
+    loads.write([(5, BackendLoad(open=3, generation=7, uncounted=2))])
+    datapath.apply(Plan(removed_backend_slots=[5], removed_backend_names=[5]))
+    assert loads.get(5) == BackendLoad(open=0, generation=8, uncounted=2)
+    datapath.apply(Plan(backend_slots=[(5, 2)], backend_names=[(5, name)]))
+    assert loads.get(5) == BackendLoad(open=0, generation=9, uncounted=2)
+
+
+@pytest.mark.parametrize("lost", ["sockets", "connections", "backend_loads"])
+def test_lost_pin_of_a_map_that_counts(datapath: Datapath, lost: str) -> None:
+    """Where what has counted connections is gone, none counts, and none left takes any back."""
+    datapath.maps["backend_loads"].write([(5, BackendLoad(open=3, generation=7))])
+    (datapath.state.persistent_directory / lost).unlink()
+    with closing(Datapath(StateDir(datapath.state.directory))) as second:
+        counted = second.maps["backend_loads"].get(5)
+    assert counted.open == 0
+    assert counted.generation not in (0, 7)
+
+
+def test_kept_pins_of_maps_that_count(datapath: Datapath) -> None:
+    """The next agent goes on with the connections of each backend."""
+    datapath.maps["backend_loads"].write([(5, load := BackendLoad(open=3, generation=7))])
+    with closing(Datapath(StateDir(datapath.state.directory))) as second:
+        assert second.maps["backend_loads"].get(5) == load
+
+
+def tags(ns: Namespace, device: str) -> dict[str, bytes]:
+    """The tags of the programs at a device, which are hashes of their code."""
+    found = {}
+    for end, (number,) in ns.filters(device).items():
+        fd = bpf.prog_by_id(number)
+        found[end] = bytes(bpf.info(fd, "prog_info").tag)
+        os.close(fd)
+    return found
+
+
+def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
+    """Devices without a link header get programs of their own, loaded once one needs them."""
+    datapath.load(cache)
+    assert datapath.attach_devices(ns.served("!tun*")) == {}
+    assert set(datapath.packet_programs) == {True}
+    assert datapath.attach_devices(ns.served()) == {}
+    assert set(datapath.packet_programs) == {True, False}
+    assert tags(ns, "v0") == tags(ns, "br0")
+    assert all(tags(ns, "v0")[end] != tags(ns, "tun0")[end] for end in HOOKS)
+    unpin_all(datapath.state)
+
+
+def test_no_compiler_at_work(
+    datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The programs for any device that appears later are compiled at the start."""
+    datapath.load(cache)
+
+    def fail(*_: object, **__: object) -> None:
+        raise CompileError("no clang")
+
+    monkeypatch.setattr(compiler, "compile_source", fail)
+    assert datapath.attach_devices(ns.served("!tun*")) == {}
+    assert datapath.attach_devices(ns.served()) == {}
+    unpin_all(datapath.state)
+
+
+def test_attaches_without_the_state_directory(
+    datapath: Datapath, ns: Namespace, cache: Path, cgroup: Path
+) -> None:
+    """Somebody has removed all pins while the agent was starting: it pins its maps again."""
+    datapath.load(cache)
+    remove_tree(datapath.state.directory)
+    assert datapath.attach(cgroup, ns.served("!tun*")) == {}
+    assert list(datapath.state.pin_faults(datapath.maps)) == []
+    assert datapath.is_attached()
+    unpin_all(datapath.state)
+
+
+def test_load_fails(
+    datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the packet programs do not compile, there are no programs to attach."""
+    real = compiler.compile_source
+
+    def fail(source: str, *flags: Any, **where: Any) -> Any:
+        if source == "hooks/packet.c":
+            raise CompileError("no clang")
+        return real(source, *flags, **where)
+
+    monkeypatch.setattr(compiler, "compile_source", fail)
+    with pytest.raises(CompileError):
+        datapath.load(cache)
+    assert not datapath.socket_programs
+    assert not datapath.programs
+    assert not datapath.is_attached()
+
+
+def test_the_secret_is_drawn_once(datapath: Datapath, directory: Path) -> None:
+    """A node's secret outlives its agents, for packets of one flow must agree."""
+    drawn = datapath.maps["secret"].get(0)
+    assert drawn
+    datapath.close()
+    again = Datapath(StateDir(directory))
+    assert again.maps["secret"].get(0) == drawn
+    datapath.maps = again.maps  # closed by the fixture

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cffi's types from C declarations: from the file that was brought along, else parsed."""
+
+from pathlib import Path
+
+from ebpflb.kernel import declarations
+
+TEXT = "struct pair { uint32_t first, second; }; enum side { LEFT, RIGHT };"
+OTHER = "struct pair { uint64_t first; };"
+
+
+def test_parsed_where_nothing_was_brought(tmp_path: Path) -> None:
+    """The types are those of the text, and nothing is written."""
+    ffi = declarations.types(TEXT, tmp_path)
+    assert [name for name, _ in ffi.typeof("struct pair").fields] == ["first", "second"]
+    assert ffi.typeof("enum side").elements == {0: "LEFT", 1: "RIGHT"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_this_text_is_used(tmp_path: Path) -> None:
+    """What the file says counts; another text has another file."""
+    written = declarations.write(TEXT, tmp_path)
+    written.write_text("ffi = 'brought along'")
+    assert declarations.types(TEXT, tmp_path) == "brought along"
+    assert declarations.types(OTHER, tmp_path).sizeof("struct pair") == 8
+
+
+def test_written_and_parsed_are_the_same(tmp_path: Path) -> None:
+    """A value that is packed by one is unpacked by the other."""
+    parsed = declarations.types(TEXT, tmp_path)
+    declarations.write(TEXT, tmp_path)
+    pair = declarations.types(TEXT, tmp_path).new("struct pair *", {"first": 1, "second": 2})
+    again = parsed.new("struct pair *")
+    parsed.buffer(again)[:] = bytes(parsed.buffer(pair))
+    assert (again.first, again.second) == (1, 2)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of another variant take the place of the usual ones, and give it back."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs.loader import Program, ProgramSet
+from tests.kernel.attach.device_namespace import Namespace, entered
+from tests.kernel.variants import needs_root
+
+pytestmark = needs_root
+
+NAME = f"ebpflb-test-{os.getpid()}-exchange"
+Make = Callable[[], ProgramSet]
+
+
+@pytest.fixture
+def ns() -> Iterator[Namespace]:
+    """The test's thread is in it."""
+    with entered(NAME) as made:
+        yield made
+
+
+@pytest.fixture
+def datapath(directory: Path, cgroup: Path, ns: Namespace, cache: Path) -> Iterator[Datapath]:
+    """Its programs are in force at the cgroup and at every device."""
+    made = Datapath(StateDir(directory))
+    made.load(cache)
+    assert made.attach(cgroup, ns.served()) == {}
+    yield made
+    made.close()
+    unpin_all(made.state)
+
+
+@pytest.fixture
+def others(datapath: Datapath, cache: Path) -> Make:
+    """Makes further ones; of which variant they are does not matter here."""
+    compiled = datapath.compile(cache)
+    return lambda: ProgramSet(compiled.sockets, compiled.packets, datapath.maps)
+
+
+def ids(programs: list[Program]) -> set[int]:
+    return {int(bpf.info(program.fd, "prog_info").id) for program in programs}
+
+
+def in_force(datapath: Datapath) -> set[int]:
+    """At the hooks of the cgroup."""
+    return set(cgroup_links.attached(datapath.state).values())
+
+
+def faults(datapath: Datapath, cgroup: Path, ns: Namespace) -> list[object]:
+    """What the audit finds, at devices too: whichever programs should be in force."""
+    return [drift for part in datapath.faults(cgroup, ns.served()) for drift in part]
+
+
+@pytest.mark.extended
+def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Namespace) -> None:
+    """At every hook the others, without drift; then those of before, and no other is open."""
+    usual, made = ids(datapath.socket_programs), others()
+    during, descriptors = ids(made.sockets), [it.fd for it in made.programs]
+    assert datapath.exchange(made, cgroup, ns.served()) == {}
+    assert in_force(datapath) == during
+    assert not faults(datapath, cgroup, ns)
+    assert datapath.exchange(None, cgroup, ns.served()) == {}
+    assert in_force(datapath) == usual
+    assert not faults(datapath, cgroup, ns)
+    assert not any(Path("/proc/self/fd", str(fd)).exists() for fd in descriptors)
+
+
+@pytest.mark.extended
+def test_a_failure_leaves_the_usual_ones_everywhere(
+    datapath: Datapath, others: Make, cgroup: Path, ns: Namespace
+) -> None:
+    """Where the fourth hook does not take its program the three before it get the usual back."""
+    usual, made = ids(datapath.socket_programs), others()
+    whole = made.sockets[3]
+    made.sockets[3] = whole._replace(fd=made.packets(True)[0].fd)
+    with pytest.raises(KernelError):
+        datapath.exchange(made, cgroup, ns.served())
+    made.sockets[3] = whole
+    made.close()
+    assert in_force(datapath) == usual
+    assert not faults(datapath, cgroup, ns)
+
+
+@pytest.mark.extended
+def test_programs_that_are_loaded_again_take_their_place(
+    datapath: Datapath, others: Make, cgroup: Path, ns: Namespace, cache: Path
+) -> None:
+    """They may be of another engine: no other variant stays in force beside them."""
+    made = others()
+    during = ids(made.sockets)
+    assert datapath.exchange(made, cgroup, ns.served()) == {}
+    datapath.load(cache)
+    assert datapath.others is None
+    assert datapath.attach(cgroup, ns.served()) == {}
+    assert in_force(datapath) == ids(datapath.socket_programs)
+    assert not in_force(datapath) & during
+    assert not faults(datapath, cgroup, ns)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the kernel that are made side by side: all or none, in order."""
+
+import os
+import threading
+from functools import partial
+
+import pytest
+
+from ebpflb.kernel import side_by_side as module
+from ebpflb.kernel.side_by_side import side_by_side
+
+WAIT_SECONDS = 30.0  # seconds
+
+
+@pytest.fixture(params=[1, 4])
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    number: int = request.param
+    monkeypatch.setattr(module, "_cores", lambda: number)
+    return number
+
+
+@pytest.mark.usefixtures("cores")
+def test_results_are_in_the_order_of_the_calls() -> None:
+    """Whichever ends first."""
+    later = threading.Event()
+
+    def first() -> int:
+        return int(later.wait(0.01)) * 0
+
+    def second() -> int:
+        later.set()
+        return 1
+
+    found = side_by_side([first, second, lambda: 2], lambda _: None)
+    assert found == [0, 1, 2]
+
+
+def test_they_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls that wait for each other both end where there are two cores."""
+    monkeypatch.setattr(module, "_cores", lambda: 2)
+    barrier = threading.Barrier(2)
+    found = side_by_side([partial(barrier.wait, WAIT_SECONDS)] * 2, lambda _: None)
+    assert sorted(found) == [0, 1]
+
+
+def test_on_one_core_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread takes the core from another."""
+    monkeypatch.setattr(module, "_cores", lambda: 1)
+    assert len(set(side_by_side([threading.get_ident] * 5, lambda _: None))) == 1
+
+
+def fail(text: str) -> int:
+    raise OSError(text)
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_failure_discards_what_the_others_made() -> None:
+    """The first failure by order is told; nothing stays open."""
+    made: list[int] = []
+    discarded: list[int] = []
+
+    def make(number: int) -> int:
+        made.append(number)
+        return number
+
+    calls = [partial(make, 0), partial(fail, "first"), partial(make, 2), partial(make, 3)]
+    with pytest.raises(OSError, match="first"):
+        side_by_side(calls, discarded.append)
+    assert sorted(discarded) == sorted(made)
+
+
+def test_no_more_cores_than_this_process_may_use() -> None:
+    """A container with one core has one, whatever the machine has."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert module._cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)

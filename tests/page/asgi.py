@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to the page's application without a socket, and a node that it shows."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from ebpflb.errors import NodeError
+from ebpflb.plan.service_page import EndpointRow, PortPage, ServiceList, ServicePage, ServiceRow
+
+OURS = "localhost:10251"
+
+
+class Got(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def said(self) -> Any:
+        return json.loads(self.body)
+
+
+class Node:
+    """Answers with what a test has set; an exception is raised."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {"status": {"verdict": "OK", "reasons": []}}
+        self.asked: list[tuple[Any, ...]] = []
+
+    def _answer(self, *words: Any) -> Any:
+        self.asked.append(words)
+        found = self.answers[words[0]]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def status(self) -> Any:
+        return self._answer("status")
+
+    def services(self, pattern: str, limit: int) -> Any:
+        return self._answer("services", pattern, limit)
+
+    def service(self, namespace: str, name: str) -> Any:
+        return self._answer("service", namespace, name)
+
+    def explain(self, asked: Any) -> Any:
+        return self._answer("explain", *asked)
+
+    def history(self, service: Any, since: Any, limit: int) -> Any:
+        return self._answer("history", service, since, limit)
+
+    def events(self, wanted: Any, verdicts: tuple[str, ...]) -> Any:
+        return self._answer("events", wanted, verdicts)
+
+    def maps_at(self, at: float, names: tuple[str, ...]) -> Any:
+        return self._answer("maps", at, names)
+
+
+class NoRates:
+    """Measures nothing."""
+
+    def of(self, services: Iterable[str]) -> Any:
+        from ebpflb_page.rate_meter import Measured, ServiceRates
+
+        return Measured(0.0, {name: ServiceRates() for name in services})
+
+
+def page_of(endpoints: int, name: str = "default/web") -> ServicePage:
+    rows = [EndpointRow(f"10.0.0.{i}:80", "node", f"web-{i}", "used") for i in range(endpoints)]
+    return ServicePage(name, [PortPage(f"{name}:tcp/TCP", "IPv4", "TCP", 1, 0, [], rows)])
+
+
+def list_of(*names: str) -> ServiceList:
+    return ServiceList([ServiceRow(name, [], [], [], 0, 0, []) for name in names])
+
+
+def no_such_service() -> NodeError:
+    return NodeError("no Service default/wob: did you mean default/web?")
+
+
+def guarded(node: Node, token: str = "", hosts: tuple[str, ...] = ()) -> Any:
+    """The application behind its guard."""
+    from ebpflb_page.application import Api, application
+    from ebpflb_page.guard import Guard
+
+    return Guard(application(Api(node, NoRates())), hosts, token)
+
+
+def get(
+    app: Any, path: str, headers: Mapping[str, str] | None = None, method: str = "GET", **query: Any
+) -> Got:
+    """One request; the header Host is ours unless another is given, None leaves it out."""
+    sent: list[Any] = []
+    given = {"host": OURS, **(headers or {})}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": urlencode(query).encode(),
+        "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items() if v is not None],
+        "client": ("127.0.0.1", 1),
+        "server": ("192.0.2.1", 10251),
+    }
+
+    bodies = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Any:
+        """Once; then the client only waits."""
+        return bodies.pop() if bodies else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    found = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
+    return Got(sent[0]["status"], found, b"".join(it.get("body", b"") for it in sent[1:]))

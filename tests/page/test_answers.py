@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each path answers: values of the commands, and errors in a sentence."""
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from ebpflb.errors import KernelError, NodeError
+from ebpflb.lab.agents import wait_until
+from tests.page.asgi import Node, get, guarded, list_of, no_such_service, page_of
+
+STATIC = Path(__file__).parents[2] / "ebpflb_page/static"
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_status(node: Node) -> None:
+    """As the command prints it."""
+    node.answers["status"] = {"verdict": "DOWN", "reasons": [{"text": "why"}]}
+    assert get(guarded(node), "/api/status").said == node.answers["status"]
+
+
+def test_services(node: Node) -> None:
+    """Pattern and limit are those of the request."""
+    node.answers["services"] = list_of("default/web")
+    said = get(guarded(node), "/api/services", match="*we*", limit="7").said
+    assert node.asked == [("services", "*we*", 7)]
+    assert [row["service"] for row in said["list"]["services"]] == ["default/web"]
+    assert list(said["rates"]["services"]) == ["default/web"]
+
+
+def test_service(node: Node) -> None:
+    """With its problems, which the command shows by its exit status."""
+    node.answers["service"] = page_of(2)
+    node.answers["service"].ports[0].problem = "no space"
+    said = get(guarded(node), "/api/service", name="default/web").said
+    assert said["problems"] == ["default/web:tcp/TCP: no space"]
+    assert len(said["page"]["ports"][0]["endpoints"]) == 2
+
+
+@pytest.mark.parametrize(("page", "first", "count"), [(1, 0, 100), (3, 200, 50), (4, 0, 0)])
+def test_many_endpoints_are_pages(node: Node, page: int, first: int, count: int) -> None:
+    """However many a Service has, an answer has a hundred of each port."""
+    node.answers["service"] = page_of(250)
+    said = get(guarded(node), "/api/service", name="default/web", page=page).said
+    rows = said["page"]["ports"][0]["endpoints"]
+    assert (said["pages"], len(rows)) == (3, count)
+    assert not rows or rows[0]["pod"] == f"web-{first}"
+
+
+def test_explain(node: Node) -> None:
+    """Of a flood of endpoints the first, and how many more there are."""
+    endpoints = [{"slot": i} for i in range(999)]
+    node.answers["explain"] = {"verdict": "translated", "endpoints": endpoints}
+    query = {"to": "10.96.0.10:80/udp", "from": "outside", "from_port": "7"}
+    said = get(guarded(node), "/api/explain", **query).said
+    (asked,) = node.asked
+    assert (str(asked[1]), asked[1].protocol, *asked[2:]) == ("10.96.0.10:80", 17, "outside", 7)
+    assert (len(said["endpoints"]), said["more_endpoints"]) == (200, 799)
+
+
+def test_history(node: Node) -> None:
+    """Of a Service, since a time."""
+    node.answers["history"] = {"begins": "then", "changes": [], "earlier": 0, "notes": []}
+    said = get(guarded(node), "/api/history", service="default/web", since="10m").said
+    assert said == node.answers["history"]
+    (asked,) = node.asked
+    assert (asked[1], asked[3]) == (("default", "web"), 200)
+    assert 0 < time.time() - asked[2] - 600 < 60
+
+
+def test_maps_of_the_past(node: Node) -> None:
+    """All that was written in the millisecond that is named; of many rows the first."""
+    rows = [{"slot": i} for i in range(300)]
+    node.answers["maps"] = {"maps": {"slots": rows}, "changed_while_reading": False, "notes": []}
+    at = "2026-11-22T14:03:10.123+00:00"
+    said = get(guarded(node), "/api/maps", at=at, map="slots").said
+    assert (len(said["maps"]["slots"]), said["more"]) == (200, 100)
+    assert node.asked[0][1] > datetime.fromisoformat(at).timestamp() + 0.0009
+
+
+def test_control_characters_are_escaped(node: Node) -> None:
+    """Of names wherever they stand, as the tables of the commands have them."""
+    node.answers["status"] = {"a\x1b[2Jb": ["c\u202ed", {"e": "<b>\0"}]}
+    assert get(guarded(node), "/api/status").said == {
+        "a\\x1b[2Jb": ["c\\u202ed", {"e": "<b>\\x00"}]
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("service", {}),
+        ("service", {"name": "web"}),
+        ("service", {"name": "a/b/c"}),
+        ("service", {"name": "/web"}),
+        ("service", {"name": "default/web", "page": "0"}),
+        ("service", {"name": "default/web", "page": "\u0663"}),
+        ("service", {"name": f"default/{'a' * 400}"}),
+        ("services", {"limit": "-1"}),
+        ("services", {"limit": "many"}),
+        ("services", {"match": "a" * 400}),
+        ("explain", {}),
+        ("explain", {"to": "nobody"}),
+        ("explain", {"to": "10.96.0.10:80/icmp"}),
+        ("explain", {"to": "10.96.0.10:80", "from_port": "65536"}),
+        ("history", {"service": "web"}),
+        ("history", {"since": "yesterday"}),
+        ("history", {"since": "5"}),
+        ("maps", {"at": "10m"}),
+        ("maps", {"at": "now", "map": "services"}),
+        ("maps", {"at": "10m", "map": "tcp_flows"}),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(node: Node, path: str, query: Any) -> None:
+    """And nothing is read."""
+    found = get(guarded(node), f"/api/{path}", **query)
+    assert found.status == 400
+    assert found.said["error"]
+    assert node.asked == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (NodeError("no maps here: start `ebpflb run`"), 503, "no maps here: start `ebpflb run`"),
+        (KernelError("bpf(2)", 1, "not permitted"), 503, "bpf(2): not permitted"),
+        (OSError(13, "Permission denied", "/run/x"), 503, "/run/x: Permission denied"),
+        (KeyError("who\x07knows"), 500, "an error of ebpflb itself"),
+    ],
+)
+def test_errors_are_one_sentence(node: Node, error: Exception, status: int, text: str) -> None:
+    """Never a traceback, nor what only Python says."""
+    node.answers["status"] = error
+    found = get(guarded(node), "/api/status")
+    assert found.status == status
+    assert found.said["error"].startswith(text)
+    assert "\n" not in found.said["error"] and "Error" not in found.said["error"]
+
+
+def test_no_such_service(node: Node) -> None:
+    """What the command says."""
+    node.answers["service"] = no_such_service()
+    found = get(guarded(node), "/api/service", name="default/wob")
+    assert found.said == {"error": "no Service default/wob: did you mean default/web?"}
+
+
+@pytest.mark.parametrize("path", ["/api/", "/api/nothing", "/api/status/x"])
+def test_no_such_path(path: str) -> None:
+    found = get(guarded(Node()), path)
+    assert (found.status, found.said) == (404, {"error": "there is no such path"})
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../application.py", "/static/%2e%2e/guard.py", "/static//etc/passwd", "/x"]
+)
+def test_only_the_files_of_the_page_are_given(path: str) -> None:
+    assert get(guarded(Node()), path).status == 404
+
+
+def test_files_of_the_page() -> None:
+    """By their type; no script or style stands in the page itself."""
+    app = guarded(Node())
+    html = get(app, "/")
+    assert html.headers["content-type"].startswith("text/html")
+    for file in STATIC.rglob("*.*"):
+        found = get(app, f"/static/{file.relative_to(STATIC)}")
+        assert (found.status, found.body) == (200, file.read_bytes())
+        text = file.read_text()
+        assert (
+            "innerHTML" not in text
+            and "style=" not in text
+            and "http://" not in text.replace("http://www.w3.org/", "")
+        )
+    assert b"<style" not in html.body and b"onclick=" not in html.body
+
+
+def test_too_many_readers_are_asked_to_come_again(node: Node) -> None:
+    """At most so many requests wait; the others are answered at once."""
+    import asyncio
+
+    from ebpflb_page.answering import BadInput
+    from ebpflb_page.request_workers import Workers
+
+    goes_on = Event()
+
+    async def ask() -> None:
+        workers = Workers(1, 1, "busy")
+        first, second = (asyncio.create_task(workers.run(goes_on.wait)) for _ in range(2))
+        await asyncio.sleep(0)
+        with pytest.raises(BadInput) as refused:
+            await workers.run(goes_on.wait)
+        assert refused.value.status == 503
+        goes_on.set()
+        assert await first and await second
+        assert await workers.run(goes_on.wait)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, ask()).result(60)
+
+
+def test_a_question_that_hangs_holds_up_no_other(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading that does not end is given up, in words, and the next question is answered."""
+    from ebpflb_page import request_workers
+
+    monkeypatch.setattr(request_workers, "READ_SECONDS", 0.1)
+    goes_on, app, answer = Event(), guarded(node), node.explain
+    node.answers["explain"] = {"verdict": "translated", "endpoints": []}
+    try:
+        node.explain = lambda asked: goes_on.wait()  # type: ignore[method-assign]
+        for _ in range(2):
+            hung = get(app, "/api/explain", to="10.96.0.10:80")
+            assert (hung.status, hung.said) == (503, {"error": "no answer within 0.1 s: given up"})
+        node.explain = answer  # type: ignore[method-assign]
+        monkeypatch.setattr(request_workers, "READ_SECONDS", 60.0)
+        assert get(app, "/api/explain", to="10.96.0.10:80").said["verdict"] == "translated"
+    finally:
+        goes_on.set()
+
+
+def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that never end are limited in number; they leave room again when they end."""
+    from ebpflb_page import request_workers
+
+    monkeypatch.setattr(request_workers, "READ_SECONDS", 0.01)
+    monkeypatch.setattr(request_workers, "MOST_HUNG", 2)
+    goes_on, app = Event(), guarded(node)
+    node.explain = lambda asked: goes_on.wait()  # type: ignore[method-assign]
+    said = [get(app, "/api/explain", to="10.96.0.10:80").said["error"] for _ in range(3)]
+    assert said[2] == "2 earlier questions hang: restart `ebpflb ui`"
+    node.answers["explain"] = {"verdict": "translated", "endpoints": []}
+    node.explain = lambda asked: node._answer("explain")  # type: ignore[method-assign]
+    monkeypatch.setattr(request_workers, "READ_SECONDS", 60.0)
+    goes_on.set()
+
+    def is_answered() -> bool:
+        return "verdict" in get(app, "/api/explain", to="10.96.0.10:80").said
+
+    wait_until("hung threads have ended", is_answered)
+
+
+def test_without_the_extra_the_command_says_what_to_install() -> None:
+    """And neither it nor any other command imports what may be missing."""
+    code = """
+import sys
+sys.modules.update(starlette=None, uvicorn=None)
+from ebpflb.cli import common, main
+common.require_capabilities = lambda: None
+sys.argv = ["ebpflb", "ui"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "ebpflb: the page needs packages that are not installed: run"
+        " `pip install --requirement requirements/ui.txt` in ebpflb's repository\n"
+    )
+
+
+def test_the_command_imports_nothing_of_the_extra() -> None:
+    """Until it runs: help and completion cost what they did."""
+    code = "import sys, ebpflb.cli.ui; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"starlette", "uvicorn", "asyncio"}.isdisjoint(done.stdout.split())

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb ui` as a process of its own: bounded whatever its clients do."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.lab.agents import wait_until
+from tests.page.asgi import Node, NoRates
+
+SECONDS = 60.0
+TOKEN = "0123456789abcdef0123"
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Of a server in this process, which ends connections after half a second of idleness."""
+    import asyncio
+
+    from ebpflb_page import web_server
+    from ebpflb_page.application import Api
+
+    monkeypatch.setattr(web_server, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(web_server.Reaper.__init__, "__defaults__", (0.5,))
+    listen = web_server.Listen("127.0.0.1", 0)
+    opened = web_server.listening(listen)
+    server = web_server.server(Api(Node(), NoRates()), listen)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([opened])))
+    thread.start()
+    try:
+        yield opened.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(SECONDS)
+        opened.close()
+
+
+def get(port: int, path: str = "/api/status", **headers: str) -> tuple[int, bytes]:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def ended(client: socket.socket) -> bool:
+    """Whether the server has closed the connection."""
+    client.settimeout(SECONDS)
+    try:
+        while client.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        return True
+    return True
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /api/status HT", b"GET / HTTP/1.1\r\nhost: localhost\r\n"]
+)
+def test_a_client_that_never_asks_is_disconnected(port: int, sent: bytes) -> None:
+    """And others are answered meanwhile."""
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(sent)
+        assert get(port)[0] == 200
+        assert ended(slow)
+    assert get(port)[0] == 200
+
+
+def test_a_request_that_is_none_is_refused(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+        client.settimeout(SECONDS)
+        assert client.recv(64).startswith(b"HTTP/1.1 400")
+
+
+def test_a_long_head_is_refused(port: int) -> None:
+    with pytest.raises(OSError), ExitStack() as stack:
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        client.sendall(b"GET / HTTP/1.1\r\nx: " + b"a" * 100_000 + b"\r\n\r\n")
+        client.settimeout(SECONDS)
+        said = client.recv(64)
+        assert said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+        raise ConnectionResetError
+
+
+def test_too_many_clients_are_refused_until_others_have_gone(port: int) -> None:
+    """They hold the page for IDLE_SECONDS at most."""
+    from ebpflb_page.web_server import MOST_CONNECTIONS
+
+    with ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS + 5):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        wait_until("the page answers again", lambda: get(port)[0] == 200, SECONDS)
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> Iterator[list[str]]:
+    """Where no agent has ever been, in a bpffs without any state directory."""
+    folder = tmp_path / "bpffs"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "bpf", "bpf", str(folder)], check=True)
+    yield ["--state-dir", str(folder / "never"), "--run-dir", str(tmp_path)]
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def started(*options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-P", "-m", "ebpflb", "ui", "--listen", "127.0.0.1:0", *options]
+    pipe: Any = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_by_signal_without_a_word(nowhere: list[str], number: signal.Signals) -> None:
+    """And without an agent it says so, as `ebpflb status` does."""
+    process = started(*nowhere)
+    try:
+        assert process.stdout
+        url = process.stdout.readline().split()[0]
+        status, body = get(int(url.rstrip("/").rpartition(":")[2]))
+        assert (status, b"DOWN" in body) == (200, True)
+        status, body = get(int(url.rstrip("/").rpartition(":")[2]), "/api/services")
+        assert (status, b"`ebpflb run`" in body) == (503, True)
+        process.send_signal(number)
+        said = process.communicate(timeout=SECONDS)
+        assert said == ("", "")
+        assert process.returncode in (0, -number)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_token_is_in_no_output(nowhere: list[str], tmp_path: Path) -> None:
+    """Of a right and of a wrong request."""
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    process = started(*nowhere, "--token-file", str(file))
+    try:
+        assert process.stdout
+        port = int(process.stdout.readline().split()[0].rstrip("/").rpartition(":")[2])
+        assert get(port)[0] == 401
+        assert get(port, authorization=f"Bearer {TOKEN}")[0] == 200
+        assert get(port, f"/api/{TOKEN}", authorization=f"Bearer {TOKEN}")[0] == 404
+        assert get(port, authorization=f"Bearer {TOKEN}x")[0] == 401
+        process.terminate()
+        assert TOKEN not in "".join(process.communicate(timeout=SECONDS))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--listen", "0.0.0.0:0"], "add --token-file"),
+        (["--listen", "[::]:0"], "add --token-file"),
+        (["--token-file", "/nowhere/token"], "--token-file /nowhere/token"),
+        (["--token-file", "/dev/null"], "not a token of 16 or more"),
+        (["--listen", "localhost:1"], "is not ADDRESS:PORT"),
+        (["--listen", "127.0.0.1:65536"], "is not ADDRESS:PORT"),
+        (["--listen", "192.0.2.99:1", "--token-file", "{token}"], "--listen 192.0.2.99:1: Cannot"),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path: Path, options: list[str], text: str) -> None:
+    """In a sentence, before anything listens."""
+    (tmp_path / "token").write_text(TOKEN)
+    options = [it.format(token=tmp_path / "token") for it in options]
+    command = [sys.executable, "-P", "-m", "ebpflb", "ui", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode in (1, 2)
+    assert text in done.stderr and "Traceback" not in done.stderr and TOKEN not in done.stderr
+
+
+def test_connections_that_do_nothing_are_ended_and_no_others() -> None:
+    """Idle since the last request, or closing; one that is being answered may take its time."""
+    from ebpflb_page.web_server import Reaper
+
+    class Connection:
+        def __init__(self, cycle: Any, *, closing: bool = False) -> None:
+            self.cycle, self.transport, self.aborted, self._closing = cycle, self, False, closing
+
+        def is_closing(self) -> bool:
+            return self._closing
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    answering, done = (type("Cycle", (), {"response_complete": it})() for it in (False, True))
+    busy, new = Connection(answering), Connection(None)
+    kept, stuck = Connection(done), Connection(answering, closing=True)
+    reaper = Reaper(lambda: {busy, new, kept, stuck}, 10.0)
+    for now in (0.0, 9.9, 10.0):
+        assert not any(it.aborted for it in (busy, new, kept, stuck))
+        reaper.look(now)
+    assert [it.aborted for it in (busy, new, kept, stuck)] == [False, True, True, True]

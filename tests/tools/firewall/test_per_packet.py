@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes --fast-forward unwise: rules that do something with each packet of a connection."""
+
+import pytest
+
+from ebpflb.tools.firewall import read_iptables
+from ebpflb.tools.firewall.per_packet import per_packet
+
+EACH = [
+    ("FORWARD", "-j LOG", "logs"),
+    ("FORWARD", "-s 192.0.2.0/24 -m limit --limit 10/sec -j ACCEPT", "limits"),
+    ("FORWARD", "-m quota --quota 1000 -j ACCEPT", "counts"),
+    ("FORWARD", "-m conntrack --ctstate RELATED,ESTABLISHED -j NFQUEUE --queue-num 1", "queues"),
+    ("FORWARD", "-m conntrack ! --ctstate NEW -j NFLOG", "logs"),
+    ("POSTROUTING", "-j DSCP --set-dscp 0x08", "changes"),
+    ("PREROUTING", "-i eth0 -j MARK --set-xmark 0x9/0x9", "marks"),
+]
+OPENINGS = [
+    ("FORWARD", "-s 192.0.2.7/32 -j DROP"),
+    ("FORWARD", "-m conntrack --ctstate NEW -j LOG"),
+    ("FORWARD", "-p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu"),
+    ("FORWARD", "-m conntrack ! --ctstate ESTABLISHED -j LOG"),
+    ("FORWARD", "-j MARK --set-xmark 0x0/0xe0000"),
+    ("INPUT", "-j LOG"),
+    ("OUTPUT", "-j MARK --set-xmark 0x9/0x9"),
+]
+TABLE = {"POSTROUTING": "mangle", "PREROUTING": "mangle"}
+
+
+def of_iptables(chain: str, *texts: str, before: str = "") -> list[str]:
+    """What is found of these rules of a chain; chain "before" has one too."""
+    saved = "".join(f"-A {chain} {text}\n" for text in texts)
+    chains = f":{chain} ACCEPT [0:0]\n:before - [0:0]\n"
+    chains += f"-A before {before}\n" if before else ""
+    saved = f"*{TABLE.get(chain, 'filter')}\n{chains}{saved}COMMIT\n"
+    return [line for each in read_iptables.read(saved, "iptables", {}) for line in per_packet(each)]
+
+
+@pytest.mark.parametrize(("chain", "text", "done"), EACH)
+def test_rules_that_work_on_each_packet_are_named(chain: str, text: str, done: str) -> None:
+    """With what they do."""
+    table = TABLE.get(chain, "filter")
+    assert of_iptables(chain, text) == [
+        f"iptables, table {table}, chain {chain}: {text}: {done} each packet"
+    ]
+
+
+@pytest.mark.parametrize(("chain", "text"), OPENINGS)
+def test_rules_for_openings_are_not(chain: str, text: str) -> None:
+    """They miss nothing: fast forward begins when a flow has been answered."""
+    assert not of_iptables(chain, text)
+
+
+def test_what_comes_after_established_connections_were_accepted_is_not() -> None:
+    """It sees none of them, with or without --fast-forward."""
+    accept = "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+    assert not of_iptables("FORWARD", accept, "-j LOG")
+    assert of_iptables("FORWARD", f"-s 192.0.2.0/24 {accept}", "-j LOG")
+
+
+JUMPS = [
+    ("-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", ["-j before", "-j LOG"], 0),
+    ("-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN", ["-j before", "-j LOG"], 1),
+    ("-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", ["-i eth0 -j before", "-j LOG"], 1),
+    ("-j LOG", ["-m conntrack --ctstate NEW -j before"], 0),
+    ("-j LOG", ["-m limit --limit 1/sec -j before"], 2),
+]
+
+
+@pytest.mark.parametrize(("before", "texts", "count"), JUMPS)
+def test_chains_that_others_jump_to_count(before: str, texts: list[str], count: int) -> None:
+    """As in ufw's and firewalld's rules, which accept established connections in such a chain."""
+    assert len(of_iptables("FORWARD", *texts, before=before)) == count

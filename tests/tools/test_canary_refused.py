@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What doctor says where the agent cannot have a canary."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpflb.options import Paths
+from ebpflb.plan.canary import CanaryLease
+from ebpflb.tools import ask
+from ebpflb.tools.ask import NoAnswer
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (404, b"404 page not found\n", "the agent is of another version"),
+        (409, b'{"error":"map slots is nearly full"}', "map slots is nearly full"),
+        (200, b'{"other":1}', "the agent is of another version"),
+    ],
+)
+def test_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, body: bytes, said: str
+) -> None:
+    """The agent's reason, or that it is of another version, which knows no canary."""
+    paths = Paths(tmp_path)
+    monkeypatch.setattr(ask, "_exchange", lambda *_: (status, body))
+    with pytest.raises(NoAnswer, match=said):
+        ask.canary(paths, [], 8080, 30999)
+    if status != 200:
+        with pytest.raises(NoAnswer, match=said):
+            ask.renew_canary(paths, CanaryLease("1", []))

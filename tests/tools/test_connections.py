@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows in conntrack, joined with services and backends: listed, deleted, dumped and counted.
+
+A rule of nft makes the entries, in a namespace of the test's own, as kube-proxy's would.
+"""
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry
+from ebpflb.serve.metrics_agent import ConntrackCollector, count_connections
+from ebpflb.tools.connection_list import dump_connections, flush_connections, list_connections
+from ebpflb.tools.flow_list import FlowFilter, FlushResult
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-joined"
+ALL = FlowFilter()
+DNS, WEB = 7, 8
+VIP, VIP6, NODE = map(ip_address, ("127.0.0.10", "fd00:96::10", "127.0.0.77"))
+UDP = Frontend(VIP, 53, Protocol.UDP)
+UDP6 = Frontend(VIP6, 53, Protocol.UDP)
+TCP = Frontend(ip_address("0.0.0.0"), 30080, Protocol.TCP)
+BACKEND, BACKEND6 = ip_address("127.0.0.1"), ip_address("::1")
+RULES = """
+table inet mine {
+  chain c {
+    type nat hook output priority -100
+    ip daddr 127.0.0.10 udp dport 53 dnat ip to 127.0.0.1:5353
+    ip daddr 127.0.0.10 udp dport 54 dnat ip to 127.0.0.1:5353
+    ip6 daddr fd00:96::10 udp dport 53 dnat ip6 to [::1]:5353
+    ip daddr 127.0.0.77 tcp dport 30080 dnat ip to 127.0.0.1:8080
+    ip daddr 127.0.0.78 tcp dport 30080 dnat ip to 127.0.0.1:8080
+  }
+  chain s {
+    type nat hook postrouting priority 100
+    ip daddr 127.0.0.1 udp sport 4002 snat ip to 127.0.0.99:6002
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def filled(maps: dict[str, Map]) -> None:
+    """A service of UDP in both families, and one of TCP with a NodePort."""
+    services = (((UDP, UDP6), DNS, Range(0, 2)), ((TCP,), WEB, Range(2, 1)))
+    for frontends, number, block in services:
+        for at in frontends:
+            entry = ServiceEntry(number, frozenset(), 0, block.size, block, block)
+            maps["services"].write([(at, entry)])
+    flags = frozenset({"cluster"})
+    ends = ((BACKEND, 5353, DNS), (BACKEND6, 5353, DNS), (BACKEND, 8080, WEB))
+    for slot, (address, port, service) in enumerate(ends):
+        maps["slots"].write([(slot, Backend(address, port, flags, 20 + slot, service))])
+        maps["backend_names"].write([(20 + slot, BackendName("node-1", f"pod-{slot}"))])
+    dns = PortName("shop", "dns", "dns", Protocol.UDP, Family.IPV4)
+    web = PortName("shop", "web", "http", Protocol.TCP, Family.IPV4)
+    maps["service_names"].write([(DNS, dns), (WEB, web)])
+    maps["node_addresses"].write([(NODE, 1)])
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        run("ip", "link", "set", "lo", "up")
+        run("ip", "address", "add", f"{VIP6}/128", "dev", "lo", "nodad")
+        run("nft", "-f", "-", said=RULES)
+        yield
+
+
+def say(address: object, port: int, source: int) -> None:
+    family = socket.AF_INET6 if ":" in str(address) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as client:
+        client.bind(("", source))
+        client.sendto(b"?", (str(address), port))
+
+
+def rows(maps: dict[str, Map], only: FlowFilter = ALL) -> list[dict[str, Any]]:
+    return sorted(list_connections(maps, only), key=lambda row: str(row["client"]))
+
+
+def test_a_flow(maps: dict[str, Map]) -> None:
+    """One row has the columns of the flow tables, with names."""
+    say(VIP, 53, 4001)
+    (row,) = rows(maps)
+    assert row == {
+        "protocol": "UDP",
+        "state": "one-way",
+        "service": "shop/dns:dns/UDP",
+        "client": "127.0.0.1:4001",
+        "frontend": "127.0.0.10:53",
+        "backend": "127.0.0.1:5353",
+        "pod": "pod-0",
+        "node": "node-1",
+        "masqueraded_as": "",
+        "reply": "127.0.0.1:5353 > 127.0.0.1:4001",
+        "age_seconds": None,
+        "idle_seconds": None,
+        "engine": "netfilter",
+    }
+
+
+def test_ipv6(maps: dict[str, Map]) -> None:
+    """Addresses are in brackets, and the backend is that of the family."""
+    say(VIP6, 53, 4001)
+    (row,) = rows(maps)
+    assert (row["frontend"], row["backend"]) == ("[fd00:96::10]:53", "[::1]:5353")
+    assert row["pod"] == "pod-1"
+
+
+def test_masquerade(maps: dict[str, Map]) -> None:
+    """The address and port that the backend sees."""
+    say(VIP, 53, 4002)
+    (row,) = rows(maps)
+    assert (row["client"], row["masqueraded_as"]) == ("127.0.0.1:4002", "127.0.0.99:6002")
+    assert row["reply"] == "127.0.0.1:5353 > 127.0.0.99:6002"
+
+
+def test_nodeport(maps: dict[str, Map]) -> None:
+    """A connection to a NodePort of the node; the same port of another host is not ours."""
+    with socket.create_server(("127.0.0.1", 8080)):
+        clients = [socket.create_connection((host, 30080)) for host in (str(NODE), "127.0.0.78")]
+        (row,) = rows(maps)
+        assert (row["state"], row["service"]) == ("open", "shop/web:http/TCP")
+        assert (row["frontend"], row["pod"]) == ("127.0.0.77:30080", "pod-2")
+        for client in clients:
+            client.close()
+
+
+def test_only_ours(maps: dict[str, Map]) -> None:
+    """Other destinations are no flows, nor what is not translated, which only the dump shows."""
+    say(VIP, 54, 4001)
+    run("nft", "flush", "chain", "inet", "mine", "c")
+    say(VIP, 53, 4003)
+    assert rows(maps) == []
+    (dumped,) = dump_connections(maps)
+    assert dumped["original"] == "127.0.0.1:4003 > 127.0.0.10:53"
+    assert "destination-nat" not in dumped["status"]
+
+
+def test_a_removed_backend(maps: dict[str, Map]) -> None:
+    """It is shown by its address, without a name."""
+    said = RULES.replace("5353", "9999").replace("table", "delete table inet mine\ntable")
+    run("nft", "-f", "-", said=said)
+    say(VIP, 53, 4001)
+    (row,) = rows(maps)
+    assert (row["backend"], row["pod"], row["node"]) == ("127.0.0.1:9999", "", "")
+
+
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [
+        (ALL, 2),
+        (FlowFilter(("shop", "dns")), 2),
+        (FlowFilter(("shop", "web")), 0),
+        (FlowFilter(client=ip_address("127.0.0.1")), 1),
+        (FlowFilter(client=ip_address("127.0.0.2")), 0),
+    ],
+    ids=str,
+)
+def test_choice(maps: dict[str, Map], only: FlowFilter, count: int) -> None:
+    """Only what was asked for is shown, and deleted; the rest stays."""
+    say(VIP, 53, 4001)
+    say(VIP6, 53, 4001)
+    say(VIP, 54, 4001)
+    assert len(rows(maps, only)) == count
+    assert flush_connections(maps, only) == FlushResult(count, count)
+    assert len(rows(maps)) == 2 - count
+    assert conntrack.count() == 3 - count
+
+
+def test_dump(maps: dict[str, Map]) -> None:
+    """conntrack's own words for state and status, and when the entry expires."""
+    say(VIP, 53, 4001)
+    (row,) = dump_connections(maps)
+    assert 0 < row.pop("expires_seconds") <= 30
+    assert row == {
+        "protocol": "UDP",
+        "state": "unreplied",
+        "service": "shop/dns:dns/UDP",
+        "original": "127.0.0.1:4001 > 127.0.0.10:53",
+        "reply": "127.0.0.1:5353 > 127.0.0.1:4001",
+        "status": "confirmed destination-nat",
+        "mark": "0x0",
+    }
+
+
+def test_count(maps: dict[str, Map]) -> None:
+    """By protocol; others' entries do not count."""
+    say(VIP, 53, 4001)
+    say(VIP6, 53, 4001)
+    say(VIP, 54, 4001)
+    assert count_connections(maps) == Counter({Protocol.UDP: 2})
+
+
+def test_metrics(maps: dict[str, Map]) -> None:
+    """How full conntrack is at once; its flows when they have been counted."""
+    say(VIP, 53, 4001)
+    say(VIP, 54, 4001)
+    collector = ConntrackCollector(maps, lambda: 3)
+    for _ in range(2):
+        found = {
+            (metric.name, *sample.labels.values()): sample.value
+            for metric in collector.collect()
+            for sample in metric.samples
+        }
+        collector.wait()
+    assert found == {
+        ("ebpflb_conntrack_entries",): 2,
+        ("ebpflb_conntrack_max_entries",): conntrack.limit(),
+        ("ebpflb_conntrack_table_restored",): 3,
+        ("ebpflb_conntrack_flows", "TCP"): 0,
+        ("ebpflb_conntrack_flows", "UDP"): 1,
+    }

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is in the maps and the state directory, each command survives it, and names it."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ebpflb.cli.audit import audit
+from ebpflb.cli.check import check
+from ebpflb.cli.cleanup import cleanup
+from ebpflb.cli.flows import flows
+from ebpflb.cli.maps import maps as maps_command
+from ebpflb.cli.status import status
+from ebpflb.errors import EbpflbError, KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps import layout
+from ebpflb.kernel.maps.bpf_map import Map, MappedArray, create_map
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, remove_tree
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.tools import node_audit as comparisons
+from ebpflb.tools import service_pages
+from ebpflb.tools.dump import ROWS, dump_maps
+from ebpflb.tools.flow_list import FlowFilter, list_flows
+from ebpflb.tools.service_pages import Wanted
+from tests.kernel.node import nodes
+
+LIKELY = (0, 1, 2, 4, 6, 10, 17, 132, 255)
+COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {
+    "maps dump": (maps_command, ("dump",)),
+    "status": (status, ()),
+    "check": (check, ()),
+    "flows list": (flows, ("list",)),
+    "audit": (audit, ()),
+    "cleanup": (cleanup, ()),
+}
+
+
+@pytest.fixture
+def state() -> Iterator[StateDir]:
+    """A state directory as an agent makes it; commands run in a network namespace of their own."""
+    directory = BPFFS / f"ebpflb-test-{os.getpid()}-damaged"
+    Datapath(StateDir(directory)).close()
+    with nodes.fresh(directory.name):
+        yield StateDir(directory)
+    remove_tree(directory)
+
+
+def noise(size: int, chance: random.Random) -> bytes:
+    """Any bytes, or a few that mean something in many places."""
+    if chance.random() < 0.3:
+        return chance.randbytes(size)
+    found = bytearray(size)
+    for _ in range(chance.randint(0, 6)):
+        found[chance.randrange(size)] = chance.choice(LIKELY)
+    return bytes(found)
+
+
+def damage(opened: Map, chance: random.Random) -> None:
+    """Writes one entry; what the kernel itself refuses is left."""
+    spec = opened.spec
+    key, value = noise(spec.key_size, chance), noise(spec.value_size, chance)
+    if spec.kind == "LPM_TRIE":
+        bits = chance.randint(0, 8 * (spec.key_size - 4))
+        key = bits.to_bytes(4, "little") + key[4:]
+    if isinstance(opened, MappedArray):
+        at = chance.randrange(64) * opened.stride
+        opened.memory[at : at + opened.size] = value
+    elif "HASH" in spec.kind or spec.kind == "LPM_TRIE":
+        bpf.map_update(opened.fd, key, value)
+    elif spec.kind == "ARRAY" and spec.name != "scratch":
+        bpf.map_update(opened.fd, bytes(4), value)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_reader_survives_any_content_of_the_maps(state: StateDir, seed: int) -> None:
+    """maps dump, flows, services, audit, status, and the sweep, which goes on and clears."""
+    chance, maps = random.Random(seed), state.open_maps()
+    for _ in range(60):
+        for opened in maps.values():
+            damage(opened, chance)
+    for name in ROWS:
+        dump_maps(maps, (name,))
+    list_flows(maps, FlowFilter())
+    list(comparisons.inconsistent(maps, comparisons.contents(maps)))
+    service_pages._programmed_list(maps, Wanted(("*",), 100))
+    for name in FLOW_MAPS:
+        assert FlowTable(maps, name).numbers
+        for _ in FlowTable(maps, name).sweep():
+            pass
+    for opened in maps.values():
+        opened.close()
+
+
+def test_a_reader_changes_nothing_and_names_what_is_damaged(
+    state: StateDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only a start of the agent removes it."""
+    maps = state.open_maps()
+    key = bytes(maps["services"].spec.key_size)
+    bpf.map_update(maps["services"].fd, key, b"\xff" * maps["services"].spec.value_size)
+    dump_maps(maps, ("services",))
+    comparisons.contents(maps)
+    assert len(list(maps["services"].packed_items())) == 1
+    assert f"map services has 1 entries that no agent has written, as of key {key.hex()}: left" in (
+        caplog.text
+    )
+    for opened in maps.values():
+        opened.close()
+
+
+STRANGE = (
+    *("links/connect4", "links/strange", "devices/x-ingress", "devices/7-egress"),
+    *("devices/7-clsact", "strange", "{maps}/services", "{persistent}/slots", "{maps}/strange"),
+)
+
+
+@pytest.mark.parametrize("what", ["another map", "a directory"])
+@pytest.mark.parametrize("place", STRANGE)
+def test_every_command_survives_an_unknown_pin(
+    state: StateDir, tmp_path: Path, place: str, what: str
+) -> None:
+    """It answers, or says in one line which pin is in its way; cleanup removes all."""
+    folders = {"maps": state.maps_directory.name, "persistent": state.persistent_directory.name}
+    pin = state.directory / place.format(**folders)
+    pin.unlink(missing_ok=True)
+    if what == "a directory":
+        (pin / "deeper").mkdir(parents=True)
+    else:
+        fd = create_map(layout.MAPS["secret"])
+        bpf.pin(fd, str(pin))
+        os.close(fd)
+    where = "--state-dir", str(state.directory)
+    for name, (command, words) in COMMANDS.items():
+        if name == "check" and not place.startswith("{maps}"):  # it looks at nothing else here
+            continue
+        run = () if name in ("maps dump", "flows list", "check") else ("--run-dir", str(tmp_path))
+        done = CliRunner().invoke(command, [*words, *where, *run])
+        said = done.exception
+        assert said is None or isinstance(said, SystemExit | EbpflbError), (name, said)
+        assert not isinstance(said, KernelError) or str(pin) in str(said), (name, said)
+    assert not state.directory.exists()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for each packet, as the tools print them, and what `ebpflb check` says of them."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.kernel.netfilter import rulesets
+from ebpflb.model.packet_path import Engine
+from ebpflb.tools import neighbours
+from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.firewall.per_packet import per_packet
+from ebpflb.tools.firewall.survey import tables
+from tests.kernel.node import nodes, rules
+
+NFT = """
+table inet operator {{
+    chain deeper {{
+        log prefix "deeper"
+    }}
+    chain empty {{
+    }}
+    chain taking {{
+        ct state vmap {{ established : accept, related : accept }}
+    }}
+    chain taking_some {{
+        ip saddr 192.0.2.7 ct state established accept
+    }}
+    chain forward {{
+        type filter hook forward priority 0
+        {}
+    }}
+}}
+"""
+OF_NFT = [
+    ("counter", "counts"),
+    ("limit rate 10/second accept", "limits"),
+    ("quota over 10 mbytes drop", "counts"),
+    ("ip dscp set cs1", "changes"),
+    ("ct state established,related log", "logs"),
+    ("jump deeper", "logs"),
+    ("limit rate 10/second jump empty", "limits"),
+    ("ct state established return; log", "logs"),
+    ("jump taking_some; log", "logs"),
+    ("ct state established counter", "counts"),
+]
+NOT_OF_NFT = [
+    "ct state new log",
+    "ct state { new, invalid } log",
+    "ip saddr 192.0.2.7 counter drop",
+    "ct state established accept; log",
+    "jump taking; log",
+    "ct state new jump deeper",
+    "ct state vmap { established : accept, related : accept, invalid : drop }; log",
+    "ct state vmap { established : accept, related : accept, new : jump deeper }; log",
+    "tcp flags syn tcp option maxseg size set rt mtu",
+]
+
+
+@pytest.fixture(autouse=True)
+def namespace() -> Iterator[None]:
+    with nodes.fresh(f"ebpflb-test-{os.getpid()}-each"):
+        yield
+
+
+def of_nft(rule: str) -> list[str]:
+    """Of a chain with this rule, as nft prints it."""
+    text = NFT.format(rule.replace("; ", "\n        "))
+    subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
+    notes: list[str] = []
+    found = [line for each in tables(rulesets.read().printed, notes) for line in per_packet(each)]
+    assert not notes
+    return found
+
+
+@pytest.mark.parametrize(("rule", "done"), OF_NFT)
+def test_rules_of_nft_that_work_on_each_packet_are_named(rule: str, done: str) -> None:
+    """In whatever chain they stand."""
+    (line,) = of_nft(rule)
+    assert line.startswith("table inet operator, chain ")
+    assert line.endswith(f"{done} each packet")
+
+
+@pytest.mark.parametrize("rule", NOT_OF_NFT)
+def test_rules_of_nft_for_openings_are_not(rule: str) -> None:
+    """Nor what comes after established connections were accepted."""
+    assert not of_nft(rule)
+
+
+@pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
+def test_kube_proxy_and_kubelet_have_none(tool: nodes.Tool) -> None:
+    """On a node with nothing but them --fast-forward hides no packet from anybody."""
+    nodes.load(tool, rules.IPTABLES_MODE, rules.KUBELET, rules.PORTMAP)
+    nodes.load_nft()
+    assert not [line for each in tables(rulesets.read().printed, []) for line in per_packet(each)]
+
+
+def checked(tmp_path: Path, *flags: str) -> CheckResult:
+    """The row of `ebpflb check`, with these settings in force."""
+    rows = neighbours.results(tmp_path / "none", None, Engine.FLOWS, frozenset(flags))
+    (row,) = [each for each in rows if each.feature == "rules for each packet"]
+    return row
+
+
+def test_check_says_that_fast_forward_is_unwise(tmp_path: Path) -> None:
+    """It names some of the rules, and routing rules that have a mark; no fault where it is off."""
+    assert checked(tmp_path).ok
+    of_nft("counter")
+    subprocess.run(["ip", "rule", "add", "fwmark", "0x80/0x80", "lookup", "100"], check=True)
+    off = checked(tmp_path)
+    assert off.ok and "--fast-forward, which is off" in off.detail
+    row = checked(tmp_path, "fast_forward")
+    assert not row.ok
+    assert not row.required
+    assert "table inet operator, chain forward" in row.detail
+    assert "fwmark 0x80" in row.detail
+    assert "--no-fast-forward" in row.remedy
+
+
+def test_check_names_three_and_says_how_many_more_there_are(tmp_path: Path) -> None:
+    """A node may have thousands."""
+    of_nft("; ".join(["counter"] * 5))
+    assert checked(tmp_path, "fast_forward").detail.endswith("; 2 more")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is on every node beside a firewall: rules of kube-proxy, kubelet and CNIs are not named."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.kernel.netfilter import rulesets
+from ebpflb.kernel.netfilter.iptables import Tool
+from ebpflb.model.packet_path import Engine
+from ebpflb.tools.firewall.survey import tables
+from tests.kernel.node import nodes, rules
+from tests.tools.firewall.services import chain, node, search
+
+NAME = f"ebpflb-test-{os.getpid()}-neighbours"
+tools = pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
+engines = pytest.mark.parametrize("engine", list(Engine))
+
+
+@pytest.fixture(autouse=True)
+def namespace() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+def found(engine: Engine) -> list[str]:
+    """The rules that are named, of all that is in this namespace."""
+    ruleset = rulesets.read()
+    assert not ruleset.unread
+    notes: list[str] = []
+    named = search(list(tables(ruleset.printed, notes)), node(engine))
+    assert not notes
+    return [f"{chain(each)}: {each.rule}" for each in named]
+
+
+@engines
+@tools
+def test_kube_proxy(tool: Tool, engine: Engine) -> None:
+    """None of its rules, whatever its mode."""
+    nodes.load(tool, rules.IPTABLES_MODE)
+    nodes.load_nft()
+    assert not found(engine)
+
+
+@engines
+@tools
+def test_kubelet_and_cnis(tool: Tool, engine: Engine) -> None:
+    """None of kubelet's, Calico's and portmap's, for ports and addresses that no service has."""
+    calico = rules.CALICO.replace("30080", "30099")
+    nodes.load(tool, rules.KUBELET, rules.PORTMAP, calico)
+    assert not found(engine)
+
+
+@engines
+@tools
+def test_a_neighbours_rule_for_a_nodeport(tool: Tool, engine: Engine) -> None:
+    """A firewall's rule for NodePorts is on flows, in a chain of its own."""
+    nodes.load(tool, rules.UFW, rules.KUBELET, rules.OPERATOR)
+    text = "-p tcp -m multiport --dports 30000:32767 -j ACCEPT"
+    named = [f"ufw-user-input: {text}"]
+    assert found(engine) == (named if engine is Engine.FLOWS else [])
+
+
+@pytest.mark.skipif(not shutil.which("ipset"), reason="ipset is not installed")
+@tools
+def test_a_rule_by_an_ipset(tool: Tool) -> None:
+    """The sets of this namespace are read where a rule matches one."""
+    nodes.run("ipset", "restore", said="create c18 bitmap:port range 0-65535\nadd c18 30080\n")
+    text = "-p tcp -m set --match-set c18 dst -j DROP"
+    nodes.load(tool, f"*raw\n-A PREROUTING {text}\nCOMMIT\n")
+    assert found(Engine.FLOWS) == [f"PREROUTING: {text}"]
+    assert not found(Engine.NETFILTER)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flows that `ebpflb flows` shows and ends, from maps filled by hand."""
+
+import time
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.sweep import FlowTable
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import BackendName
+from ebpflb.plan.flow_entries import Entries
+from ebpflb.tools.flow_list import FlowFilter, FlushResult, flush_flows, list_flows
+from tests.plan.flow_builders import Made
+from tests.tools.conftest import count
+
+WEB = 7
+PLAIN, CHANGED, MASQUERADED = Made(1), Made(2, changed=True), Made(3, masqueraded=True)
+PENDING, DATAGRAMS = Made(4, masqueraded=True, chosen=False), Made(5, Protocol.UDP)
+ALL = (PLAIN, CHANGED, MASQUERADED, PENDING, DATAGRAMS)
+
+
+def entries(made: Made) -> Entries:
+    """As the datapath wrote them a minute ago, and used them half a minute ago."""
+    now = time.monotonic_ns()
+    times = {"last_seen": now - 30_000_000_000, "created": now - 60_000_000_000}
+    return {key: flow._replace(**times) for key, flow in made.plain().items()}
+
+
+def table(maps: dict[str, Map], made: Made) -> Map:
+    return maps["tcp_flows" if made.protocol == Protocol.TCP else "other_flows"]
+
+
+@pytest.fixture(autouse=True)
+def filled(maps: dict[str, Map]) -> Iterator[None]:
+    maps["service_names"].write(
+        [
+            (WEB, PortName("shop", "web", "http", Protocol.TCP, Family.IPV4)),
+            (8, PortName("shop", "other", "", Protocol.TCP, Family.IPV4)),
+        ]
+    )
+    maps["backend_names"].write([(21, BackendName("node-1", "web-0"))])
+    for made in ALL:
+        table(maps, made).write(list(entries(made).items()))
+    yield
+    for made in ALL:
+        table(maps, made).delete(list(made.plain()))
+
+
+def row_of(maps: dict[str, Map], made: Made) -> dict[str, object]:
+    (row,) = [
+        row
+        for row in list_flows(maps, FlowFilter())
+        if row["frontend"] == f"10.96.0.{made.number}:80"
+    ]
+    return row
+
+
+def test_plain(maps: dict[str, Map]) -> None:
+    """One row has client, frontend, backend, reply and state."""
+    row = row_of(maps, PLAIN)
+    assert row.pop("age_seconds") == pytest.approx(60, abs=20)
+    assert row.pop("idle_seconds") == pytest.approx(30, abs=20)
+    assert row == {
+        "protocol": "TCP",
+        "state": "open",
+        "service": "shop/web:http/TCP",
+        "client": "198.51.100.7:3001",
+        "frontend": "10.96.0.1:80",
+        "backend": "10.244.1.11:8080",
+        "pod": "web-0",
+        "node": "node-1",
+        "masqueraded_as": "",
+        "reply": "10.244.1.11:8080 > 198.51.100.7:3001",
+        "engine": "flows",
+    }
+
+
+def test_changed_port(maps: dict[str, Map]) -> None:
+    """Where the client's port was changed the reply shows it."""
+    row = row_of(maps, CHANGED)
+    assert row["client"] == "198.51.100.7:1000"
+    assert row["reply"] == "10.244.1.11:8080 > 198.51.100.7:2002"
+
+
+def test_masquerade(maps: dict[str, Map]) -> None:
+    """A masqueraded flow shows its source address, or that it is not chosen yet."""
+    row, pending = row_of(maps, MASQUERADED), row_of(maps, PENDING)
+    assert row["masqueraded_as"] == "192.0.2.1:61003"
+    assert row["reply"] == "10.244.1.11:8080 > 192.0.2.1:61003"
+    assert (pending["masqueraded_as"], pending["reply"]) == ("not chosen yet", "")
+
+
+def test_latest_use(maps: dict[str, Map]) -> None:
+    """A flow is as idle as the entry that was used last."""
+    key, flow = list(entries(PLAIN).items())[1]
+    maps["tcp_flows"].write([(key, flow._replace(last_seen=time.monotonic_ns()))])
+    assert row_of(maps, PLAIN)["idle_seconds"] == pytest.approx(0, abs=10)
+
+
+@pytest.mark.parametrize(
+    ("choice", "count"),
+    [
+        (FlowFilter(), 5),
+        (FlowFilter(service=("shop", "web")), 5),
+        (FlowFilter(service=("shop", "other")), 0),
+        (FlowFilter(service=("shop", "never")), 0),
+        (FlowFilter(client=ip_address("198.51.100.7")), 5),
+        (FlowFilter(client=ip_address("198.51.100.8")), 0),
+        (FlowFilter(("shop", "web"), ip_address("198.51.100.7")), 5),
+    ],
+    ids=str,
+)
+def test_choice(maps: dict[str, Map], choice: FlowFilter, count: int) -> None:
+    """Only what was asked for is shown, and nothing of a service that there is not."""
+    assert len(list_flows(maps, choice)) == count
+
+
+def test_partial_flow(maps: dict[str, Map]) -> None:
+    """A flow without its entry for requests is a row, with all columns that are still known."""
+    whole = row_of(maps, MASQUERADED)
+    request, masquerade, answer, reply = entries(MASQUERADED)
+    maps["tcp_flows"].delete([request])
+    row = row_of(maps, MASQUERADED)
+    assert {name for name in row if row[name] != whole[name]} <= {
+        "state",
+        "age_seconds",
+        "idle_seconds",
+    }
+    assert row["state"] == "partial"
+    maps["tcp_flows"].delete([reply])
+    (row,) = (row for row in list_flows(maps, FlowFilter()) if row["state"] == "partial")
+    assert (row["client"], row["frontend"]) == ("198.51.100.7:3003", "")
+    assert row["masqueraded_as"] == "192.0.2.1:61003"
+    maps["tcp_flows"].delete([masquerade])
+    (row,) = (row for row in list_flows(maps, FlowFilter()) if row["state"] == "partial")
+    assert (row["client"], row["backend"]) == ("198.51.100.7:3003", "10.244.1.11:8080")
+    assert len(list_flows(maps, FlowFilter())) == 5
+    assert maps["tcp_flows"].get(answer)
+
+
+def test_partial_flows_are_flushed(maps: dict[str, Map]) -> None:
+    """They go with their service's and their client's."""
+    maps["tcp_flows"].delete([next(iter(entries(MASQUERADED)))])
+    assert flush_flows(
+        maps, FlowFilter(("shop", "web"), ip_address("198.51.100.7"))
+    ) == FlushResult(5, 12)
+    assert not list(maps["tcp_flows"].items())
+
+
+def test_flush(maps: dict[str, Map]) -> None:
+    """The chosen flows go with all their entries, and count as swept; the others stay."""
+    other = {key: flow._replace(service=8) for key, flow in entries(MASQUERADED).items()}
+    maps["tcp_flows"].write(list(other.items()))
+    swept = [maps["sweeps"].get(number).swept for number in (0, 1)]
+    assert flush_flows(maps, FlowFilter(service=("shop", "web"))) == FlushResult(4, 9)
+    assert dict(maps["tcp_flows"].items()) == other
+    assert not list(maps["other_flows"].items())
+    assert [maps["sweeps"].get(number).swept for number in (0, 1)] == [swept[0] + 7, swept[1] + 2]
+    assert flush_flows(maps, FlowFilter()) == FlushResult(1, 4)
+    assert flush_flows(maps, FlowFilter()) == FlushResult(0, 0)
+
+
+def test_flushed_entries_are_not_called_evicted(
+    maps: dict[str, Map], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even by a sweep while they go."""
+    held, table = len(dict(maps["tcp_flows"].items())), FlowTable(maps, "tcp_flows")
+    count(maps["flow_stats"], 0, table.numbers.swept + table.numbers.evicted + held, 0, 0)
+    before, pop = table.numbers, Map.pop
+
+    def pop_and_sweep(self: Map, key: object) -> object:
+        popped = pop(self, key)
+        list(table.sweep())
+        return popped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Map, "pop", pop_and_sweep)
+        flush_flows(maps, FlowFilter())
+    assert table.numbers == before._replace(swept=before.swept + held, entries=0)
+
+
+def test_unknown_names(maps: dict[str, Map]) -> None:
+    """What has no name is shown by its number, or not at all."""
+    key, flow = next(iter(entries(PLAIN).items()))
+    maps["tcp_flows"].write([(key, flow._replace(service=99, backend=99))])
+    row = row_of(maps, PLAIN)
+    assert (row["service"], row["pod"], row["node"]) == ("#99", "", "")
