@@ -31,11 +31,8 @@ static __always_inline bool is_translated(const struct __sk_buff *ctx)
 }
 
 /* At ingress: what another node of this kernel has noted in the packet is not about this one. */
-static __always_inline void translated_begin(struct __sk_buff *ctx, struct scratch *scratch)
+static __always_inline void translated_begin(struct __sk_buff *ctx)
 {
-#ifdef FAST_FORWARD
-	scratch->next.family = 0;
-#endif
 	if (is_translated(ctx))
 		note_write(ctx, 0);
 }
@@ -48,15 +45,16 @@ static __always_inline void translated_note(struct __sk_buff *ctx, const struct 
 }
 
 /* Redirects the packet to its next hop; if that is not known, to the one that the kernel finds. */
-static __always_inline int translated_leave(struct __sk_buff *ctx, struct scratch *scratch)
+static __always_inline int translated_leave(struct __sk_buff *ctx, const struct packet *packet,
+					    struct onward *onward)
 {
-	hops_decrement(ctx, &scratch->packet);
+	hops_decrement(ctx, packet);
 	note_write(ctx, NOTE_TRANSLATED);
 #ifdef FAST_FORWARD
-	if (scratch->next.family)
-		return redirect_neigh(scratch->device, &scratch->next, sizeof(scratch->next), 0);
+	if (onward->next.family)
+		return redirect_neigh(onward->device, &onward->next, sizeof(onward->next), 0);
 #endif
-	return redirect_neigh(scratch->device, NULL, 0, 0);
+	return redirect_neigh(onward->device, NULL, 0, 0);
 }
 
 #endif

@@ -13,29 +13,6 @@ static __always_inline struct settings *settings_read(void)
 	return LOOKUP_NUMBER(struct settings, settings, 0);
 }
 
-static __always_inline struct scratch *scratch_here(void)
-{
-	return LOOKUP_NUMBER(struct scratch, scratch, 0);
-}
-
-/* The same with an empty packet; of an assignment of it clang makes three times as many stores. */
-static __always_inline struct scratch *scratch_begin(const enum hook hook)
-{
-	struct scratch *scratch = scratch_here();
-
-	if (scratch) {
-		__u64 *words = (__u64 *)&scratch->packet;
-
-		UNROLL
-		for (__u32 i = 0; i < sizeof(scratch->packet) / sizeof(*words); i++)
-			words[i] = 0;
-		scratch->packet.tuple.hook = hook;
-		scratch->device = 0;
-		scratch->mtu = 0;
-	}
-	return scratch;
-}
-
 /* Without a cookie from the agent, the node's own namespace is the initial one. */
 static __always_inline bool netns_is_host(__u64 netns)
 {

@@ -65,21 +65,31 @@ struct port_sequence {
 SIZE(struct port_sequence, 16);
 
 /*
- * The packet, and intermediate results while a flow is opened: too large for a program's stack. Of
- * what is in a map the verifier remembers no values, so it follows the ways on which a packet was
- * read as one.
+ * Where a packet goes on. Where ingress also does what egress would do (path/reply_path.h,
+ * path/fast_forward.h) it is translated twice.
  */
-struct scratch {
-	struct packet packet;
+struct onward {
 	struct tuple to;	/* what the packet's tuple becomes */
-	struct flow known;	/* a copy of the entry that was found (flow_copy) */
-	struct flow other;	/* of another one of its flow, or of another flow */
+	struct flow known;	/* a copy of its entry at this hook (flow_copy) */
+	struct tuple between;	/* the packet between the hooks, as egress would see it */
+	struct flow second;	/* a copy of its entry there */
+	struct tuple after;	/* the packet after egress */
+	__u32 device;		/* by which the packet has to leave; 0: as it is routed */
+	struct next_hop next;	/* there */
+	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
+	__u16 pad[3];
+};
+SIZE(struct onward, 328);
+
+/* A flow that is opened: the backend that was selected, the new entries, and the search for a port. */
+struct opening {
 	struct selection selection;
-	struct flow request_entry;	/* the new entries: FLOW_DNAT or FLOW_DIRECT */
-	struct flow reply_entry;	/* FLOW_UN_DNAT or FLOW_UN_DIRECT */
-	struct flow snat_entry;	/* FLOW_SNAT_PENDING */
+	struct flow request_entry;	/* FLOW_DNAT or FLOW_DIRECT */
+	struct flow reply_entry;	/* FLOW_UN_DNAT or FLOW_UN_DIRECT; at egress FLOW_UN_SNAT */
+	struct flow snat_entry;	/* FLOW_SNAT_PENDING; at egress FLOW_SNAT */
 	struct tuple reply_tuple;
 	struct tuple snat_tuple;
+	struct flow other;	/* a copy of an entry of another flow */
 	struct tuple former_request_tuple;	/* of the flow that has reply_tuple already */
 	struct address source;	/* of the masqueraded flow */
 	struct tuple claim;	/* of the port that reply_tuple is about to take over */
@@ -89,13 +99,22 @@ struct scratch {
 	__u64 oldest;		/* when that flow was last used */
 	__u64 oldest_created;	/* its holder_created */
 	__be16 oldest_port;
-	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
-	__u32 device;		/* by which the packet has to leave; 0: as it is routed */
-	struct next_hop next;	/* there */
+	__u16 pad[3];
 	struct port_sequence ports;	/* of the masqueraded flow */
-	__u8 pad[4];
 };
-SIZE(struct scratch, 1024);
+SIZE(struct opening, 784);
+
+/*
+ * What is too large for a program's stack. Each part is passed as an argument to those who read or
+ * write it. Of what is in a map the verifier remembers no values, so it follows the ways on which a
+ * packet was read as one.
+ */
+struct scratch {
+	struct packet packet;
+	struct onward onward;
+	struct opening opening;
+};
+SIZE(struct scratch, 1200);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

@@ -60,11 +60,12 @@ static __always_inline enum verdict egress_from_node(const struct packet *packet
 	return selected_verdict(selected_without_service(&frontend.address));
 }
 
-/* scratch->known becomes a copy of the packet's entry, scratch->to the new tuple. */
-static __always_inline struct outcome egress_packet(struct __sk_buff *ctx, struct scratch *scratch)
+/* onward->known becomes a copy of the packet's entry, onward->to the new tuple. */
+static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
+						    const struct packet *packet,
+						    struct onward *onward, struct opening *opening)
 {
-	const struct packet *packet = &scratch->packet;
-	struct flow *known = &scratch->known;
+	struct flow *known = &onward->known;
 	struct flow *flow = flows_may_exist() ? flow_find(&packet->tuple) : NULL;
 
 	if (!flow)
@@ -76,9 +77,9 @@ static __always_inline struct outcome egress_packet(struct __sk_buff *ctx, struc
 	if (entry_is_not_for(known, ctx->ifindex))
 		return unchanged(VERDICT_PASSED);
 	if (known->kind == FLOW_SNAT_PENDING)
-		return masquerade(ctx, packet, known, &scratch->to);
+		return masquerade(ctx, packet, onward, opening);
 	/* FLOW_UN_DNAT: a reply; FLOW_SNAT: a further packet of a masqueraded flow. */
-	scratch->to = flow_follow(packet, known, flow);
+	onward->to = flow_follow(packet, known, flow);
 	return rewritten(VERDICT_ESTABLISHED);
 }
 

@@ -28,39 +28,38 @@ static __always_inline bool datagram_continues(const struct flow *known)
 }
 
 /*
- * Whether the packet's entry at ingress, of which scratch->known is a copy, lets it pass; then
- * scratch->to is the packet between the hooks. Without an entry it may be a reply.
+ * Whether the packet's entry at ingress, of which onward->known becomes a copy, lets it pass; then
+ * onward->to is the packet between the hooks. Without an entry it may be a reply.
  */
-static __always_inline bool forward_first(struct scratch *scratch, struct flow *flow)
+static __always_inline bool forward_first(const struct packet *packet, struct onward *onward,
+					  struct flow *flow)
 {
-	const struct packet *packet = &scratch->packet;
-	struct flow *known = &scratch->known;
+	struct flow *known = &onward->known;
 
-	scratch->to = packet->tuple;
+	onward->to = packet->tuple;
 	known->kind = 0;
 	if (!flow)
 		return true;
 	if (!flow_copy(known, &packet->tuple, flow) || !entry_is_forwardable(known) ||
 	    (known->kind != FLOW_DNAT && known->kind != FLOW_UN_SNAT))
 		return false;
-	scratch->to = flow_translate(&packet->tuple, known);
+	onward->to = flow_translate(&packet->tuple, known);
 	return known->kind != FLOW_DNAT || packet->tuple.protocol == TCP ||
-	       (datagram_continues(known) && datagram_is_answered(&scratch->to));
+	       (datagram_continues(known) && datagram_is_answered(&onward->to));
 }
 
 /*
- * The second translation, which egress would do: scratch->other becomes a copy of the entry,
- * scratch->snat_tuple the tuple then.
+ * The second translation, which egress would do: onward->second becomes a copy of the entry,
+ * onward->after the tuple then.
  */
-static __always_inline bool forward_second(struct scratch *scratch, struct flow *flow)
+static __always_inline bool forward_second(struct onward *onward, struct flow *flow)
 {
-	struct flow *other = &scratch->other;
+	struct flow *second = &onward->second;
 
-	if (!flow || !flow_copy(other, &scratch->reply_tuple, flow) ||
-	    !entry_is_forwardable(other) ||
-	    other->kind != (scratch->known.kind == FLOW_DNAT ? FLOW_SNAT : FLOW_UN_DNAT))
+	if (!flow || !flow_copy(second, &onward->between, flow) || !entry_is_forwardable(second) ||
+	    second->kind != (onward->known.kind == FLOW_DNAT ? FLOW_SNAT : FLOW_UN_DNAT))
 		return false;
-	scratch->snat_tuple = flow_translate(&scratch->reply_tuple, other);
+	onward->after = flow_translate(&onward->between, second);
 	return true;
 }
 
@@ -80,51 +79,53 @@ static __always_inline void forward_touch(const struct flow *known, struct flow 
 }
 
 /* Replies leave by the device where requests came in, requests as they are routed. */
-static __always_inline bool forward_out(struct __sk_buff *ctx, struct scratch *scratch)
+static __always_inline bool forward_out(struct __sk_buff *ctx, const struct packet *packet,
+					struct onward *onward)
 {
-	if (scratch->known.kind == FLOW_DNAT)
-		return forward_to(ctx, scratch, &scratch->snat_tuple, ctx->ifindex, FORWARDED);
-	return forward_to(ctx, scratch, &scratch->snat_tuple, scratch->other.ifindex,
+	if (onward->known.kind == FLOW_DNAT)
+		return forward_to(ctx, packet, onward, &onward->after, ctx->ifindex, FORWARDED);
+	return forward_to(ctx, packet, onward, &onward->after, onward->second.ifindex,
 			  BPF_FIB_LOOKUP_OUTPUT);
 }
 
-/* Sets scratch->device if the packet is to leave by it, and scratch->to: its tuple then. */
-static __always_inline void fast_forward(struct __sk_buff *ctx, struct scratch *scratch)
+/* Sets onward->device if the packet is to leave by it, and onward->to: its tuple then. */
+static __always_inline void fast_forward(struct __sk_buff *ctx, const struct packet *packet,
+					 struct onward *onward)
 {
-	const struct packet *packet = &scratch->packet;
 	struct flow *first, *second = NULL;
 
 	if (!flows_may_exist() || !packet_is_forwardable(ctx, packet))
 		return;
 	first = flow_find(&packet->tuple);
-	if (!forward_first(scratch, first))
+	if (!forward_first(packet, onward, first))
 		return;
-	scratch->snat_tuple = scratch->to;
-	if (!(scratch->known.kind == FLOW_DNAT && !(scratch->known.flags & FLOW_MASQUERADE))) {
-		scratch->reply_tuple = scratch->to;
-		scratch->reply_tuple.hook = HOOK_EGRESS;
-		second = flow_find(&scratch->reply_tuple);
-		if (!forward_second(scratch, second))
+	onward->after = onward->to;
+	if (!(onward->known.kind == FLOW_DNAT && !(onward->known.flags & FLOW_MASQUERADE))) {
+		onward->between = onward->to;
+		onward->between.hook = HOOK_EGRESS;
+		second = flow_find(&onward->between);
+		if (!forward_second(onward, second))
 			return;
 	}
-	if (!forward_out(ctx, scratch))
+	if (!forward_out(ctx, packet, onward))
 		return;
 	if (first)
-		forward_touch(&scratch->known, first, packet, &scratch->to);
+		forward_touch(&onward->known, first, packet, &onward->to);
 	if (second)
-		forward_touch(&scratch->other, second, packet, &scratch->snat_tuple);
-	scratch->to = scratch->snat_tuple;
+		forward_touch(&onward->second, second, packet, &onward->after);
+	onward->to = onward->after;
 }
 
 #endif
 
 /* Whether the packet has been translated for good, and is to be redirected. */
-static __always_inline bool fast_forwarded(struct __sk_buff *ctx, struct scratch *scratch)
+static __always_inline bool fast_forwarded(struct __sk_buff *ctx, const struct packet *packet,
+					   struct onward *onward)
 {
 #if defined(FAST_FORWARD) && !defined(NO_LINK_HEADER)
-	fast_forward(ctx, scratch);
+	fast_forward(ctx, packet, onward);
 	barrier();	/* all ways meet here: the verifier follows what comes next once */
-	return scratch->device;
+	return onward->device;
 #else
 	return false;
 #endif

@@ -50,11 +50,11 @@ static __always_inline bool route_takes(const struct bpf_fib_lookup *route, __u3
 	return length && length <= (route->tot_len == UNANSWERED ? LEAST_MTU : route->tot_len);
 }
 
-/* Sets scratch->device and its next hop if the packet, of this tuple by then, can leave that way. */
-static __always_inline bool forward_to(struct __sk_buff *ctx, struct scratch *scratch,
-				       const struct tuple *tuple, __u32 ifindex, __u32 how)
+/* Sets onward->device and its next hop if the packet, of this tuple by then, can leave that way. */
+static __always_inline bool forward_to(struct __sk_buff *ctx, const struct packet *packet,
+				       struct onward *onward, const struct tuple *tuple,
+				       __u32 ifindex, __u32 how)
 {
-	const struct packet *packet = &scratch->packet;
 	EMPTY(struct bpf_fib_lookup, route);
 
 	route_request(route, tuple, packet->v6, &tuple->destination, tuple->destination_port,
@@ -64,9 +64,9 @@ static __always_inline bool forward_to(struct __sk_buff *ctx, struct scratch *sc
 	    (how == BPF_FIB_LOOKUP_OUTPUT && route->ifindex != ifindex) ||
 	    !route_takes(route, packet_length_sent(ctx, packet)))
 		return false;
-	scratch->next.family = route->family;
-	__builtin_memcpy(&scratch->next.address, route->ipv6_dst, 16);
-	scratch->device = route->ifindex;
+	onward->next.family = route->family;
+	__builtin_memcpy(&onward->next.address, route->ipv6_dst, 16);
+	onward->device = route->ifindex;
 	return true;
 }
 

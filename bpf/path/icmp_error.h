@@ -12,11 +12,11 @@
 #include "path/reply_path.h"
 
 static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx,
-							   struct scratch *scratch,
+							   const struct packet *packet,
+							   struct onward *onward,
 							   const enum hook hook)
 {
-	const struct packet *packet = &scratch->packet;
-	struct flow *known = &scratch->known;
+	struct flow *known = &onward->known;
 	struct quote quote = {};
 
 	/* An error goes to the sender of the quoted packet; anything else is forged. */
@@ -42,8 +42,8 @@ static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx
 			to.source = known->address;
 	}
 	if (hook == HOOK_INGRESS)
-		error_lead_to_device(ctx, scratch, &to, &quoted);
-	if (!flow && !scratch->device)
+		error_lead_to_device(ctx, packet, onward, &to, &quoted);
+	if (!flow && !onward->device)
 		return undecided();
 	error_rewrite(ctx, packet, &to, &quote, &quoted);
 	return rewritten(VERDICT_RELATED);

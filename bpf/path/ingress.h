@@ -36,56 +36,60 @@ static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const stru
 }
 
 /* The map of flows is full: a datagram is rewritten, but its replies will not be translated. */
-static __always_inline struct outcome ingress_stateless(struct scratch *scratch)
+static __always_inline struct outcome ingress_stateless(const struct packet *packet,
+							const struct backend *backend,
+							struct tuple *to)
 {
 	verdict_count(VERDICT_FLOWS_FULL);
-	scratch->to = scratch->packet.tuple;
-	scratch->to.destination = scratch->selection.backend.address;
-	scratch->to.destination_port = scratch->selection.backend.port;
+	*to = packet->tuple;
+	to->destination = backend->address;
+	to->destination_port = backend->port;
 	return rewritten(VERDICT_TRANSLATED);
 }
 
 /* Opens a flow to the backend that was selected. */
 static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
+						   const struct packet *packet,
 						   const struct settings *settings, bool is_direct,
-						   struct scratch *scratch)
+						   struct onward *onward, struct opening *opening)
 {
-	const struct packet *packet = &scratch->packet;
+	const struct flow *entry = &opening->request_entry;
 	bool masquerade = !is_direct &&
-			  ingress_needs_snat(ctx, packet, settings, &scratch->selection);
-	enum opened opened = flow_open(ctx, settings, packet, is_direct, masquerade, scratch);
+			  ingress_needs_snat(ctx, packet, settings, &opening->selection);
+	enum opened opened = flow_open(settings, packet, ctx->ifindex, is_direct, masquerade,
+				       opening);
 
 	record(STEP_OPENED, opened);
-	scratch->to = flow_translate(&packet->tuple, &scratch->request_entry);
+	onward->to = flow_translate(&packet->tuple, entry);
 	if (opened == OPENED_WITH_PORT)
 		return rewritten(VERDICT_PORT_CHANGED);
-	if (scratch->request_entry.kind == FLOW_DIRECT)
+	if (entry->kind == FLOW_DIRECT)
 		return unchanged(VERDICT_PASSED);
 	if (opened == OPENED)
 		return rewritten(VERDICT_TRANSLATED);
 	if (opened == NO_FREE_PORT)
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
-	if (packet->tuple.protocol == TCP || scratch->request_entry.flags & FLOW_MASQUERADE)
+	if (packet->tuple.protocol == TCP || entry->flags & FLOW_MASQUERADE)
 		return unchanged(VERDICT_FLOWS_FULL);
-	return ingress_stateless(scratch);
+	return ingress_stateless(packet, &opening->selection.backend, &onward->to);
 }
 
 /*
  * A packet of a flow that is known; undecided if it may open one, also in place of that.
- * scratch->known becomes a copy of its entry.
+ * onward->known becomes a copy of its entry. A flow that is replaced is closed, by opening->other.
  */
 static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
-						    struct scratch *scratch)
+						    const struct packet *packet,
+						    struct onward *onward, struct opening *opening)
 {
-	const struct packet *packet = &scratch->packet;
-	struct flow *known = &scratch->known;
+	struct flow *known = &onward->known;
 	struct flow *flow = flows_may_exist() ? flow_find(&packet->tuple) : NULL;
 
 	if (!flow) {
-		scratch->to = packet->tuple;
-		if (reply_leads_to_device(ctx, scratch, &scratch->to))
+		onward->to = packet->tuple;
+		if (reply_leads_to_device(ctx, packet, onward))
 			return rewritten(VERDICT_ESTABLISHED);
-		if (scratch->mtu)
+		if (onward->mtu)
 			return unchanged(VERDICT_TOO_LONG);
 		return packet->opens || packet->tuple.protocol == TCP ? undecided()
 								      : unchanged(VERDICT_PASSED);
@@ -98,55 +102,59 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 	if (flow_is_gone(packet, known, flow))
 		return unchanged(VERDICT_ENDPOINT_GONE);
 	if (flow_continues(packet, known, flow)) {
-		scratch->to = flow_follow(packet, known, flow);
+		onward->to = flow_follow(packet, known, flow);
 		translated_note(ctx, known);
 		if (known->kind == FLOW_UN_SNAT)
-			reply_leads_to_device(ctx, scratch, &scratch->to);
-		return scratch->mtu ? unchanged(VERDICT_TOO_LONG) : rewritten(VERDICT_ESTABLISHED);
+			reply_leads_to_device(ctx, packet, onward);
+		return onward->mtu ? unchanged(VERDICT_TOO_LONG) : rewritten(VERDICT_ESTABLISHED);
 	}
 	record(STEP_FLOW_REPLACED, 0);
-	flow_close(&packet->tuple, known);
+	flow_close(&packet->tuple, known, &opening->other);
 	return undecided();
 }
 
 /* A segment in the middle of a connection is refused by nothing: conntrack may know it. */
 static __always_inline struct outcome ingress_middle(struct __sk_buff *ctx,
+						     const struct packet *packet,
 						     const struct settings *settings,
 						     enum selected selected,
-						     const struct scratch *scratch)
+						     const struct selection *selection)
 {
 	if (selected == SELECTED)
-		choose(ctx, &scratch->packet, settings, &scratch->selection);
+		choose(ctx, packet, settings, selection);
 	else
-		segment_remember(ctx, &scratch->packet.tuple);
+		segment_remember(ctx, &packet->tuple);
 	return unchanged(VERDICT_PASSED);
 }
 
 /* A packet that opens a flow, if there is a backend for it. */
 static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
+						       const struct packet *packet,
 						       const struct settings *settings,
 						       enum selected selected,
-						       struct scratch *scratch)
+						       struct onward *onward,
+						       struct opening *opening)
 {
-	const struct packet *packet = &scratch->packet;
 	struct outcome outcome = undecided();
 	bool is_direct = because(STEP_DIRECT, 0,
 				 selected == NO_SERVICE &&
-					 direct_select(&packet->tuple, ctx->ifindex, scratch));
+					 direct_select(&packet->tuple, ctx->ifindex, opening));
 
 	if (selected == SELECTED)
-		outcome = choose(ctx, packet, settings, &scratch->selection);
+		outcome = choose(ctx, packet, settings, &opening->selection);
 	else if (!is_direct)
 		outcome = unchanged(selected_verdict(selected));
-	return outcome.decided ? outcome : ingress_open(ctx, settings, is_direct, scratch);
+	return outcome.decided ? outcome
+			       : ingress_open(ctx, packet, settings, is_direct, onward, opening);
 }
 
 /* A packet of no flow in the flow tables: a backend is chosen if it is for a frontend. */
 static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
+						      const struct packet *packet,
 						      const struct settings *settings,
-						      struct scratch *scratch)
+						      struct onward *onward,
+						      struct opening *opening)
 {
-	const struct packet *packet = &scratch->packet;
 	struct frontend frontend = tuple_frontend(&packet->tuple);
 	bool may_exist = frontend_may_exist(&frontend);
 	struct request request = { .frontend = &frontend,
@@ -163,31 +171,32 @@ static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 		return unchanged(VERDICT_PASSED);
 	if (may_exist && datagram_repeats(ctx, packet, settings))
 		return unchanged(VERDICT_ESTABLISHED);
-	selected = may_exist ? select_backend(&request, &scratch->selection)
+	selected = may_exist ? select_backend(&request, &opening->selection)
 			     : selected_without_service(&packet->tuple.destination);
 	if (settings->flags & SETTING_SHADOW)
 		return unchanged(selected_verdict(selected));
 	if (!packet->opens)
-		return ingress_middle(ctx, settings, selected, scratch);
-	return ingress_selected(ctx, settings, selected, scratch);
+		return ingress_middle(ctx, packet, settings, selected, &opening->selection);
+	return ingress_selected(ctx, packet, settings, selected, onward, opening);
 }
 
-/* scratch->to becomes the new tuple of a packet that is rewritten. */
+/* onward->to becomes the new tuple of a packet that is rewritten. */
 static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
-						     struct scratch *scratch)
+						     const struct packet *packet,
+						     struct onward *onward, struct opening *opening)
 {
 	struct outcome outcome;
 	struct settings *settings;
 
-	if (fast_forwarded(ctx, scratch))
+	if (fast_forwarded(ctx, packet, onward))
 		return rewritten(VERDICT_ESTABLISHED);
-	outcome = ingress_known(ctx, scratch);
+	outcome = ingress_known(ctx, packet, onward, opening);
 	if (outcome.decided)
 		return outcome;
 	settings = settings_read();
 	if (!settings || because(STEP_ATTACHING, 0, settings->flags & SETTING_ATTACHING))
 		return unchanged(VERDICT_PASSED);
-	return ingress_request(ctx, settings, scratch);
+	return ingress_request(ctx, packet, settings, onward, opening);
 }
 
 #endif

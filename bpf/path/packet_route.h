@@ -51,12 +51,12 @@ static __always_inline bool may_be_told(struct __sk_buff *ctx, const struct pack
 
 /*
  * Whether there is a route by this device that takes the packet. Of one that is too long its sender
- * is told: scratch->mtu is set. Before 5.12 the kernel does not say how long it may be.
+ * is told: onward->mtu is set. Before 5.12 the kernel does not say how long it may be.
  */
-static __always_inline bool device_takes(struct __sk_buff *ctx, struct scratch *scratch,
-					 const struct tuple *tuple, __u32 ifindex)
+static __always_inline bool device_takes(struct __sk_buff *ctx, const struct packet *packet,
+					 struct onward *onward, const struct tuple *tuple,
+					 __u32 ifindex)
 {
-	const struct packet *packet = &scratch->packet;
 	__u32 length = packet_length_sent(ctx, packet);
 	EMPTY(struct bpf_fib_lookup, route);
 	long result;
@@ -70,7 +70,7 @@ static __always_inline bool device_takes(struct __sk_buff *ctx, struct scratch *
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED && route->tot_len < length &&
 	    may_be_told(ctx, packet) &&
 	    route_device(ctx, packet, tuple, ifindex, BPF_FIB_LOOKUP_OUTPUT) == ifindex)
-		scratch->mtu = route->tot_len;	/* mtu_result, which older headers do not have */
+		onward->mtu = route->tot_len;	/* mtu_result, which older headers do not have */
 	return false;
 }
 

@@ -15,19 +15,18 @@
 #include "path/packet_route.h"
 
 /*
- * The entry by which egress would un-DNAT this packet, from backend to client; scratch->known becomes
+ * The entry by which egress would un-DNAT this packet, from backend to client; onward->second becomes
  * a copy of it.
  */
-static __always_inline struct flow *reply_entry_of(const struct tuple *tuple,
-						   struct scratch *scratch)
+static __always_inline struct flow *reply_entry_of(const struct tuple *tuple, struct onward *onward)
 {
 	struct flow *flow;
 
-	scratch->reply_tuple = *tuple;
-	scratch->reply_tuple.hook = HOOK_EGRESS;
-	flow = flow_find(&scratch->reply_tuple);
-	return flow && flow_copy(&scratch->known, &scratch->reply_tuple, flow) &&
-		       scratch->known.kind == FLOW_UN_DNAT ? flow : NULL;
+	onward->between = *tuple;
+	onward->between.hook = HOOK_EGRESS;
+	flow = flow_find(&onward->between);
+	return flow && flow_copy(&onward->second, &onward->between, flow) &&
+		       onward->second.kind == FLOW_UN_DNAT ? flow : NULL;
 }
 
 static __always_inline bool replies_go_to_device(void)
@@ -46,31 +45,31 @@ static __always_inline bool leads_elsewhere(struct __sk_buff *ctx, const struct 
 }
 
 /*
- * Whether a reply, of this tuple from backend to client, has to leave by another device than the one
- * to which it is routed. Then it is un-DNATed, and scratch->device is set; or scratch->mtu, if it is
+ * Whether a reply, by now from backend to client (onward->to), has to leave by another device than the
+ * one to which it is routed. Then it is un-DNATed, and onward->device is set; or onward->mtu, if it is
  * too long for that device. A packet without a link header cannot be redirected.
  */
-static __always_inline bool reply_leads_to_device(struct __sk_buff *ctx, struct scratch *scratch,
-						  struct tuple *tuple)
+static __always_inline bool reply_leads_to_device(struct __sk_buff *ctx,
+						  const struct packet *packet,
+						  struct onward *onward)
 {
 #ifdef NO_LINK_HEADER
 	return false;
 #else
-	const struct packet *packet = &scratch->packet;
-	struct flow *flow, *known = &scratch->known;
+	struct flow *flow, *entry = &onward->second;
 
 	if (!replies_go_to_device())
 		return false;
-	flow = reply_entry_of(tuple, scratch);
-	if (!flow || !leads_elsewhere(ctx, packet, tuple, known->ifindex))
+	flow = reply_entry_of(&onward->to, onward);
+	if (!flow || !leads_elsewhere(ctx, packet, &onward->to, entry->ifindex))
 		return false;
-	scratch->snat_tuple = flow_translate(&scratch->reply_tuple, known);
-	if (!device_takes(ctx, scratch, &scratch->snat_tuple, known->ifindex))
+	onward->after = flow_translate(&onward->between, entry);
+	if (!device_takes(ctx, packet, onward, &onward->after, entry->ifindex))
 		return false;
-	flow_touch(known, flow, packet, &scratch->snat_tuple);
-	*tuple = scratch->snat_tuple;
-	scratch->device = known->ifindex;
-	record_at(STEP_REPLY_DEVICE, known->ifindex, &known->address);
+	flow_touch(entry, flow, packet, &onward->after);
+	onward->to = onward->after;
+	onward->device = entry->ifindex;
+	record_at(STEP_REPLY_DEVICE, entry->ifindex, &entry->address);
 	return true;
 #endif
 }
@@ -80,25 +79,26 @@ static __always_inline bool reply_leads_to_device(struct __sk_buff *ctx, struct 
  * `to` is the error between the hooks, `quoted` the packet that it quotes; both become what the client
  * knows.
  */
-static __always_inline void error_lead_to_device(struct __sk_buff *ctx, struct scratch *scratch,
-						 struct tuple *to, struct tuple *quoted)
+static __always_inline void error_lead_to_device(struct __sk_buff *ctx,
+						 const struct packet *packet,
+						 struct onward *onward, struct tuple *to,
+						 struct tuple *quoted)
 {
 #ifndef NO_LINK_HEADER
 	struct tuple reply_tuple = tuple_reverse(quoted, HOOK_EGRESS);
-	struct flow *known = &scratch->known;
+	struct flow *entry = &onward->second;
 
-	if (!replies_go_to_device() || !reply_entry_of(&reply_tuple, scratch) ||
-	    !leads_elsewhere(ctx, &scratch->packet, to, known->ifindex))
+	if (!replies_go_to_device() || !reply_entry_of(&reply_tuple, onward) ||
+	    !leads_elsewhere(ctx, packet, to, entry->ifindex))
 		return;
 	if (address_equal(&to->source, &quoted->destination))
-		to->source = known->address;
-	if (route_device(ctx, &scratch->packet, to, known->ifindex, BPF_FIB_LOOKUP_OUTPUT) !=
-	    known->ifindex)
+		to->source = entry->address;
+	if (route_device(ctx, packet, to, entry->ifindex, BPF_FIB_LOOKUP_OUTPUT) != entry->ifindex)
 		return;
-	scratch->snat_tuple = flow_translate(&scratch->reply_tuple, known);
-	*quoted = tuple_reverse(&scratch->snat_tuple, 0);
-	scratch->device = known->ifindex;
-	record_at(STEP_REPLY_DEVICE, known->ifindex, &known->address);
+	onward->after = flow_translate(&onward->between, entry);
+	*quoted = tuple_reverse(&onward->after, 0);
+	onward->device = entry->ifindex;
+	record_at(STEP_REPLY_DEVICE, entry->ifindex, &entry->address);
 #endif
 }
 

@@ -8,19 +8,26 @@
 #ifdef MONITOR
 
 /* What is noted of a packet on its way is there of it alone. */
-static __always_inline void event_packet_begin(struct scratch *scratch)
+static __always_inline void event_packet_begin(struct onward *onward, struct opening *opening)
 {
-	scratch->known.kind = 0;
-	scratch->selection.service.id = 0;
-	scratch->selection.backend = (struct backend){};
+	onward->known.kind = 0;
+	opening->selection.service.id = 0;
+	opening->selection.backend = (struct backend){};
 }
 
-static __always_inline enum verdict event_packet(struct __sk_buff *ctx, struct scratch *scratch,
+/* The entry by which the packet leaves: ingress has done what egress would, or it is the only one. */
+static __always_inline const struct flow *event_entry(const struct onward *onward)
+{
+	return onward->device || onward->mtu ? &onward->second : &onward->known;
+}
+
+static __always_inline enum verdict event_packet(struct __sk_buff *ctx,
+						 const struct scratch *scratch,
 						 const enum event_hook hook, __u64 begun,
 						 enum verdict verdict)
 {
-	const struct selection *selection = &scratch->selection;
-	const struct flow *known = &scratch->known;
+	const struct selection *selection = &scratch->opening.selection;
+	const struct flow *known = event_entry(&scratch->onward);
 	struct monitor *monitor = monitor_read();
 	bool is_new = selection->service.id || !known->kind;
 	struct event *event;
@@ -44,13 +51,13 @@ static __always_inline enum verdict event_packet(struct __sk_buff *ctx, struct s
 	return verdict;
 }
 
-#define monitor_packet_begin(scratch) event_packet_begin(scratch)
+#define monitor_packet_begin(onward, opening) event_packet_begin(onward, opening)
 #define monitor_packet(ctx, scratch, hook, begun, verdict) \
 	event_packet(ctx, scratch, hook, begun, verdict)
 
 #else
 
-#define monitor_packet_begin(scratch) ((void)0)
+#define monitor_packet_begin(onward, opening) ((void)0)
 #define monitor_packet(ctx, scratch, hook, begun, verdict) (verdict)
 
 #endif

@@ -43,10 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextmanager
 def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
-    """Unpinned maps by name, of which some may be made otherwise, and the hooks' descriptors."""
+    """Unpinned maps by name, some made otherwise or added, and the descriptors of hooks."""
     with ExitStack() as opened:
         tables: dict[str, Map] = {}
-        for name, usual in layout.MAPS.items():
+        for name, usual in (layout.MAPS | specs).items():
             small = min(usual.entries, ENTRIES.get(usual.kind, 4096))
             spec = (SPECS | specs).get(name, usual._replace(entries=small))
             tables[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))

@@ -49,52 +49,55 @@ static __always_inline bool request_leads_to(const struct tuple *request_tuple,
 }
 
 /*
- * Deletes the entry by which a flow has a port that this node chose, or lets the port rest: where
- * one side has closed in order, the backend may be in TIME_WAIT and would take a new connection from
- * that port for a part of the old one.
+ * Deletes the entry by which a flow has a port that this node chose; or lets the port rest, for which
+ * `resting` is memory: where one side has closed in order, the backend may be in TIME_WAIT and would
+ * take a new connection from that port for a part of the old one.
  */
 static __always_inline void port_close(const struct tuple *reply_tuple,
 				       const struct flow *reply_entry, __u32 request_flags,
-				       const bool rests)
+				       const bool rests, struct flow *resting)
 {
 	__u32 flags = reply_entry->flags | request_flags;
-	struct scratch *scratch = scratch_here();
 
-	if (!scratch || !rests || !(reply_entry->flags & FLOW_SEEN) || !(flags & FLOW_FIN) ||
+	if (!rests || !(reply_entry->flags & FLOW_SEEN) || !(flags & FLOW_FIN) ||
 	    flags & FLOW_RST) {
 		flow_delete(reply_tuple);
-	} else if (flow_copy(&scratch->other, reply_tuple, reply_entry)) {
-		scratch->other.flags |= FLOW_FIN;
-		scratch->other.kind = FLOW_RESTING;
-		flow_update(reply_tuple, &scratch->other, BPF_EXIST);
+	} else if (flow_copy(resting, reply_tuple, reply_entry)) {
+		resting->flags |= FLOW_FIN;
+		resting->kind = FLOW_RESTING;
+		flow_update(reply_tuple, resting, BPF_EXIST);
 	}
 }
 
 /* Deletes the un-SNAT entry only if it is still this flow's: another may have the port by now. */
 static __always_inline void un_snat_close(const struct tuple *snat_tuple,
-					  const struct flow *snat_entry, const bool rests)
+					  const struct flow *snat_entry, const bool rests,
+					  struct flow *resting)
 {
 	struct tuple translated = flow_translate(snat_tuple, snat_entry);
 	struct tuple un_snat_tuple = tuple_reverse(&translated, HOOK_INGRESS);
 	struct flow *reply_entry = flow_find(&un_snat_tuple);
+
 	if (reply_entry && reply_entry->kind == FLOW_UN_SNAT &&
 	    reply_entry->port == snat_tuple->source_port &&
 	    address_equal(&reply_entry->address, &snat_tuple->source))
-		port_close(&un_snat_tuple, reply_entry, snat_entry->flags, rests);
+		port_close(&un_snat_tuple, reply_entry, snat_entry->flags, rests, resting);
 }
 
-static __always_inline void snat_close(const struct tuple *snat_tuple, const bool rests)
+static __always_inline void snat_close(const struct tuple *snat_tuple, const bool rests,
+				       struct flow *resting)
 {
 	struct flow *snat_entry = flow_find(snat_tuple);
 
 	if (snat_entry && snat_entry->kind == FLOW_SNAT)
-		un_snat_close(snat_tuple, snat_entry, rests);
+		un_snat_close(snat_tuple, snat_entry, rests, resting);
 	flow_delete(snat_tuple);
 }
 
 /* A newer flow has the same tuple. The ports that this node chose for the old one rest. */
 static __always_inline void flow_close(const struct tuple *request_tuple,
-				       const struct flow *request_entry)
+				       const struct flow *request_entry,
+				       struct flow *resting)
 {
 	bool masqueraded = request_entry->flags & FLOW_MASQUERADE;
 	bool changed = request_entry->other_port != request_tuple->source_port;
@@ -103,10 +106,11 @@ static __always_inline void flow_close(const struct tuple *request_tuple,
 	struct flow *reply_entry = flow_find(&reply_tuple);
 
 	if (reply_entry)
-		port_close(&reply_tuple, reply_entry, request_entry->flags, changed);
+		port_close(&reply_tuple, reply_entry, request_entry->flags, changed,
+			   resting);
 	if (masqueraded) {
 		translated.hook = HOOK_EGRESS;
-		snat_close(&translated, true);
+		snat_close(&translated, true, resting);
 	}
 	flow_delete(request_tuple);
 	flow_uncount(request_entry->connection);
@@ -130,7 +134,7 @@ static __always_inline void flow_end(struct ending *ending)
 		flow_delete(&ending->reply_tuple);
 		flow_uncount(connection);
 	}
-	snat_close(&ending->between, false);
+	snat_close(&ending->between, false, NULL);
 }
 
 #endif

@@ -25,17 +25,17 @@ static __always_inline bool entry_is_not_for(const struct flow *flow, __u32 ifin
 
 /* Whether a packet opens a direct connection; the destination itself is taken as the backend. */
 static __always_inline bool direct_select(const struct tuple *tuple, __u32 ifindex,
-					  struct scratch *scratch)
+					  struct opening *opening)
 {
 	struct flow *reply_entry;
 
 	if (tuple->protocol == UDP || !flows_may_exist())
 		return false;
-	scratch->reply_tuple = tuple_reverse(tuple, HOOK_EGRESS);
-	reply_entry = flow_find(&scratch->reply_tuple);
+	opening->reply_tuple = tuple_reverse(tuple, HOOK_EGRESS);
+	reply_entry = flow_find(&opening->reply_tuple);
 	if (!reply_entry || reply_entry->ifindex != ifindex)
 		return false;
-	scratch->selection.backend = (struct backend){ .address = tuple->destination,
+	opening->selection.backend = (struct backend){ .address = tuple->destination,
 						       .port = tuple->destination_port };
 	return true;
 }

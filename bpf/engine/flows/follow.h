@@ -40,14 +40,14 @@ static __always_inline bool flow_has_frontend(const struct tuple *request_tuple,
 	struct settings *settings = settings_read();
 	struct frontend frontend = tuple_frontend(request_tuple);
 	__u32 moves = settings ? settings->frontend_moves : 0;
-	struct scratch *scratch = scratch_here();
+	struct service service ALIGNED;
 
-	if (!scratch || known->frontend_moves == moves)
+	if (known->frontend_moves == moves)
 		return true;
 	barrier();	/* the agent writes the services before it adds to the moves */
-	if (service_find(&frontend, NO_NETNS, &scratch->selection.service) != FOUND)
+	if (service_find(&frontend, NO_NETNS, &service) != FOUND)
 		return true;
-	if (scratch->selection.service.id != known->service)
+	if (service.id != known->service)
 		return false;
 	if (flow_remains(flow, known))
 		flow->frontend_moves = moves;

@@ -35,11 +35,11 @@ static __always_inline bool flow_is_half_open(const struct ending *ending,
  * the requests of one flow and the replies of another.
  */
 static __always_inline void half_open_displace(const struct half_open *place,
-					       struct scratch *scratch)
+					       struct opening *opening)
 {
 	struct flow_counters *counters = flow_counters_of(&place->request);
-	struct ending *ending = &scratch->ending;
-	struct flow *found, *request_entry = &scratch->other;
+	struct ending *ending = &opening->ending;
+	struct flow *found, *request_entry = &opening->other;
 	__u64 created = place->created;
 
 	ending->request_tuple = place->request;
@@ -54,7 +54,7 @@ static __always_inline void half_open_displace(const struct half_open *place,
 	flow_delete(&ending->reply_tuple);
 	if (request_entry->flags & FLOW_MASQUERADE) {
 		tuple_write_reverse(&ending->between, &ending->reply_tuple, HOOK_EGRESS);
-		snat_close(&ending->between, false);
+		snat_close(&ending->between, false, NULL);
 	}
 	flow_delete(&ending->request_tuple);
 	flow_uncount(request_entry->connection);
@@ -79,16 +79,16 @@ static __always_inline struct half_open *half_open_place(__u8 protocol)
 
 /* To be called for every new flow. */
 static __always_inline void half_open_note(const struct tuple *request_tuple,
-					   struct scratch *scratch, __u64 created)
+					   struct opening *opening, __u64 created)
 {
 	struct half_open *place = half_open_place(request_tuple->protocol);
 
 	if (!place)
 		return;
 	if (place->created)
-		half_open_displace(place, scratch);
+		half_open_displace(place, opening);
 	place->request = *request_tuple;
-	place->reply = scratch->reply_tuple;
+	place->reply = opening->reply_tuple;
 	place->created = created;
 }
 

@@ -13,27 +13,27 @@
 #define PORT_KEPT (~0ULL)	/* it must not be taken */
 
 /*
- * The entry of the requests of the flow that has the reply scratch->reply_tuple, and their tuple in
- * scratch->ending.between; NULL, and a tuple of no hook, if the reply's entry is alone. `hook` is
+ * The entry of the requests of the flow that has the reply opening->reply_tuple, and their tuple in
+ * opening->ending.between; NULL, and a tuple of no hook, if the reply's entry is alone. `hook` is
  * the reply's.
  */
 static __always_inline struct flow *holder_find(const struct flow *reply_entry,
-						struct scratch *scratch, const enum hook hook)
+						struct opening *opening, const enum hook hook)
 {
 	const enum hook other = hook == HOOK_EGRESS ? HOOK_INGRESS : HOOK_EGRESS;
-	struct tuple *request_tuple = &scratch->ending.between;
+	struct tuple *request_tuple = &opening->ending.between;
 	struct flow *request_entry;
 
 	if (hook == HOOK_EGRESS) {
-		request_tuple_write(request_tuple, &scratch->reply_tuple, reply_entry);
+		request_tuple_write(request_tuple, &opening->reply_tuple, reply_entry);
 	} else {
-		tuple_write_reverse(request_tuple, &scratch->reply_tuple, HOOK_EGRESS);
+		tuple_write_reverse(request_tuple, &opening->reply_tuple, HOOK_EGRESS);
 		request_tuple->source = reply_entry->address;
 		request_tuple->source_port = reply_entry->port;
 	}
 	request_entry = flow_find(request_tuple);
 	if (request_entry && reply_entry->kind != FLOW_RESTING &&
-	    request_leads_to(request_tuple, request_entry, &scratch->reply_tuple, other))
+	    request_leads_to(request_tuple, request_entry, &opening->reply_tuple, other))
 		return request_entry;
 	request_tuple->hook = 0;
 	return NULL;
@@ -50,23 +50,23 @@ static __always_inline __u64 flow_used(const struct flow *reply_entry,
 
 /*
  * PORT_IDLE, PORT_KEPT, or when its flow was last used, if the port may be taken before its time.
- * The port is that of scratch->reply_tuple, whose hook is `hook`; scratch->holder_created tells the
+ * The port is that of opening->reply_tuple, whose hook is `hook`; opening->holder_created tells the
  * flow from a later one.
  */
 static __always_inline __u64 port_held_since(const struct settings *settings,
-					     struct scratch *scratch, const enum hook hook)
+					     struct opening *opening, const enum hook hook)
 {
 	EMPTY(struct timeout_key, key);
-	struct flow *reply_entry = flow_find(&scratch->reply_tuple), *request_entry;
+	struct flow *reply_entry = flow_find(&opening->reply_tuple), *request_entry;
 	__u64 now = clock_coarse(), used;
 	struct timeout *timeout;
 
-	key->protocol = scratch->reply_tuple.protocol;
+	key->protocol = opening->reply_tuple.protocol;
 	if (!reply_entry)
 		return PORT_IDLE;
-	scratch->holder_created = reply_entry->created;
-	scratch->holder_connection = reply_entry->connection;
-	request_entry = holder_find(reply_entry, scratch, hook);
+	opening->holder_created = reply_entry->created;
+	opening->holder_connection = reply_entry->connection;
+	request_entry = holder_find(reply_entry, opening, hook);
 	/* Its other entries may be about to be written, on another CPU. */
 	if (!request_entry && now < reply_entry->created + SECOND)
 		return PORT_KEPT;

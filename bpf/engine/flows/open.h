@@ -42,23 +42,23 @@ static __always_inline bool reply_may_be_replaced(const struct flow *reply_entry
  */
 static __always_inline enum opened reply_create_with_port(const struct settings *settings,
 							  const struct tuple *request_tuple,
-							  struct scratch *scratch)
+							  struct opening *opening)
 {
 	struct port_sequence ports = port_sequence_for(settings, request_tuple->source_port);
-	struct tuple *tuple = &scratch->reply_tuple;
-	__u64 sum = sum_without_ports(tuple, &scratch->reply_entry);
+	struct tuple *tuple = &opening->reply_tuple;
+	__u64 sum = sum_without_ports(tuple, &opening->reply_entry);
 
 	for (int i = 0; i < PORT_TRIES; i++) {
-		flow_name_port(tuple, &scratch->reply_entry, sum, port_next(&ports));
-		if (!flow_create_named(tuple, &scratch->reply_entry))
+		flow_name_port(tuple, &opening->reply_entry, sum, port_next(&ports));
+		if (!flow_create_named(tuple, &opening->reply_entry))
 			return OPENED_WITH_PORT;
 	}
-	if (port_held_since(settings, scratch, HOOK_EGRESS) == PORT_KEPT)
+	if (port_held_since(settings, opening, HOOK_EGRESS) == PORT_KEPT)
 		return NO_FREE_PORT;
-	flow_delete(&scratch->ending.between);
+	flow_delete(&opening->ending.between);
 	flow_delete(tuple);
-	flow_uncount(scratch->holder_connection);
-	return flow_create_named(tuple, &scratch->reply_entry) ? NO_FREE_PORT : OPENED_WITH_PORT;
+	flow_uncount(opening->holder_connection);
+	return flow_create_named(tuple, &opening->reply_entry) ? NO_FREE_PORT : OPENED_WITH_PORT;
 }
 
 /*
@@ -66,10 +66,10 @@ static __always_inline enum opened reply_create_with_port(const struct settings 
  */
 static __always_inline enum opened reply_create(const struct settings *settings,
 						const struct tuple *request_tuple,
-						struct scratch *scratch)
+						struct opening *opening)
 {
-	struct tuple *tuple = &scratch->reply_tuple;
-	long failed = tuple_is_loop(tuple) ? -EEXIST : flow_create(tuple, &scratch->reply_entry);
+	struct tuple *tuple = &opening->reply_tuple;
+	long failed = tuple_is_loop(tuple) ? -EEXIST : flow_create(tuple, &opening->reply_entry);
 	struct flow *found;
 
 	if (!failed)
@@ -77,70 +77,71 @@ static __always_inline enum opened reply_create(const struct settings *settings,
 	if (failed != -EEXIST)
 		return MAP_FULL;
 	found = flow_find(tuple);
-	if (!found || !flow_copy(&scratch->known, tuple, found))
-		return reply_create_with_port(settings, request_tuple, scratch);
-	scratch->former_request_tuple = request_tuple_of(tuple, &scratch->known);
-	if (scratch->known.kind != FLOW_RESTING &&
-	    reply_may_be_replaced(&scratch->known, &scratch->former_request_tuple, request_tuple)) {
-		flow_delete(&scratch->former_request_tuple);
-		flow_uncount(scratch->known.connection);
-		return flow_write(tuple, &scratch->reply_entry) ? MAP_FULL : OPENED;
+	if (!found || !flow_copy(&opening->other, tuple, found))
+		return reply_create_with_port(settings, request_tuple, opening);
+	opening->former_request_tuple = request_tuple_of(tuple, &opening->other);
+	if (opening->other.kind != FLOW_RESTING &&
+	    reply_may_be_replaced(&opening->other, &opening->former_request_tuple, request_tuple)) {
+		flow_delete(&opening->former_request_tuple);
+		flow_uncount(opening->other.connection);
+		return flow_write(tuple, &opening->reply_entry) ? MAP_FULL : OPENED;
 	}
-	return reply_create_with_port(settings, request_tuple, scratch);
+	return reply_create_with_port(settings, request_tuple, opening);
 }
 
 /*
  * The entry by which egress masquerades the request. Those of a former flow are deleted, also if it
  * was masqueraded and this one is not: an un-SNAT entry that stayed would count as a flow of its own.
  */
-static __always_inline bool snat_create(struct scratch *scratch)
+static __always_inline bool snat_create(struct opening *opening)
 {
-	scratch->snat_tuple = tuple_reverse(&scratch->reply_tuple, HOOK_EGRESS);
-	if (flow_find(&scratch->snat_tuple))
-		snat_close(&scratch->snat_tuple, true);
-	return !(scratch->snat_entry.flags & FLOW_MASQUERADE) ||
-	       !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
+	opening->snat_tuple = tuple_reverse(&opening->reply_tuple, HOOK_EGRESS);
+	if (flow_find(&opening->snat_tuple))
+		snat_close(&opening->snat_tuple, true, &opening->other);
+	return !(opening->snat_entry.flags & FLOW_MASQUERADE) ||
+	       !flow_write(&opening->snat_tuple, &opening->snat_entry);
 }
 
 /*
- * Opens a flow with a request to scratch->selection.backend. What kind of flow it is stands in the
+ * Opens a flow with a request to opening->selection.backend. What kind of flow it is stands in the
  * entries from then on: the verifier would follow each search for a port once for each kind.
  */
-static __always_inline enum opened flow_open(struct __sk_buff *ctx, const struct settings *settings,
-					     const struct packet *packet, bool is_direct,
-					     bool masquerade, struct scratch *scratch)
+static __always_inline enum opened flow_open(const struct settings *settings,
+					     const struct packet *packet, __u32 ifindex,
+					     bool is_direct, bool masquerade,
+					     struct opening *opening)
 {
-	const struct backend *backend = &scratch->selection.backend;
+	const struct backend *backend = &opening->selection.backend;
 	const struct tuple *request_tuple = &packet->tuple;
 	__u16 flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0);
-	__u16 affinity = scratch->selection.is_pending && !is_direct ? FLOW_AFFINITY : 0;
+	__u16 affinity = opening->selection.is_pending && !is_direct ? FLOW_AFFINITY : 0;
 	__u64 now = clock_coarse();
 	enum opened opened;
 
 	gate_open();
-	entries_begin(scratch, ctx->ifindex, now, is_direct);
+	entries_begin(opening, ifindex, now, is_direct);
 	if (request_tuple->protocol == UDP) {
 		flags |= FLOW_SEEN;
-		scratch->reply_entry.flags = affinity;
+		opening->reply_entry.flags = affinity;
 		affinity = 0;
 	}
-	scratch->request_entry.flags = flags | affinity;
-	scratch->snat_entry.flags = flags;
-	reply_prepare(request_tuple, scratch);
-	opened = reply_create(settings, request_tuple, scratch);
+	opening->request_entry.flags = flags | affinity;
+	opening->snat_entry.flags = flags;
+	reply_prepare(request_tuple, opening);
+	opened = reply_create(settings, request_tuple, opening);
 	if (opened == MAP_FULL || opened == NO_FREE_PORT)
 		return opened;
-	scratch->request_entry.address = backend->address;
-	scratch->request_entry.port = backend->port;
-	scratch->request_entry.other_port = scratch->reply_tuple.destination_port;
-	side_begin(&scratch->request_entry, packet);
-	scratch->snat_entry.other_port = backend->port;
-	flow_count(scratch->request_entry.connection, backend->id);
-	if (!snat_create(scratch) || flow_write(request_tuple, &scratch->request_entry)) {
-		flow_uncount(scratch->request_entry.connection);
+	opening->request_entry.address = backend->address;
+	opening->request_entry.port = backend->port;
+	opening->request_entry.other_port = opening->reply_tuple.destination_port;
+	side_begin(&opening->request_entry, packet);
+	opening->snat_entry.other_port = backend->port;
+	flow_count(opening->request_entry.connection, backend->id);
+	if (!snat_create(opening) || flow_write(request_tuple, &opening->request_entry)) {
+		flow_uncount(opening->request_entry.connection);
 		return MAP_FULL;
 	}
-	half_open_note(request_tuple, scratch, now);
+	half_open_note(request_tuple, opening, now);
 	return opened;
 }
 

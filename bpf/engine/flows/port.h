@@ -13,59 +13,59 @@
 enum port { PORT_FOUND, PORT_TAKEN, NO_PORT };
 
 /*
- * Takes over the port of scratch->reply_tuple, unless another flow has got it meanwhile. Two CPUs
+ * Takes over the port of opening->reply_tuple, unless another flow has got it meanwhile. Two CPUs
  * may want the same port: the one that creates the claim gets it.
  */
-static __always_inline bool port_take(struct scratch *scratch)
+static __always_inline bool port_take(struct opening *opening)
 {
-	struct tuple *claim = &scratch->claim;
+	struct tuple *claim = &opening->claim;
 	struct flow *reply_entry;
 	bool taken = false;
 
-	*claim = scratch->reply_tuple;
+	*claim = opening->reply_tuple;
 	claim->hook = HOOK_CLAIM;
-	if (flow_create(claim, &scratch->reply_entry))
+	if (flow_create(claim, &opening->reply_entry))
 		return false;
-	reply_entry = flow_find(&scratch->reply_tuple);
-	if (reply_entry && reply_entry->created == scratch->oldest_created) {
-		if (holder_find(reply_entry, scratch, HOOK_INGRESS))
-			flow_end(&scratch->ending);
-		flow_delete(&scratch->reply_tuple);
-		taken = !flow_create(&scratch->reply_tuple, &scratch->reply_entry);
+	reply_entry = flow_find(&opening->reply_tuple);
+	if (reply_entry && reply_entry->created == opening->oldest_created) {
+		if (holder_find(reply_entry, opening, HOOK_INGRESS))
+			flow_end(&opening->ending);
+		flow_delete(&opening->reply_tuple);
+		taken = !flow_create(&opening->reply_tuple, &opening->reply_entry);
 	}
 	flow_delete(claim);
 	return taken;
 }
 
 /*
- * Creates the entry of a masqueraded flow's replies, scratch->reply_entry, for one of scratch->ports,
- * which becomes the destination port of scratch->reply_tuple. What the verifier need not know of one
- * try in the next one is in scratch.
+ * Creates the entry of a masqueraded flow's replies, opening->reply_entry, for one of opening->ports,
+ * which becomes the destination port of opening->reply_tuple. What the verifier need not know of one
+ * try in the next one is in `opening`.
  */
 static __always_inline enum port port_create(const struct settings *settings,
-					     struct scratch *scratch)
+					     struct opening *opening)
 {
-	struct tuple *tuple = &scratch->reply_tuple;
-	__u64 sum = sum_without_ports(tuple, &scratch->reply_entry), held_since;
+	struct tuple *tuple = &opening->reply_tuple;
+	__u64 sum = sum_without_ports(tuple, &opening->reply_entry), held_since;
 
-	scratch->oldest = PORT_KEPT;
+	opening->oldest = PORT_KEPT;
 	for (int i = 0; i < PORT_TRIES; i++) {
-		flow_name_port(tuple, &scratch->reply_entry, sum, port_next(&scratch->ports));
-		if (!flow_create_named(tuple, &scratch->reply_entry))
+		flow_name_port(tuple, &opening->reply_entry, sum, port_next(&opening->ports));
+		if (!flow_create_named(tuple, &opening->reply_entry))
 			return PORT_FOUND;
-		held_since = port_held_since(settings, scratch, HOOK_INGRESS);
-		if (held_since < scratch->oldest) {
-			scratch->oldest = held_since;
-			scratch->oldest_created = scratch->holder_created;
-			scratch->oldest_port = tuple->destination_port;
+		held_since = port_held_since(settings, opening, HOOK_INGRESS);
+		if (held_since < opening->oldest) {
+			opening->oldest = held_since;
+			opening->oldest_created = opening->holder_created;
+			opening->oldest_port = tuple->destination_port;
 		}
 		if (held_since == PORT_IDLE)
 			break;
 	}
-	tuple->destination_port = scratch->oldest_port;
-	if (scratch->oldest == PORT_KEPT || !port_take(scratch))
+	tuple->destination_port = opening->oldest_port;
+	if (opening->oldest == PORT_KEPT || !port_take(opening))
 		return NO_PORT;
-	return scratch->oldest == PORT_IDLE ? PORT_FOUND : PORT_TAKEN;
+	return opening->oldest == PORT_IDLE ? PORT_FOUND : PORT_TAKEN;
 }
 
 #endif

@@ -132,17 +132,25 @@ class PortSequence(NamedTuple):
     step: int
 
 
-class Scratch(NamedTuple):
-    packet: ReadPacket
+class Onward(NamedTuple):
     to: Tuple
     known: Flow
-    other: Flow
+    between: Tuple
+    second: Flow
+    after: Tuple
+    device: int
+    next: NextHop
+    mtu: int
+
+
+class Opening(NamedTuple):
     selection: SelectedBackend
     request_entry: Flow
     reply_entry: Flow
     snat_entry: Flow
     reply_tuple: Tuple
     snat_tuple: Tuple
+    other: Flow
     former_request_tuple: Tuple
     source: Address
     claim: Tuple
@@ -152,10 +160,13 @@ class Scratch(NamedTuple):
     oldest: int
     oldest_created: int
     oldest_port: int
-    mtu: int
-    device: int
-    next: NextHop
     ports: PortSequence
+
+
+class Scratch(NamedTuple):
+    packet: ReadPacket
+    onward: Onward
+    opening: Opening
 
 
 class AffinityKey(NamedTuple):
@@ -270,6 +281,21 @@ _ENDING = Record(
     "struct ending", Ending, dict.fromkeys(("between", "reply_tuple", "request_tuple"), _TUPLE)
 )
 _SELECTION = Record("struct selection", SelectedBackend, {"backend": BACKEND, "service": SERVICE})
+_ONWARD = Record(
+    "struct onward",
+    Onward,
+    dict[str, Record[Any]]({"next": Record("struct next_hop", NextHop)})
+    | dict.fromkeys(("to", "between", "after"), _TUPLE)
+    | dict.fromkeys(("known", "second"), _FLOW),
+)
+_OPENING = Record(
+    "struct opening",
+    Opening,
+    dict[str, Record[Any]]({"selection": _SELECTION, "ending": _ENDING})
+    | {"ports": Record("struct port_sequence", PortSequence)}
+    | dict.fromkeys(("request_entry", "reply_entry", "snat_entry", "other"), _FLOW)
+    | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple", "claim"), _TUPLE),
+)
 SETTINGS = Record(
     "struct settings",
     entries.Settings,
@@ -296,14 +322,7 @@ RECORDS: dict[str, Record[Any]] = {
     "struct tuple": _TUPLE,
     "struct flow": _FLOW,
     "struct scratch": Record(
-        "struct scratch",
-        Scratch,
-        dict[str, Record[Any]]({"packet": _PACKET, "selection": _SELECTION, "ending": _ENDING})
-        | {"next": Record("struct next_hop", NextHop)}
-        | {"ports": Record("struct port_sequence", PortSequence)}
-        | dict.fromkeys(("known", "other", "request_entry", "reply_entry", "snat_entry"), _FLOW)
-        | dict.fromkeys(("to", "reply_tuple", "snat_tuple"), _TUPLE)
-        | dict.fromkeys(("former_request_tuple", "claim"), _TUPLE),
+        "struct scratch", Scratch, {"packet": _PACKET, "onward": _ONWARD, "opening": _OPENING}
     ),
     "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE, "reply": _TUPLE}),
     "struct flow_gate": Record("struct flow_gate", FlowGate),

@@ -29,7 +29,7 @@ def without_records(text: str) -> str:
 
 def without_events(text: str) -> str:
     """The source as if no monitor could ever run: of a macro its last argument is left."""
-    text = re.sub(r"\n\tmonitor_(packet_)?begin\(\w+\);", "", text)
+    text = re.sub(r"\n\tmonitor_(packet_)?begin\([\w, ]+\);", "", text)
     text = text.replace("monitor_time()", "0")
     while found := re.search(r"\bmonitor_\w+\(", text):
         depth, last, at = 1, found.end(), found.end()
