@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The outcomes of a hook; a part of layout.h. */
+/* The outcomes of a hook, and reasons; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_VERDICT_H
 #define EBPFLB_LAYOUT_VERDICT_H
 
@@ -27,6 +27,18 @@ enum verdict {
 	VERDICT_ENDPOINT_GONE = 19,	/* packet of a flow whose endpoint has gone: answered with a reset */
 	VERDICT_TOO_LONG = 20,	/* reply too long for its device: answered with "packet too big" */
 	VERDICTS = 21,		/* how many */
+};
+
+/* Why a flow is masqueraded. */
+enum masquerade_reason {
+	MASQUERADE_NONE = 0,	/* it is not */
+	MASQUERADE_HAIRPIN = 1,	/* the client is the backend itself */
+	MASQUERADE_ALL = 2,	/* --masquerade-all */
+	MASQUERADE_NOT_POD = 3,	/* to a cluster IP, from a client that is no pod */
+	MASQUERADE_LOCAL_CLIENT = 4,	/* a pod, to an external address */
+	MASQUERADE_ELSEWHERE = 5,	/* an external client, and the backend is on another node */
+	MASQUERADE_HERE = 6,	/* the same on this node, by option */
+	MASQUERADE_ASYMMETRIC = 7,	/* replies would leave by another device */
 };
 
 #endif

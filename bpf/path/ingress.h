@@ -22,17 +22,21 @@
 #include "path/select.h"
 #include "core/note.h"
 
-static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const struct packet *packet,
-					       const struct settings *settings,
-					       const struct selection *selection)
+/* As policy_masquerades; and where this node would not see the replies. */
+static __always_inline enum masquerade_reason
+ingress_masquerades(struct __sk_buff *ctx, const struct packet *packet,
+		    const struct settings *settings, const struct selection *selection)
 {
+	enum masquerade_reason reason =
+		policy_masquerades(settings, selection, &packet->tuple.source);
 	__u32 flags = selection->service.flags;
 
-	if (policy_needs_snat(settings, selection, &packet->tuple.source))
-		return true;
-	return because(STEP_SNAT, STEP_SNAT_ASYMMETRIC,
-		       flags & SERVICE_EXTERNAL && !(flags & SERVICE_LOCAL) &&
-			       !client_is_symmetric(ctx, packet, &selection->backend));
+	if (!reason && flags & SERVICE_EXTERNAL && !(flags & SERVICE_LOCAL) &&
+	    !client_is_symmetric(ctx, packet, &selection->backend))
+		reason = MASQUERADE_ASYMMETRIC;
+	if (reason)
+		record(STEP_SNAT, reason);
+	return reason;
 }
 
 /* The map of flows is full: a datagram is rewritten, but its replies will not be translated. */
@@ -55,7 +59,7 @@ static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
 {
 	const struct flow *entry = &opening->request_entry;
 	bool masquerade = !is_direct &&
-			  ingress_needs_snat(ctx, packet, settings, &opening->selection);
+			  ingress_masquerades(ctx, packet, settings, &opening->selection);
 	enum opened opened = flow_open(settings, packet, ctx->ifindex, is_direct, masquerade,
 				       opening);
 
@@ -136,10 +140,11 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 						       struct opening *opening)
 {
 	struct outcome outcome = undecided();
-	bool is_direct = because(STEP_DIRECT, 0,
-				 selected == NO_SERVICE &&
-					 direct_select(&packet->tuple, ctx->ifindex, opening));
+	bool is_direct = selected == NO_SERVICE &&
+			 direct_select(&packet->tuple, ctx->ifindex, opening);
 
+	if (is_direct)
+		record(STEP_DIRECT, 0);
 	if (selected == SELECTED)
 		outcome = choose(ctx, packet, settings, &opening->selection);
 	else if (!is_direct)
@@ -194,8 +199,12 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	if (outcome.decided)
 		return outcome;
 	settings = settings_read();
-	if (!settings || because(STEP_ATTACHING, 0, settings->flags & SETTING_ATTACHING))
+	if (!settings)
 		return unchanged(VERDICT_PASSED);
+	if (settings->flags & SETTING_ATTACHING) {
+		record(STEP_ATTACHING, 0);
+		return unchanged(VERDICT_PASSED);
+	}
 	return ingress_request(ctx, packet, settings, onward, opening);
 }
 

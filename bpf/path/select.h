@@ -30,8 +30,10 @@ static __always_inline enum admission select_admission(const struct request *req
 	if (!(service->flags & SERVICE_RESTRICTED))
 		return ADMITTED;
 	client = client_address(request);
-	if (because(STEP_CLIENT_UNKNOWN, 0, !client))
+	if (!client) {
+		record(STEP_CLIENT_UNKNOWN, 0);
 		return CLIENT_UNKNOWN;
+	}
 	record_at(STEP_ADMISSION, policy_admits(service, client), client);
 	return policy_admits(service, client) ? ADMITTED : DENIED;
 }

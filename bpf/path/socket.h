@@ -84,9 +84,8 @@ static __always_inline enum answer socket_without_backend(const struct request *
  */
 static __always_inline bool socket_is_left(const struct request *request, const enum call call)
 {
-	return because(STEP_LEFT_TO_PACKETS, 0,
-		       !netns_is_translated(request->netns) &&
-			       !(call == SENDMSG && assignment_of(request)));
+	return !netns_is_translated(request->netns) &&
+	       !(call == SENDMSG && assignment_of(request));
 }
 
 /*
@@ -100,14 +99,20 @@ static __always_inline enum answer socket_translate(const struct request *reques
 	bool shadow = is_shadow(), is_counted;
 	enum selected selected;
 
-	if (because(STEP_FOREIGN, 0, !request->frontend->protocol))
+	if (!request->frontend->protocol) {
+		record(STEP_FOREIGN, 0);
 		return LEAVE;
+	}
 	if (shadow && call == CONNECT)
 		socket_forget(request);
 	if (shadow && !netns_is_host(request->netns))
 		return LEAVE;
-	selected = !shadow && socket_is_left(request, call) ? LEFT_TO_PACKETS
-							    : select_backend(request, &selection);
+	if (!shadow && socket_is_left(request, call)) {
+		record(STEP_LEFT_TO_PACKETS, 0);
+		selected = LEFT_TO_PACKETS;
+	} else {
+		selected = select_backend(request, &selection);
+	}
 	if (shadow) {
 		if (selected == SELECTED)
 			*backend = selection.backend;

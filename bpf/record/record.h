@@ -10,32 +10,27 @@
 
 #include "record/steps.h"
 
-static __always_inline bool record_step(enum step_kind what, __u32 value, const struct address *address)
+static __always_inline void record_step(enum step_kind what, __u32 value, const struct address *address)
 {
 	struct steps *found = LOOKUP_NUMBER(struct steps, steps, 0);
 	struct step *step;
 
 	if (!found || found->count >= STEPS)
-		return true;
+		return;
 	step = &found->step[found->count++];
 	step->what = what;
 	step->value = value;
 	if (address)
 		step->address = *address;
-	return true;
 }
 
 #define record(what, value) record_step(what, value, NULL)
 #define record_at(what, value, address) record_step(what, value, address)
 
-/* The condition; where it holds that is noted. */
-#define because(what, value, condition) ((condition) && record_step(what, value, NULL))
-
 #else
 
 #define record(what, value) ((void)0)
 #define record_at(what, value, address) ((void)0)
-#define because(what, value, condition) (condition)
 
 #endif
 #endif

@@ -30,7 +30,7 @@ enum step_kind {
 	STEP_FLOW_REPLACED,
 	STEP_ATTACHING,
 	STEP_DIRECT,
-	STEP_SNAT,		/* enum step_snat */
+	STEP_SNAT,		/* enum masquerade_reason */
 	STEP_CHOSEN,		/* enum chosen with the backend's id, and its address */
 	STEP_OPENED,		/* enum opened */
 	STEP_SOURCE,		/* enum step_source, and the address */
@@ -43,17 +43,6 @@ enum step_kind {
 enum step_policy {
 	STEP_LOCAL_ONLY = 1,	/* else of all nodes */
 	STEP_LOCAL_CLIENT = 2,
-};
-
-/* Why a flow is masqueraded. */
-enum step_snat {
-	STEP_SNAT_HAIRPIN = 1,	/* the client is the backend itself */
-	STEP_SNAT_ALL,		/* --masquerade-all */
-	STEP_SNAT_NOT_POD,	/* to a cluster IP, from a client that is no pod */
-	STEP_SNAT_LOCAL_CLIENT,	/* a pod, to an external address */
-	STEP_SNAT_ELSEWHERE,	/* an external client, and the backend is on another node */
-	STEP_SNAT_HERE,		/* the same on this node, by option */
-	STEP_SNAT_ASYMMETRIC,	/* replies would leave by another device */
 };
 
 /* Who named the source of a masqueraded flow. */

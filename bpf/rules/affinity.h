@@ -34,13 +34,16 @@ static __always_inline bool affinity_applies(struct affinity *entry,
 	__u64 now = bpf_ktime_get_ns();
 
 	/* A sum: another CPU may have used the entry after the clock was read. */
-	if (!entry || because(STEP_AFFINITY_EXPIRED, entry->backend,
-			      now > entry->last_used + service->affinity_seconds * SECOND))
+	if (!entry)
 		return false;
-	if (because(STEP_AFFINITY_GONE, entry->backend,
-		    !backend_find(service->id, entry->backend, backend) ||
-		    !(backend->flags & list)))
+	if (now > entry->last_used + service->affinity_seconds * SECOND) {
+		record(STEP_AFFINITY_EXPIRED, entry->backend);
 		return false;
+	}
+	if (!backend_find(service->id, entry->backend, backend) || !(backend->flags & list)) {
+		record(STEP_AFFINITY_GONE, entry->backend);
+		return false;
+	}
 	record(STEP_AFFINITY_USED, entry->backend);
 	entry->last_used = now;
 	return true;

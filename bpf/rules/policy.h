@@ -59,31 +59,31 @@ static __always_inline bool policy_detects_local(const struct settings *settings
 }
 
 /*
- * Whether the backend must see this node instead of the client (kube-proxy.md 5.1). Unlike in
+ * Whether the backend must see this node instead of the client (kube-proxy.md 5.1), and why. Unlike in
  * kube-proxy, external clients of a backend on this node under policy Cluster are masqueraded only
  * with SETTING_MASQUERADE_HERE, or if the replies would not pass here (client_is_symmetric).
  */
-static __always_inline bool policy_needs_snat(const struct settings *settings,
-					      const struct selection *selection,
-					      const struct address *client)
+static __always_inline enum masquerade_reason
+policy_masquerades(const struct settings *settings, const struct selection *selection,
+		   const struct address *client)
 {
 	const struct service *service = &selection->service;
 
-	if (because(STEP_SNAT, STEP_SNAT_HAIRPIN,
-		    address_equal(client, &selection->backend.address)))
-		return true;
-	if (!(service->flags & SERVICE_EXTERNAL))
-		return because(STEP_SNAT, STEP_SNAT_ALL,
-			       settings->flags & SETTING_MASQUERADE_ALL) ||
-		       because(STEP_SNAT, STEP_SNAT_NOT_POD,
-			       policy_detects_local(settings, client) &&
-				       !selection->is_local_client);
+	if (address_equal(client, &selection->backend.address))
+		return MASQUERADE_HAIRPIN;
+	if (!(service->flags & SERVICE_EXTERNAL)) {
+		if (settings->flags & SETTING_MASQUERADE_ALL)
+			return MASQUERADE_ALL;
+		return policy_detects_local(settings, client) && !selection->is_local_client
+			       ? MASQUERADE_NOT_POD : MASQUERADE_NONE;
+	}
 	if (service->flags & SERVICE_LOCAL)
-		return false;
-	return because(STEP_SNAT, STEP_SNAT_LOCAL_CLIENT, selection->is_local_client) ||
-	       because(STEP_SNAT, STEP_SNAT_ELSEWHERE,
-		       !(selection->backend.flags & BACKEND_HERE)) ||
-	       because(STEP_SNAT, STEP_SNAT_HERE, settings->flags & SETTING_MASQUERADE_HERE);
+		return MASQUERADE_NONE;
+	if (selection->is_local_client)
+		return MASQUERADE_LOCAL_CLIENT;
+	if (!(selection->backend.flags & BACKEND_HERE))
+		return MASQUERADE_ELSEWHERE;
+	return settings->flags & SETTING_MASQUERADE_HERE ? MASQUERADE_HERE : MASQUERADE_NONE;
 }
 
 /*

@@ -157,13 +157,15 @@ static __always_inline struct outcome choose(struct __sk_buff *ctx, const struct
 					     const struct selection *selection)
 {
 	__u32 chosen = CHOSEN | selection->backend.id;
-	bool masquerade;
+	enum masquerade_reason masquerade;
 
 	if (!netfilter_takes(packet, settings, &selection->service))
 		return undecided();
-	masquerade = policy_needs_snat(settings, selection, &packet->tuple.source);
-	if (masquerade)
+	masquerade = policy_masquerades(settings, selection, &packet->tuple.source);
+	if (masquerade) {
+		record(STEP_SNAT, masquerade);
 		chosen |= CHOSEN_MASQUERADE;
+	}
 	if (packet->tuple.protocol == UDP)
 		datagram_remember(&packet->tuple, settings, selection->service.id, chosen);
 	ctx->priority = chosen;

@@ -15,16 +15,7 @@ from tests.kit import once
 
 def without_records(text: str) -> str:
     """The source as if nobody had ever noted a step in it."""
-    text = re.sub(r"\brecord(_at)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);", ";", text)
-    while found := re.search(r"\bbecause\(", text):
-        depth, commas, start, at = 1, 0, 0, found.end()
-        while depth:
-            depth += {"(": 1, ")": -1}.get(text[at], 0)
-            commas += text[at] == "," and depth == 1
-            start = start or (at + 1 if commas == 2 else 0)
-            at += 1
-        text = f"{text[: found.start()]}({text[start : at - 1]}){text[at:]}"
-    return text
+    return re.sub(r"\brecord(_at)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);", ";", text)
 
 
 def without_events(text: str) -> str:
@@ -48,7 +39,7 @@ def bare_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = ("core", "rules", "sockets", "path", "engine/*", "hooks")
     for path in chain.from_iterable(copy.glob(f"{folder}/*.[ch]") for folder in folders):
         text = without_events(without_records(path.read_text()))
-        assert not re.search(r"\b(record|record_at|because)\(", text), path
+        assert not re.search(r"\b(record|record_at)\(", text), path
         path.write_text(text)
     for name in ("record", "event", "event_call", "event_packet"):
         (copy / f"record/{name}.h").write_text("")
