@@ -70,12 +70,17 @@ class SoundContents:
         return read_back(
             services,
             self.slots,
-            self.backend_slot,
+            self._backend_slots().__getitem__,
             {id: names[id] for id in sorted(names, key=lambda id: blocks.get(id, _NO_BLOCK))},
             self.backend_names(),
             self.source_ranges(),
             [key for key, _ in self._items("cluster_ips", lambda key, _: True)],
         )
+
+    def _backend_slots(self) -> list[int]:
+        """By id, as ``backend_slot``, but all at once."""
+        found = self._maps["backend_slots"].get_range(0, self._capacity.backend_ids)
+        return [each if each < self._capacity.slots else NO_SLOT for each in found]
 
     def _items(self, name: str, is_sound: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
         return sound_items(self._maps[name], is_sound, repair=self._repair)

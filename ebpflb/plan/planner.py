@@ -334,9 +334,9 @@ class Planner:
 
     def _write(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
         self.actual[name] = new
-        self._count(name, old, new)
         if new == old and all(self.frontends.owners[f] == name for f in new.services):
             return
+        self._count(name, old, new)
         if new.block != old.block:
             self.plan.translations += new.translations(but=self.former_ids.taken.union(old.ids))
             self.plan.slots += new.slots()

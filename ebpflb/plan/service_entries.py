@@ -72,17 +72,20 @@ class ServiceEntries(NamedTuple):
     @property
     def tables(self) -> Range:
         """All that the service port has of map choices."""
-        return self.valid.tables if self.valid else NO_TABLE
+        valid = self.valid
+        return valid.tables if valid else NO_TABLE
 
     @property
     def scheduler(self) -> str:
-        return scheduler_of(self.valid.flags if self.valid else _NO_FLAGS)
+        valid = self.valid
+        return scheduler_of(valid.flags if valid else _NO_FLAGS)
 
     @property
     def is_weighted(self) -> bool:
         """Whether it goes by weights that differ: if it does not hash, no other needs a table."""
-        has_table = self.valid is not None and self.valid.table.size > 0
-        return has_table and (self.scheduler not in HASHING or len(weights(self.backends)) > 1)
+        if not self.tables.size:
+            return False
+        return self.scheduler not in HASHING or len(weights(self.backends)) > 1
 
     def making_tables(self, made: MadeTables | None = None) -> Generator[None, None, list[Table]]:
         """Makes the entries of map choices in steps, unless they are ``made``."""

@@ -236,7 +236,8 @@ class Space:
         found = self._fit_backends(desired, old, lacks) if frontends else None
         if found is None:
             return None, lacks[0]
-        desired = replace(desired, backends=found.backends)
+        if found.backends is not desired.backends:
+            desired = replace(desired, backends=found.backends)
         table = self._fit_table(desired, frontends, old, lacks, same_block=found.block == old.block)
         if table is None:
             frontends = {f: tables.at_random(flags) for f, flags in frontends.items()}
@@ -248,6 +249,8 @@ class Space:
         """What a service port's new tables are to be; of size 0 where it gets none."""
         scheduler = tables.scheduler_of(next(iter(desired.frontends.values())))
         kind = TableKind(scheduler, _table_size(scheduler, desired.backends), desired.backends)
+        if not kind.size:
+            return kind
         lacks = self.lack(desired.name, "choices", 2 * kind.size, old.tables.size)
         if lacks or (old.has_backends_of(desired) and _has_table(old, scheduler, kind.size)):
             return kind._replace(size=0)
@@ -287,12 +290,11 @@ class Space:
                 lacks.append(lack)
                 return None
             return self._allocate(desired, old, lacks)
-        found = self._allocate(desired, old, lacks)
+        if found := self._allocate(desired, old, lacks):
+            return found
         known = zip(desired.backends, old.ids_for(desired), strict=True)
         kept = replace(desired, backends=tuple(backend for backend, id in known if id))
-        return (
-            found or self._allocate(kept, old, lacks) or _Backends(old.backends, old.block, old.ids)
-        )
+        return self._allocate(kept, old, lacks) or _Backends(old.backends, old.block, old.ids)
 
     def _allocate(
         self, desired: DesiredService, old: ServiceEntries, lacks: list[Lack]
@@ -379,6 +381,8 @@ def _usage(entries: ServiceEntries) -> dict[str, int]:
 
 def _resting(old: ServiceEntries, new: ServiceEntries) -> Counter[str]:
     """What a service port gives up, and no one gets before its quarantine is over."""
+    if not old.id:
+        return Counter()
     return Counter(
         service_stats=int(old.id > new.id),
         backend_slots=len(set(old.ids) - set(new.ids)),

@@ -395,7 +395,9 @@ class MappedArray(Map):
 
     def get_range(self, first: int, count: int) -> list[Any]:
         packed = self.memory[first * self.stride : (first + count) * self.stride]
-        found = []
+        found: list[Any] = []
+        if isinstance(self.check, checks.NoCheck):
+            return [self.value.unpack(value) for (value,) in self._element.iter_unpack(packed)]
         for key, (value,) in enumerate(self._element.iter_unpack(packed), first):
             is_right = self.check.is_right(self.key.pack(key), value)
             found.append(self.value.unpack(value if is_right else bytes(self.size)))
