@@ -149,7 +149,7 @@ wheel: $(VENV)/test
 	rm -rf bytecode
 
 release: $(VENV)/test | $(VENV)/packages-release
-	$(IMAGE_OPTIONS) KEY='$(KEY)' deploy/release/make
+	$(IMAGE_OPTIONS) KEY='$(KEY)' SOURCE_URL='$(SOURCE_URL)' deploy/release/make
 
 release-twice: release
 	rm -rf build/first
@@ -188,15 +188,15 @@ bench-nodeport: $(VENV)/run | $(VENV)/packages-bench
 	$(BIN)/python -m bench.nodeport $(BENCH)
 
 # Set-up is repeated only when these files change or a package is missing.
-$(VENV)/run: requirements/run.txt setup.cfg pyproject.toml | $(VENV)/packages-run
+$(VENV)/run: requirements/run.txt setup.cfg pyproject.toml setup.py | $(VENV)/packages-run
 	$(call set_up,run)
 	@touch $@
 
-$(VENV)/test: requirements/test.txt setup.cfg pyproject.toml | $(VENV)/packages-test
+$(VENV)/test: requirements/test.txt setup.cfg pyproject.toml setup.py | $(VENV)/packages-test
 	$(call set_up,test)
 	@touch $@ $(VENV)/run
 
-$(VENV)/lane: requirements/test.txt setup.cfg pyproject.toml | $(VENV)/packages-lane
+$(VENV)/lane: requirements/test.txt setup.cfg pyproject.toml setup.py | $(VENV)/packages-lane
 	$(call set_up,test)
 	@touch $@ $(VENV)/run
 

@@ -4,6 +4,7 @@
 import importlib.util
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -79,3 +80,14 @@ def test_nothing_imports_what_a_release_leaves_out() -> None:
     removed = ("kubernetes.client.models.", "kubernetes.client.api.", "kubernetes.aio", "aiohttp")
     assert [it for it in modules if it.startswith(removed)] == []
     assert "kubernetes.client" in modules
+
+
+def test_the_workflow_calls_the_same_target() -> None:
+    """Each step is a shell script that bash can read, and `make release` builds everything."""
+    workflow = DEPLOY.parent / ".github/workflows/release.yml"
+    steps = yaml.safe_load(workflow.read_text())["jobs"]["release"]["steps"]
+    scripts = [step["run"] for step in steps if "run" in step]
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    made = [command for script in scripts for command in re.findall(r"\bmake release\b.*", script)]
+    assert made == ['make release KEY=/tmp/key SOURCE_URL="$SOURCE_URL"']

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import compiler
 
 CHECKOUT = Path(__file__).parents[2]
+URL, TAG = "https://example.org/somebody/ebpflb", "v9.8.7"
 COMPILING = """
 import sys
 from pathlib import Path
@@ -59,14 +61,18 @@ def installed() -> Iterator[Path]:
         for name in ("LICENSES", "bpf", "deploy/completion", "ebpflb"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(CHECKOUT / name, source / name, ignore=ignored)
-        for name in ("README.md", "pyproject.toml", "setup.cfg"):
+        for name in (".gitignore", "README.md", "pyproject.toml", "setup.cfg", "setup.py"):
             shutil.copy(CHECKOUT / name, source)
+        commit(source)
         (source / "bytecode").mkdir()
         (source / "bytecode/compiled").touch()
         for text in (attributes.TEXT, layout.TEXT):
             declarations.write(text, source / "bytecode")
         pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-        run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", path, source)
+        build = (sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", path)
+        run(*build, source, env={**os.environ, "SOURCE_URL": URL})
+        (archive,) = path.glob("*.tar.gz")
+        run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", path, archive)
         run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment)
         (wheel,) = path.glob("*.whl")
         run(*pip, "--python", environment / "bin/python", "install", "--no-deps", wheel)
@@ -76,11 +82,35 @@ def installed() -> Iterator[Path]:
         yield environment
 
 
+def commit(source: Path) -> None:
+    """Make a repository of a folder, with one commit that has a tag."""
+    git = ("git", "-C", source, "-c", "user.name=test", "-c", "user.email=test@localhost")
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "all"), ("tag", TAG)):
+        run(*git, *words)
+
+
 def elsewhere(installed: Path) -> dict[str, object]:
     """Nothing of the checkout is in the way; what ebpflb depends on is named by a .pth file, as the
     compiler child reads no environment.
     """
     return {"cwd": installed, "env": dict(os.environ)}
+
+
+def test_version_and_commit_are_those_of_the_source_archive(installed: Path) -> None:
+    """The wheel was built from the archive, without git; the archive from a commit with a tag."""
+    shown = run(installed / "bin/ebpflb", "version", **elsewhere(installed)).splitlines()
+    assert shown[0] == f"ebpflb {TAG[1:]}"
+    assert re.fullmatch("commit      [0-9a-f]{9}", shown[1])
+
+
+def test_links_of_the_readme_are_absolute(installed: Path) -> None:
+    """A package index shows README.md without the files that it links to."""
+    (metadata,) = installed.glob("lib/python*/site-packages/ebpflb-*.dist-info/METADATA")
+    text = metadata.read_text()
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert f"{URL}/blob/{TAG}/docs/install.md" in targets
+    assert [it for it in targets if not it.startswith(("https://", "#"))] == []
+    assert f"Project-URL: Source, {URL}" in text.splitlines()
 
 
 SHELLS = {
