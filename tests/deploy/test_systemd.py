@@ -2,6 +2,7 @@
 """The unit for a machine without a DaemonSet."""
 
 import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import ebpflb
 from ebpflb.cli.run import run
 from ebpflb.kernel.maps.state_dir import BPFFS, DEFAULT
 from ebpflb.options import Paths
@@ -63,6 +65,19 @@ def test_it_starts_an_agent(service: configparser.SectionProxy) -> None:
     assert service["Restart"] == "always"
     assert "ExecReload" not in service
     assert "ExecStopPost" not in service  # what is pinned serves on
+
+
+def test_it_may_open_the_sockets_that_it_opens(service: configparser.SectionProxy) -> None:
+    """Without AF_PACKET the engine netfilter cannot be probed, and the flow tables translate."""
+    package = Path(ebpflb.__file__).parent
+    used = {
+        family
+        for path in package.rglob("*.py")
+        for family in re.findall(r"\bsocket\.(AF_\w+)", path.read_text())
+    }
+    allowed = set(service["RestrictAddressFamilies"].split())
+    assert "AF_PACKET" in used
+    assert used - {"AF_UNSPEC"} <= allowed
 
 
 def test_places(service: configparser.SectionProxy) -> None:
