@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Through which files of ebpflb/ one changed EndpointSlice goes, from the API server to the maps.
+
+    sudo .venv/bin/python -m bench.slice_way
+
+An agent beside a fake API server, with ten Services; an EndpointSlice gets another endpoint, and a
+client waits for its first answer. Each thread's files are printed in the order of their first call,
+then how many files those are, and how often the way changes from one to another.
+"""
+
+import json
+import signal
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from bench import traced_agent
+from bench.api_lab import ApiNode, serve_pods
+from bench.connect_lab import Client
+from bench.temporary_lab import temporary_lab
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.hosts import Lab, Process, start
+
+PREFIX = "ebpflb-way"
+SIZES = [[10, 1]]  # ten services of an endpoint
+
+Visits = dict[str, list[str]]  # files by thread
+
+
+def main() -> None:
+    """Prints the way."""
+    with temporary_lab(PREFIX) as (lab, folder, stack):
+        visits = _measured(lab, folder, stack)
+    for thread, files in sorted(visits.items()):
+        print(f"{thread}: {', '.join(dict.fromkeys(files))}")
+    changes = sum(len(files) - 1 for files in visits.values())
+    print(f"{len(set().union(*visits.values()))} files, {changes} changes of file")
+
+
+def _measured(lab: Lab, folder: Path, stack: ExitStack) -> Visits:
+    node = lab.node("node", 1)
+    client = Client(lab, lab.pod(node, "client", 2))
+    api = ApiNode(lab, node, folder, stack, serve_pods(lab, node), SIZES)
+    api.listen()
+    agent, file = api.agent.agent, folder / "visits"
+    agent.spawn = partial(_spawn, agent, file)  # type: ignore[method-assign]
+    api.agent.start()
+    api.wait_for_quiet()
+    api.move(client, 1)  # what the first change imports and fills
+    api.wait_for_quiet()
+    assert agent.process
+    agent.process.send_signal(signal.SIGUSR1)
+    api.move(client, 0)
+    agent.process.send_signal(signal.SIGUSR2)
+    wait_until("the agent has written its visits", file.exists)
+    visits: Visits = json.loads(file.read_text())
+    return visits
+
+
+def _spawn(agent: LabAgent, file: Path, words: list[str], log: IO[str]) -> Process:
+    command = [sys.executable, "-P", traced_agent.__file__, str(file), *words]
+    return start(agent.node.netns, agent.lab.cgroup, command, stdout=log, stderr=log)
+
+
+if __name__ == "__main__":
+    main()
