@@ -23,8 +23,7 @@ from ebpflb.plan.canary import is_canary
 from ebpflb.plan.desired import desired_service
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
-from ebpflb.plan.slow_starts import SlowStarts
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts
 from ebpflb.plan.space import Shares
 from ebpflb.serve.metrics import Metrics
 

@@ -27,7 +27,7 @@ from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import ServicePort
 from ebpflb.plan.canary import is_canary
 from ebpflb.plan.desired import DesiredService, desired_service
-from ebpflb.plan.slow_starts import desired_in_force
+from ebpflb.plan.service_entries import desired_in_force
 
 log = logging.getLogger(__name__)
 

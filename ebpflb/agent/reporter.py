@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from ebpflb.model import annotations, drift, services
 from ebpflb.model.addresses import Address, Family
-from ebpflb.model.cluster_state import Applied, ClusterState, ObjectWarning, SliceChange
+from ebpflb.model.cluster_state import (
+    Applied,
+    ClusterState,
+    ObjectWarning,
+    SliceChange,
+    TriggerTimes,
+)
 from ebpflb.model.drift import MAX_LISTED, Drift, in_force, named
 from ebpflb.model.endpoints import HealthCheck, NoLocalEndpoints
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Node
-from ebpflb.model.trigger_times import TriggerTimes
 from ebpflb.options import Options
 from ebpflb.rate_limit import object_limit
 from ebpflb.serve import status

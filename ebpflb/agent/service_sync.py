@@ -29,8 +29,7 @@ from ebpflb.plan.desired import DesiredService, desired_service
 from ebpflb.plan.entries import Prefix, protocol_name
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
-from ebpflb.plan.slow_starts import SlowStarts
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts
 from ebpflb.plan.space import Shares
 
 # The log's lines about what was planned and written.

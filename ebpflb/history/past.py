@@ -12,7 +12,7 @@ from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.history import segments
 from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
 from ebpflb.history.sound_records import is_sound, unpacked
-from ebpflb.kernel.maps import checks, layout, map_sizes, records
+from ebpflb.kernel.maps import layout, map_sizes, records
 from ebpflb.options import Paths
 
 _SERVICE = records.codec(layout.MAPS["services"].value)
@@ -24,7 +24,7 @@ class PastMap:
     def __init__(self, name: str) -> None:
         self.spec = map_sizes.LARGEST[name]
         self.key, self.value = records.codec(self.spec.key), records.codec(self.spec.value)
-        self.check = checks.check_in(self.spec)
+        self.check = layout.check_in(self.spec)
         self.packed: dict[bytes, bytes] = {}
 
     def get(self, key: Any) -> Any:

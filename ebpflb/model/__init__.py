@@ -18,7 +18,6 @@ annotations      how messages name an annotation
 What else follows from the objects:
 
 nodes               a Node -> its zone, addresses, and eligibility     (kube-proxy.md 13.1, 17)
-trigger_times       when the changes happened that wait for a sync     (kube-proxy.md 16.4)
 
 The node's devices and addresses:
 

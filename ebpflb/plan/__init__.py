@@ -18,7 +18,6 @@ removed_endpoints  which endpoints have gone, and since when
 comparison       what the maps hold against what is planned
 
 service_page     a Service as the operator sees it, as far as the maps hold it
-slow_starts      the weights of new endpoints, as time goes on
 tables           what a service draws from instead of its slots: Maglev's, and by weight
 
 canary           the service ports of `ebpflb doctor`'s own

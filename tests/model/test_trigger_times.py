@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from ebpflb.model.addresses import Family
+from ebpflb.model.cluster_state import TriggerTimes, trigger_time
 from ebpflb.model.events import Key
-from ebpflb.model.trigger_times import TriggerTimes, trigger_time
 
 SINCE = datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp()
 EARLIER, FIRST, SECOND = (

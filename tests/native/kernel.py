@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ebpflb.kernel.maps import checks, layout, records
+from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.bpf_map import CPU_ARRAYS
 from ebpflb.kernel.maps.layout import COUNTER_PARTS, MapSpec
 
@@ -28,7 +28,7 @@ class Table:
         self.ffi = ffi
         self.spec = spec
         self.key, self.value = records.codec(spec.key), records.codec(spec.value)
-        self.check = checks.check_in(spec)
+        self.check = layout.check_in(spec)
         self.places: dict[bytes, Any] = {}
         self.retired: list[Any] = []
         self.entries = spec.entries

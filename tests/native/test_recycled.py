@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.kernel.maps import checks, layout, records
+from ebpflb.kernel.maps import layout, records
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
 from tests.native.node import POD, NativeNode
 from tests.publishing import frontend
@@ -37,7 +37,7 @@ masks = some.lists(some.booleans(), min_size=20, max_size=20)
 def packed(name: str, key: Any, value: Any) -> tuple[bytes, bytes]:
     spec = layout.MAPS[name]
     found = records.codec(spec.key).pack(key)
-    return found, checks.check_in(spec).signed(found, records.codec(spec.value).pack(value))
+    return found, layout.check_in(spec).signed(found, records.codec(spec.value).pack(value))
 
 
 def mixture(own: bytes, foreign: bytes, mask: list[bool]) -> bytes:

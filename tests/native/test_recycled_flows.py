@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.kernel.maps import checks, layout, records
+from ebpflb.kernel.maps import layout, records
 from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from tests.native.node import POD, NativeNode
 
 NewNode = Callable[[], NativeNode]
 TUPLE, FLOW = records.RECORDS["struct tuple"], records.RECORDS["struct flow"]
 PACKET = records.RECORDS["struct scratch"].parts["packet"]
-CHECK = checks.check_in(layout.MAPS["other_flows"])
+CHECK = layout.check_in(layout.MAPS["other_flows"])
 WORDS = layout.MAPS["other_flows"].value_size // 4
 
 addresses = some.sampled_from(["10.1.0.1", "10.1.0.2", "192.0.2.1", "fd00::1", "fd00::2"]).map(

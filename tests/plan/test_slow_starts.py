@@ -9,8 +9,14 @@ from hypothesis import strategies as some
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import Range
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, service_entries
-from ebpflb.plan.slow_starts import SLOTS_PER_TURN, TURN_SECONDS, SlowStarts
+from ebpflb.plan.service_entries import (
+    NO_ENTRIES,
+    SLOTS_PER_TURN,
+    TURN_SECONDS,
+    ServiceEntries,
+    SlowStarts,
+    service_entries,
+)
 from tests.plan.builders import SERVING, backend, desired, name
 
 SECONDS = 30.0

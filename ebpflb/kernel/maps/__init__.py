@@ -3,7 +3,6 @@
 
 layout             the structs and maps of bpf/layout.h and bpf/maps.h, read from there
 records            the keys and values of each map as Python objects
-checks             the checks by which elements of maps name their keys
 bpf_map            a map as a collection of values: what a plan holds is written here
 map_sizes          the sizes that an operator may choose, and the record of those in force
 no_frontends       where no frontend is, so that programs look nothing up

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attributes import MAP_FLAGS
-from ebpflb.kernel.maps import checks, records
+from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.layout import COUNTER_PARTS, MapSpec
 from ebpflb.model.kernel_lists import parse_ranges
 
@@ -275,7 +275,7 @@ class Map:
         self.fd = fd
         self.key = records.codec(spec.key)
         self.value = records.codec(spec.value)
-        self.check = checks.check_in(spec)
+        self.check = layout.check_in(spec)
         self.wrote: Wrote = unrecorded  # called after each write
 
     def close(self) -> None:
