@@ -396,7 +396,7 @@ class MappedArray(Map):
     def get_range(self, first: int, count: int) -> list[Any]:
         packed = self.memory[first * self.stride : (first + count) * self.stride]
         found: list[Any] = []
-        if isinstance(self.check, checks.NoCheck):
+        if isinstance(self.check, layout.NoCheck):
             return [self.value.unpack(value) for (value,) in self._element.iter_unpack(packed)]
         for key, (value,) in enumerate(self._element.iter_unpack(packed), first):
             is_right = self.check.is_right(self.key.pack(key), value)
