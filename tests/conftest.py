@@ -159,7 +159,6 @@ EXTENDED = {
     "tests/network/test_monitor.py",
     "tests/network/test_netfilter_floods.py",
     "tests/network/test_netfilter_operation.py",
-    "tests/network/test_one_agent.py",
     "tests/network/test_packets_devices.py",
     "tests/network/test_packets_flows.py",
     "tests/network/test_packets_setups.py",

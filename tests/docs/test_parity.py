@@ -20,7 +20,8 @@ RULES = (ROOT / "docs/kube-proxy.md").read_text()
 PARITY = (ROOT / "docs/kube-proxy-parity.md").read_text()
 
 NUMBER = re.compile(r"#+ (\d+(?:\.\d+)?)\.? ")
-TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)(?:\[[\w ]+\])?`")
+CASE = re.compile(r"`(tests/[\w/]+\.py)::test_\w+\[([\w ]+)\]`")
 NOT_APPLICABLE = re.compile(r"not applicable: \w.{7,}")
 ANSWER = re.compile(r"same\b|differs: \w")
 SKIPPED = re.compile(r"\bmark\.(skip|xfail)\b")
@@ -125,11 +126,15 @@ def test_answered(row: Row) -> None:
 
 @every_row
 def test_tests_exist(row: Row) -> None:
-    """Every test that is named is collected by pytest, and none is skipped outright."""
+    """Every test that is named is collected by pytest, and none is skipped outright; so is every
+    case of a table.
+    """
     for path, name in row.tests:
         assert Path(path).name.startswith("test_") and (ROOT / path).is_file(), path
         assert name in functions(path), f"{path} has no {name}"
         assert not any(map(SKIPPED.search, marks(path, name)))
+    for path, case in CASE.findall(row.cells[-1]):
+        assert f'    "{case}": Case(' in (ROOT / path).read_text(), f"{path} has no case {case}"
 
 
 def test_skipped_tests_are_listed() -> None:

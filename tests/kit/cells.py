@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which endpoints answer a client on two nodes, and whom they see, as cells of a table.
+"""What clients on two nodes meet, as cells of a table.
 
-A cell such as "here=client there=node" names the endpoints that answer, each with whom it sees: the
-client, or the node, by the address of the device that leads to the endpoint. With "lost" some
-requests are not answered.
+A cell names the endpoints that answer, "here there"; with "here=client there=node" also whom each
+sees: the client, the far node, or the near one, by the address of the device that leads to the
+endpoint. With "lost" some requests are not answered. REFUSED, SILENT and UNANSWERED are what
+becomes of all requests: an error at once, neither an error nor an answer, or either of these.
+
+A kind of frontend is one of ``Frontends``, or "loopback" for a NodePort on the node's own loopback;
+"nodeport@far" is that of the far node, and "cluster+1" the port after the frontend's.
 """
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pytest
 
 from ebpflb.lab import traffic
 from ebpflb.lab.hosts import Host
@@ -12,20 +21,61 @@ from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import CALL_SECONDS, Sockets
 from tests.kit import requests
 from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes, address
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 # A service for each policy: its number, and what its spec says.
-POLICIES = {
+POLICIES: dict[str, tuple[int, dict[str, Any]]] = {
     "cluster": (10, {}),
     "external local": (20, {"externalTrafficPolicy": "Local"}),
     "internal local": (30, {"internalTrafficPolicy": "Local"}),
 }
 BOTH_CLIENT, BOTH_NODE = "here=client there=client", "here=node there=node"
 HERE_CLIENT, HERE_NODE = "here=client", "here=node"
+REFUSED, SILENT, UNANSWERED = "refused", "silent", "unanswered"
 
 TIMES = 24  # misses one of two endpoints once in 8 million times
 A_MOMENT = 0.3  # seconds after which a request counts as lost
 LOST = ("lost", "")
+
+Where = tuple[str, int]
+
+
+class Case(NamedTuple):
+    """A state of the cluster, and what is met there: who ask which service by what kinds of
+    frontends, and the cell.
+
+    ``verdict``: what the programs of the near node count for each request.
+    """
+
+    published: Callable[[TwoNodes], list[Any]]
+    rows: list[tuple[str, int, str, str]]
+    verdict: str = ""
+
+
+def rows(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
+    """Case, client, service, kind of frontend, and cell: of all cases, one by one."""
+    values = [
+        (name, who, number, kind, cell)
+        for name, case in cases.items()
+        for clients, number, kinds, cell in case.rows
+        for who in clients.split()
+        for kind in kinds.split()
+    ]
+    names = ("case", "who", "number", "kind", "cell")
+    return pytest.mark.parametrize(names, values, indirect=["case"])
+
+
+def fixture(cases: Mapping[str, Case]) -> Any:
+    """A fixture ``case`` for a file: the one of this name, which is published."""
+
+    @pytest.fixture(scope="module")
+    def case(two: TwoNodes, request: pytest.FixtureRequest) -> Case:
+        found = cases[request.param]
+        two.delete_all_flows()
+        two.publish(*found.published(two))
+        return found
+
+    return case
 
 
 def services(two: TwoNodes, *pods: Host) -> list[list[Manifest]]:
@@ -33,39 +83,65 @@ def services(two: TwoNodes, *pods: Host) -> list[list[Manifest]]:
     return [two.service(f"s{n}", n, *pods, **spec) for n, spec in POLICIES.values()]
 
 
-def assert_cell(
-    two: TwoNodes, who: str, kind: str, policy: str, cell: str, *, v6: bool, send: Send
-) -> None:
-    """Exactly the endpoints of the cell answer, and they see the source that it names."""
-    client, frontends = two.sockets(getattr(two, who)), Frontends(POLICIES[policy][0])
-    where = frontends.to("nodeport" if kind == "loopback" else kind, two.near, v6=v6)
+def at(two: TwoNodes, number: int, kind: str, *, v6: bool) -> Where:
+    """Where the service of this number is asked by a kind of frontend."""
     if kind == "loopback":
-        where = ("::1" if v6 else "127.0.0.1"), frontends.nodeport
-    patience = A_MOMENT if "lost" in cell else CALL_SECONDS
-    found = {_answer(client, where, send, patience) for _ in range(TIMES)}
-    assert found == _meaning(two, who, cell, v6=v6)
+        return ("::1" if v6 else "127.0.0.1"), Frontends(number).nodeport
+    kind, _, more = kind.partition("+")
+    kind, _, node = kind.partition("@")
+    host, port = Frontends(number).to(kind, two.far if node == "far" else two.near, v6=v6)
+    return host, port + int(more or 0)
 
 
-def _answer(client: Sockets, where: tuple[str, int], send: Send, seconds: float) -> tuple[str, str]:
-    """The backend that answers in so many seconds and the source that it sees, or LOST."""
+def assert_cell(two: TwoNodes, who: str, where: Where, cell: str, send: Send) -> None:
+    """Requests of a client meet what the cell says, and nothing else."""
+    client = two.sockets(getattr(two, who))
+    is_lost = "lost" in cell or cell in (SILENT, UNANSWERED)
+    if cell in (REFUSED, SILENT, UNANSWERED) and send is requests.udp:
+        send = requests.connected_udp  # which is told of errors
+    times = TIMES if " " in cell else 1
+    found = {_met(client, where, send, A_MOMENT if is_lost else CALL_SECONDS) for _ in range(times)}
+    if "=" in cell:
+        assert found == _meaning(two, who, cell, v6=":" in where[0])
+        return
+    names = {name for name, _ in found}
+    if cell == UNANSWERED:
+        assert not names & {"here", "twin", "there"}
+    else:
+        assert names == ({LOST[0]} if cell == SILENT else set(cell.split()))
+
+
+def _met(client: Sockets, where: Where, send: Send, seconds: float) -> tuple[str, str]:
+    """The backend that answers in so many seconds and the source that it sees, LOST, or REFUSED."""
     with requests.socket_of(send, client, where[0]) as opened:
         opened.settimeout(seconds)
         try:
-            if send is requests.tcp:
-                opened.connect(where)
-                return traffic.read(opened.recv(64))
-            answer = requests.exchange(opened, *where)
+            if send is requests.udp:
+                answer = requests.exchange(opened, *where)
+                return answer.name, answer.source
+            opened.connect(where)
+            if send is requests.connected_udp:
+                opened.send(b"?")
+            return traffic.read(opened.recv(64))
         except TimeoutError:
             return LOST
-        return answer.name, answer.source
+        except ConnectionRefusedError:
+            return REFUSED, ""
+        except OSError as error:
+            return str(error), ""
 
 
 def _meaning(two: TwoNodes, who: str, cell: str, *, v6: bool) -> set[tuple[str, str]]:
-    """What ``_answer`` returns, by the cell."""
-    host = getattr(two, who)
-    client = host.v6 if v6 else host.v4
+    """What ``_met`` returns, by a cell that names sources."""
+    client, near, far = (
+        host.v6 if v6 else host.v4 for host in (getattr(two, who), two.near, two.far)
+    )
     bridge = "fd00:244:1::1" if v6 else "10.244.1.1"
-    node = {"here": bridge, "there": address(two.near, client)}
+    sources = {"client": client, "far": far, "node": ""}
     words = [word.partition("=") for word in cell.split()]
-    seen = {(name, client if whom == "client" else node[name]) for name, _, whom in words if whom}
+    seen = {
+        (name, sources[whom] or (bridge if name == "here" else near))
+        for name, _, whom in words
+        if whom
+    }
     return seen | ({LOST} if "lost" in cell else set())

@@ -4,11 +4,13 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 from typing import Any
 
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit.lab_cluster import NODEPORT as NODEPORT
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
@@ -31,10 +33,42 @@ class Cluster(LabCluster):
             self.start_program(pod, "serve", pod.name, str(TARGET))
 
 
+class ServingOutside(Cluster):
+    """With a client "outside", who asks the node's NodePort."""
+
+    def __init__(self, lab: Lab, folder: Path, *options: str, engine: Engine | None = None) -> None:
+        super().__init__(lab, folder, *options, engine=engine)
+        self.outside = lab.outside("outside", 1)
+
+    def serve(self, *pods: Host) -> None:
+        """These are the endpoints, in both families."""
+        v6 = [endpoint(pod, v6=True) for pod in pods]
+        self.publish(web(*map(endpoint, pods), v6=v6, nodeport=NODEPORT))
+
+    def connection(
+        self, kind: int = SOCK_STREAM, *, v6: bool = False, port: int = NODEPORT
+    ) -> Socket:
+        """A socket of the client, connected to the NodePort, which has been answered once."""
+        client = self.sockets(self.outside).open(AF_INET6 if v6 else AF_INET, kind)
+        client.connect((self.node.v6 if v6 else self.node.v4, port))
+        if kind == SOCK_DGRAM:
+            client.send(b"?")
+        assert client.recv(64)
+        return client
+
+
 @contextmanager
 def running(folder: Path, *options: str, engine: Engine | None = None) -> Iterator[Cluster]:
     """A cluster whose agent runs; all of it is removed afterwards."""
     with started(lambda lab: Cluster(lab, folder, *options, engine=engine)) as cluster:
+        yield cluster
+
+
+@contextmanager
+def serving_outside(folder: Path, engine: Engine, *options: str) -> Iterator[ServingOutside]:
+    """As ``running``; all pods are endpoints."""
+    with started(lambda lab: ServingOutside(lab, folder, *options, engine=engine)) as cluster:
+        cluster.serve(*cluster.web)
         yield cluster
 
 

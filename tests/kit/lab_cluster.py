@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
@@ -65,7 +66,7 @@ class LabCluster:
         self.write(*said)
         for agent in self.agents:
             if agent.process and agent.process.poll() is None:
-                wait_until("the manifests are in force", lambda it=agent: self.in_force(it))
+                wait_until("the manifests are in force", partial(self.in_force, agent))
 
     def write(self, *said: Manifest | list[Manifest]) -> None:
         """As ``publish``, without waiting. A marker Service tells ``in_force`` the end: the agent
@@ -110,6 +111,10 @@ class LabCluster:
         """A command on the first node that is told where the agent's directories are."""
         agent = self.agents[0]
         return forked.run(*words, *agent.where, netns=agent.node.netns)
+
+    def logs(self, words: str) -> None:
+        """Returns when the first agent has logged these words."""
+        wait_until(f"the log says {words}", lambda: words in self.agents[0].log())
 
     def restart(self, *options: str) -> None:
         """The first node's agent, with these options."""

@@ -100,8 +100,7 @@ class TwoPlaces(PolicyRouted):
     """
 
     def __init__(self, lab: Lab, folder: Path, *options: str, second_uplink: bool) -> None:
-        how = {"network": cni.Overlay(), "second_uplink": second_uplink}
-        super().__init__(lab, folder, *options, **how)
+        super().__init__(lab, folder, *options, network=cni.Overlay(), second_uplink=second_uplink)
         far = lab.node("far", 2, cni.Overlay())
         lab.join(self.node, far)
         self.there = lab.pod(far, "there", 11)

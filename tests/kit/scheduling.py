@@ -26,7 +26,7 @@ SEPARATE_PARAMETERS = {
 }
 
 
-class Scheduling(LoadScopeScheduling):
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Gives a free worker the next group of tests."""
 
     def _split_scope(self, nodeid: str) -> str:

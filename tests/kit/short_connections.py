@@ -9,6 +9,7 @@ short_connections.py syn COUNT HOST:PORT          sends COUNT SYNs and waits for
 
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
@@ -57,4 +58,5 @@ def syn(count: str, where: str) -> None:
 
 
 if __name__ == "__main__":
-    {"serve": serve, "ask": ask, "syn": syn}[sys.argv[1]](*sys.argv[2:])
+    commands: dict[str, Callable[..., None]] = {"serve": serve, "ask": ask, "syn": syn}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -80,7 +80,7 @@ def is_ended(client: Socket, seconds: float = 2 * CALL_SECONDS) -> bool:
     return False
 
 
-def dual_stack(*pods: Host, **conditions: bool) -> dict[str, Any]:
+def dual_stack(*pods: Host, **conditions: Any) -> dict[str, Any]:
     """The pods as endpoints of both families."""
     v6 = [endpoint(pod, v6=True, **conditions) for pod in pods]
     return {"v4": [endpoint(pod, **conditions) for pod in pods], "v6": v6}

@@ -151,6 +151,19 @@ class TwoNodes(LabCluster):
             ),
         ]
 
+    def one_port(
+        self, name: str, number: int, pod: Host, target: int, protocol: str = "TCP"
+    ) -> list[Manifest]:
+        """A NodePort Service with one port, whose endpoint listens on this target port."""
+        frontends = Frontends(number)
+        named = [{"name": protocol.lower(), "port": target, "protocol": protocol}]
+        ports = [{**named[0], "port": PORT, "nodePort": frontends.nodeport}]
+        return [
+            manifests.service(name, frontends.cluster, ports, type="NodePort"),
+            manifests.endpoint_slice(name, "IPv4", self.endpoints(pod), named),
+            manifests.endpoint_slice(name, "IPv6", self.endpoints(pod, v6=True), named),
+        ]
+
 
 Change = Callable[[TwoNodes], None]
 

@@ -4,20 +4,22 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Literal
 
 import pytest
 
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
-from tests.kit import beside_kube_proxy, needs, two_nodes
+from tests.kit import beside_kube_proxy, both_proxies, needs, two_nodes
 from tests.kit.beside_kube_proxy import BesideKubeProxy
+from tests.kit.both_proxies import Both
 from tests.kit.cluster import Cluster, running
 from tests.kit.stale_udp import Changes
 from tests.kit.two_nodes import TwoNodes
 
 
-def breadth(fixture_name: str, config: pytest.Config) -> str:
+def breadth(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
     """In the kernel lab a cluster takes 20 s or more: its lane names files that can share one."""
     return "session" if "EBPFLB_TEST_SHARED" in os.environ else "module"
 
@@ -77,6 +79,14 @@ def two(
     engine = getattr(request, "param", Engine.FLOWS)
     folder = tmp_path_factory.mktemp("two")
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=engine) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=list(Engine))
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Both]:
+    with both_proxies.running(tmp_path_factory.mktemp("both"), request.param) as made:
         yield made
 
 

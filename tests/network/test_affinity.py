@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.kit.parameters import every_kind
 from tests.kit.requests import Send
 
 SECONDS = 30  # more than a test takes, less than the machine is up
-WITH_AFFINITY = {
+WITH_AFFINITY: dict[str, Any] = {
     "sessionAffinity": "ClientIP",
     "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": SECONDS}},
 }

@@ -61,7 +61,7 @@ def ready(cluster: Cluster) -> None:
 
 
 def said(cluster: Cluster) -> str:
-    return cluster.agent.log()[cluster.logged_before :]  # type: ignore[attr-defined, no-any-return]
+    return cluster.agent.log()[cluster.logged_before :]  # type: ignore[attr-defined]
 
 
 @pytest.fixture

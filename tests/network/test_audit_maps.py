@@ -41,7 +41,10 @@ NOT_PLANNED = {
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One whose maps are compared every 80 ms, with an entry in each of them."""
     with running(tmp_path_factory.mktemp("c"), "--iptables-sync-period=20ms") as made:
-        restricted = {"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
+        restricted: dict[str, Any] = {
+            "type": "LoadBalancer",
+            "loadBalancerSourceRanges": ["10.0.0.0/8"],
+        }
         balanced = web(*map(endpoint, made.web), nodeport=30080, **restricted)
         balanced[0]["status"] = {"loadBalancer": {"ingress": [{"ip": "203.0.113.20"}]}}
         balanced[0]["metadata"]["annotations"] = {SCHEDULER_ANNOTATION: MAGLEV}
@@ -113,7 +116,7 @@ def other(value: Any) -> Any:
     """Another value of the same kind."""
     if isinstance(value, int):
         return value + 1
-    if isinstance(value, BackendName):
+    if isinstance(value, BackendName):  # type: ignore[misc]
         return BackendName("elsewhere", "nobody")
     for field in ("affinity_seconds", "idle", "namespace"):
         if hasattr(value, field):
@@ -173,10 +176,6 @@ def slot_of_a_backend(maps: Maps) -> tuple[int, Any]:
     return used, maps["backend_slots"].get(used) + 1
 
 
-def slot_of_no_backend(maps: Maps) -> tuple[int, Any]:
-    return 100_000, 3
-
-
 def secret(maps: Maps) -> tuple[int, Any]:
     """With another one packets of one flow would get other backends."""
     return 0, maps["secret"].get(0) ^ 2
@@ -192,7 +191,6 @@ PLACES = {
     slot: "slots",
     place_of_a_table: "choices",
     slot_of_a_backend: "backend_slots",
-    slot_of_no_backend: "backend_slots",
     secret: "secret",
     bit_of_a_frontend: "no_frontends",
 }
@@ -214,6 +212,16 @@ def test_a_place_of_an_array_is_corrected(
     settled(cluster, logged, f"map {name}: #{at}" if name != "secret" else "map secret: ")
 
 
+def test_an_id_that_no_backend_has_gets_no_slot(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+) -> None:
+    """Whatever others write there."""
+    slots = maps["backend_slots"]
+    slots.write([(100_000, 3)])
+    wait_until("it has none", lambda: slots.get(100_000) == 2**32 - 1)
+    settled(cluster, logged, "map backend_slots: #100000 is not planned")
+
+
 @pytest.mark.parametrize("field", ["first_port", "flags", "span_v4", "node_v4", "host_netns"])
 def test_a_setting_is_corrected(
     cluster: Cluster, maps: Maps, logged: Callable[[str], bool], field: str
@@ -226,8 +234,11 @@ def test_a_setting_is_corrected(
     elif value is None:
         value = getattr(before, field) + 1
     maps["settings"].write([(0, before._replace(**{field: value}))])
-    now = lambda: getattr(maps["settings"].get(0), field)  # noqa: E731
-    wait_until("it is corrected", lambda: now() == getattr(before, field))
+
+    def is_corrected() -> bool:
+        return bool(getattr(maps["settings"].get(0), field) == getattr(before, field))
+
+    wait_until("it is corrected", is_corrected)
     settled(cluster, logged, f"map settings: {field} differs")
 
 
@@ -239,5 +250,9 @@ def test_all_of_a_map_at_once(
     for name, entries in before.items():
         maps[name].delete(list(entries))
     for name in HASHES:
-        wait_until(f"{name} is back", lambda name=name: content(maps, name) == before[name])
+
+        def is_back(name: str = name) -> bool:
+            return content(maps, name) == before[name]
+
+        wait_until(f"{name} is back", is_back)
     settled(cluster, logged, "map services: ")

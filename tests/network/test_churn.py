@@ -3,6 +3,7 @@
 
 import random
 import subprocess
+from functools import partial
 from typing import Any
 
 from ebpflb.kernel.maps.layout import VERDICTS
@@ -85,7 +86,7 @@ def test_pods_that_are_drained_and_deleted_lose_no_request(cluster: Cluster) -> 
         brief = lab.pod(node, f"brief-{number}", 20 + number)
         server = cluster.start_program(brief, "serve", brief.name, str(TARGET))
         cluster.publish(services(*pods, brief))
-        wait_until("it is asked", lambda pod=brief: has_clients(pod))
+        wait_until("it is asked", partial(has_clients, brief))
         cluster.publish(services(*pods, leaving=(brief,)))
         cluster.publish(services(*pods))
         server.kill()

@@ -2,6 +2,7 @@
 """A datagram socket keeps its backend for a frontend as long as that serves."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from ebpflb.lab.sockets import Socket, Sockets
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, VIP, Cluster, endpoint, web
 
-LEAVING = {"ready": False, "terminating": True}
+LEAVING: dict[str, Any] = {"ready": False, "terminating": True}
 
 
 @pytest.fixture

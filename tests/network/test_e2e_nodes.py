@@ -12,11 +12,10 @@ from ebpflb.lab import manifests, traffic
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import CALL_SECONDS
 from tests.kit import requests
-from tests.kit.parameters import both_engines, families, protocols
+from tests.kit.parameters import both_engines, families
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
-LEAVING = {"ready": False, "terminating": True}
 A_MOMENT = 0.3  # seconds after which nobody is going to answer
 TWELVE = range(12)  # so often one of two is missed once in 2000 times
 OLD_RANGE, NEW_RANGE = ("10.96.0.0/16", "fd00:96::/64"), ("10.97.0.0/24", "fd00:97::/112")
@@ -65,44 +64,6 @@ def test_external_policy_changes(two: TwoNodes, v6: bool) -> None:
         assert answer(two, "near", "nodeport", two.near, v6=v6)[0] == "here"
         from_elsewhere = is_up if policy == "Cluster" else is_silent
         assert from_elsewhere(two, "nodeport", two.far, "near", v6=v6) == [True]
-
-
-@families
-@pytest.mark.parametrize("conditions", [{}, LEAVING], ids=["ready", "leaving"])
-def test_internal_policy_local(two: TwoNodes, conditions: dict[str, bool], v6: bool) -> None:
-    """Pods and processes of the endpoint's node are served, those of the other one are not."""
-    spec = {"internalTrafficPolicy": "Local", "conditions": conditions}
-    two.publish(two.service("web", 10, two.here, **spec))
-    assert all(is_up(two, "cluster", two.near, "hooked", "near", v6=v6))
-    assert all(is_silent(two, "cluster", two.near, "there", "far", v6=v6))
-
-
-@families
-def test_terminating_endpoint_and_policy_cluster(two: TwoNodes, v6: bool) -> None:
-    """The only endpoint terminates: everybody is served on, by cluster IP and either node."""
-    two.publish(two.service("web", 10, two.here, conditions=LEAVING))
-    for kind, node in (("cluster", two.near), ("nodeport", two.near), ("nodeport", two.far)):
-        assert all(is_up(two, kind, node, "hooked", "near", "there", "far", v6=v6))
-
-
-@families
-def test_terminating_endpoint_and_external_policy_local(two: TwoNodes, v6: bool) -> None:
-    """Its own node's port works from both nodes, the other node's from outside it does not."""
-    two.publish(two.service("web", 10, two.here, conditions=LEAVING, externalTrafficPolicy="Local"))
-    assert all(is_up(two, "nodeport", two.near, "hooked", "there", "far", v6=v6))
-    assert all(is_silent(two, "nodeport", two.far, "hooked", "near", v6=v6))
-    assert all(is_up(two, "nodeport", two.far, "there", "far", v6=v6))
-
-
-@families
-@protocols
-@pytest.mark.parametrize("who", ["hooked", "near"])
-def test_nodeport_of_another_node(two: TwoNodes, who: str, send: requests.Send, v6: bool) -> None:
-    """A request travels to that node, and comes back as its."""
-    two.publish(two.service("web", 10, two.here))
-    where = FRONTENDS.to("nodeport", two.far, v6=v6)
-    answer = send(two.sockets(getattr(two, who)), *where)
-    assert answer == ("here", where, where[0])
 
 
 @families

@@ -3,6 +3,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,7 +135,8 @@ def test_headless(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
 def test_not_ready_addresses(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """As published they are ready, though unready or terminating; else they are not reached."""
     node = cluster.node.v4
-    for conditions in ({}, UNREADY, {"serving": False, "terminating": True}, UNREADY):
+    states: list[dict[str, Any]] = [{}, UNREADY, {"serving": False, "terminating": True}, UNREADY]
+    for conditions in states:
         cluster.publish(web(endpoint(pods[0], **conditions), nodeport=NODEPORT))
         if conditions.get("ready", True):
             up(sockets, "web-1")
@@ -245,8 +247,10 @@ def test_adding_and_deleting_ports(cluster: Cluster, sockets: Sockets, pods: lis
     for listed in ([("a", 80)], [("a", 80), ("b", 81)], [("b", 81)]):
         cluster.publish(manifests.service("web", [VIP], ports(*listed)), slices)
         for number in (80, 81):
-            check = up if number in {port for _, port in listed} else down
-            check(sockets, *(["web-1"] if check is up else []), port=number)
+            if number in {port for _, port in listed}:
+                up(sockets, "web-1", port=number)
+            else:
+                down(sockets, port=number)
 
 
 def test_protocols_of_one_port(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:

@@ -84,7 +84,7 @@ def cluster(cluster: Cluster) -> Cluster:
 @pytest.mark.extended
 def test_asking_changes_no_map(cluster: Cluster, pods: list[Host]) -> None:
     """Every map has the same content before and after, whoever asks for whatever."""
-    affinity = {"sessionAffinity": "ClientIP"}
+    affinity: dict[str, Any] = {"sessionAffinity": "ClientIP"}
     cluster.publish(web(endpoint(pods[0]), endpoint(pods[1]), nodeport=NODEPORT, **affinity))
     requests.tcp(cluster.sockets(cluster.client), VIP)
     cluster.request(cluster.client, "udp", VIP, 80, 3)
@@ -162,7 +162,7 @@ def test_a_node_port_of_another_node(cluster: Cluster) -> None:
 )
 def test_what_gets_no_endpoint(
     cluster: Cluster,
-    spec: dict[str, str],
+    spec: dict[str, Any],
     to: str,
     sender: str,
     verdict: str,

@@ -15,18 +15,17 @@ import pytest
 
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Host
-from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
+from ebpflb.model.packet_path import Engine
 from ebpflb.plan.flow_entries import Connection
 from tests.kernel.node import nodes
-from tests.kit import cluster, firewall, flood, forked, needs, requests
-from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
+from tests.kit import firewall, flood, needs
+from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
 from tests.kit.conntrack_filler import full
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families
 
-NETFILTER, FAST = ("--packet-path", "netfilter"), ("--fast-forward",)
+FAST = ("--fast-forward",)
 OTHERS_PORT = 30999
 EXCHANGES = 20
 FLOOD = Path(flood.__file__)
@@ -37,54 +36,30 @@ both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=
 
 
 @pytest.fixture(scope="module")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A node with a flowtable, and a client outside."""
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingOutside]:
+    """A node with a flowtable."""
     needs.flowtable()
-    with cluster.running(tmp_path_factory.mktemp("fast"), *NETFILTER, *FAST) as made:
-        made.outside = made.lab.outside("outside", 1)  # type: ignore[attr-defined]
+    with serving_outside(tmp_path_factory.mktemp("fast"), Engine.NETFILTER, *FAST) as made:
         yield made
 
 
 @pytest.fixture
-def node(fast: Cluster) -> Iterator[Cluster]:
+def node(fast: ServingOutside) -> Iterator[ServingOutside]:
     """The test's thread is in the node's namespace; packets of the connections are counted."""
     match = f"ct original proto-dst {{ {NODEPORT}, {OTHERS_PORT} }} counter name seen"
     counted = (f"meta l4proto {protocol} {match}" for protocol in ("tcp", "udp"))
     chain = firewall.chain("forward", "filter", *counted)
     rules = firewall.rules(fast.node, f"counter seen {{ }}\n{chain}")
     with nodes.entered(fast.node.netns), rules:
-        fast.publish(serve(*fast.web))
+        fast.serve(*fast.web)
         wait_until("the flowtable is there", lambda: flowtable.read(flowtable.TABLE) is not None)
         yield fast
 
 
-def serve(*pods: Host) -> list[Manifest]:
-    v6 = [endpoint(pod, v6=True) for pod in pods]
-    return web(*map(endpoint, pods), v6=v6, nodeport=NODEPORT)
-
-
-def ebpflb(node: Cluster, *words: str) -> str:
-    return forked.run(*words, *node.agent.where, netns=node.node.netns).stdout
-
-
-def seen(node: Cluster) -> int:
+def seen(node: ServingOutside) -> int:
     """Packets in FORWARD until now, of connections to the NodePort."""
     said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "firewall", "seen"))
     return int(said["nftables"][-1]["counter"]["packets"])
-
-
-def connection(
-    node: Cluster, kind: int = SOCK_STREAM, *, v6: bool = False, port: int = NODEPORT
-) -> Socket:
-    """A client's, which has been answered once."""
-    where = node.node.v6 if v6 else node.node.v4
-    outside: Host = node.outside  # type: ignore[attr-defined]
-    client = node.sockets(outside).open(requests.family_of(where), kind)
-    client.connect((where, port))
-    if kind == SOCK_DGRAM:
-        client.send(b"?")
-    assert client.recv(64)
-    return client
 
 
 def goes_on(client: Socket) -> bool:
@@ -92,14 +67,14 @@ def goes_on(client: Socket) -> bool:
     return bool(client.recv(64))
 
 
-def passes(node: Cluster, done: Callable[[], object]) -> int:
+def passes(node: ServingOutside, done: Callable[[], object]) -> int:
     """How many packets pass FORWARD while something is done."""
     before = seen(node)
     done()
     return seen(node) - before
 
 
-def is_forwarded(node: Cluster, client: Socket) -> bool:
+def is_forwarded(node: ServingOutside, client: Socket) -> bool:
     """Whether the connection goes on past the stack."""
     return passes(node, lambda: goes_on(client)) == 0
 
@@ -109,18 +84,18 @@ def exchange(client: Socket) -> None:
         assert goes_on(client)
 
 
-def established(node: Cluster, kind: int = SOCK_STREAM, *, v6: bool = False) -> Socket:
+def established(node: ServingOutside, kind: int = SOCK_STREAM, *, v6: bool = False) -> Socket:
     """A connection in the flowtable."""
-    client = connection(node, kind, v6=v6)
+    client = node.connection(kind, v6=v6)
     wait_until("the connection is in the flowtable", lambda: is_forwarded(node, client))
     return client
 
 
 @both_protocols
 @families
-def test_forward_sees_only_openings(node: Cluster, kind: int, v6: bool) -> None:
+def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -> None:
     """Of an established connection no packet; its opening, and TCP's end, are seen there."""
-    assert passes(node, lambda: connection(node, kind, v6=v6).close()) > 0
+    assert passes(node, lambda: node.connection(kind, v6=v6).close()) > 0
     client = established(node, kind, v6=v6)
     assert passes(node, lambda: exchange(client)) == 0
     before = seen(node)
@@ -129,13 +104,13 @@ def test_forward_sees_only_openings(node: Cluster, kind: int, v6: bool) -> None:
         wait_until("its end has passed FORWARD", lambda: seen(node) > before)
 
 
-def test_what_others_translate_stays_in_the_stack(node: Cluster) -> None:
+def test_what_others_translate_stays_in_the_stack(node: ServingOutside) -> None:
     """A rule of another program sends a port that is no frontend to the same pod."""
     pod = node.web[0]
     chain = f"tcp dport {OTHERS_PORT} dnat ip to {pod.v4}:{TARGET}"
     hook = "type nat hook prerouting priority dstnat"
     node.node.nft(f"table inet others {{\n chain c {{\n {hook}\n {chain}\n }}\n}}\n")
-    client = connection(node, port=OTHERS_PORT)
+    client = node.connection(port=OTHERS_PORT)
     exchange(client)
     assert passes(node, lambda: exchange(client)) >= EXCHANGES
     client.close()
@@ -143,22 +118,27 @@ def test_what_others_translate_stays_in_the_stack(node: Cluster) -> None:
 
 
 @both_protocols
-def test_connections_live_through_restarts(node: Cluster, kind: int) -> None:
+def test_connections_live_through_restarts(node: ServingOutside, kind: int) -> None:
     """Killed or stopped, with the option and without: they go on, past the stack or by it."""
     client = established(node, kind)
     node.agent.stop(signal.SIGKILL)
     assert passes(node, lambda: exchange(client)) == 0, "while no agent runs too"
     for options, is_there in (((), False), (FAST, True)):
         node.agent.stop()
-        node.agent.options = (*NETFILTER, *options)
+        node.agent.options = options
         node.agent.start()
-        wait_until("the flowtable is as chosen", lambda it=is_there: has_flowtable() == it)
+        becomes(is_there)
         exchange(client)
         if not is_there:
             assert passes(node, lambda: exchange(client)) >= EXCHANGES
             assert not nft.exists(flowtable.TABLE)
     wait_until("it is in the flowtable again", lambda: is_forwarded(node, client))
     client.close()
+
+
+def becomes(is_there: bool) -> None:
+    """Waits until the flowtable is there, or is not."""
+    wait_until("the flowtable is as chosen", lambda: has_flowtable() == is_there)
 
 
 def has_flowtable() -> bool:
@@ -171,7 +151,7 @@ def devices() -> frozenset[str]:
     return found.devices
 
 
-def test_devices_come_and_go(node: Cluster) -> None:
+def test_devices_come_and_go(node: ServingOutside) -> None:
     """The flowtable has those of the agent; of a name that comes again the new one."""
     client = established(node)
     for _ in range(2):
@@ -181,28 +161,27 @@ def test_devices_come_and_go(node: Cluster) -> None:
         wait_until("they are not in it", lambda: not {"late0", "late1"} & devices())
         exchange(client)
     assert is_forwarded(node, client)
-    assert f"in force at {len(devices())} devices" in ebpflb(node, "status")
+    assert f"in force at {len(devices())} devices" in node.ebpflb("status").stdout
     client.close()
 
 
-def test_connections_outlive_their_endpoint(node: Cluster) -> None:
+def test_connections_outlive_their_endpoint(node: ServingOutside) -> None:
     """As with kube-proxy: one of TCP goes on to an endpoint that is listed no more."""
     client = established(node)
-    node.publish(serve())
+    node.serve()
     exchange(client)
     assert is_forwarded(node, client)
     client.close()
 
 
-def test_what_is_in_it_gives_no_way_in_a_full_table(node: Cluster) -> None:
+def test_what_is_in_it_gives_no_way_in_a_full_table(node: ServingOutside) -> None:
     """No new flow takes the place of one that is in the flowtable: to conntrack a stream there is
     not assured, as it saw no second request.
     """
     client = established(node, SOCK_DGRAM)
     with full(node.node):
-        outside: Host = node.outside  # type: ignore[attr-defined]
         words = node.node.v4, str(NODEPORT), FORGED, str(SYNS)
-        assert node.lab.keep(outside.python(FLOOD, "many", *words)).wait() == 0
+        assert node.lab.keep(node.outside.python(FLOOD, "many", *words)).wait() == 0
         ports = {each.original.source_port for each in to_the_nodeport()}
         assert client.getsockname()[1] in ports
     client.close()
@@ -213,13 +192,13 @@ def to_the_nodeport() -> Iterator[Connection]:
 
 
 @families
-def test_udp_leaves_an_endpoint_that_has_gone(node: Cluster, v6: bool) -> None:
+def test_udp_leaves_an_endpoint_that_has_gone(node: ServingOutside, v6: bool) -> None:
     """A client that sends on reaches another one: its entry is deleted though it is offloaded."""
     one, other, _ = node.web
-    node.publish(serve(one))
+    node.serve(one)
     client = established(node, SOCK_DGRAM, v6=v6)
     client.settimeout(0.5)
-    node.publish(serve(other))
+    node.serve(other)
     wait_until("the other endpoint answers", lambda: who_answers(client) == other.name)
     client.close()
 
@@ -242,9 +221,9 @@ def who_answers(client: Socket) -> str:
     ],
     ids=["rules", "chain", "table"],
 )
-def test_it_is_put_back(node: Cluster, removal: str) -> None:
+def test_it_is_put_back(node: ServingOutside, removal: str) -> None:
     """Whatever part of it another program removes; the log says so, and connections go on."""
-    client = connection(node)
+    client = node.connection()
     whole = flowtable.read(flowtable.TABLE)
     known = len(node.agent.log())
     node.node.nft(f"{removal}\n")
@@ -255,11 +234,11 @@ def test_it_is_put_back(node: Cluster, removal: str) -> None:
     client.close()
 
 
-def test_cleanup_removes_it_and_connections_go_on(node: Cluster) -> None:
+def test_cleanup_removes_it_and_connections_go_on(node: ServingOutside) -> None:
     """It goes also where the table has to stay for connections that are open."""
     client = established(node)
     node.agent.stop()
-    assert "table inet ebpflb stays as long as" in ebpflb(node, "cleanup")
+    assert "table inet ebpflb stays as long as" in node.ebpflb("cleanup").stdout
     assert not nft.exists(flowtable.TABLE)
     exchange(client)
     client.close()

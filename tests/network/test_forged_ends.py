@@ -9,14 +9,13 @@ from struct import pack
 import pytest
 
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import FlowKind, Timeouts, gather, state
 from tests.kernel.node import nodes
 from tests.kit import flood, requests
-from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import both_engines, families
 from tests.kit.requests import lives
 from tests.kit.two_nodes import Frontends, TwoNodes
@@ -51,8 +50,8 @@ class Known:
             return
         entries = dict(two.maps["tcp_flows"].items())
         (snat,) = [each for each in entries.items() if each[1].kind == FlowKind.SNAT]
-        found = state(Protocol.TCP, gather(*snat, entries.get).values())
-        self.timeout = Timeouts().seconds[Protocol.TCP][found]
+        is_in = state(Protocol.TCP, gather(*snat, entries.get).values())
+        self.timeout = Timeouts().seconds[Protocol.TCP][is_in]
         self.masquerade = str(snat[1].address), str(snat[1].port)
 
 
@@ -81,8 +80,8 @@ def test_a_forged_end_leaves_the_long_timeout(
         else:
             sender, ends = two.there, (*Known(two).masquerade, end_of(two, v6), str(TARGET))
         for forged in (flags, SYN, flags) if side == "client" else (flags, flags):
-            words = FLOOD, "one", *ends, str(forged), "12345"
-            assert two.lab.keep(sender.python(*words)).wait() == 0
+            words = ("one", *ends, str(forged), "12345")
+            assert two.lab.keep(sender.python(FLOOD, *words)).wait() == 0
         assert Known(two).timeout > LONG
         assert lives(client)
         wait_until_open(two)
@@ -110,13 +109,7 @@ def test_a_real_end_is_believed(two: TwoNodes, abort: bool, busy: bool, v6: bool
 def test_a_forged_syn_leaves_a_half_closed_connection(two: TwoNodes, v6: bool) -> None:
     """While the backend may still send, a SYN in the client's name opens no other connection."""
     number, port = Frontends(11), TARGET + 1
-    named = [{"name": "tcp", "port": port, "protocol": "TCP"}]
-    ports = [{**named[0], "port": PORT, "nodePort": number.nodeport}]
-    two.publish(
-        manifests.service("half", number.cluster, ports, type="NodePort"),
-        manifests.endpoint_slice("half", "IPv4", two.endpoints(two.there), named),
-        manifests.endpoint_slice("half", "IPv6", two.endpoints(two.there, v6=True), named),
-    )
+    two.publish(two.one_port("half", 11, two.there, port))
     to = number.to("nodeport", two.near, v6=v6)
     with (
         requests.tcp_socket(two.sockets(two.there), to[0]) as listening,

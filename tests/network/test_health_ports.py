@@ -62,7 +62,7 @@ def refused(two: TwoNodes, client: Host, host: str) -> bool:
 
 
 def balanced(two: TwoNodes, *pods: Host, **more: Any) -> list[Manifest]:
-    spec = {"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT}
+    spec: dict[str, Any] = {"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT}
     return two.service("checked", 7, *pods, **spec, **more)
 
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's beginning and end: alone on its maps, serving after it, and gone without a trace."""
+"""The agent's beginning and end: alone on its maps, serving after it, and gone without a trace;
+whatever its run directory, mounts and container.
+"""
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
@@ -37,19 +41,6 @@ def ebpflb(*words: str) -> "subprocess.CompletedProcess[str]":
 def hooks(cluster: Cluster) -> dict[str, list[str]]:
     """Everything attached to the node's cgroup, whoever's it is."""
     return cgroup_links.foreign_programs(cluster.node.cgroup, ())
-
-
-def test_second_agent(cluster: Cluster, pod: Sockets) -> None:
-    """A second agent on the same state directory is refused in one line, and disturbs nothing."""
-    before = hooks(cluster)
-    where = [*cluster.agent.where, "--cgroup-root", str(cluster.node.cgroup)]
-    done = ebpflb("run", "--manifests", str(cluster.agent.manifests), *where)
-    pid = cluster.agent.process.pid if cluster.agent.process else 0
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert f"another agent (pid {pid}) already serves" in done.stderr
-    assert hooks(cluster) == before
-    assert len(requests.backends(pod, VIP)) == 3
 
 
 def test_terminated(cluster: Cluster, pod: Sockets) -> None:
@@ -112,3 +103,92 @@ def test_cgroup_made_anew(cluster: Cluster) -> None:
     cluster.agent.start()
     assert len(requests.backends(cluster.sockets(cluster.client), VIP)) == 3
     assert len(cgroup_links.attached(StateDir(cluster.agent.paths.state))) == len(hooks(cluster))
+
+
+def mounting(cluster: Cluster, before: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A command on the node, in a mount namespace of its own where ``before`` mounts something."""
+    command = ["unshare", "--mount", "sh", "-ec", f'{before}; exec "$@"', "sh"]
+    enter = [*cluster.node.enter, *command, sys.executable, "-P", "-m", "ebpflb", *words]
+    return subprocess.run(enter, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("where", ["the same directories", "another run directory", "a container"])
+def test_second_agent(cluster: Cluster, pod: Sockets, tmp_path: Path, where: str) -> None:
+    """It is refused with the first one's pid, in one line, and disturbs nothing."""
+    state, run, before = cluster.agent.paths.state, tmp_path / "other", "true"
+    attached = hooks(cluster)
+    container = where == "a container"
+    if container:
+        state = tmp_path / "bpf" / state.name
+        state.parent.mkdir()
+        before = f"mount --bind {BPFFS} {state.parent}"
+    elif where == "the same directories":
+        run = cluster.agent.paths.run
+    words = ["run", "--state-dir", str(state), "--run-dir", str(run), "--manifests", str(tmp_path)]
+    more = ["--cgroup-root", str(cluster.node.cgroup), "--healthz-bind-address="]
+    done = mounting(cluster, before, *words, *more)
+    assert done.returncode == 1
+    pid = cluster.agent.process.pid if cluster.agent.process else 0
+    who = "an unknown pid" if container else f"pid {pid}"  # it cannot be seen from there
+    assert f"another agent ({who}) already serves" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert hooks(cluster) == attached
+    assert len(requests.backends(pod, VIP)) == 3
+
+
+def test_one_option_is_enough(cluster: Cluster) -> None:
+    """`status` and `cleanup` find the run directory by the state directory."""
+    where = ["--state-dir", str(cluster.agent.paths.state)]
+    done = mounting(cluster, "true", "status", *where, "-o", "json")
+    shown = json.loads(done.stdout)
+    assert shown["agent"] == "runs"
+    assert shown["pid"] == (cluster.agent.process.pid if cluster.agent.process else 0)
+    done = mounting(cluster, "true", "cleanup", *where)
+    assert done.returncode == 1
+    assert "still serves" in done.stderr and str(shown["pid"]) in done.stderr
+
+
+def test_nobody_may_hold_its_locks(cluster: Cluster) -> None:
+    """Nor read its files: 0600 in folders of 0700."""
+    paths = cluster.agent.paths
+    for folder in (paths.state, paths.run):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    for file in paths.run.iterdir():
+        with suppress(FileNotFoundError):  # a new status, which is renamed
+            assert file.stat().st_mode & 0o777 == 0o600, file
+    own = {paths.lock_file, paths.status_file, paths.ports_file, paths.socket_file}
+    assert own <= set(paths.run.iterdir())
+
+
+def reserved_ports(cluster: Cluster) -> str:
+    command = [*cluster.node.enter, "cat", "/proc/sys/net/ipv4/ip_local_reserved_ports"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_cleanup_below_another_mount_point(cluster: Cluster, tmp_path: Path) -> None:
+    """As `kubectl debug` sees the node: under /host. All is found, also the reserved ports."""
+    paths, host = cluster.agent.paths, tmp_path / "host"
+    host.mkdir()
+    before = f"mount --rbind / {host}"
+    where = ["--state-dir", str(host / paths.state.relative_to("/"))]
+    done = mounting(cluster, before, "cleanup", *where)
+    assert done.returncode == 1 and "still serves" in done.stderr
+    cluster.agent.stop()
+    assert reserved_ports(cluster)
+    done = mounting(cluster, before, "cleanup", *where)
+    assert done.returncode == 0, done.stderr
+    assert not reserved_ports(cluster)
+    assert not paths.state.exists() and not paths.run.exists()
+
+
+def test_another_run_directory_after_a_kill(cluster: Cluster, tmp_path: Path) -> None:
+    """The next agent takes over what the last one recorded; its files are removed."""
+    agent, former = cluster.agent, cluster.agent.paths
+    agent.stop()
+    record = former.ports_file.read_bytes()
+    assert json.loads(record)["ports"]
+    agent.paths = type(former)(former.state, tmp_path / "run", former.cache)
+    agent.start()
+    assert agent.paths.ports_file.read_bytes() == record
+    assert not former.run.exists()
+    assert os.listdir(agent.paths.run)

@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def entries(cluster: Cluster) -> dict[str, int]:
     return {name: opened.spec.entries for name, opened in maps.items()}
 
 
+def has_entries(cluster: Cluster, wanted: dict[str, int]) -> bool:
+    return entries(cluster) == wanted
+
+
 @pytest.mark.extended
 def test_sizes_change_under_traffic(cluster: Cluster) -> None:
     """There and back: each time all maps are new ones, and no connection fails."""
@@ -48,7 +53,7 @@ def test_sizes_change_under_traffic(cluster: Cluster) -> None:
         wanted = {
             name: spec.entries for name, spec in map_sizes.sized(map_sizes.parse(sizes)).items()
         }
-        wait_until("they are in force", lambda it=wanted: entries(cluster) == it)
+        wait_until("they are in force", partial(has_entries, cluster, wanted))
         assert len(requests.backends(cluster.sockets(cluster.client), VIP)) == 3
         assert len(_map_directories(cluster)) == 2
     assert entries(cluster) == usual

@@ -117,7 +117,8 @@ def test_flow(
     two: TwoNodes, who: str, kind: str, policy: str, cell: str, v6: bool, send: Send
 ) -> None:
     """Exactly the endpoints of the cell answer, and they see the source as with kube-proxy."""
-    cells.assert_cell(two, who, kind, policy, cell, v6=v6, send=send)
+    where = cells.at(two, POLICIES[policy][0], kind, v6=v6)
+    cells.assert_cell(two, who, where, cell, send)
 
 
 @pytest.mark.extended
@@ -127,7 +128,8 @@ def test_flow(
 def test_masquerade_ports(two: TwoNodes, v6: bool, send: Send) -> None:
     """What goes on as the node comes from the ports that the operator chose."""
     began = time.clock_gettime_ns(MONOTONIC_COARSE)
-    cells.assert_cell(two, "outside", "cluster", "cluster", BOTH_NODE, v6=v6, send=send)
+    where = cells.at(two, POLICIES["cluster"][0], "cluster", v6=v6)
+    cells.assert_cell(two, "outside", where, BOTH_NODE, send)
     flows = two.maps["tcp_flows" if send is requests.tcp else "other_flows"].items()
     ports = {
         flow.port

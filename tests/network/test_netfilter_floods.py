@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,10 @@ def test_a_syn_flood_leaves_the_table_as_kube_proxys_would(
     assert all(longest - 30 < each <= longest for node in seconds for each in node)
 
 
+def is_empty(node: Host) -> bool:
+    return not entries(node)
+
+
 def test_unanswered_connections_end_by_conntracks_own_time(pair: BesideKubeProxy) -> None:
     """An entry of a SYN that nobody answers lives as long as the sysctl says, not longer."""
     with sysctl(pair, "nf_conntrack_tcp_timeout_syn_sent", SYN_SENT_SECONDS), pair.mute():
@@ -78,7 +83,7 @@ def test_unanswered_connections_end_by_conntracks_own_time(pair: BesideKubeProxy
             assert left
             assert max(left) <= SYN_SENT_SECONDS
         for node in pair.nodes:
-            wait_until("the entries have timed out", lambda it=node: not entries(it))
+            wait_until("the entries have timed out", partial(is_empty, node))
 
 
 def test_exhausted_source_ports_are_no_worse_than_kube_proxys(pair: BesideKubeProxy) -> None:

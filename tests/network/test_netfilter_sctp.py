@@ -9,11 +9,10 @@ from socket import IPPROTO_SCTP, SOCK_RAW
 import pytest
 from scapy.layers.sctp import SCTP, SCTPChunkInit
 
-from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from tests.kit import needs, requests
-from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, netfilter, packet_clients
 from tests.kit.two_nodes import Frontends, TwoNodes
 
@@ -29,13 +28,7 @@ def sctp() -> None:
 
 
 def publish(two: TwoNodes, pod: Host) -> None:
-    target = [{"name": "sctp", "port": TARGET, "protocol": "SCTP"}]
-    ports = [{**target[0], "port": PORT, "nodePort": FRONTENDS.nodeport}]
-    two.publish(
-        manifests.service("sctp", FRONTENDS.cluster, ports, type="NodePort"),
-        manifests.endpoint_slice("sctp", "IPv4", two.endpoints(pod), target),
-        manifests.endpoint_slice("sctp", "IPv6", two.endpoints(pod, v6=True), target),
-    )
+    two.publish(two.one_port("sctp", 10, pod, TARGET, "SCTP"))
 
 
 def raw(two: TwoNodes, host: Host, *, v6: bool) -> Socket:

@@ -13,13 +13,12 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from tests.kernel.node import nodes
 from tests.kit import flood, requests
 from tests.kit.firewall import chain, rules
-from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, netfilter, packet_clients, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
@@ -95,13 +94,7 @@ def connection(
     two: TwoNodes, client: Host, kind: str, endpoint: Host, *, v6: bool
 ) -> Iterator[Pair]:
     """Through a service of its own, whose endpoint is a socket of the test."""
-    named = [{"name": "tcp", "port": OWN_TARGET, "protocol": "TCP"}]
-    ports = [{**named[0], "port": PORT, "nodePort": OWN.nodeport}]
-    two.publish(
-        manifests.service("own", OWN.cluster, ports, type="NodePort"),
-        manifests.endpoint_slice("own", "IPv4", two.endpoints(endpoint), named),
-        manifests.endpoint_slice("own", "IPv6", two.endpoints(endpoint, v6=True), named),
-    )
+    two.publish(two.one_port("own", 11, endpoint, OWN_TARGET))
     where = OWN.to(kind, two.near, v6=v6)
     with (
         requests.tcp_socket(two.sockets(endpoint), where[0]) as listening,
@@ -126,7 +119,7 @@ def listening(two: TwoNodes, host: Host, *, v6: bool) -> Iterator[Socket]:
 
 def sources(raw: Socket) -> set[str]:
     """Who has sent the segments that have come until now."""
-    found = set()
+    found = set[str]()
     while True:
         try:
             _, sender = raw.recvfrom(1 << 16)

@@ -194,7 +194,7 @@ def test_a_client_may_connect_again_from_the_same_port(two: TwoNodes, stack: Exi
                 again.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # a former attempt may still close
                 again.bind(("0.0.0.0", port))
                 again.connect(to)
-                return again.recv(64).startswith(b"here ")
+                return bool(again.recv(64).startswith(b"here "))
             except OSError:
                 return False
 

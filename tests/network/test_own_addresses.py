@@ -40,10 +40,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def publish(made: Cluster, *admitted: str) -> None:
     """A balancer's address with source ranges; a service under the policy Local, elsewhere."""
-    spec = {"type": "LoadBalancer", "loadBalancerSourceRanges": admitted}
+    spec: dict[str, Any] = {"type": "LoadBalancer", "loadBalancerSourceRanges": admitted}
     balanced = manifests.service("web", ["10.96.0.20", "fd00:96::20"], PORTS, **spec)
     balanced["status"] = {"loadBalancer": {"ingress": [{"ip": ip} for ip in BALANCER.values()]}}
-    internal = {"internalTrafficPolicy": "Local"}
+    internal: dict[str, Any] = {"internalTrafficPolicy": "Local"}
     ips = ("10.244.9.9", "fd00:244:9::9")
     elsewhere = [manifests.endpoint(ip, node="other", target="there") for ip in ips]
     slices = [

@@ -3,6 +3,7 @@
 
 import signal
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
     two.near.ip(f"address add {address} dev eth0")
     wait_until("the address is served", lambda: addresses.get(address) is not None)
     for host in (two.outside, two.hooked):
-        how = {"send": send, "port": FRONTENDS.nodeport}
+        how: dict[str, Any] = {"send": send, "port": FRONTENDS.nodeport}
         found = requests.backends(two.sockets(host), str(address), **how)
         assert found.keys() == {"here", "there"}
     two.near.ip(f"address del {address} dev eth0")

@@ -244,7 +244,7 @@ def test_open_connections_live_on_and_those_that_were_counted_end_once(
 def is_refused(two: TwoNodes, who: str) -> bool:
     where = frontend(two, who)
     with requests.tcp_socket(two.sockets(getattr(two, who)), where[0]) as client:
-        return client.connect_ex(where) == ECONNREFUSED
+        return bool(client.connect_ex(where) == ECONNREFUSED)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

@@ -1,25 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """--shadow: decisions are counted, and kube-proxy's rules on the same node serve everything."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from ebpflb.kernel import probe
 from ebpflb.kernel.maps.layout import VERDICTS
-from ebpflb.model.packet_path import Engine
-from tests.kit import both_proxies, forked, requests
+from tests.kit import both_proxies, requests
 from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, NEW, OLD, Both
 
 protocols = pytest.mark.parametrize("send", [requests.tcp, both_proxies.udp], ids=["tcp", "udp"])
-
-
-@pytest.fixture(scope="module", params=list(Engine))
-def both(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Both]:
-    with both_proxies.running(tmp_path_factory.mktemp("both"), request.param) as made:
-        yield made
 
 
 @pytest.fixture
@@ -69,8 +58,7 @@ def test_a_nodeport_can_be_bound(shadow: Both) -> None:
 
 def test_status_says_who_serves(shadow: Both) -> None:
     """Nobody takes OK for a node that ebpflb serves, nor the rules for leftovers."""
-    words = ("status", *shadow.agent.where)
-    said = " ".join(forked.run(*words, netns=shadow.node.netns).stdout.split())
+    said = " ".join(shadow.ebpflb("status").stdout.split())
     assert "all Services (--shadow)" in said
     assert "cleanup --kube-proxy" not in said
 

@@ -2,6 +2,7 @@
 """An endpoint that answers only its node: a pod whose default route leads by another network."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_check_names_it_for_clients_of_the_nodes_own_network(cluster: Cluster) -
 def test_check_leaves_services_alone_that_kube_proxy_does_not_masquerade(cluster: Cluster) -> None:
     """A policy Local, or a service without an external address."""
     (pod, *_) = cluster.web
-    both = {"v6": [endpoint(pod, v6=True)]}
+    both: dict[str, Any] = {"v6": [endpoint(pod, v6=True)]}
     cluster.publish(web(endpoint(pod), **both, nodeport=NODEPORT, externalTrafficPolicy="Local"))
     assert not said(cluster)
     cluster.publish(web(endpoint(pod), **both))

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Only some Services are served; kube-proxy's rules on the same node serve the others."""
 
-from collections.abc import Iterator
 from ipaddress import ip_address
 
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Frontend
-from tests.kit import both_proxies, forked, requests
+from tests.kit import both_proxies, requests
 from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, LABELS, NEW, OLD, Both
 from tests.kit.lab_cluster import PORT
 from tests.kit.on_removal import is_reset
@@ -20,14 +18,6 @@ DELETED_IP = "10.96.0.12"
 NEITHER = ("--namespaces", "nowhere")
 
 protocols = pytest.mark.parametrize("send", [requests.tcp, both_proxies.udp], ids=["tcp", "udp"])
-
-
-@pytest.fixture(scope="module", params=list(Engine))
-def both(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Both]:
-    with both_proxies.running(tmp_path_factory.mktemp("both"), request.param) as made:
-        yield made
 
 
 @pytest.fixture(scope="module", params=[BY_NAMESPACE, BY_LABEL], ids=["namespace", "label"])
@@ -46,14 +36,13 @@ def test_others_are_left_to_kube_proxy(some: Both, send: requests.Send) -> None:
 def test_kube_proxy_is_needed_beside(some: Both) -> None:
     """It is said that nobody serves the other Services if none runs; not that it should go."""
     for words in ("Services outside of --", "start kube-proxy"):
-        wait_until(words, lambda words=words: words in some.agent.log())
+        some.logs(words)
     assert "cleanup" not in some.agent.log()
 
 
 def test_rules_that_others_need_are_not_removed(some: Both) -> None:
     """Cleanup refuses while the agent leaves Services to kube-proxy's rules."""
-    words = ("cleanup", "--kube-proxy", *some.agent.where)
-    done = forked.run(*words, netns=some.node.netns)
+    done = some.ebpflb("cleanup", "--kube-proxy")
     assert done.returncode == 1
     assert "Services outside of --" in done.stderr
     assert "need kube-proxy's rules" in done.stderr

@@ -4,6 +4,7 @@
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_the_example_works(machine: Machine) -> None:
         url = url.replace(ADDRESS, machine.node.v4)
         hosts = [machine.node, *([machine.outside] if where == "any" else [])]
         for host in hosts:
-            wait_until(f"{url} answers", lambda h=host, u=url: answers(machine, h, u))
+            wait_until(f"{url} answers", partial(answers, machine, host, url))
     shown = forked.run("services", "get", "default/web", *machine.agent.where)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert f"{machine.node.v4}:8080" in shown.stdout

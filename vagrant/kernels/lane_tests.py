@@ -24,7 +24,7 @@ ALL_TESTS = (
     "--parameter-sets=1:tests/packet",
     "--parameter-sets=1:tests/kernel/attach/test_device_changes.py",
     "--parameter-sets=1:tests/kernel/attach/test_neighbours.py",
-    "--parameter-sets=1:tests/network/test_packets_ranges.py",
+    "--parameter-sets=1:tests/network/test_packets_table.py",
     "--parameter-sets=1:tests/network/test_packets_refusal.py",
     "--parameter-sets=4:tests/network/test_schedulers.py::test_connections_are_drawn_by_weight",
     "--parameter-sets=4:tests/network/test_schedulers.py::test_weights_may_be",
@@ -36,7 +36,6 @@ ALL_TESTS = (
     "--parameter-sets=1:tests/network/test_sockets.py",
     "--parameter-sets=1:tests/network/test_affinity.py",
     "--parameter-sets=1:tests/network/test_stale_udp.py",
-    "--parameter-sets=1:tests/network/test_early_udp.py",
     # seconds of Python that ask the kernel nothing new
     "--deselect=tests/kernel/programs/test_loader.py::test_relocation",
     "--deselect=tests/kernel/maps/test_state_dir.py::test_bpffs_is_mounted",
@@ -66,7 +65,6 @@ ALL_TESTS = (
     "tests/kernel/node/test_ipvs.py",
     # these share two nodes with each engine
     "tests/network/test_packets_table.py",
-    "tests/network/test_packets_ranges.py",
     "tests/network/test_packets_refusal.py",
     "tests/network/test_schedulers.py",
     "tests/network/test_least_connections.py",
@@ -81,7 +79,6 @@ ALL_TESTS = (
     "tests/network/test_affinity.py",
     "tests/network/test_datagrams.py",
     "tests/network/test_stale_udp.py",
-    "tests/network/test_early_udp.py",
     "tests/network/test_bind.py",
     "tests/network/test_refusal.py",
     # with two nodes of its own
@@ -136,7 +133,7 @@ MORE = (
     "tests/network/test_netfilter_segments.py",
     "tests/network/test_netfilter_sctp.py",
     # each with nodes of its own
-    "tests/network/test_draw.py",
+    "tests/network/test_packets_flows.py",
     "tests/network/test_floods.py",
     "tests/network/test_netfilter_floods.py",
     "tests/network/test_netfilter_parity.py",

@@ -5,7 +5,8 @@
 many different values; ``--parameter-sets N:FOLDER`` is another limit for one folder. Where a
 fixture of a module or session has parameters (a variant of the programs, a kind of network), N are
 kept for each of its values. ``--one-set-up FOLDER`` keeps one of these values in each file of the
-folder, another one in another file. ``--in-turns I/N:FOLDER`` keeps every N-th file of the folder,
+folder, another one in another file; but every value of a parameter ``case``, which is a row of a
+table of tests. ``--in-turns I/N:FOLDER`` keeps every N-th file of the folder,
 from the I-th on.
 """
 
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+CASE = "case"  # the name of a parameter
 
 
 class Group(NamedTuple):
@@ -89,18 +92,22 @@ def spread(sets: Sequence[Values[Hashable]], limit: int, start: int = 0) -> list
 def _group(item: pytest.Item) -> Group:
     function = getattr(item, "originalname", item.name)
     scopes = item.callspec._arg2scope if hasattr(item, "callspec") else {}
-    shared = (pair for pair in _values(item) if scopes[pair[0]].value != "function")
+    shared = (
+        pair for pair in _values(item) if pair[0] == CASE or scopes[pair[0]].value != "function"
+    )
     return Group(item.parent.nodeid if item.parent else "", function, tuple(sorted(shared)))
 
 
 def _one_set_up(groups: Sequence[Group]) -> set[Group]:
-    """Of each test function the group whose shared values lie at the same part of their order."""
-    of_function: dict[tuple[str, str], list[Group]] = defaultdict(list)
+    """Of each test function the group whose shared values lie at the same part of their order; of
+    one with a parameter ``case`` that of each case.
+    """
+    of_function: dict[tuple[str, str, str], list[Group]] = defaultdict(list)
     for group in groups:
-        of_function[group.file, group.function].append(group)
+        of_function[group.file, group.function, dict(group.shared).get(CASE, "")].append(group)
     return {
         sorted(found)[zlib.crc32(file.encode()) * len(found) >> 32]
-        for (file, _), found in of_function.items()
+        for (file, *_), found in of_function.items()
     }
 
 
