@@ -3,14 +3,15 @@
 
 import logging
 import struct
+from collections.abc import Callable
 from ipaddress import ip_address
 from itertools import pairwise
 from typing import Any
 
 logging.getLogger("scapy.runtime").setLevel(logging.ERROR)
 
-from scapy.layers.inet import ICMP, IP, TCP, UDP  # noqa: E402
-from scapy.layers.inet6 import IPv6  # noqa: E402
+from scapy.layers.inet import ICMP, IP, TCP, UDP, fragment  # noqa: E402
+from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment, fragment6  # noqa: E402
 from scapy.layers.l2 import Ether  # noqa: E402
 from scapy.layers.sctp import (  # noqa: E402
     SCTP,
@@ -37,6 +38,7 @@ CHUNKS = {
     "abort": SCTPChunkAbort(),
 }
 BACKEND_PORTS = 35_000
+TEXT = bytes(range(256)) * 8  # of a datagram in fragments
 TRANSPORTS = {"tcp": TCP, "udp": UDP, "sctp": SCTP}
 
 
@@ -111,17 +113,20 @@ def chunk(
 
 def opening(protocol: str, source: str, destination: str) -> Packet:
     """The first packet of a flow."""
-    make = {"tcp": segment, "udp": datagram, "sctp": chunk}[protocol]
-    return make(source, destination)
+    makers: dict[str, Callable[[str, str], Packet]]
+    makers = {"tcp": segment, "udp": datagram, "sctp": chunk}
+    return makers[protocol](source, destination)
 
 
 def network(packet: Packet) -> Packet:
     """The outermost IP header, with what follows."""
-    return packet[IP] if IP in packet else packet[IPv6]
+    header: Packet = packet[IP] if IP in packet else packet[IPv6]
+    return header
 
 
 def transport(packet: Packet) -> Packet:
-    return next(packet[kind] for kind in TRANSPORTS.values() if kind in packet)
+    found: Packet = next(packet[kind] for kind in TRANSPORTS.values() if kind in packet)
+    return found
 
 
 def source(packet: Packet) -> str:
@@ -171,3 +176,27 @@ def quoted(error: Packet) -> str:
 
 
 __all__ = ["ICMP", "IP", "SCTP", "TCP", "UDP", "Ether", "IPv6", "Packet", "Raw"]
+
+
+def with_hops(packet: Packet, count: int) -> Packet:
+    """The same, with so many hops left."""
+    copy = packet.copy()
+    if IP in copy:
+        copy[IP].ttl = count
+        del copy[IP].chksum
+    else:
+        network(copy).hlim = count
+    return built(copy)
+
+
+def fragments(source: str, destination: str, number: int = 7, size: int = 800) -> list[Packet]:
+    """A datagram of 2048 bytes, in three fragments."""
+    ports = UDP(sport=port_of(source), dport=port_of(destination))
+    hosts = host_of(source), host_of(destination)
+    if ":" in hosts[0]:
+        header = IPv6ExtHdrFragment(id=number)
+        whole = built(carrier(*hosts) / header / ports / Raw(TEXT))
+        pieces = fragment6(whole[IPv6], size + 48)
+        return [built(carrier(*hosts) / piece.payload) for piece in pieces]
+    whole = built(carrier(*hosts, id=number) / ports / Raw(TEXT))
+    return [built(type(whole)(src=whole.src, dst=whole.dst) / p) for p in fragment(whole[IP], size)]

@@ -75,3 +75,14 @@ def routed_from(address: str, device: str) -> Iterator[None]:
     finally:
         for words in (rule, route):
             subprocess.run(["ip", family, words[0], "del", *words[2:]], check=True)
+
+
+@contextmanager
+def mtu(device: str, size: int) -> Iterator[None]:
+    """The device takes no longer packets for as long as this lasts."""
+    change = ["ip", "link", "set", device, "mtu"]
+    subprocess.run([*change, str(size)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*change, "1500"], check=True)

@@ -15,17 +15,17 @@ from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.no_frontends import NoFrontends
-from ebpflb.kernel.maps.records import Flow, Tuple
 from ebpflb.kernel.programs import loader
+from ebpflb.kernel.programs.loader import DROP, PASS, REDIRECT, run_program
 from ebpflb.plan import entries
 from ebpflb.plan.entries import Prefix, Settings
-from ebpflb.plan.flow_entries import Timeouts
+from ebpflb.plan.flow_entries import Flow, Timeouts, Tuple
 from tests.packet import wire
 from tests.packet.frames import Ether, Packet, at, forwarded
 from tests.packet.places import V4, V6
 from tests.publishing import Publisher, frontend
 
-ACTIONS = {loader.PASS: "pass", loader.DROP: "drop", loader.REDIRECT: "redirect"}
+ACTIONS = {PASS: "pass", DROP: "drop", REDIRECT: "redirect"}
 HOOKS = {1: "ingress", 2: "egress"}
 COUNTED_IDS = 64  # of services and backends; tests have smaller ones
 FIRST_PORT, LAST_PORT = 40_000, 44_999
@@ -161,7 +161,7 @@ class PacketNode(Publisher):
         before = self.counted
         came_by = self.devices[into] if into and hook == "egress" and knows_ingress_device() else 0
         index = self.devices[device]
-        ran = loader.run_program(
+        ran = run_program(
             self.hooks[hook],
             frame,
             ifindex=index,
@@ -189,7 +189,7 @@ def knows_ingress_device() -> bool:
     code = bytes.fromhex("b7000000000000009500000000000000")
     probe = loader.load_one("probe", attach, code)
     try:
-        loader.run_program(probe, bytes(64), ifindex=1, ingress_ifindex=1)
+        run_program(probe, bytes(64), ifindex=1, ingress_ifindex=1)
     except KernelError:
         return False
     finally:

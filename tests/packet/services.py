@@ -3,7 +3,20 @@
 
 from typing import Any
 
-from tests.packet.frames import Packet, at, ends, opening, reply
+from scapy.layers.inet6 import ICMPv6EchoRequest
+
+from tests.packet.frames import (
+    ICMP,
+    Packet,
+    Raw,
+    at,
+    built,
+    carrier,
+    ends,
+    opening,
+    reply,
+    segment,
+)
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 
@@ -55,3 +68,17 @@ def exchange(
     request = node.through(opening(protocol, client, where), into, out)
     assert ends(node.through(reply(request), out, into)) == f"{where} > {client}"
     return request
+
+
+def shake(node: PacketNode, client: str, where: str) -> Packet:
+    """Three packets; the last as the backend gets it."""
+    asked = node.through(segment(client, where))
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+    return node.through(segment(client, where, "A", seq=1001, ack=5001))
+
+
+def ping(places: Places, host: str, size: int) -> Packet:
+    """A pod's, with so many bytes."""
+    if places.version == 4:
+        return built(carrier(places.pod, host) / ICMP() / Raw(bytes(size)))
+    return built(carrier(places.pod, host) / ICMPv6EchoRequest(data=bytes(size)))

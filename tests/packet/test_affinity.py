@@ -2,6 +2,7 @@
 """Session affinity in packets: by the client's address, whatever its port (kube-proxy.md 9)."""
 
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_timeout(node: PacketNode, places: Places, name: str) -> None:
 def test_local_list(node: PacketNode, places: Places, protocol: str) -> None:
     """A remembered backend that the policy does not allow this time is not used."""
     here, there = at(places.here, 8080), at(places.there, 8080)
-    lists = {"cluster": [there], "local": [here], "here": [here], "affinity": 60}
+    lists: dict[str, Any] = {"cluster": [there], "local": [here], "here": [here], "affinity": 60}
     node.publish(
         1,
         {

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Session affinity from the manifest to the packet: what shares it, and what ends it (9)."""
 
+from typing import Any
+
 import pytest
 
 from ebpflb.kernel.maps.records import Affinity
@@ -9,7 +11,7 @@ from tests.packet.frames import at
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 
-WITH_AFFINITY = {"sessionAffinity": "ClientIP"}
+WITH_AFFINITY: dict[str, Any] = {"sessionAffinity": "ClientIP"}
 BOTH = ("c", "d")
 BOTH_MASQUERADED = "c* d*"
 
@@ -23,7 +25,7 @@ def ways(places: Places) -> list[str]:
     return [at(places.node, 30080), at(places.balancer, 80), at(places.external, 80)]
 
 
-def publish(cluster: Cluster, **spec: object) -> None:
+def publish(cluster: Cluster, **spec: Any) -> None:
     cluster.service(
         externalIPs=[cluster.places.external],
         ports=[{"port": 80, "nodePort": 30080}],
@@ -44,7 +46,9 @@ def test_all_addresses_of_a_port_share_it(cluster: Cluster, places: Places) -> N
 
 def test_ports_of_a_service_do_not_share_it(cluster: Cluster, places: Places) -> None:
     """Another port of the same Service remembers its own endpoint, and another Service too."""
-    listed = [{"name": f"p{number}", "port": number} for number in range(80, 90)]
+    listed: list[dict[str, Any]] = [
+        {"name": f"p{number}", "port": number} for number in range(80, 90)
+    ]
     cluster.service(ports=listed, **WITH_AFFINITY)
     cluster.endpoints(*BOTH, ports=[{**port, "port": 8080} for port in listed])
     found = {cluster.outcome_of("pod", at(places.cluster_ip, port["port"])) for port in listed}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SCTP associations, as TCP connections: opened by INIT, kept until one side ends them."""
 
+from typing import Any
+
 import pytest
 
 from tests.packet.frames import CHUNKS, Packet, at, chunk, destination, ends, source
@@ -104,7 +106,7 @@ def test_reflected_tag(node: PacketNode, client: str, where: str, last: str, sid
     asked = established(node, client, where)
     sender = sent_by(side, client, where, asked)
     own, its = (7, 8) if side == "client" else (8, 7)
-    flag = {"TCB": 1}
+    flag: dict[str, Any] = {"TCB": 1}
     node.through(chunk(*sender, last, its, **flag))
     assert ended(node) == set()
     node.through(chunk(*sender, last, own, **flag))

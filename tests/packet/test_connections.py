@@ -3,26 +3,20 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from ebpflb.plan.flow_entries import FlowKind
-from tests.packet.frames import Packet, at, destination, ends, reply, segment, source
+from tests.packet.frames import at, destination, ends, reply, segment, source
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import address, serve, written
+from tests.packet.services import address, serve, shake, written
 
 
 @pytest.fixture
 def where(node: PacketNode, places: Places, kind: str) -> str:
     return serve(node, places, kind, cluster=[at(places.there, 8080)])
-
-
-def shake(node: PacketNode, client: str, where: str) -> Packet:
-    """Three packets; the last as the backend gets it."""
-    asked = node.through(segment(client, where))
-    assert ends(node.through(reply(asked))) == f"{where} > {client}"
-    return node.through(segment(client, where, "A", seq=1001, ack=5001))
 
 
 def replace(node: PacketNode, places: Places, kind: str) -> None:
@@ -35,7 +29,7 @@ def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: s
     """Its backend may leave the lists, leave the service, or the service may go."""
     got = ends(shake(node, client, where))
     other = at(places.elsewhere, 8080)
-    changes = [
+    changes: list[dict[str, Any]] = [
         {"cluster": [other], "leaving": [at(places.there, 8080)]},
         {"cluster": [other]},
         {"cluster": []},

@@ -54,8 +54,13 @@ def some_packet(dice: random.Random, places: Places) -> bytes:
     protocol = dice.choice(list(TRANSPORTS))
     hosts = [places.pod, places.remote_pod, places.cluster_ip, places.there, places.unallocated]
     source, destination = dice.choice(hosts), dice.choice([*hosts, *[places.cluster_ip] * 3])
-    ports = {"sport": dice.choice(_PORTS), "dport": dice.choice([*_PORTS, 80, 80, 80])}
-    flags = {"flags": dice.choice(["S", "A", "SA", "FA", "R"])} if protocol == "tcp" else {}
+    ports: dict[str, Any] = {
+        "sport": dice.choice(_PORTS),
+        "dport": dice.choice([*_PORTS, 80, 80, 80]),
+    }
+    flags: dict[str, Any] = (
+        {"flags": dice.choice(["S", "A", "SA", "FA", "R"])} if protocol == "tcp" else {}
+    )
     frame = stacked(
         carrier(source, destination, **_unusual(dice, places)),
         TRANSPORTS[protocol](**ports, **flags, **_checksum(dice)),
@@ -76,7 +81,7 @@ def _unusual(dice: random.Random, places: Places) -> dict[str, Any]:
     return dice.choice([fragment, {"options": b"\x01" * 4}, _checksum(dice)])
 
 
-def _checksum(dice: random.Random) -> dict[str, int]:
+def _checksum(dice: random.Random) -> dict[str, Any]:
     """The right one, none, or that of a packet that was damaged."""
     return dice.choice([{}, {}, {}, {"chksum": 0}, {"chksum": dice.randrange(1 << 16)}])
 

@@ -32,11 +32,12 @@ from tests.packet.frames import (
     reply,
     segment,
     source,
+    with_hops,
 )
+from tests.packet.network import mtu
 from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import V4, V6, Places
 from tests.packet.services import serve
-from tests.packet.test_reply_path import mtu, with_hops
 
 TRIES = 3  # one packet in 8.6 s of each entry goes to the stack
 

@@ -2,14 +2,15 @@
 """Datagrams in fragments: only the first has ports, and the others follow it."""
 
 import pytest
-from scapy.layers.inet import defragment, fragment
-from scapy.layers.inet6 import IPv6ExtHdrFragment, defragment6, fragment6
+from scapy.layers.inet import defragment
+from scapy.layers.inet6 import IPv6ExtHdrFragment, defragment6
 
 from ebpflb.kernel.maps.records import FragmentPorts
 from ebpflb.plan.entries import NO_PREFIX
 from tests.packet import wire
 from tests.packet.frames import (
     IP,
+    TEXT,
     UDP,
     IPv6,
     Packet,
@@ -19,6 +20,7 @@ from tests.packet.frames import (
     carrier,
     destination,
     ends,
+    fragments,
     host_of,
     network,
     port_of,
@@ -27,21 +29,6 @@ from tests.packet.frames import (
 from tests.packet.node import PacketNode
 from tests.packet.places import IPV6, Places
 from tests.packet.services import serve
-
-TEXT = bytes(range(256)) * 8
-
-
-def fragments(source: str, destination: str, number: int = 7, size: int = 800) -> list[Packet]:
-    """A datagram of 2048 bytes, in three fragments."""
-    ports = UDP(sport=port_of(source), dport=port_of(destination))
-    hosts = host_of(source), host_of(destination)
-    if ":" in hosts[0]:
-        header = IPv6ExtHdrFragment(id=number)
-        whole = built(carrier(*hosts) / header / ports / Raw(TEXT))
-        pieces = fragment6(whole[IPv6], size + 48)
-        return [built(carrier(*hosts) / piece.payload) for piece in pieces]
-    whole = built(carrier(*hosts, id=number) / ports / Raw(TEXT))
-    return [built(type(whole)(src=whole.src, dst=whole.dst) / p) for p in fragment(whole[IP], size)]
 
 
 def joined(pieces: list[Packet]) -> Packet:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A backend that is its own client sees this node, else its replies would not pass here."""
 
+from typing import Any
+
 import pytest
 
 from tests.packet.frames import at, ends, host_of, source
@@ -16,7 +18,7 @@ def test_hairpin(node: PacketNode, places: Places, kind: str, policy: str, words
     """Whatever the frontend, the policy and the settings."""
     node.settings(words)
     backend, client = at(places.here, 8080), at(places.here, 50123)
-    lists = {"cluster": [backend], "local": [backend], "here": [backend]}
+    lists: dict[str, Any] = {"cluster": [backend], "local": [backend], "here": [backend]}
     where = serve(node, places, kind, "tcp", *policy.split(), **lists)
     asked = exchange(node, "tcp", client, where, "pods", "pods")
     assert host_of(source(asked)) == places.bridge

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """--packet-mark, and the source ranges of NodePorts, packet by packet."""
 
+from typing import Any
+
 import pytest
 
 from ebpflb.kernel.programs import loader
@@ -50,7 +52,7 @@ def test_other_packets_are_not_marked(node: PacketNode, places: Places, protocol
 
 def test_nodeport_source_ranges(node: PacketNode, places: Places, protocol: str) -> None:
     """A restricted NodePort admits who is in its own ranges, whatever those of the VIPs are."""
-    lists = {"cluster": [at(places.there, 8080)]}
+    lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, "nodeport", protocol, "restricted", **lists)
     node.admit(1, places.clients)
     request = opening(protocol, at(places.client, 50123), where)

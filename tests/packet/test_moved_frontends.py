@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A UDP flow goes to the service that has its frontend now (kube-proxy.md 11.1)."""
 
+from typing import Any
+
 import pytest
 
 from tests.packet.frames import at, datagram, destination, ends, opening, reply, segment
@@ -38,7 +40,7 @@ def where(node: PacketNode, places: Places, kind: str, client: str) -> str:
 def test_moved(node: PacketNode, places: Places, kind: str, where: str, client: str) -> None:
     """The next datagram opens a flow to the other service; replies come from the frontend."""
     node.publish(1, {f"{at(places.any, 7)}/udp": "external"}, cluster=[at(places.there, 8080)])
-    other = {"service": 2, "cluster": [at(places.elsewhere, 53)]}
+    other: dict[str, Any] = {"service": 2, "cluster": [at(places.elsewhere, 53)]}
     serve(node, places, kind, "udp", **other)
     moves(node)
     came = node.ingress(datagram(client, where))

@@ -14,11 +14,10 @@ from ebpflb.errors import KernelError
 from tests.load import scaled
 from tests.packet import wire
 from tests.packet.errors import error
-from tests.packet.frames import at, opening, reply, segment
+from tests.packet.frames import at, fragments, opening, reply, segment
 from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import V4, V6, Places
 from tests.packet.services import KINDS, serve
-from tests.packet.test_fragments import fragments
 
 PLENTY = settings(
     max_examples=scaled(2000),

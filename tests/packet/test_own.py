@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the node itself sends is translated at its sockets; what was not, may not leave."""
 
+from typing import Any
+
 import pytest
 
 from tests.packet.frames import DEVICE, ROUTER, TCP, at, host_of, network, opening, segment
@@ -20,7 +22,7 @@ def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
 
 def test_forbidden(node: PacketNode, places: Places, protocol: str) -> None:
     """loadBalancerSourceRanges hold for the node as well (kube-proxy.md 7)."""
-    lists = {"cluster": [at(places.there, 8080)]}
+    lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, "balancer", protocol, "restricted", **lists)
     request = opening(protocol, at(places.node, 50123), where)
     node.admit(1, places.clients)
@@ -33,7 +35,7 @@ def test_forbidden(node: PacketNode, places: Places, protocol: str) -> None:
 @pytest.mark.parametrize("kind", ["cluster", "balancer"])
 def test_no_local_endpoint(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """Endpoints elsewhere and the policy Local: the internal one; the external spares the node."""
-    lists = {"cluster": [at(places.there, 8080)]}
+    lists: dict[str, Any] = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, kind, protocol, "local", **lists)
     request = opening(protocol, at(places.node, 50123), where)
     left = node.egress(request, into=None)

@@ -5,6 +5,8 @@ L is the endpoint on this node, R one elsewhere; a star says that it sees this n
 A client that is itself the node is served at its socket, and is not here.
 """
 
+from typing import Any
+
 import pytest
 
 from ebpflb.plan.entries import NO_PREFIX
@@ -51,7 +53,7 @@ def met(node: PacketNode, places: Places, protocol: str, sender: str, where: str
 def publish(node: PacketNode, places: Places, protocol: str, kind: str, policy: str) -> str:
     here, there = at(places.here, 8080), at(places.there, 8080)
     words = ["local"] if policy == "Local" else []
-    lists = {"cluster": [here, there], "local": [here], "here": [here]}
+    lists: dict[str, Any] = {"cluster": [here, there], "local": [here], "here": [here]}
     return serve(node, places, kind, protocol, *words, **lists)
 
 

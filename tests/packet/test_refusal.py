@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps.bpf_map import possible_cpus
+from ebpflb.kernel.maps.bpf_map import Counters, possible_cpus
 from ebpflb.kernel.maps.records import RejectBudget
 from tests.packet.frames import (
     ICMP,
@@ -153,6 +153,8 @@ def test_muted(node: PacketNode, places: Places, protocol: str) -> None:
     assert [node.ingress(request).action for _ in range(3)] == ["redirect"] * 3
     limited = node.ingress(request)
     assert (limited.action, limited.verdicts["reject_limited"]) == ("drop", 1)
-    node.maps["reject_budgets"].zero([0])
+    budgets = node.maps["reject_budgets"]
+    assert isinstance(budgets, Counters)
+    budgets.zero([0])
     assert node.ingress(request).action == "redirect"
     assert host_of(where) == network(request).dst

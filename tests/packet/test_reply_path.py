@@ -4,9 +4,6 @@
 The routes lead what the backend sends to another device, by a rule for its address.
 """
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,8 +25,9 @@ from tests.packet.frames import (
     quoted,
     reply,
     source,
+    with_hops,
 )
-from tests.packet.network import routed_from
+from tests.packet.network import mtu, routed_from
 from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import IPV4, Places
 from tests.packet.services import exchange, serve
@@ -43,16 +41,6 @@ def hops(packet: Packet) -> int:
     return count
 
 
-def with_hops(packet: Packet, count: int) -> Packet:
-    copy = packet.copy()
-    if IP in copy:
-        copy[IP].ttl = count
-        del copy[IP].chksum
-    else:
-        network(copy).hlim = count
-    return built(copy)
-
-
 def answer(node: PacketNode, places: Places, protocol: str) -> Packet:
     """The reply of a backend in a pod of this node, to a client outside."""
     backend = [at(places.here, 8080)]
@@ -63,16 +51,6 @@ def answer(node: PacketNode, places: Places, protocol: str) -> Packet:
 
 def left_alone(outcome: Outcome, packet: Packet) -> bool:
     return (outcome.action, outcome.frame) == ("pass", bytes(packet))
-
-
-@contextmanager
-def mtu(device: str, size: int) -> Iterator[None]:
-    change = ["ip", "link", "set", device, "mtu"]
-    subprocess.run([*change, str(size)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run([*change, "1500"], check=True)
 
 
 def test_reply_is_redirected(node: PacketNode, places: Places, protocol: str) -> None:

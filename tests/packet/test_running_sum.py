@@ -7,11 +7,18 @@ import pytest
 
 from ebpflb.errors import KernelError
 from tests.packet.errors import KINDS, error
-from tests.packet.frames import at, datagram, ends, opening, quoted, reply
+from tests.packet.frames import (
+    at,
+    datagram,
+    ends,
+    fragments,
+    opening,
+    quoted,
+    reply,
+)
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
-from tests.packet.test_fragments import fragments
 
 
 @pytest.fixture

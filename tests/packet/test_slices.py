@@ -136,7 +136,8 @@ def test_whose_slice(cluster: SliceCluster) -> None:
     """The label alone tells the Service; addresses[0] counts, and what is unsaid is well (2)."""
     cluster.service()
     cluster.slice("web", cluster.one("a"), app="web")
-    cluster.slice("x", cluster.one("b"), **{"kubernetes.io/service-name": "other"})
+    of_another: dict[str, Any] = {"kubernetes.io/service-name": "other"}
+    cluster.slice("x", cluster.one("b"), **of_another)
     assert cluster.met() == "refused"
     several = [cluster.pods.c, cluster.pods.d]
     cluster.slice("y", {"addresses": several}, {"addresses": []})
@@ -147,7 +148,7 @@ def test_zones(cluster: SliceCluster, places: Places) -> None:
     """Hints of the ready ones alone count, if each has one and one names this zone; not for the
     local list (3.1).
     """
-    local = {"externalTrafficPolicy": "Local", "externalIPs": [places.external]}
+    local: dict[str, Any] = {"externalTrafficPolicy": "Local", "externalIPs": [places.external]}
     cluster.service(type="LoadBalancer", **local)
     cluster.slice("x", cluster.hinted("a", "other"), cluster.hinted("c", "other", "mine"))
     assert cluster.met() == "a c"

@@ -6,6 +6,8 @@ answers differ: a flow whose service has no endpoint left is refused, not left t
 and one whose service was deleted is nobody's, so its datagrams pass untouched.
 """
 
+from typing import Any
+
 import pytest
 
 from tests.packet.frames import at, chunk, datagram, destination, ends, opening, reply, segment
@@ -21,8 +23,9 @@ def next_packet(protocol: str, client: str, where: str) -> bytes:
     """What a client sends in the middle of its flow."""
     if protocol == "tcp":
         return bytes(segment(client, where, "PA", payload=b"more"))
-    make = {"udp": datagram, "sctp": lambda *ends: chunk(*ends, "data")}[protocol]
-    return bytes(make(client, where))
+    if protocol == "sctp":
+        return bytes(chunk(client, where, "data"))
+    return bytes(datagram(client, where))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,7 +43,7 @@ def test_endpoint_changes(
     where = serve(node, places, kind, protocol, cluster=[old])
     node.through(reply(node.through(opening(protocol, client, where))))
     kept = [at(places.there, port)]
-    lists = {
+    lists: dict[str, Any] = {
         "serving": {"cluster": [*kept, other]},
         "leaving": {"cluster": [other], "leaving": kept},
         "gone": {"cluster": [other]},

@@ -2,13 +2,12 @@
 """Unserved addresses of services: refused or dropped, as in kube-proxy's nftables mode (6.3)."""
 
 import pytest
-from scapy.layers.inet6 import ICMPv6EchoRequest
 
 from ebpflb.plan.entries import NO_PREFIX
-from tests.packet.frames import ICMP, Packet, Raw, at, built, carrier, network, opening, segment
+from tests.packet.frames import at, network, opening, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import serve
+from tests.packet.services import ping, serve
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +65,6 @@ def test_external_addresses(node: PacketNode, places: Places, protocol: str) -> 
     serve(node, places, "balancer", protocol, service=2, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.client, 50123), at(places.balancer, 444))
     assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
-
-
-def ping(places: Places, host: str, size: int) -> Packet:
-    if places.version == 4:
-        return built(carrier(places.pod, host) / ICMP() / Raw(bytes(size)))
-    return built(carrier(places.pod, host) / ICMPv6EchoRequest(data=bytes(size)))
 
 
 @pytest.mark.parametrize("size", [0, 3, 20, 56, 1400])

@@ -6,8 +6,7 @@ import pytest
 from tests.packet.frames import TCP, Packet, at, destination, ends, reply, segment, source
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import serve
-from tests.packet.test_connections import shake
+from tests.packet.services import serve, shake
 
 NEAR = 4_194_304  # bytes; bpf/engine/flows/window.h
 

@@ -89,7 +89,7 @@ def _sums_up(raw: bytes, wire: Wire) -> bool:
     data = raw[wire.payload : wire.end]
     if wire.protocol == SCTP and len(data) >= 12:
         blank = data[:8] + bytes(4) + data[12:]
-        return crc32c(blank) == struct.unpack("<I", data[8:12])[0]
+        return bool(crc32c(blank) == struct.unpack("<I", data[8:12])[0])
     if wire.protocol == UDP and data[6:8] == b"\0\0":
         return wire.version == 4
     if wire.protocol == ICMP:
