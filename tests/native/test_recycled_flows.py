@@ -52,7 +52,7 @@ def believed(node: NativeNode, key: Tuple, entry: bytes) -> bytes | None:
 
 
 def translation(packed: bytes) -> tuple[object, ...]:
-    return FLOW.unpack(packed)[: FLOW.cls._fields.index("flags")]
+    return tuple(FLOW.unpack(packed)[: FLOW.cls._fields.index("flags")])
 
 
 @given(
