@@ -119,7 +119,7 @@ def test_an_agent_of_the_lab_is_the_installed_one(tmp_path: Path) -> None:
 
 def test_every_child_is_started_by_this_module() -> None:
     """Or by another that sets its directory and environment; -m goes with -P alone."""
-    others = {"datapath/programs/compiler.py", "lab/hosts.py"}
+    others = {"kernel/programs/compiler.py", "lab/hosts.py"}
     starting = re.compile(r"subprocess\.(run|Popen|call|check_\w+)\(|os\.(exec|system|popen|posix)")
     found = {
         str(path.relative_to(PACKAGE)): path.read_text()

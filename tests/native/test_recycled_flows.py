@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -101,7 +102,8 @@ def test_a_reader_beside_a_writer_believes_no_other_entry(new_node: NewNode) -> 
 
 
 def packet(key: Tuple) -> bytes:
-    fields = dict.fromkeys(records.ReadPacket._fields, 0) | {"tuple": key, "opens": 1}
+    fields: dict[str, Any] = dict.fromkeys(records.ReadPacket._fields, 0)
+    fields |= {"tuple": key, "opens": 1}
     return PACKET.pack(records.ReadPacket(**fields))
 
 
