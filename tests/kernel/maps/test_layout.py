@@ -37,6 +37,8 @@ PARTS = {  # never alone in a map
     "struct next_hop": records.NextHop,
     "struct port_sequence": records.PortSequence,
     "struct packet": records.ReadPacket,
+    "struct onward": records.Onward,
+    "struct opening": records.Opening,
 }
 
 addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
