@@ -15,6 +15,7 @@ from bench.connect_lab import ConnectLab, MeasuredAgent, Start
 from bench.report import Lines, Row, percentile, row_of
 
 STARTS = 3  # cold, and as many warm
+FIRST_STARTS = 10  # with one Service
 CHANGES = 200
 PAUSE = 0.05  # seconds between two changes, and a random time up to as much again
 MS = 1e6
@@ -25,6 +26,8 @@ def starts(lab: ConnectLab, many: str) -> Lines:
     lab.one.start()
     yield "agent"
     yield memory(lab.one, "memory, idle, 1 service", targets.MEMORY_IDLE)
+    first = [lab.one.cold_start() for _ in range(FIRST_STARTS)]
+    yield start_row("first start, 1 service", first, targets.FIRST_START)
     cold = [lab.many.cold_start() for _ in range(STARTS)]
     yield memory(lab.many, f"memory, {many}, after a cold start", targets.MEMORY_LARGE)
     before = lab.many.writes()
