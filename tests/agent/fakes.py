@@ -51,6 +51,7 @@ from ebpflb.serve.status import AgentStatus
 from tests.plan.simulation import Maps, writes
 
 Json = dict[str, Any]
+SYNCS = "kubeproxy_sync_{}proxy_rules_duration_seconds_count"  # the name of a metric
 
 
 class FakeDatapath:
@@ -399,3 +400,8 @@ def service(name: str, ip: str) -> Json:
 def slices(name: str, *ips: str) -> Json:
     endpoints = [manifests.endpoint(ip, node="node-1", target=f"pod-{ip}") for ip in ips]
     return manifests.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080, "protocol": "TCP"}])
+
+
+def value(harness: Harness, name: str, **labels: str) -> float | None:
+    """Of a metric of the agent; None where it has no such sample."""
+    return harness.metrics.registry.get_sample_value(name, labels)

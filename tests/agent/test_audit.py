@@ -14,9 +14,8 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE, Drift, Part, in_force, named, summary
 from ebpflb.model.events import Kind
 from ebpflb.options import REPORT
-from tests.agent.fakes import Harness, changed, slices
-from tests.agent.test_node_sync import start
-from tests.agent.test_reporter import value
+from tests.agent.fakes import Harness, changed, slices, value
+from tests.agent.started import start
 
 HOOK = Drift(Part.HOOK, "hook connect4", "is not attached")
 PIN = Drift(Part.PIN, "map services", "has no pin")

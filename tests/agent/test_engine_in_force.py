@@ -4,7 +4,7 @@
 from ebpflb.errors import NodeError
 from ebpflb.model.packet_path import AUTO, Engine, PacketPath
 from tests.agent.fakes import FakeNetfilter, Harness, engine_choice
-from tests.agent.test_node_sync import start
+from tests.agent.started import start
 
 
 def test_netfilter(harness: Harness) -> None:

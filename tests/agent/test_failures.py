@@ -13,10 +13,9 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from ebpflb.model.events import Kind, Removed
 from ebpflb.plan.entries import prefix_of
-from tests.agent.fakes import Harness, changed, found, listed, service, slices
-from tests.agent.test_loop import EVERYTHING, FULL
-from tests.agent.test_node_sync import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start
-from tests.agent.test_reporter import SYNCS, value
+from tests.agent.fakes import SYNCS, Harness, changed, found, listed, service, slices, value
+from tests.agent.started import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start
+from tests.agent.told import EVERYTHING, FULL
 
 UNREADABLE = KernelError("map look-up", errno.ENOMEM, "Cannot allocate memory")
 

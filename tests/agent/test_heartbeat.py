@@ -12,7 +12,7 @@ from ebpflb.model.pulse import DEAD_SECONDS, STALLED_SECONDS
 from ebpflb.serve.health import Health
 from ebpflb.serve.listener import Request
 from tests.agent.fakes import Harness
-from tests.agent.test_loop import EVERYTHING
+from tests.agent.told import EVERYTHING
 
 
 class Clock:

@@ -9,7 +9,7 @@ from ebpflb.agent import program_loader
 from ebpflb.errors import CompileError, EbpflbError, KernelError
 from ebpflb.lab.agents import wait_until
 from tests.agent.fakes import Harness
-from tests.agent.test_node_sync import BRIDGE, ETH, PORT, here, start
+from tests.agent.started import BRIDGE, ETH, PORT, here, start
 
 SHORT = KernelError("loading program connect4", errno.ENOMEM, "Cannot allocate memory")
 FULL = CompileError("hooks/packet.c does not compile: no space left on the device")

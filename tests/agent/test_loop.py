@@ -12,12 +12,8 @@ from ebpflb.model.events import Key, Kind, Removed, SourceStatus
 from ebpflb.plan.entries import Range
 from ebpflb.plan.map_contents import MapContents
 from tests.agent.fakes import Harness, changed, found, listed, service, slices
+from tests.agent.told import EVERYTHING, FULL, NODES, SERVICES, SLICES
 
-SERVICES = listed(Kind.SERVICE, service("a", "10.96.0.1"), service("b", "10.96.0.2"))
-SLICES = listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1", "10.1.0.2"), slices("b", "10.1.0.3"))
-NODES = listed(Kind.NODE)
-EVERYTHING = (SERVICES, SLICES, NODES)
-FULL = KernelError("map update", errno.E2BIG, "Argument list too long")
 UNLOADED = [
     CompileError("no clang\nmore"),
     VerifierError("the verifier refused\nlog"),

@@ -13,9 +13,8 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Key, Kind, Replaced
 from ebpflb.options import REPORT
 from ebpflb.plan.entries import BackendName
-from tests.agent.fakes import Harness, listed, service, slices
-from tests.agent.test_node_sync import NODES, SERVICES, SLICES, start
-from tests.agent.test_reporter import value
+from tests.agent.fakes import Harness, listed, service, slices, value
+from tests.agent.started import NODES, SERVICES, SLICES, start
 
 A = Key("default", "a")
 PERIOD = 0.02

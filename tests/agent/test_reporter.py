@@ -12,16 +12,11 @@ from ebpflb.agent import loop
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key, Kind, Removed
-from tests.agent.fakes import Harness, Json, changed, listed, service, slices
-from tests.agent.test_loop import EVERYTHING, FULL, NODES, SERVICES, SLICES
+from tests.agent.fakes import SYNCS, Harness, Json, changed, listed, service, slices, value
+from tests.agent.told import EVERYTHING, FULL, NODES, SERVICES, SLICES
 
-SYNCS = "kubeproxy_sync_{}proxy_rules_duration_seconds_count"
 LATENCIES = "kubeproxy_network_programming_duration_seconds_count"
 HC_PORT = 32000
-
-
-def value(harness: Harness, name: str, **labels: str) -> float | None:
-    return harness.metrics.registry.get_sample_value(name, labels)
 
 
 def latencies(harness: Harness) -> float | None:

@@ -82,3 +82,9 @@ def ping(places: Places, host: str, size: int) -> Packet:
     if places.version == 4:
         return built(carrier(places.pod, host) / ICMP() / Raw(bytes(size)))
     return built(carrier(places.pod, host) / ICMPv6EchoRequest(data=bytes(size)))
+
+
+def moves(node: PacketNode) -> None:
+    """A frontend has gone to another service, as the agent counts it after its writes."""
+    settings = node.maps["settings"].get(0)
+    node.put("settings", 0, settings._replace(frontend_moves=settings.frontend_moves + 1))

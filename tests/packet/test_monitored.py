@@ -17,8 +17,7 @@ from tests.packet.conftest import Loaded, loaded
 from tests.packet.frames import at, datagram, opening
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import serve
-from tests.packet.test_moved_frontends import moves
+from tests.packet.services import moves, serve
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,7 @@ import pytest
 from tests.packet.frames import at, datagram, destination, ends, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import KINDS, serve, written
-
-
-def moves(node: PacketNode) -> None:
-    """As the agent counts them, after it has written the services."""
-    settings = node.maps["settings"].get(0)
-    node.put("settings", 0, settings._replace(frontend_moves=settings.frontend_moves + 1))
+from tests.packet.services import KINDS, moves, serve, written
 
 
 @pytest.fixture(params=KINDS)

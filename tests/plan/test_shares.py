@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from hypothesis.strategies import SearchStrategy
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
@@ -49,23 +50,20 @@ def port(
     return replace(found, name=name, source_ranges=RANGES[:ranges])
 
 
-_greedy = some.builds(
-    port,
-    some.just("tenant"),
-    some.integers(1, 12),
-    some.builds(range, some.integers(1, 20), some.integers(20, 40)),
-    some.integers(0, 3),
-    some.sampled_from(["random", "maglev"]),
+def _services(
+    namespace: str, most: int, backends: SearchStrategy[range], most_ranges: int
+) -> SearchStrategy[DesiredService]:
+    """Of one namespace: so many numbers, ranges and schedulers."""
+    numbers, ranges = some.integers(1, most), some.integers(0, most_ranges)
+    schedulers = some.sampled_from(["random", "maglev"])
+    return some.builds(port, some.just(namespace), numbers, backends, ranges, schedulers)
+
+
+_greedy = _services(
+    "tenant", 12, some.builds(range, some.integers(1, 20), some.integers(20, 40)), 3
 )
 # In use and at rest it never has more than half of a map.
-_small = some.builds(
-    port,
-    some.just("v"),
-    some.integers(1, 2),
-    some.builds(range, some.integers(1, 3), some.integers(4, 5)),
-    some.integers(0, 1),
-    some.sampled_from(["random", "maglev"]),
-)
+_small = _services("v", 2, some.builds(range, some.integers(1, 3), some.integers(4, 5)), 1)
 _steps = some.lists(
     some.tuples(
         some.lists(some.tuples(_greedy, some.booleans()), max_size=4),
