@@ -9,8 +9,7 @@ import pytest
 from ebpflb.config import config_file, families
 from ebpflb.config.families import NodeFamilies
 from ebpflb.model.addresses import Family
-from tests.config.files import HEAD
-from tests.config.test_validation import VALID
+from tests.config.files import HEAD, VALID
 
 V4, V6 = Family.IPV4, Family.IPV6
 BOTH = frozenset(Family)

@@ -12,38 +12,18 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.model import nodes
-from ebpflb.model.addresses import Family
-from ebpflb.model.endpoints import HealthCheck
 from ebpflb.model.events import Key
 from ebpflb.serve.servers import HttpServers
 from tests.model import builders
-from tests.serve.conftest import FakeRecorder, Reply, Serve, ask
+from tests.serve.conftest import FakeRecorder, Serve
+from tests.serve.health_ports import OTHER, PORT, SHOP, V4, V6, WEB, checked, get, refused
 
-WEB, SHOP = Key("default", "web"), Key("default", "shop")
-PORT, OTHER = 32000, 32001
-V4, V6 = Family.IPV4, Family.IPV6
 HOSTS = {V4: "127.0.0.1", V6: "::1"}
 
 
 @pytest.fixture
 def servers(serve: Serve) -> HttpServers:
     return serve(healthz_address="", metrics_address="")
-
-
-def checked(port: int = PORT, v4: int = 1, v6: int | None = None) -> HealthCheck:
-    return HealthCheck(port, {V4: v4} | ({} if v6 is None else {V6: v6}))
-
-
-def refused(port: int = PORT, host: str = "127.0.0.1") -> bool:
-    try:
-        ask("/", port, host)
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-def get(path: str = "/", port: int = PORT, host: str = "127.0.0.1", method: str = "GET") -> Reply:
-    return ask(path, port, host, method=method)
 
 
 def test_one_server_per_family_with_its_own_count(servers: HttpServers) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ebpflb.cluster import event_recorder
 from ebpflb.serve.servers import HttpServers
 from tests.serve.conftest import NODE, FakeRecorder, Serve, wait_until
-from tests.serve.test_service_health import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
+from tests.serve.health_ports import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
 
 
 @pytest.fixture
