@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.lab.hosts import Host
-from tests.cli.test_doctor_canary import published
+from tests.cli.doctors import published
 from tests.kit import forked
 from tests.kit.cluster import NODEPORT, PORT, Cluster
 

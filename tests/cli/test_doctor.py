@@ -15,8 +15,8 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import clients
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import status
-from tests.cli.conftest import Done, Ebpflb
-from tests.kit import forked
+from tests.cli.conftest import Ebpflb
+from tests.cli.doctors import doctor, on_node
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
 
 
@@ -32,19 +32,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def _backends(cluster: Cluster) -> int:
     found = status.read(cluster.agent.paths)
     return found.backends if found else 0
-
-
-def on_node(cluster: Cluster, *command: str) -> Done:
-    done = subprocess.run(
-        [*cluster.node.enter, *command], capture_output=True, text=True, check=False
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def doctor(cluster: Cluster, *words: str) -> Done:
-    where = [*cluster.agent.where, "--cgroup-root", str(cluster.node.cgroup)]
-    done = forked.run("doctor", *where, *words, netns=cluster.node.netns)
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def not_ok(cluster: Cluster) -> tuple[int, dict[str, dict[str, Any]]]:

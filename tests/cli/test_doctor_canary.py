@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -15,35 +14,14 @@ import pytest
 
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node.scratch_namespace import VETH_PREFIX
-from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.packet_path import Engine
 from ebpflb.plan.canary import is_canary
 from ebpflb.serve import status
-from tests.cli.test_doctor import doctor, on_node
+from tests.cli.doctors import canaries, doctor, left, ok, on_node, published
 from tests.kit import forked
-from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
+from tests.kit.cluster import Cluster
 
-RANGES = ("10.96.0.0/16", "fd00:96::/112")
 DROP = "table inet canary_test { chain f { type filter hook forward priority 0; policy drop; }; }"
-
-
-@contextmanager
-def published(folder: Path, *options: str, engine: Engine = Engine.FLOWS) -> Iterator[Cluster]:
-    """One whose agent has Services of both families, and their ranges."""
-    with running(folder, *options, engine=engine) as made:
-        backends = list(map(endpoint, made.web))
-        services = web(*backends, v6=[endpoint(it, v6=True) for it in made.web], nodeport=NODEPORT)
-        made.publish(services, manifests.service_cidr(*RANGES))
-        wait_until("status has them", lambda: in_status(made) == (5, 12))
-        yield made
-
-
-def in_status(cluster: Cluster) -> tuple[int, int]:
-    """The service ports, the marker among them, and their backends."""
-    found = status.read(cluster.agent.paths)
-    return (found.service_ports, found.backends) if found else (0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -53,33 +31,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-def canaries(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """What doctor says of its connections, by path."""
-    done = doctor(cluster, "-o", "json")
-    assert done.err == ""
-    found = {it["feature"]: it for it in json.loads(done.out) if "canary" in it["feature"]}
-    wrong = any(it["required"] and not it["ok"] for it in json.loads(done.out))
-    assert done.status == wrong
-    return found
-
-
-def ok(found: dict[str, dict[str, Any]]) -> list[str]:
-    return [name.removeprefix("canary: ") for name, it in found.items() if it["ok"]]
-
-
 def in_maps(cluster: Cluster) -> bool:
     return any(is_canary(name) for _, name in cluster.maps["service_names"].items())
-
-
-def left(cluster: Cluster) -> list[str]:
-    """What there is of a canary: service ports, slots, cluster IPs, ranges and devices."""
-    maps, found = cluster.maps, []
-    found += [str(name) for _, name in maps["service_names"].items() if is_canary(name)]
-    found += [f"range {key}" for key, _ in maps["source_ranges"].items()]
-    services = {key.address for key, _ in maps["services"].items()}
-    found += [f"cluster IP {key}" for key, _ in maps["cluster_ips"].items() if key not in services]
-    links = on_node(cluster, "ip", "-o", "link").out + on_node(cluster, "ip", "route").out
-    return found + [line for line in links.splitlines() if VETH_PREFIX in line]
 
 
 @contextmanager

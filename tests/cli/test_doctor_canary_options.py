@@ -7,7 +7,7 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
-from tests.cli.test_doctor_canary import canaries, left, ok, published
+from tests.cli.doctors import canaries, left, ok, published
 
 
 def test_conntrack(tmp_path: Path) -> None:

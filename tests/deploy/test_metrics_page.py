@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.serve import subjects
-from tests.serve.test_metrics_kube_proxy import OURS, TABLE
+from tests.serve.kube_proxy_table import OURS, TABLE
 
 OF_A_LIBRARY = "process_", "python_"  # which says itself what they mean
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()

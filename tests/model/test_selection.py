@@ -5,36 +5,24 @@ The tables follow upstream's TestCategorizeEndpoints. Endpoints are called a, b,
 service port does not use is empty.
 """
 
-import dataclasses
-
 import pytest
 from hypothesis import given
-from hypothesis import strategies as some
 
 from ebpflb.model import endpoints as unused
-from ebpflb.model.endpoints import Endpoint, Topology, select, uses_cluster, uses_local
+from ebpflb.model.endpoints import Endpoint, select, uses_cluster, uses_local
 from ebpflb.model.services import ServicePort
-from tests.model import builders
 from tests.model.builders import endpoint, leaving
-
-HERE = Topology(node="node-1", zone="z1")
-
-CLUSTER = builders.only_port(builders.service())
-INTERNAL_LOCAL = dataclasses.replace(CLUSTER, internal_local=True)
-NODE_PORT = dataclasses.replace(CLUSTER, node_port=30080)
-EXTERNAL_LOCAL = dataclasses.replace(NODE_PORT, external_local=True)
-BOTH_LOCAL = dataclasses.replace(EXTERNAL_LOCAL, internal_local=True)
-INTERNAL_LOCAL_NODE_PORT = dataclasses.replace(NODE_PORT, internal_local=True)
-EXTERNAL_LOCAL_UNREACHED = dataclasses.replace(CLUSTER, external_local=True)
-POLICIES = [
-    CLUSTER,
-    INTERNAL_LOCAL,
-    NODE_PORT,
-    EXTERNAL_LOCAL,
+from tests.model.policies import (
     BOTH_LOCAL,
-    INTERNAL_LOCAL_NODE_PORT,
+    CLUSTER,
+    ENDPOINTS,
+    EXTERNAL_LOCAL,
     EXTERNAL_LOCAL_UNREACHED,
-]
+    HERE,
+    INTERNAL_LOCAL,
+    INTERNAL_LOCAL_NODE_PORT,
+    NODE_PORT,
+)
 
 
 def names(endpoints: tuple[Endpoint, ...]) -> str:
@@ -173,21 +161,6 @@ def test_serving() -> None:
         unready("e", local=True),
     )
     assert names(select(endpoints, HERE).serving) == "abc"
-
-
-ENDPOINTS = some.lists(
-    some.builds(
-        endpoint,
-        some.sampled_from("abcdef"),
-        ready=some.booleans(),
-        serving=some.booleans(),
-        terminating=some.booleans(),
-        local=some.booleans(),
-        zones=some.sampled_from(["", "z1", "z2", "z1 z2"]),
-        nodes=some.sampled_from(["", "node-1", "node-2"]),
-    ),
-    unique_by=lambda each: each.name.target,
-).map(tuple)
 
 
 @given(ENDPOINTS)

@@ -13,7 +13,7 @@ from ebpflb.model.endpoints import Endpoint, LeftOut, Topology, UnusedReason, Us
 from ebpflb.model.services import ServicePort
 from tests.model import builders
 from tests.model.builders import endpoint, entry, leaving
-from tests.model.test_selection import (
+from tests.model.policies import (
     BOTH_LOCAL,
     CLUSTER,
     ENDPOINTS,
