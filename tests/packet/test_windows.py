@@ -105,6 +105,17 @@ def test_refused(node: PacketNode, client: str, where: str) -> None:
     assert ended(node) == {"rst"}
 
 
+def test_forged_reset_of_what_nobody_has_answered(
+    node: PacketNode, client: str, where: str
+) -> None:
+    """As long as the backend has acknowledged nothing, only the number after the SYN counts."""
+    node.through(segment(client, where))
+    node.through(segment(client, where, "R", seq=1000))
+    assert ended(node) == set()
+    node.through(segment(client, where, "R", seq=1001))
+    assert ended(node) == {"rst"}
+
+
 def test_end_of_what_nobody_has_answered(node: PacketNode, client: str, where: str) -> None:
     """Neither side's FIN ends a connection that the backend has not taken, nor does it open one."""
     asked = node.through(segment(client, where))

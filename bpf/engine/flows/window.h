@@ -105,7 +105,7 @@ static __always_inline bool window_begins_anew(const struct flow *flow, const st
 static __always_inline bool window_has_reset(const struct flow *flow, const struct flow *opposite,
 					     const struct packet *packet)
 {
-	__u32 least = opposite->acknowledged;
+	__u32 least = opposite->acknowledged ? opposite->acknowledged : flow->end;
 
 	if (flow->end && is_after(packet->sequence, least, flow->end - least + 1))
 		return true;
