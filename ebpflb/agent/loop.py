@@ -30,7 +30,7 @@ from ebpflb.agent.inspection import Question
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
-from ebpflb.agent.reporter import Publisher, Reporter, fields_of
+from ebpflb.agent.reporter import Publisher, Reporter, make_status
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.cluster.source import Source
@@ -40,6 +40,7 @@ from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.drift import in_force
 from ebpflb.model.events import Changed, Disturbed, Event, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.options import Options
@@ -265,7 +266,7 @@ class Agent:
         self._choose_engine()
         self.audit.turn()
         self.history.commit(keep=self._has_changes(), error=self.sync_error)
-        self.publisher.publish(self.audit.drift, **fields_of(self))
+        self.publisher.publish(make_status(self), in_force=in_force(self.audit.drift))
         if self.node_sync.attached:
             end_startup()
             self.reporter.turned()

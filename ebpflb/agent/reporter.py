@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ebpflb.model import annotations, drift, services
 from ebpflb.model.addresses import Address, Family
@@ -20,13 +20,14 @@ from ebpflb.model.cluster_state import (
     SliceChange,
     TriggerTimes,
 )
-from ebpflb.model.drift import MAX_LISTED, Drift, in_force, named
+from ebpflb.model.drift import MAX_LISTED, Drift, named
 from ebpflb.model.endpoints import HealthCheck, NoLocalEndpoints
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Node
 from ebpflb.options import Options
 from ebpflb.rate_limit import object_limit
 from ebpflb.serve import status
+from ebpflb.serve.conditions import not_ready
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.service_health import ServiceHealth
@@ -132,7 +133,7 @@ class Reporter:
     def published(self, status: AgentStatus, *, in_force: bool) -> None:
         """``in_force``: whether the audit knows of nothing that keeps the data plane from it."""
         self._health.set_in_force(in_force)
-        self._health.set_not_ready(status.not_ready)
+        self._health.set_not_ready(not_ready(status))
 
     def turned(self) -> None:
         """The loop has made a turn, and everything has been in force."""
@@ -176,47 +177,53 @@ class Publisher:
         self._file = status.StatusFile(options.paths)
         self._published: object = None  # what the status was made of
 
-    def publish(self, drift: list[Drift], **fields: Any) -> None:
-        """``fields`` are those of AgentStatus that the loop knows, all of them each time."""
-        found = drift, fields
-        if found != self._published:
-            self.status = self.status.changed(drift=named(drift), **fields)
-            self._reporter.published(self.status, in_force=in_force(drift))
+    def publish(self, status: AgentStatus, *, in_force: bool) -> None:
+        """``in_force``: as in Reporter.published."""
+        if (status, in_force) != self._published:
+            self.status = status
+            self._reporter.published(status, in_force=in_force)
             # What the file lacks, because it could not be written, is written in the next turn.
-            self._published = found if self._file.write(self.status) else None
+            self._published = (status, in_force) if self._file.write(status) else None
 
 
-def fields_of(agent: "Agent") -> dict[str, Any]:
-    """Those of AgentStatus that the loop knows, but the drift."""
-    return {
-        "programs": agent.loader.status,
-        "fast_forward": agent.loader.fast_forward,
-        "lists_complete": agent.cluster.complete,
-        "last_received": {kind: rfc3339(at) for kind, at in agent.source.received().items()},
-        "service_ports": agent.service_sync.service_ports,
-        "backends": agent.service_sync.backends,
-        "node_unknown": agent.reporter.check_node(agent.cluster, agent.options.source),
-        "source_errors": dict(agent.source_errors),
-        "invalid_objects": {
+def make_status(agent: "Agent") -> AgentStatus:
+    """The agent's status as the loop knows it now."""
+    before, node_sync, service_sync = agent.status, agent.node_sync, agent.service_sync
+    return AgentStatus(
+        pid=before.pid,
+        node=before.node,
+        source=before.source,
+        started=before.started,
+        origin=before.origin,
+        socket_translation=before.socket_translation,
+        left_to_kube_proxy=before.left_to_kube_proxy,
+        programs=agent.loader.status,
+        fast_forward=agent.loader.fast_forward,
+        lists_complete=agent.cluster.complete,
+        last_received={kind: rfc3339(at) for kind, at in agent.source.received().items()},
+        service_ports=service_sync.service_ports,
+        backends=service_sync.backends,
+        node_unknown=agent.reporter.check_node(agent.cluster, agent.options.source),
+        source_errors=dict(agent.source_errors),
+        invalid_objects={
             f"{kind} {key}": reason for (kind, key), reason in agent.cluster.invalid.items()
         },
-        "object_warnings": dict(islice(agent.cluster.warnings(), MAX_LISTED)),
-        "contested": agent.service_sync.contested,
-        "not_programmed": agent.service_sync.not_programmed,
-        "reset_on_removal": agent.on_removal.watched_ports,
-        "devices_not_served": agent.node_sync.not_served,
-        "ports_not_open": agent.reporter.ports_not_open(),
-        "ports_not_reserved": agent.ports_not_reserved,
-        "sync_error": agent.sync_error,
-        "stale_udp_error": agent.stale_udp.error,
-        "packet_path": agent.node_sync.packet_path,
-        "flowtable": agent.node_sync.flowtable.said
-        if agent.node_sync.engine.is_netfilter
-        else None,
-        "kube_proxy": agent.kube_proxy,
-        "kube_proxy_runs": agent.kube_proxy_runs,
-        "attached": agent.node_sync.attached,
-        "monitor": agent.node_sync.monitor,
-        "in_sync": agent.in_sync,
-        "audit_errors": agent.audit.errors,
-    }
+        object_warnings=dict(islice(agent.cluster.warnings(), MAX_LISTED)),
+        contested=service_sync.contested,
+        not_programmed=service_sync.not_programmed,
+        reset_on_removal=agent.on_removal.watched_ports,
+        devices_not_served=node_sync.not_served,
+        ports_not_open=agent.reporter.ports_not_open(),
+        ports_not_reserved=agent.ports_not_reserved,
+        sync_error=agent.sync_error,
+        stale_udp_error=agent.stale_udp.error,
+        packet_path=node_sync.packet_path,
+        flowtable=node_sync.flowtable.said if node_sync.engine.is_netfilter else None,
+        kube_proxy=agent.kube_proxy,
+        kube_proxy_runs=agent.kube_proxy_runs,
+        attached=node_sync.attached,
+        monitor=node_sync.monitor,
+        in_sync=agent.in_sync,
+        drift=named(agent.audit.drift),
+        audit_errors=agent.audit.errors,
+    )

@@ -6,6 +6,7 @@ ports; the one server thread reads them to respond to requests.
 
 status              the agent's status, in a file
 agent_lock          one agent alone on a state directory
+conditions          what is wrong: one list for status, /readyz and metrics
 verdict             OK, DEGRADED or DOWN, and why
 servers             the HTTP servers: ports 10256 and 10249, and health-check node ports
 listener            listening sockets and connections, in one thread

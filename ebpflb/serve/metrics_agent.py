@@ -27,6 +27,7 @@ from ebpflb.model.annotations import SCHEDULERS
 from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
 from ebpflb.plan.planner import Planner
+from ebpflb.serve.conditions import conditions
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 
@@ -250,6 +251,7 @@ class StatusCollector:
         status = self._status()
         yield _build()
         yield _packet_path(status)
+        yield _conditions(status)
         yield from _state(status)
         yield from _not_programmed(status)
         yield _invalid_objects(status)
@@ -274,6 +276,14 @@ def _packet_path(status: AgentStatus) -> Metric:
     metric = GaugeMetricFamily("ebpflb_packet_path_info", text, labels=["engine", "reason"])
     if status.packet_path:
         metric.add_metric([status.packet_path.engine, status.packet_path.reason], 1)
+    return metric
+
+
+def _conditions(status: AgentStatus) -> Metric:
+    text = "1 for each condition that `ebpflb status` or /readyz names now"
+    metric = GaugeMetricFamily("ebpflb_condition", text, labels=["condition"])
+    for each in conditions(status):
+        metric.add_metric([each.cause], 1)
     return metric
 
 

@@ -184,24 +184,6 @@ class AgentStatus(msgspec.Struct, frozen=True):
             if datetime.fromisoformat(text).tzinfo is None:
                 raise ValueError(f"{text} is without its offset to UTC")
 
-    @property
-    def not_ready(self) -> list[str]:
-        """Why not all is in force: this agent's programs everywhere, and what is planned.
-
-        A Service that does not fit is no reason: else one tenant could take every node away.
-        """
-        lists = {
-            "is not served": self.devices_not_served,
-            "differs from what is planned": self.drift,
-        }
-        return [
-            *([] if self.attached else ["the programs are not attached"]),
-            *([] if self.programs == CURRENT_PROGRAMS else [f"programs: {self.programs}"]),
-            *([] if self.in_sync else [self.sync_error or "not everything is written yet"]),
-            *(f"audit: {name}: {reason}" for name, reason in self.audit_errors.items()),
-            *(f"{name} {what}" for what, names in lists.items() for name in names),
-        ]
-
     def changed(self, **fields: Any) -> "AgentStatus":
         """The same with other values in these fields."""
         return msgspec.structs.replace(self, **fields)

@@ -8,7 +8,7 @@ DOWN: sockets of this node are not served.
 What an agent has published counts only as long as that agent runs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
-from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
+from ebpflb.serve.conditions import Cause, conditions
+from ebpflb.serve.status import AgentStatus
 
 # Two bookmarks of the API server that did not come (a minute each, with their jitter), and the
 # period in which an agent publishes when it last received something.
@@ -35,33 +36,6 @@ class Verdict(StrEnum):
     def exit_status(self) -> int:
         """Of `ebpflb status`; 1 and 2 are those of a command that fails, or is used wrongly."""
         return {Verdict.OK: 0, Verdict.DEGRADED: 3, Verdict.DOWN: 4}[self]
-
-
-class Cause(StrEnum):
-    """What can be wrong; each has its heading in docs/runbook.md."""
-
-    NOTHING_HERE = "nothing is here"
-    NO_SOCKET_HOOKS = "no socket hooks"
-    NO_AGENT = "no agent runs"
-    NO_ANSWER = "agent does not answer"
-    STALLED = "loop stalled"
-    LATE = "changes late"
-    PROGRAMS = "programs of an earlier version"
-    LISTS = "lists not complete"
-    NODE_UNKNOWN = "node unknown"
-    SOURCE_ERRORS = "source errors"
-    OLD_NEWS = "nothing received"
-    SYNC_ERROR = "sync error"
-    NOT_PROGRAMMED = "not programmed"
-    DEVICES_NOT_SERVED = "devices not served"
-    INVALID_OBJECTS = "invalid objects"
-    DRIFT = "drift"
-    AUDIT_ERRORS = "audit errors"
-    STALE_UDP = "stale UDP sockets"
-    PORTS_NOT_OPEN = "ports not open"
-    KUBE_PROXY_MISSING = "kube-proxy missing"
-    NOT_FORWARDED = "not forwarded"
-    CONNTRACK_FULL = "conntrack full"
 
 
 class VerdictReason(NamedTuple):
@@ -110,8 +84,9 @@ def _reasons(facts: Facts) -> Iterator[VerdictReason]:
         return
     yield from _pulse(facts)
     if facts.published:
-        for rule in _RULES:
-            yield from rule(facts.published)
+        for each in conditions(facts.published):
+            if not each.passing:
+                yield _degraded(each.cause, each.text)
         yield from _old_news(facts.published, facts.now)
 
 
@@ -162,68 +137,6 @@ def _pulse(facts: Facts) -> Iterator[VerdictReason]:
         yield from (_degraded(Cause.LATE, it) for it in facts.pulse.late)
 
 
-def _programs(status: AgentStatus) -> Iterator[VerdictReason]:
-    if status.programs != CURRENT_PROGRAMS:
-        yield _degraded(Cause.PROGRAMS, status.programs)
-
-
-def _lists(status: AgentStatus) -> Iterator[VerdictReason]:
-    if not status.lists_complete:
-        text = "not all of Services, EndpointSlices and the Node have been received yet"
-        yield _degraded(Cause.LISTS, f"{text}: nothing is written before")
-
-
-def _node(status: AgentStatus) -> Iterator[VerdictReason]:
-    if status.node_unknown:
-        text = f"{status.node_unknown}: /healthz answers 503; see --hostname-override"
-        yield _degraded(Cause.NODE_UNKNOWN, text)
-
-
-def _kube_proxy(status: AgentStatus) -> Iterator[VerdictReason]:
-    """Where it is to run, the status says only what is wrong with it."""
-    if status.left_to_kube_proxy and status.kube_proxy:
-        yield _degraded(Cause.KUBE_PROXY_MISSING, f"kube-proxy {status.kube_proxy}")
-
-
-def _ports(status: AgentStatus) -> Iterator[VerdictReason]:
-    """A kube-proxy has them as long as it runs: then the status names them all the same."""
-    if not status.kube_proxy_runs:
-        yield from _ports_not_open(status)
-
-
-def _sync(status: AgentStatus) -> Iterator[VerdictReason]:
-    if status.sync_error:
-        yield _degraded(Cause.SYNC_ERROR, f"the last sync failed: {status.sync_error}")
-
-
-def _stale_udp(status: AgentStatus) -> Iterator[VerdictReason]:
-    if status.stale_udp_error:
-        text = "UDP sockets and flows may stay with endpoints that have gone"
-        yield _degraded(Cause.STALE_UDP, f"{text}: {status.stale_udp_error}")
-
-
-def _counted(
-    cause: Cause, field: str, one: str, many: str
-) -> Callable[[AgentStatus], Iterator[VerdictReason]]:
-    """A rule for what is named in a field of the status, with the first name and its reason."""
-
-    def rule(status: AgentStatus) -> Iterator[VerdictReason]:
-        named: Mapping[str, str] = getattr(status, field)
-        for name in list(named)[:1]:
-            what = one if len(named) == 1 else f"{len(named)} {many}, the first"
-            yield _degraded(cause, f"{what}: {name}: {named[name]}")
-
-    return rule
-
-
-_ports_not_open = _counted(
-    Cause.PORTS_NOT_OPEN,
-    "ports_not_open",
-    "a port of the agent is not open",
-    "ports of the agent are not open",
-)
-
-
 def _old_news(status: AgentStatus, now: datetime) -> Iterator[VerdictReason]:
     ages = {kind: now - datetime.fromisoformat(at) for kind, at in status.last_received.items()}
     old = [f"{kind} for {span(age)}" for kind, age in ages.items() if age > OLD_AFTER]
@@ -233,35 +146,6 @@ def _old_news(status: AgentStatus, now: datetime) -> Iterator[VerdictReason]:
 
 def _degraded(cause: Cause, text: str) -> VerdictReason:
     return VerdictReason(Verdict.DEGRADED, cause, text)
-
-
-_RULES: tuple[Callable[[AgentStatus], Iterator[VerdictReason]], ...] = (
-    _sync,
-    _counted(Cause.DRIFT, "drift", "not as planned", "things are not as planned"),
-    _counted(Cause.AUDIT_ERRORS, "audit_errors", "the audit fails", "audits fail"),
-    _programs,
-    _lists,
-    _node,
-    _counted(
-        Cause.SOURCE_ERRORS, "source_errors", "a source cannot be read", "sources cannot be read"
-    ),
-    _counted(
-        Cause.NOT_PROGRAMMED,
-        "not_programmed",
-        "a Service does not fit",
-        "Services do not fit",
-    ),
-    _counted(
-        Cause.DEVICES_NOT_SERVED,
-        "devices_not_served",
-        "a device is not served",
-        "devices are not served",
-    ),
-    _stale_udp,
-    _kube_proxy,
-    _ports,
-    _counted(Cause.INVALID_OBJECTS, "invalid_objects", "an object is invalid", "invalid objects"),
-)
 
 
 def span(time: timedelta) -> str:

@@ -14,6 +14,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE, Drift, Part, in_force, named, summary
 from ebpflb.model.events import Kind
 from ebpflb.options import REPORT
+from ebpflb.serve.conditions import not_ready
 from tests.agent.fakes import Harness, changed, slices, value
 from tests.agent.started import start
 
@@ -199,7 +200,7 @@ def test_not_in_force(harness: Harness) -> None:
     harness.datapath.taken_off.append(HOOK)
     status = harness.wait_for(lambda status: status.drift)
     assert status.drift == {"hook connect4": "is not attached"}
-    assert status.not_ready == ["hook connect4 differs from what is planned"]
+    assert not_ready(status) == ["not as planned: hook connect4: is not attached"]
     wait_until("it is unhealthy", lambda: not harness.health.serves)
     assert harness.health.healthy
     plans = len(harness.datapath.plans)

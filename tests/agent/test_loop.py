@@ -11,6 +11,7 @@ from ebpflb.lab import manifests
 from ebpflb.model.events import Key, Kind, Removed, SourceStatus
 from ebpflb.plan.entries import Range
 from ebpflb.plan.map_contents import MapContents
+from ebpflb.serve.conditions import not_ready
 from tests.agent.fakes import Harness, changed, found, listed, service, slices
 from tests.agent.told import EVERYTHING, FULL, NODES, SERVICES, SLICES
 
@@ -114,7 +115,7 @@ def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> N
     harness.start()
     harness.send(*EVERYTHING)
     assert harness.status.not_programmed["default/a"].startswith("map slots is full")
-    assert harness.status.not_ready == []
+    assert not_ready(harness.status) == []
     lines = [it.getMessage() for it in caplog.records if "Service default/a: " in it.getMessage()]
     assert len(lines) == 1 and "map slots is full" in lines[0]
     assert [str(key) for key, _ in harness.lacks].count("default/a") == 1

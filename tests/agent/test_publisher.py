@@ -8,7 +8,6 @@ import pytest
 
 from ebpflb import files
 from ebpflb.agent.reporter import Publisher
-from ebpflb.model.drift import Drift, Part
 from ebpflb.options import Options, Paths
 from ebpflb.serve import status
 from ebpflb.serve.status import AgentStatus
@@ -33,6 +32,11 @@ class Published:
         self._replace = files.replace
         monkeypatch.setattr("ebpflb.serve.status.files.replace", self._count)
 
+    def publish(self, *, drift: dict[str, str] | None = None, **fields: Any) -> None:
+        """As the loop does, with these fields of the status."""
+        now = self.publisher.status.changed(drift=drift or {}, **fields)
+        self.publisher.publish(now, in_force=not drift)
+
     def _count(self, path: Path, content: bytes) -> None:
         self.writes += 1
         if self.errors:
@@ -49,14 +53,14 @@ def test_the_status_file_is_not_written_again_when_nothing_of_it_has_changed(
     published: Published,
 ) -> None:
     for _ in range(5):
-        published.publisher.publish([], attached=True, source_errors={})
+        published.publish(attached=True, source_errors={})
     assert (published.writes, len(published.told.statuses)) == (1, 1)
 
 
 def test_each_change_is_told_and_written(published: Published) -> None:
-    published.publisher.publish([], backends=1)
-    published.publisher.publish([], backends=2)
-    published.publisher.publish([Drift(Part.MAP, "map slots: 1", "differs")], backends=2)
+    published.publish(backends=1)
+    published.publish(backends=2)
+    published.publish(backends=2, drift={"map slots: 1": "differs"})
     assert published.writes == len(published.told.statuses) == 3
     found = status.read(published.paths)
     assert found is not None
@@ -68,9 +72,9 @@ def test_a_status_that_could_not_be_written_is_written_in_the_next_turn(
     published: Published,
 ) -> None:
     published.errors.append(OSError(28, "No space left on device"))
-    published.publisher.publish([], backends=1)
+    published.publish(backends=1)
     assert status.read(published.paths) is None
-    published.publisher.publish([], backends=1)
+    published.publish(backends=1)
     found = status.read(published.paths)
     assert found is not None
     assert found.backends == 1

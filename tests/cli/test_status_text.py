@@ -2,7 +2,8 @@
 """The lines of `ebpflb status`."""
 
 from ebpflb.cli import status
-from ebpflb.serve.verdict import Cause, Verdict, VerdictReason
+from ebpflb.serve.conditions import Cause
+from ebpflb.serve.verdict import Verdict, VerdictReason
 
 
 def test_no_line_is_longer_than_80_columns() -> None:

@@ -8,8 +8,9 @@ import pytest
 from ebpflb.cli.run import run
 from ebpflb.config.parameters import PARAMETERS
 from ebpflb.kernel.maps import layout, map_sizes
+from ebpflb.serve.conditions import Cause
 from ebpflb.serve.status import AgentStatus
-from ebpflb.serve.verdict import Cause, Verdict
+from ebpflb.serve.verdict import Verdict
 from tests.docs import pages
 from tests.docs.pages import ROOT
 

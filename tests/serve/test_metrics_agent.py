@@ -65,7 +65,22 @@ def test_fields(fields: dict[str, Any], name: str, now: dict[str, float]) -> Non
     made = reading(published)
     before = values(made)
     published.append(STATUS.changed(**fields))
-    assert changes(made, before) == {f"ebpflb_{name}": now}
+    moved = changes(made, before)
+    moved.pop("ebpflb_condition", None)
+    assert moved == {f"ebpflb_{name}": now}
+
+
+def test_conditions_are_those_of_the_status() -> None:
+    """Each has a sample as long as it lasts; what is usual after a start has one too."""
+    serving = STATUS.changed(attached=True, in_sync=True, lists_complete=True)
+    published = [serving]
+    made = reading(published)
+    before = values(made)
+    published.append(serving.changed(drift={"map slots": "differs"}, in_sync=False))
+    assert changes(made, before) == {
+        "ebpflb_condition": {"drift": 1, "sync error": 1},
+        "ebpflb_audit_outstanding": {"": 1},
+    }
 
 
 def test_services_not_programmed() -> None:

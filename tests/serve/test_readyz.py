@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyroute2 import netns
 
+from ebpflb.serve.conditions import not_ready
 from ebpflb.serve.health import MAX_REASONS, NOT_TOLD, SERVER, Health
 from ebpflb.serve.listener import Request
 from ebpflb.serve.status import AgentStatus
@@ -28,29 +29,29 @@ def in_force(**more: Any) -> AgentStatus:
 
 def test_everything_in_force_is_ready() -> None:
     """Nothing is missing, so there is no reason."""
-    assert in_force().not_ready == []
+    assert not_ready(in_force()) == []
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"attached": False}, "the programs are not attached"),
-        ({"programs": "old ones: no BCC"}, "programs: old ones: no BCC"),
+        ({"programs": "old ones: no BCC"}, "old ones: no BCC"),
         ({"in_sync": False}, "not everything is written yet"),
-        ({"in_sync": False, "sync_error": "no space"}, "no space"),
-        ({"devices_not_served": {"eth0": "busy"}}, "eth0 is not served"),
-        ({"drift": {"map services": "has no pin"}}, "map services differs from what is planned"),
-        ({"audit_errors": {"pins": "no bpffs"}}, "audit: pins: no bpffs"),
+        ({"in_sync": False, "sync_error": "no space"}, "the last sync failed: no space"),
+        ({"devices_not_served": {"eth0": "busy"}}, "a device is not served: eth0: busy"),
+        ({"drift": {"map services": "has no pin"}}, "not as planned: map services: has no pin"),
+        ({"audit_errors": {"pins": "no bpffs"}}, "the audit fails: pins: no bpffs"),
     ],
 )
 def test_whatever_is_not_in_force_is_a_reason(fields: dict[str, Any], reason: str) -> None:
     """Each of them alone keeps the agent from being ready."""
-    assert in_force().changed(**fields).not_ready == [reason]
+    assert not_ready(in_force().changed(**fields)) == [reason]
 
 
 def test_a_service_that_does_not_fit_is_no_reason() -> None:
     """Else one tenant could take every node away from all others."""
-    assert in_force().changed(not_programmed={"a/b": "full"}).not_ready == []
+    assert not_ready(in_force().changed(not_programmed={"a/b": "full"})) == []
 
 
 def test_not_ready_before_the_first_sync() -> None:
