@@ -10,7 +10,7 @@ guard            which requests are answered at all, and what every response has
 request_fields   what a request asks for
 request_workers  threads that read, so many at a time
 answering        values as JSON, errors as sentences
-readings         the values, by the functions of the commands
+readings         the values, by the tools that the commands ask
 live_events      what the datapath decides, as it does
 rate_meter       rates of the last minute, measured while somebody looks
 """

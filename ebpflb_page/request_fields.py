@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 from starlette.requests import Request
 
-from ebpflb.cli import output
+from ebpflb.history import past
 from ebpflb.kernel import monitoring
 from ebpflb.tools.events import EventFilter
 from ebpflb.tools.explain.asking import parse_question
@@ -55,10 +55,9 @@ def question(request: Request) -> Asked:
 def moment(words: str) -> float:
     """Seconds since the epoch. Raises BadInput."""
     try:
-        return output.parse_time(words, time.time())
-    except (ValueError, OverflowError, IndexError):
-        example = "14:03, 2026-11-22T14:03:10 or 10m"
-        raise BadInput(f'"{words}" is not a time such as {example}') from None
+        return past.parse_time(words, time.time())
+    except ValueError as error:
+        raise BadInput(str(error)) from None
 
 
 def event_filter(request: Request) -> EventFilter:

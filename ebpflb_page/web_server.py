@@ -17,8 +17,8 @@ from typing import Any
 import uvicorn
 
 from ebpflb import redaction
-from ebpflb.cli import common
 from ebpflb.errors import NodeError, in_words
+from ebpflb.tools import pins
 from ebpflb_page.application import Api, application
 from ebpflb_page.guard import Guard
 from ebpflb_page.rate_meter import RateMeter
@@ -72,7 +72,7 @@ def serve(readings: Readings, state_dir: Path, listen: Listen, say: Callable[[st
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.setFormatter(redaction.Formatter("%(levelname)s %(name)s: %(message)s"))
-    api = Api(readings, RateMeter(lambda: common.pinned_maps(state_dir)))
+    api = Api(readings, RateMeter(lambda: pins.pinned_maps(state_dir)))
     opened = listening(listen)
     host = f"[{listen.address}]" if ":" in listen.address else listen.address
     say(f"http://{host}:{opened.getsockname()[1]}/")

@@ -12,8 +12,7 @@ import click
 
 from ebpflb.agent import fresh_list
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, print_as, wide_output_option
-from ebpflb.cli.status import wrapped
+from ebpflb.cli.output import WIDE, print_as, wide_output_option, wrapped
 from ebpflb.errors import ClusterError, NodeError, one_line
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.map_writer import capacity_of
@@ -24,7 +23,7 @@ from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.space import Shares
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
-from ebpflb.tools import kube_proxy, place, service_audit
+from ebpflb.tools import kube_proxy, pins, place, service_audit
 from ebpflb.tools import node_audit as comparisons
 from ebpflb.tools.service_audit import Damage, Planned
 
@@ -52,7 +51,7 @@ def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, outpu
     in vain beside programs that no agent updates.
     """
     common.require_capabilities()
-    paths = common.paths(state_dir, run_dir)
+    paths = pins.paths(state_dir, run_dir)
     drift, not_listed = compare(paths, cgroup_root)
     notes = [f"not compared with the cluster: {not_listed}"] if not_listed else []
     if beside := kube_proxy.overruled(paths.state):
@@ -96,7 +95,7 @@ def _options(published: AgentStatus | None, paths: Paths) -> Options | None:
 def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
     """All that differs now. Raises EbpflbError where it cannot be found out."""
     not_listed, asked = "" if options else "no agent's status here; see --run-dir", Planned([])
-    with common.pinned_maps(state) as maps:
+    with pins.pinned_maps(state) as maps:
         place.require_namespace(maps)
         found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
         contents = comparisons.contents(maps)

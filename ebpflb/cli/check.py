@@ -9,6 +9,7 @@ import click
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, print_as, print_results, wide_output_option
 from ebpflb.serve import status
+from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult
 
@@ -38,7 +39,7 @@ def check(cgroup_root: Path | None, state_dir: Path, run_dir: Path, output: str)
 
 def _name(state_dir: Path, run_dir: Path) -> list[CheckResult]:
     """Whether a Node has this node's name, which only a running agent knows."""
-    paths = common.paths(state_dir, run_dir)
+    paths = pins.paths(state_dir, run_dir)
     published = status.read(paths)
     if not published or not published.lists_complete or not status.is_running(paths):
         return []

@@ -22,6 +22,7 @@ from ebpflb.kernel.node import kube_proxy_leftovers, kube_proxy_watch, sysctls
 from ebpflb.kernel.node.kube_proxy_leftovers import Leftover, LeftoverSurvey
 from ebpflb.options import Paths
 from ebpflb.serve import status
+from ebpflb.tools import pins
 from ebpflb.tools.firewall.forwarding import dropping
 
 NOTHING = "nothing of kube-proxy is here"
@@ -54,7 +55,7 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
     if (dry_run or force) and not kube_proxy:
         raise click.UsageError("--dry-run and --force need --kube-proxy")
     common.require_capabilities()
-    paths = common.paths(state_dir, run_dir)
+    paths = pins.paths(state_dir, run_dir)
     if kube_proxy:
         remove_kube_proxy(paths, dry_run=dry_run, force=force)
     else:
@@ -136,7 +137,7 @@ def _serves_here(state: Path) -> bool:
     cookies (before 5.14).
     """
     try:
-        with common.pinned_maps(state) as maps:
+        with pins.pinned_maps(state) as maps:
             settings = maps["settings"].get(0)
     except NodeError:
         return False

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options and helpers that several commands share."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.state_dir import DEFAULT, StateDir, read_record
+from ebpflb.kernel.maps.state_dir import DEFAULT
 from ebpflb.kernel.node import process
 from ebpflb.options import Paths
 
@@ -44,27 +41,6 @@ cgroup_root = click.option(
     help="Cgroup whose sockets are served, or a directory with a mount of cgroup v2 below it."
     "  [default: the root of cgroup v2]",
 )
-
-
-@contextmanager
-def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
-    """The pinned maps, by name. Raises NodeError if there are none."""
-    maps = StateDir(state.absolute()).read_maps()
-    try:
-        yield maps
-    finally:
-        for opened in maps.values():
-            opened.close()
-
-
-def paths(state: Path, run: Path | None, cache: Path = Paths.cache) -> Paths:
-    """The directories of one node's agent, as absolute paths.
-
-    Without ``run`` it is the one that the state directory's agent has recorded.
-    """
-    state, cache = state.absolute(), cache.absolute()
-    found = read_record(state, cache) or Paths(state, cache=cache)
-    return found if run is None else replace(found, run=run.absolute())
 
 
 def require_capabilities() -> None:

@@ -11,7 +11,6 @@ import click
 from ebpflb.cli import common
 from ebpflb.cli.audit import compare
 from ebpflb.cli.output import print_as, print_results, wide_output_option
-from ebpflb.cli.status import facts_of
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -19,10 +18,11 @@ from ebpflb.options import REPORT, Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.verdict import judge
-from ebpflb.tools import place
+from ebpflb.tools import pins, place
 from ebpflb.tools.canary_check import canary_results
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.node_status import facts_of
 from ebpflb.tools.reach import reach_results
 from ebpflb.tools.settings_check import settings_results
 
@@ -50,7 +50,7 @@ def doctor(
     Exit status 0 if nothing is wrong; warnings do not count.
     """
     common.require_capabilities()
-    paths = common.paths(state_dir, run_dir)
+    paths = pins.paths(state_dir, run_dir)
     place.require_state_directory(paths.state)
     results = list(_results(paths, cgroup_root, canary=canary))
     wrong = [each for each in results if each.required and not each.ok]
@@ -68,7 +68,7 @@ def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[Che
     with ExitStack() as opened:
         maps, lacking = None, ""
         try:
-            maps = opened.enter_context(common.pinned_maps(paths.state))
+            maps = opened.enter_context(pins.pinned_maps(paths.state))
         except NodeError as error:
             lacking = str(error)
         if maps:
@@ -101,7 +101,7 @@ def _of_maps(
 
 
 def _verdict(paths: Paths) -> Iterator[CheckResult]:
-    verdict, reasons = judge(facts_of(paths, StateDir(paths.state)))
+    verdict, reasons = judge(facts_of(paths))
     if not reasons:
         yield CheckResult("status", True, True, str(verdict), "")
     for reason in reasons:

@@ -12,6 +12,7 @@ from ebpflb.cli import common
 from ebpflb.cli.output import percent, print_as
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.entries import Frontend
+from ebpflb.tools import pins
 from ebpflb.tools.explain.answer import Explained, explain
 from ebpflb.tools.explain.asking import parse_question
 
@@ -80,10 +81,10 @@ def explain_(
     dropped, 1 if that cannot be found out, 2 for wrong usage.
     """
     common.require_capabilities()
-    paths = common.paths(state_dir, run_dir)
+    paths = pins.paths(state_dir, run_dir)
     explained = explain(StateDir(paths.state), paths.cache, to, sender, from_port)
     if output in ("json", "yaml"):
-        print_as(output, as_data(explained))
+        print_as(output, explained.as_data())
     else:
         click.echo(as_text(explained, page, wide=output == "wide"))
     for note in explained.notes:
@@ -91,31 +92,9 @@ def explain_(
     sys.exit(explained.status)
 
 
-def as_data(explained: Explained) -> dict[str, Any]:
-    """The answer as JSON and YAML have it; all endpoints, whatever their number."""
-    client = explained.client
-    return {
-        "to": str(explained.asked),
-        "protocol": _protocol(explained.asked),
-        "from": {
-            "kind": client.kind,
-            "name": client.name,
-            "address": str(client.address) if client.address else None,
-            "netns": client.netns or None,
-        },
-        "service": explained.service or None,
-        "steps": [row._asdict() for row in explained.rows],
-        "endpoints": [share._asdict() for share in explained.shares],
-        "verdict": explained.verdict,
-        "says": explained.says,
-        "status": int(explained.status),
-        "notes": explained.notes,
-    }
-
-
 def as_text(explained: Explained, page: int, *, wide: bool) -> str:
     """The answer as a table."""
-    heading = f"{explained.asked}/{_protocol(explained.asked)} from {explained.client}"
+    heading = f"{explained.asked}/{explained.protocol} from {explained.client}"
     rows = [
         (row.step, row.says, f"{row.map} {row.row}" if row.map else "") for row in explained.rows
     ]
@@ -157,7 +136,3 @@ def _table(rows: list[Any], heads: list[str], widths: list[int], *, wide: bool) 
         disable_numparse=True,
     )
     return "\n".join(line.rstrip() for line in table.splitlines())
-
-
-def _protocol(asked: Frontend) -> str:
-    return {6: "tcp", 17: "udp", 132: "sctp"}[asked.protocol]

@@ -10,6 +10,7 @@ from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, print_as, print_narrow_table, wide_output_option
 from ebpflb.cli.watching import show, watch_option
 from ebpflb.model.addresses import Address, parse_address
+from ebpflb.tools import pins
 from ebpflb.tools.connection_list import flush_connections, list_connections
 from ebpflb.tools.flow_list import FlowFilter, check_service, flush_flows, list_flows
 
@@ -80,7 +81,7 @@ def list_(
 
 
 def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
-    with common.pinned_maps(state_dir) as maps:
+    with pins.pinned_maps(state_dir) as maps:
         check_service(maps, only)
         rows = [*list_flows(maps, only), *list_connections(maps, only)]
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
@@ -105,7 +106,7 @@ def flush(service: tuple[str, str] | None, client: Address | None, state_dir: Pa
     A TCP connection breaks when its flow is deleted; the next UDP datagram opens a new flow.
     """
     common.require_capabilities()
-    with common.pinned_maps(state_dir) as maps:
+    with pins.pinned_maps(state_dir) as maps:
         only = FlowFilter(service, client)
         check_service(maps, only)
         parts = (flush_flows(maps, only), flush_connections(maps, only))

@@ -2,32 +2,31 @@
 """``ebpflb history``: what the agent has written into the maps, when, and because of what."""
 
 import sys
-from collections import deque
+import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from ebpflb.cli import common
 from ebpflb.cli.flows import service as service_option
-from ebpflb.cli.output import WIDE, print_as, print_narrow_table, time_option, wide_output_option
+from ebpflb.cli.output import WIDE, print_as, print_narrow_table, wide_output_option
 from ebpflb.cli.watching import watch, watch_option
-from ebpflb.history.changes import Change, ServiceChange, changes
-from ebpflb.history.past import Past, moment
-from ebpflb.options import Paths
+from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
+from ebpflb.history.past import parse_time
+from ebpflb.tools import pins
 
 _MOST_ROWS = 100  # rows, unless --limit says more
 FEW = 3  # names of one sort in a cell of a narrow table
 
 
-class Found(NamedTuple):
-    """The latest changes, and how many came before them that fit too."""
-
-    begins: str
-    changes: list[Change]
-    earlier: int
-    notes: list[str]
+def time_option(_context: object, _option: object, text: str | None) -> float | None:
+    """Return a time as seconds since the epoch: a callback of click."""
+    try:
+        return None if text is None else parse_time(text, time.time())
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command()
@@ -65,9 +64,9 @@ def history(
     Exit status 1 if nothing is found.
     """
     common.require_capabilities()
-    paths = common.paths(state_dir, run_dir)
+    paths = pins.paths(state_dir, run_dir)
 
-    def read() -> Found:
+    def read() -> LatestChanges:
         return latest_changes(paths, service, since, limit)
 
     if watch:
@@ -78,33 +77,11 @@ def history(
     sys.exit(0 if found.changes else 1)
 
 
-def latest_changes(
-    paths: Paths, service: tuple[str, str] | None, since: float | None, limit: int
-) -> Found:
-    """The latest so many, 0: all, of a Service or of all. Raises NodeError without a history."""
-    past = Past(paths)
-    found = (each for each in changes(past, since or 0.0) if _fits(each, service))
-    latest: deque[Change] = deque(maxlen=limit or None)
-    count = 0
-    for count, each in enumerate(found, 1):  # noqa: B007
-        latest.append(each)
-    return Found(moment(past.begins), [*latest], count - len(latest), past.notes)
-
-
 def _watch(read: Any, output: str, seconds: float) -> None:
     watch(read, lambda found: _show(found, output), seconds)
 
 
-def _fits(change: Change, service: tuple[str, str] | None) -> bool:
-    return service is None or any(_is_of(each, service) for each in change.services)
-
-
-def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
-    name = change.service.rpartition("/")[0]
-    return name.partition(":")[0] == "/".join(service)
-
-
-def _show(found: Found, output: str) -> None:
+def _show(found: LatestChanges, output: str) -> None:
     if output in ("json", "yaml"):
         print_as(output, found._asdict())
         return

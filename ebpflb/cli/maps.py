@@ -2,16 +2,15 @@
 """``ebpflb maps dump``: the content of every map."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, print_as, print_first_columns, time_option, wide_output_option
-from ebpflb.errors import NodeError
+from ebpflb.cli.history import time_option
+from ebpflb.cli.output import WIDE, print_as, print_first_columns, wide_output_option
 from ebpflb.history.past import Past
-from ebpflb.history.recorder import RECORDED
-from ebpflb.tools.dump import ROWS, Dump, dump_maps
+from ebpflb.tools import pins
+from ebpflb.tools.dump import ROWS, dump_maps, past_maps
 
 CHANGED = "warning: the agent changed the maps during the dump; rows may not fit together"
 
@@ -44,10 +43,10 @@ def dump(
     """
     common.require_capabilities()
     if at is None:
-        with common.pinned_maps(state_dir) as pinned:
+        with pins.pinned_maps(state_dir) as pinned:
             dumped = dump_maps(pinned, names)
     else:
-        past = Past(common.paths(state_dir, run_dir))
+        past = Past(pins.paths(state_dir, run_dir))
         dumped = past_maps(past, at, names)
         for note in past.notes:
             click.echo(f"history: {note}", err=True)
@@ -58,15 +57,3 @@ def dump(
         print_first_columns(name, rows, wide=output == WIDE)
     if dumped.changed_while_reading:
         click.echo(CHANGED, err=True)
-
-
-def past_maps(past: Past, at: float, names: tuple[str, ...]) -> Dump:
-    """Raises NodeError for a map that is not recorded, or a time before the history begins."""
-    unrecorded = [name for name in names if name not in RECORDED]
-    if unrecorded:
-        raise NodeError(
-            f"{', '.join(unrecorded)}: not in the history, as the agent does not write it"
-        )
-    state = past.at(at)
-    maps: Any = {name: state.map(name) for name in RECORDED}
-    return dump_maps(maps, names or tuple(name for name in ROWS if name in RECORDED))

@@ -3,9 +3,7 @@
 
 import shutil
 import sys
-from collections.abc import Mapping
 from contextlib import closing
-from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ import click
 from ebpflb.cli import common
 from ebpflb.cli.output import COLUMNS, WIDE, lines_output_option, print_row_as
 from ebpflb.errors import NodeError, escaped, one_line
-from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.monitoring import DECISIONS, FREQUENT, USUAL, decision_mask
-from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told
+from ebpflb.tools import pins
+from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told, require_service
 
 # Events as lines: 80 columns, or as many as the terminal has; wide, JSON, YAML.
 
@@ -138,8 +136,8 @@ def monitor(
     when it happens.
     """
     common.require_capabilities()
-    paths = common.paths(state_dir, run_dir)
-    with common.pinned_maps(state_dir) as maps:
+    paths = pins.paths(state_dir, run_dir)
+    with pins.pinned_maps(state_dir) as maps:
         if service:
             require_service(service, maps)
         click.echo("waiting for the agent to load the monitor's programs", err=True)
@@ -182,13 +180,3 @@ class _Watch:
         if lost > self._lost:
             click.echo(f"{lost - self._lost} events lost", err=True)
             self._lost = lost
-
-
-def require_service(wanted: str, maps: Mapping[str, Map]) -> None:
-    """Raises NodeError where no port of it is served on this node."""
-    names = maps["service_names"].items()
-    known = {f"{name.namespace}/{name.service}" for _, name in names}
-    if wanted not in known:
-        close = get_close_matches(wanted, sorted(known))
-        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
-        raise NodeError(f"no Service {one_line(wanted)} is served here: {hint}")

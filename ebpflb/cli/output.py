@@ -4,10 +4,7 @@
 Control characters, which a name in a map or manifest may hold, are escaped.
 """
 
-import re
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from datetime import datetime
 from textwrap import fill, wrap
 from typing import Any
 
@@ -18,37 +15,6 @@ from tabulate import tabulate
 
 from ebpflb.errors import escaped
 from ebpflb.tools.check_result import CheckResult
-
-# Times as people type them: 10m (ago), 14:03, 2026-11-22T14:03:10.
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_TODAY = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
-
-
-def parse_time(text: str, now: float) -> float:
-    """Seconds since the epoch; without a zone in this machine's. Raises ValueError.
-
-    A time of day that is still to come today is yesterday's.
-    """
-    if ago := _AGO.fullmatch(text):
-        return now - float(ago[1]) * _UNITS[ago[2]]
-    if _TODAY.fullmatch(text):
-        day = datetime.fromtimestamp(now).date().isoformat()
-        found = datetime.fromisoformat(f"{day}T{text.zfill(len(text) + (text[1] == ':'))}")
-        at = found.timestamp()
-        return at if at <= now else at - 86400
-    return datetime.fromisoformat(text).timestamp()
-
-
-def time_option(_context: object, _option: object, text: str | None) -> float | None:
-    """A callback of click."""
-    try:
-        return None if text is None else parse_time(text, time.time())
-    except (ValueError, OverflowError):
-        example = "14:03, 2026-11-22T14:03:10 or 10m"
-        raise click.BadParameter(f'"{text}" is not a time such as {example}') from None
-
 
 WIDE = "wide"
 COLUMNS = 80
@@ -238,3 +204,15 @@ def _word(result: CheckResult, lacking: str) -> str:
     if result.ok:
         return "ok"
     return lacking if result.required else "warning"
+
+
+def wrapped(label: str, text: str) -> list[str]:
+    """A word longer than a line, as a path may be, is not broken: it could not be copied."""
+    return wrap(
+        " ".join(text.split()),
+        COLUMNS,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -27,6 +27,7 @@ from ebpflb.model.services import ServedServices
 from ebpflb.options import Options, Paths
 from ebpflb.serve import agent_lock
 from ebpflb.stopping import FailedThreads
+from ebpflb.tools import pins
 from ebpflb.tools.check import missing_requirements, required_results
 
 
@@ -47,7 +48,7 @@ def run(**values: Any) -> None:
         raise click.UsageError("--manifests and --kubeconfig cannot be combined")
     if values["cleanup"]:
         common.require_capabilities()
-        remove_all(common.paths(values["state_dir"], values["run_dir"]))
+        remove_all(pins.paths(values["state_dir"], values["run_dir"]))
         return
     values["run_dir"] = values["run_dir"] or Paths.run
     _set_up_logging()
@@ -93,7 +94,7 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
         "audit",
     )
     return Options(
-        paths=common.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
+        paths=pins.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
         node_name=run_configuration.node_name(config, socket.gethostname()),
         cgroup=cgroup_links.cgroup_root(values["cgroup_root"]),
         manifests=manifests.absolute() if manifests else None,

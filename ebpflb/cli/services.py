@@ -3,7 +3,6 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import click
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, percent, print_as, print_narrow_table, wide_output_option
 from ebpflb.cli.watching import show, watch_option
-from ebpflb.errors import NodeError, escaped, one_line
-from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.errors import escaped, one_line
 from ebpflb.model.annotations import KEEP, RANDOM
 from ebpflb.model.services import parse_requirements, show_requirements
 from ebpflb.plan.service_page import (
@@ -25,6 +23,7 @@ from ebpflb.plan.service_page import (
     ServicePage,
     ServiceRow,
 )
+from ebpflb.tools import pins
 from ebpflb.tools import service_pages as pages
 from ebpflb.tools.service_pages import Wanted
 from ebpflb.tools.snapshot import Row
@@ -224,12 +223,12 @@ def list_(
     Names may be patterns, such as 'web-*' or 'shop/*'. Exit status 1 if none is found.
     """
     common.require_capabilities()
-    paths = common.paths(state_dir, run_dir)
+    paths = pins.paths(state_dir, run_dir)
     names = tuple(name if "/" in name else f"{namespace}/{name}" for name in patterns or ("*",))
     wanted = Wanted(names, _rows(limit, output), selector)
 
     def read() -> ServiceList:
-        with maps_if_any(state_dir) as maps:
+        with pins.maps_if_any(state_dir) as maps:
             return pages.listed(paths, maps, wanted)
 
     found = show(read, lambda value: show_list(value, output), watch)
@@ -264,10 +263,10 @@ def get(
     3 if one does not or something does not fit, 1 if there is no such Service.
     """
     common.require_capabilities()
-    paths = common.paths(state_dir, run_dir)
+    paths = pins.paths(state_dir, run_dir)
 
     def read() -> ServicePage:
-        with maps_if_any(state_dir) as maps:
+        with pins.maps_if_any(state_dir) as maps:
             within = service[0] or namespace or pages.namespace_of(paths, maps, service[1])
             return pages.page(paths, maps, within, service[1])
 
@@ -279,15 +278,3 @@ def _rows(limit: int | None, output: str) -> int:
     if limit is None:
         return UNLIMITED if output in ("json", "yaml") else TABLE_ROWS
     return limit or UNLIMITED
-
-
-@contextmanager
-def maps_if_any(state_dir: Path) -> Iterator[dict[str, Map] | None]:
-    """None where there are none of this version: an agent may answer nevertheless."""
-    with ExitStack() as stack:
-        try:
-            maps = stack.enter_context(common.pinned_maps(state_dir))
-        except NodeError:
-            yield None
-        else:
-            yield maps

@@ -14,7 +14,7 @@ from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, lines_output_option, print_narrow_table, print_row_as
 from ebpflb.cli.watching import watch
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.tools import rates
+from ebpflb.tools import pins, rates
 from ebpflb.tools.rates import Rate
 
 TOP_ROWS = 20  # where it is not a terminal that has another height
@@ -45,7 +45,7 @@ def top(once: bool, interval: float, limit: int | None, state_dir: Path, output:
     backend those of sockets alone. Refreshed in place until Ctrl-C. No agent has to run.
     """
     common.require_capabilities()
-    with common.pinned_maps(state_dir) as maps:
+    with pins.pinned_maps(state_dir) as maps:
         meter = _Meter(maps, interval)
 
         def show(rows: list[Rate]) -> None:

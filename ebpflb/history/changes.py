@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each sync changed, in the words of the cluster."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
 from ebpflb.history.history_records import Reset, Sync, WriteCause
-from ebpflb.history.past import Past, State
+from ebpflb.history.past import Past, State, moment
+from ebpflb.options import Paths
 from ebpflb.plan.entries import (
     Backend,
     Flags,
@@ -46,12 +48,43 @@ class Change(msgspec.Struct):
     maps: dict[str, dict[str, int]]
 
 
+class LatestChanges(NamedTuple):
+    """The latest changes, and how many came before them that fit too."""
+
+    begins: str
+    changes: list[Change]
+    earlier: int
+    notes: list[str]
+
+
 class _View(msgspec.Struct):
     """One service port as the maps have it."""
 
     name: str
     endpoints: dict[str, Flags]
     frontends: dict[str, tuple[Flags, int]]
+
+
+def latest_changes(
+    paths: Paths, service: tuple[str, str] | None, since: float | None, limit: int
+) -> LatestChanges:
+    """The latest so many, 0: all, of a Service or of all. Raises NodeError without a history."""
+    past = Past(paths)
+    found = (each for each in changes(past, since or 0.0) if _fits(each, service))
+    latest: deque[Change] = deque(maxlen=limit or None)
+    count = 0
+    for count, each in enumerate(found, 1):  # noqa: B007
+        latest.append(each)
+    return LatestChanges(moment(past.begins), [*latest], count - len(latest), past.notes)
+
+
+def _fits(change: Change, service: tuple[str, str] | None) -> bool:
+    return service is None or any(_is_of(each, service) for each in change.services)
+
+
+def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
+    name = change.service.rpartition("/")[0]
+    return name.partition(":")[0] == "/".join(service)
 
 
 def changes(past: Past, since: float = 0.0) -> Iterator[Change]:

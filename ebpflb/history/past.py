@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the maps held at a time, from the history's files."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -16,6 +17,11 @@ from ebpflb.kernel.maps import layout, map_sizes, records
 from ebpflb.options import Paths
 
 _SERVICE = records.codec(layout.MAPS["services"].value)
+
+# Times as people type them: 10m (ago), 14:03, 2026-11-22T14:03:10.
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_TODAY = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
 
 
 class PastMap:
@@ -177,6 +183,31 @@ def moment(time: float | None) -> str:
     if time is None:
         return "never"
     return datetime.fromtimestamp(time).astimezone().isoformat(" ", "milliseconds")
+
+
+def parse_time(text: str, now: float) -> float:
+    """Seconds since the epoch; a time without a zone is one of this machine's zone.
+
+    A time of day that is still to come today is yesterday's. Raises ValueError with a sentence for
+    the user.
+    """
+    try:
+        return _parsed(text, now)
+    except (ValueError, OverflowError):
+        example = "14:03, 2026-11-22T14:03:10 or 10m"
+        raise ValueError(f'"{text}" is not a time such as {example}') from None
+
+
+def _parsed(text: str, now: float) -> float:
+    """Raises ValueError or OverflowError."""
+    if ago := _AGO.fullmatch(text):
+        return now - float(ago[1]) * _UNITS[ago[2]]
+    if _TODAY.fullmatch(text):
+        day = datetime.fromtimestamp(now).date().isoformat()
+        found = datetime.fromisoformat(f"{day}T{text.zfill(len(text) + (text[1] == ':'))}")
+        at = found.timestamp()
+        return at if at <= now else at - 86400
+    return datetime.fromisoformat(text).timestamp()
 
 
 def _id(packed: bytes) -> int:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands show from the pins and the kernel: no agent has to run.
 
+pins             the directories of a node's agent, and its pinned maps
 place            whether a command runs where it can see its node
+node_status      what `ebpflb status` says of this node
 node_audit       compares hooks, pins and maps once
 service_audit    compares the maps' service ports with the cluster, a line for each cause
 check            whether this node can run ebpflb, feature by feature

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from ebpflb import unix_socket
-from ebpflb.errors import NodeError, in_words
+from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
@@ -357,3 +358,13 @@ def _answers(paths: Paths) -> bool:
     except OSError:
         return False
     return True
+
+
+def require_service(wanted: str, maps: Mapping[str, Map]) -> None:
+    """Raises NodeError where no port of it is served on this node."""
+    names = maps["service_names"].items()
+    known = {f"{name.namespace}/{name.service}" for _, name in names}
+    if wanted not in known:
+        close = get_close_matches(wanted, sorted(known))
+        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
+        raise NodeError(f"no Service {one_line(wanted)} is served here: {hint}")

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ebpflb.cli import common
 from ebpflb.history import segments
 from ebpflb.history.recorder import RECORDED
 from ebpflb.lab.agents import wait_until
+from ebpflb.tools import pins
 from ebpflb.tools.dump import dump_maps
 from tests.cli.conftest import Ebpflb
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
@@ -48,7 +48,7 @@ def moments(cluster: Cluster) -> list[Moment]:
         cluster.publish(web(*endpoints, nodeport=NODEPORT))
         settings = cluster.maps["settings"]
         wait_until("it is written", lambda: settings.get(0).writes % 2 == 0)  # noqa: B023
-        with common.pinned_maps(cluster.agent.paths.state) as maps:
+        with pins.pinned_maps(cluster.agent.paths.state) as maps:
             made.append(Moment(datetime.now().isoformat(), dump_maps(maps, tuple(SHOWN)).maps))
         if number:
             cluster.agent.stop(signal.SIGKILL if number == 1 else signal.SIGTERM)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines of `ebpflb status`."""
 
-from ebpflb.cli import status
+from ebpflb.cli import output, status
 from ebpflb.serve.conditions import Cause
 from ebpflb.serve.verdict import Verdict, VerdictReason
 
@@ -15,7 +15,7 @@ def test_no_line_is_longer_than_80_columns() -> None:
     lines += status.status_rows({"socket_hooks": ["connect4"] * 20, "kube_proxy": "runs " * 40})
     lines += status.status_rows({"sync_error": "word " * 30}, indent="  ")
     assert len(lines) > 12
-    assert [line for line in lines if len(line) > status.COLUMNS] == []
+    assert [line for line in lines if len(line) > output.COLUMNS] == []
     assert lines[0].startswith("DEGRADED: map services:")
     assert all(line.startswith(" " * 10) for line in lines[1:3])
 
@@ -31,7 +31,7 @@ def test_what_is_left_to_kube_proxy_is_in_the_first_line() -> None:
 def test_a_path_is_not_broken() -> None:
     """A word that is longer than a line can still be copied."""
     path = "/a" * 50
-    assert any(path in line for line in status.wrapped("source errors ", f"{path}: gone"))
+    assert any(path in line for line in output.wrapped("source errors ", f"{path}: gone"))
 
 
 def test_a_field_names_no_more_than_ten() -> None:

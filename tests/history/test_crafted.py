@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.cli.maps import past_maps
 from ebpflb.errors import EbpflbError
 from ebpflb.history.changes import changes
 from ebpflb.history.history_records import (
@@ -30,6 +29,7 @@ from ebpflb.history.past import Past
 from ebpflb.history.recorder import RECORDED, History
 from ebpflb.kernel.maps import layout, map_sizes
 from ebpflb.options import Paths
+from ebpflb.tools.dump import past_maps
 from tests.history.fakes import FakeMap
 
 BEGUN, WHOLE = Begun(1.0, layout.layout_hash(), "1", True), Whole(2.0)

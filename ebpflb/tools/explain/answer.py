@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links
@@ -46,6 +47,31 @@ class Explained:
     status: ExitStatus
     service: str = ""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def protocol(self) -> str:
+        return Protocol(self.asked.protocol).name.lower()
+
+    def as_data(self) -> dict[str, Any]:
+        """The answer as JSON and YAML have it; all endpoints, whatever their number."""
+        client = self.client
+        return {
+            "to": str(self.asked),
+            "protocol": self.protocol,
+            "from": {
+                "kind": client.kind,
+                "name": client.name,
+                "address": str(client.address) if client.address else None,
+                "netns": client.netns or None,
+            },
+            "service": self.service or None,
+            "steps": [row._asdict() for row in self.rows],
+            "endpoints": [share._asdict() for share in self.shares],
+            "verdict": self.verdict,
+            "says": self.says,
+            "status": int(self.status),
+            "notes": self.notes,
+        }
 
 
 def explain(

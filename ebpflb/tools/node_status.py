@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of this node as `ebpflb status` shows it."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.attach import cgroup_links, device_programs
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.model.kube_proxy import RULES_RETURNED
+from ebpflb.options import Paths
+from ebpflb.serve import agent_lock
+from ebpflb.serve import status as agent_status
+from ebpflb.serve.metrics_agent import count_connections
+from ebpflb.serve.status import AgentStatus
+from ebpflb.serve.verdict import Facts, judge
+from ebpflb.tools import ask, kube_proxy, pins, place
+from ebpflb.tools.firewall.forwarding import dropping
+
+
+class NodeStatus(NamedTuple):
+    """What the verdict rests on, what is on the node, and what else an agent has published."""
+
+    facts: Facts
+    node: dict[str, Any]
+    published: dict[str, Any]
+
+    def as_data(self) -> dict[str, Any]:
+        """The status as `-o json` prints it."""
+        verdict, reasons = judge(self.facts)
+        heads = {"verdict": verdict, "reasons": [reason._asdict() for reason in reasons]}
+        stale = {"stale": bool(self.published) and not self.facts.runs}
+        running = {"agent": "runs" if self.facts.runs else "does not run"}
+        return {**heads, **running, **stale, **self.node, **self.published}
+
+
+def read_status(paths: Paths) -> NodeStatus:
+    """Raises NodeError where the state directory cannot be seen; KernelError or OSError."""
+    facts = facts_of(paths)
+    _require_seen(facts)
+    node = _node(paths, StateDir(paths.state), facts)
+    published = _published(facts.published).items()
+    return NodeStatus(facts, node, {name: value for name, value in published if name not in node})
+
+
+def facts_of(paths: Paths) -> Facts:
+    """Return the facts on which the verdict on this node rests."""
+    runs, pulse, hangs = agent_lock.is_running(paths), None, False
+    if runs:
+        try:
+            pulse = ask.pulse(paths)
+        except ask.Hangs:
+            hangs = True
+    return Facts(
+        paths=paths,
+        runs=runs,
+        socket_hooks=sorted(cgroup_links.attached(StateDir(paths.state))),
+        published=agent_status.read(paths),
+        now=datetime.now(UTC),
+        forwarding={str(each): each.now for each in dropping(paths.state)},
+        pulse=pulse,
+        hangs=hangs,
+        conntrack=(conntrack.count(), conntrack.limit()),
+        overruled="" if runs else kube_proxy.overruled(paths.state),
+    )
+
+
+def _published(status: AgentStatus | None) -> dict[str, Any]:
+    return msgspec.to_builtins(status) if status else {}
+
+
+def _require_seen(facts: Facts) -> None:
+    """A node where nothing is at all is DOWN; an agent that runs holds what it has attached."""
+    mount, kind = mount_of(facts.paths.state)
+    is_hidden = kind != "bpf" or (not facts.published and state_directories(mount))
+    if why_hidden(facts.paths.state) or (is_hidden and not facts.runs):
+        place.require_state_directory(facts.paths.state)
+
+
+def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
+    """What is found on the node itself, agent or no agent."""
+    try:
+        with pins.pinned_maps(paths.state) as maps:
+            flows = {name: FlowTable(maps, name).numbers._asdict() for name in FLOW_MAPS}
+            elsewhere = place.why_elsewhere(maps)
+            tracked = {} if elsewhere else _conntrack(maps)
+    except NodeError:
+        flows, elsewhere, tracked = {}, "", _conntrack(None)
+    seen = {"maps": state.foreign_maps(), "socket_hooks": facts.socket_hooks, "flows": flows}
+    if elsewhere:
+        return seen | {"network": f"unknown: {elsewhere}"}
+    ahead = device_programs.others_programs(state).before
+    return seen | {
+        "devices": device_programs.attached_devices(state),
+        "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
+        "conntrack": tracked,
+        "forwarding": dict(
+            it.split(": ", 1) for it, is_now in facts.forwarding.items() if not is_now
+        ),
+        "kube_proxy": _kube_proxy(paths.state, facts.published if facts.runs else None),
+    }
+
+
+def _conntrack(maps: Mapping[str, Map] | None) -> dict[str, int]:
+    """Its entries of all kinds, and those that are flows; empty where nothing is tracked."""
+    if not conntrack.count():
+        return {}
+    numbers = {"entries": conntrack.count(), "limit": conntrack.limit()}
+    try:
+        return {"flows": count_connections(maps).total(), **numbers} if maps else numbers
+    except NodeError:
+        return numbers
+
+
+def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:
+    """As it is now; what the running agent has published of one may be a minute old. Only the agent
+    knows whether rules were gone before.
+    """
+    try:
+        found = kube_proxy.detect(state)
+    except NodeError as error:
+        return f"cannot be checked: {error}"
+    if published:
+        found = found._replace(left=published.left_to_kube_proxy)
+    if published and not published.left_to_kube_proxy:
+        were_gone = not published.kube_proxy or RULES_RETURNED in published.kube_proxy
+        found = found._replace(rules_returned=bool(found.rules) and were_gone)
+    return found.message

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tools read of a node: its agent's directories, and its pinned maps."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir, read_record
+from ebpflb.options import Paths
+
+
+def paths(state: Path, run: Path | None, cache: Path = Paths.cache) -> Paths:
+    """The directories of one node's agent, as absolute paths.
+
+    Without ``run`` it is the one that the state directory's agent has recorded.
+    """
+    state, cache = state.absolute(), cache.absolute()
+    found = read_record(state, cache) or Paths(state, cache=cache)
+    return found if run is None else replace(found, run=run.absolute())
+
+
+@contextmanager
+def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
+    """The pinned maps, by name. Raises NodeError if there are none."""
+    maps = StateDir(state.absolute()).read_maps()
+    try:
+        yield maps
+    finally:
+        for opened in maps.values():
+            opened.close()
+
+
+@contextmanager
+def maps_if_any(state_dir: Path) -> Iterator[dict[str, Map] | None]:
+    """None where there are none of this version: an agent may answer nevertheless."""
+    with ExitStack() as stack:
+        try:
+            maps = stack.enter_context(pinned_maps(state_dir))
+        except NodeError:
+            yield None
+        else:
+            yield maps
