@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb ui``: a page in the browser."""
 
-from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -77,22 +76,16 @@ def ui(
             f"--listen {listen[0]}: everybody who reaches it could read this node: add --token-file"
         )
     common.require_capabilities()
-    server, readings = _modules()
-    found = readings.Readings(state_dir, run_dir)
-    where = server.Listen(*listen, hosts, token)
-    server.serve(found, state_dir, where, lambda url: click.echo(f"{url}  (Ctrl-C ends it)"))
-
-
-def _modules() -> tuple[Any, Any]:
-    """By name, for the extra may be missing; and the page is above the commands, whose values it
-    shows. Raises NodeError.
-    """
     try:
-        return import_module("ebpflb_page.web_server"), import_module("ebpflb_page.readings")
+        from ebpflb_page.readings import Readings
+        from ebpflb_page.web_server import Listen, serve
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ebpflb"):
             raise
         raise NodeError(_MISSING) from None
+    where = Listen(*listen, hosts, token)
+    readings = Readings(state_dir, run_dir)
+    serve(readings, state_dir, where, lambda url: click.echo(f"{url}  (Ctrl-C ends it)"))
 
 
 def _token(path: Path) -> str:
