@@ -2,7 +2,7 @@
 """Steps as rows: what was asked, what came of it, and in which row of which map it stands."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ebpflb.kernel import recording
@@ -60,8 +60,37 @@ class Noted(NamedTuple):
     backend: int | None
 
 
-# Steps without words: what came of them is in the rows of others.
-WITHOUT_TEXT = frozenset({"affinity_remembered", "answer", "direct"})
+# The rows of steps that always say the same.
+ALWAYS_SAID = {
+    "left_to_packets": Row(
+        "socket",
+        "--socket-translation=host: pods' sockets are left to the packets",
+        "settings",
+        "host_sockets",
+    ),
+    "client_unknown": Row(
+        "ranges",
+        "the service has source ranges, and a pod's socket no address yet: its packets tell",
+        "services",
+        "restricted",
+    ),
+    "flow_replaced": Row("flow", "the packet begins a new flow in place of this one"),
+    "attaching": Row(
+        "attach",
+        "the first programs are being attached: no flow is opened yet",
+        "settings",
+        "attaching",
+    ),
+    "reply_device": Row(
+        "reply",
+        "leaves where the request came in, past the routes (--reply-path)",
+        "settings",
+        "reply_to_device",
+    ),
+}
+
+# Steps without a row: what came of them is in the rows of others, or in the verdict.
+WITHOUT_ROW = frozenset({"affinity_remembered", "answer", "direct", "errno", "verdict"})
 
 
 class Words:
@@ -79,7 +108,7 @@ class Words:
         self._is_new = False  # affinity is asked in the map new_affinity
 
     def noted(self, found: list[Step]) -> Noted:
-        rows = [row for step in found for row in self._rows(step)]
+        rows = [row for row in map(self._row, found) if row]
         if any(step.kind == "affinity_asked" for step in found) and self.only is None:
             rows = self._without_memory(rows, found)
         verdicts = [VERDICTS[step.value] for step in found if step.kind == "verdict"]
@@ -87,9 +116,10 @@ class Words:
         last = counted[-1] if counted else None
         return Noted(rows, last, self.service, self.chosen_from, self.only, self.backend)
 
-    def _rows(self, step: Step) -> Iterator[Row]:
-        say: Callable[[Step], Iterator[Row]] | None = getattr(self, f"_{step.kind}", None)
-        yield from say(step) if say else ()
+    def _row(self, step: Step) -> Row | None:
+        if step.kind in SAID_BY_STATE:
+            return SAID_BY_STATE[step.kind](self, step)
+        return ALWAYS_SAID.get(step.kind)
 
     def _without_memory(self, rows: list[Row], found: list[Step]) -> list[Row]:
         """A client that no row of affinity is used for: its answer comes before any choice."""
@@ -99,42 +129,34 @@ class Words:
         nobody = Row("affinity", f"{self._timeout()}: no endpoint is remembered", *self._memory())
         return [*rows[:at], nobody, *rows[at:]]
 
-    def _foreign(self, step: Step) -> Iterator[Row]:
+    def _foreign(self, step: Step) -> Row:
         name = Protocol(self.asked.protocol).name
-        yield Row("socket", f"{name} sockets are left alone: their packets are looked at")
+        return Row("socket", f"{name} sockets are left alone: their packets are looked at")
 
-    def _left_to_packets(self, step: Step) -> Iterator[Row]:
-        said = "--socket-translation=host: pods' sockets are left to the packets"
-        yield Row("socket", said, "settings", "host_sockets")
-
-    def _service(self, step: Step) -> Iterator[Row]:
+    def _service(self, step: Step) -> Row:
         key = self.asked._replace(address=step.address)
         self.service = self.facts.service_at(key)
         what = kind(key, self.service) if self.service else "frontend"
         row = f"{key}/{Protocol(key.protocol).name}"
-        yield Row("frontend", f"{what} of {self.facts.service(step.value)}", "services", row)
+        return Row("frontend", f"{what} of {self.facts.service(step.value)}", "services", row)
 
-    def _address_use(self, step: Step) -> Iterator[Row]:
+    def _address_use(self, step: Step) -> Row:
         says, name, row = _USES[step.value]
-        yield Row("frontend", says, name, row or str(self.asked.address))
+        return Row("frontend", says, name, row or str(self.asked.address))
 
-    def _client_unknown(self, step: Step) -> Iterator[Row]:
-        said = "the service has source ranges, and a pod's socket no address yet: its packets tell"
-        yield Row("ranges", said, "services", "restricted")
-
-    def _admission(self, step: Step) -> Iterator[Row]:
+    def _admission(self, step: Step) -> Row:
         word = "admit" if step.value else "do not admit"
         number = self.service.id if self.service else 0
-        yield Row("ranges", f"source ranges {word} {step.address}", "source_ranges", f"#{number}")
+        return Row("ranges", f"source ranges {word} {step.address}", "source_ranges", f"#{number}")
 
-    def _assigned(self, step: Step) -> Iterator[Row]:
+    def _assigned(self, step: Step) -> Row:
         self.only = self.backend = step.value
         said = f"the socket keeps {self._endpoint(step.value)}"
-        yield Row("socket", said, "assignments", f"#{step.value}")
+        return Row("socket", said, "assignments", f"#{step.value}")
 
-    def _policy(self, step: Step) -> Iterator[Row]:
+    def _policy(self, step: Step) -> Row | None:
         if self.service is None:
-            return
+            return None
         local = bool(step.value & 1)
         self.chosen_from = chosen = self.service.local if local else self.service.cluster
         is_local = "local" in self.service.flags
@@ -143,26 +165,25 @@ class Words:
         if is_local and not local:
             says += ", as for all clients in the cluster"
         row = f"{chosen.base}-{chosen.base + chosen.size - 1}" if chosen.size else "none"
-        yield Row("policy", says, "services", f"{'local' if local else 'cluster'} slots {row}")
+        return Row("policy", says, "services", f"{'local' if local else 'cluster'} slots {row}")
 
-    def _affinity_asked(self, step: Step) -> Iterator[Row]:
+    def _affinity_asked(self, step: Step) -> None:
         self._is_new = bool(step.value)
-        yield from ()
 
-    def _affinity_expired(self, step: Step) -> Iterator[Row]:
+    def _affinity_expired(self, step: Step) -> Row:
         said = f"{self._timeout()}: {self._endpoint(step.value)} was too long ago"
-        yield Row("affinity", said, *self._memory())
+        return Row("affinity", said, *self._memory())
 
-    def _affinity_gone(self, step: Step) -> Iterator[Row]:
+    def _affinity_gone(self, step: Step) -> Row:
         said = f"{self._timeout()}: {self._endpoint(step.value)} is no longer to be had"
-        yield Row("affinity", said, *self._memory())
+        return Row("affinity", said, *self._memory())
 
-    def _affinity_used(self, step: Step) -> Iterator[Row]:
+    def _affinity_used(self, step: Step) -> Row:
         self.only = self.backend = step.value
         said = f"remembers {self._endpoint(step.value)} {self._until()}".rstrip()
-        yield Row("affinity", said, *self._memory())
+        return Row("affinity", said, *self._memory())
 
-    def _slot(self, step: Step) -> Iterator[Row]:
+    def _slot(self, step: Step) -> Row:
         found = self.facts.slot(step.value)
         self.backend = found.id if found else None
         how = "of this port" if self.is_packet else "at random this time"
@@ -175,50 +196,39 @@ class Words:
             how = "of this client (source-hash)"
         elif scheduler == MAGLEV:
             how = f"{how} (maglev)"
-        yield Row("endpoint", f"{how}: {self.facts.endpoint(found)}", "slots", str(step.value))
+        return Row("endpoint", f"{how}: {self.facts.endpoint(found)}", "slots", str(step.value))
 
-    def _flow(self, step: Step) -> Iterator[Row]:
+    def _flow(self, step: Step) -> Row:
         name = FlowKind(step.value).name.lower().replace("_", "-")
         table = "tcp_flows" if self.asked.protocol == Protocol.TCP else "other_flows"
         to = "" if step.address.is_unspecified else f": {step.address}"
-        yield Row("flow", f"has an entry of kind {name}{to}", table, str(self.client.address))
+        return Row("flow", f"has an entry of kind {name}{to}", table, str(self.client.address))
 
-    def _flow_replaced(self, step: Step) -> Iterator[Row]:
-        yield Row("flow", "the packet begins a new flow in place of this one")
-
-    def _attaching(self, step: Step) -> Iterator[Row]:
-        said = "the first programs are being attached: no flow is opened yet"
-        yield Row("attach", said, "settings", "attaching")
-
-    def _snat(self, step: Step) -> Iterator[Row]:
-        yield Row(
+    def _snat(self, step: Step) -> Row:
+        return Row(
             "SNAT",
             f"needed: {_SNAT[recording.MASQUERADES[step.value]]}",
             "settings",
             "flags",
         )
 
-    def _source(self, step: Step) -> Iterator[Row]:
+    def _source(self, step: Step) -> Row:
         how, name, row = _SOURCES[recording.STEP_SOURCES[step.value]]
-        yield Row("SNAT", f"source {step.address}, {how}", name, row or ("route" if name else ""))
+        return Row("SNAT", f"source {step.address}, {how}", name, row or ("route" if name else ""))
 
-    def _chosen(self, step: Step) -> Iterator[Row]:
+    def _chosen(self, step: Step) -> Row:
         """Which element of netfilter's table translates the packet."""
         self.backend = step.value & Chosen.ID
         masquerades = step.value & Chosen.MASQUERADE
         said = f"netfilter translates to {self._endpoint(self.backend)}"
         said += ", and masquerades" if masquerades else ""
         name = f"backends{step.address.version}"
-        yield Row("DNAT", said, name, f"#{self.backend}")
+        return Row("DNAT", said, name, f"#{self.backend}")
 
-    def _opened(self, step: Step) -> Iterator[Row]:
+    def _opened(self, step: Step) -> Row:
         says = ("a flow is opened", "a flow is opened, from another port", "no free port", "full")
         table = "tcp_flows" if self.asked.protocol == Protocol.TCP else "other_flows"
-        yield Row("DNAT", says[step.value], table, "a new one")
-
-    def _reply_device(self, step: Step) -> Iterator[Row]:
-        said = "leaves where the request came in, past the routes (--reply-path)"
-        yield Row("reply", said, "settings", "reply_to_device")
+        return Row("DNAT", says[step.value], table, "a new one")
 
     def _endpoint(self, backend: int) -> str:
         return self.facts.endpoint(self.facts.backend(backend))
@@ -244,6 +254,27 @@ class Words:
 
     def _affinity_key(self, service: int) -> Any:
         return affinity_key(self.client, service, is_packet=self.is_packet)
+
+
+# Kind of step -> what says it, by what the step found and the steps before it.
+SAID_BY_STATE: dict[str, Callable[[Words, Step], Row | None]] = {
+    "foreign": Words._foreign,
+    "service": Words._service,
+    "address_use": Words._address_use,
+    "admission": Words._admission,
+    "assigned": Words._assigned,
+    "policy": Words._policy,
+    "affinity_asked": Words._affinity_asked,
+    "affinity_expired": Words._affinity_expired,
+    "affinity_gone": Words._affinity_gone,
+    "affinity_used": Words._affinity_used,
+    "slot": Words._slot,
+    "flow": Words._flow,
+    "snat": Words._snat,
+    "source": Words._source,
+    "chosen": Words._chosen,
+    "opened": Words._opened,
+}
 
 
 def affinity_key(client: Client, service: int, *, is_packet: bool) -> Any:
