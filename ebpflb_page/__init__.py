@@ -5,9 +5,8 @@ Nothing here is imported unless the command runs, as starlette and uvicorn are a
 the page: files that browsers read as they are.
 
 web_server       the process: a socket, uvicorn, and connections that hold it for too long
-application      which path gives which value
+application      which path gives which value, and what a request asks for
 guard            which requests are answered at all, and what every response has
-request_fields   what a request asks for
 request_workers  threads that read, so many at a time
 answering        values as JSON, errors as sentences
 readings         the values, by the tools that the commands ask

@@ -12,6 +12,7 @@ service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with what is planned, and puts back what differs
 objects_check     likewise: what is planned, with a fresh list of the API
 reporter          health and metrics, from what the loop does
+due_worker        a thread that does something whenever it is due
 missed_ends       ends sockets and counted connections whose end no program saw
 netfilter_sync    keeps the nft table of the engine netfilter, an element for each backend
 on_removal        resets connections to endpoints that have gone

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.model import annotations, drift, services
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.cluster_state import (
@@ -25,7 +26,6 @@ from ebpflb.model.endpoints import HealthCheck, NoLocalEndpoints
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Node
 from ebpflb.options import Options
-from ebpflb.rate_limit import object_limit
 from ebpflb.serve import status
 from ebpflb.serve.conditions import not_ready
 from ebpflb.serve.health import Health

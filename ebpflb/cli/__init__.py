@@ -3,16 +3,14 @@
 
 How the options of ``ebpflb run`` become the agent's ``Options``:
 
-kube_proxy_flags   kube-proxy's flags as click knows them
-run_options        ebpflb's own options
+run_options        kube-proxy's flags, and ebpflb's own options
 run_configuration  their values, or the file of --config -> a valid KubeProxyConfiguration
 run                that configuration and ebpflb's own options -> Options, for the agent
 
 Shared by the commands:
 
 common             options and helpers
-output             -o table, wide, json or yaml
-watching           --watch
+output             -o table, wide, json or yaml; and --watch
 
 The other commands:
 

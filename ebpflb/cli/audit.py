@@ -23,9 +23,9 @@ from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.space import Shares
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
-from ebpflb.tools import kube_proxy, pins, place, service_audit
+from ebpflb.tools import kube_proxy, node_audit, pins, place
 from ebpflb.tools import node_audit as comparisons
-from ebpflb.tools.service_audit import Damage, Planned
+from ebpflb.tools.node_audit import Damage, Planned
 
 AGAIN_SECONDS = 1.0  # what an agent writes just now is no drift: it is looked at twice
 
@@ -100,7 +100,7 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
         found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
         contents = comparisons.contents(maps)
         found += comparisons.wrong_bits(maps, contents)
-        damage = service_audit.damage(maps, contents)
+        damage = node_audit.damage(maps, contents)
         found += damage.drifts
         found += comparisons.inconsistent(maps, damage.contents)
         if options is not None:
@@ -120,7 +120,7 @@ def _not_as_asked(options: Options, damage: Damage, capacity: Capacity) -> Plann
     contents = replace(damage.contents, wrong_backend_slots=[])
     cluster, shares = fresh_list.listed(options), Shares(options.namespace_share)
     missing = fresh_list.missing(cluster, contents, capacity, shares, damage.names)
-    return service_audit.planned(missing.plan, contents.entries, missing.entries)
+    return node_audit.planned(missing.plan, contents.entries, missing.entries)
 
 
 def _try(look: Callable[[], list[Drift]]) -> list[Drift]:

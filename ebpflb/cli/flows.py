@@ -7,12 +7,24 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, print_as, print_narrow_table, wide_output_option
-from ebpflb.cli.watching import show, watch_option
+from ebpflb.cli.output import (
+    WIDE,
+    print_as,
+    print_narrow_table,
+    show,
+    watch_option,
+    wide_output_option,
+)
 from ebpflb.model.addresses import Address, parse_address
 from ebpflb.tools import pins
-from ebpflb.tools.connection_list import flush_connections, list_connections
-from ebpflb.tools.flow_list import FlowFilter, check_service, flush_flows, list_flows
+from ebpflb.tools.flow_list import (
+    FlowFilter,
+    check_service,
+    flush_connections,
+    flush_flows,
+    list_connections,
+    list_flows,
+)
 
 _NARROW = ("protocol", "state", "client", "frontend", "backend")
 

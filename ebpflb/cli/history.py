@@ -11,8 +11,14 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.flows import service as service_option
-from ebpflb.cli.output import WIDE, print_as, print_narrow_table, wide_output_option
-from ebpflb.cli.watching import watch, watch_option
+from ebpflb.cli.output import (
+    WIDE,
+    print_as,
+    print_narrow_table,
+    watch,
+    watch_option,
+    wide_output_option,
+)
 from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
 from ebpflb.history.past import parse_time
 from ebpflb.tools import pins

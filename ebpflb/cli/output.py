@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--output``: values as a table, JSON or YAML. A row of a table is one line, fit for grep.
+"""``--output`` and ``--watch``: values as a table, JSON or YAML, once or again and again.
+
+A row of a table is one line, fit for grep.
 
 Control characters, which a name in a map or manifest may hold, are escaped.
 """
 
+import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from textwrap import fill, wrap
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -163,6 +167,18 @@ def _text(value: Any) -> str:
     return "" if value is None else escaped(str(value))
 
 
+def wrapped(label: str, text: str) -> list[str]:
+    """A word longer than a line, as a path may be, is not broken: it could not be copied."""
+    return wrap(
+        " ".join(text.split()),
+        COLUMNS,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 # The lines of ``ebpflb check`` and ``ebpflb doctor``: what was looked at, and what was found.
 
 _RESULT_INDENT = " " * 9
@@ -206,13 +222,48 @@ def _word(result: CheckResult, lacking: str) -> str:
     return lacking if result.required else "warning"
 
 
-def wrapped(label: str, text: str) -> list[str]:
-    """A word longer than a line, as a path may be, is not broken: it could not be copied."""
-    return wrap(
-        " ".join(text.split()),
-        COLUMNS,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+# ``--watch``: shows a value again and again, until Ctrl-C.
+
+_Value = TypeVar("_Value")
+
+_CLEAR = "\x1b[H\x1b[2J"
+
+watch_option = click.option(
+    "-w",
+    "--watch",
+    type=click.FloatRange(min=0.1),
+    is_flag=False,
+    flag_value=2.0,
+    default=None,
+    metavar="[SECONDS]",
+    help="Look again every 2 s, or every SECONDS, and show what has changed; until Ctrl-C.",
+)
+
+
+def show(
+    read: Callable[[], _Value], print_: Callable[[_Value], None], seconds: float | None
+) -> _Value:
+    """Prints the value, which it returns; with ``seconds`` it watches, and ends the command."""
+    if seconds:
+        watch(read, print_, seconds)
+        sys.exit(0)
+    value = read()
+    print_(value)
+    return value
+
+
+def watch(read: Callable[[], _Value], print_: Callable[[_Value], None], seconds: float) -> None:
+    """On a terminal in place; elsewhere one output after the other, where they differ."""
+    last = None
+    try:
+        while True:
+            value = read()
+            if value != last:
+                if sys.stdout.isatty():
+                    click.echo(_CLEAR, nl=False)
+                print_(value)
+                sys.stdout.flush()
+            last = value
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return

@@ -13,7 +13,7 @@ import click
 
 from ebpflb import child, redaction
 from ebpflb.agent import Inbox, Stop, build_agent
-from ebpflb.cli import common, kube_proxy_flags, run_configuration, run_options
+from ebpflb.cli import common, run_configuration, run_options
 from ebpflb.cli.cleanup import remove_all
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.translation import translate
@@ -31,9 +31,9 @@ from ebpflb.tools import pins
 from ebpflb.tools.check import missing_requirements, required_results
 
 
-@click.command(context_settings=kube_proxy_flags.GO_STYLE)
+@click.command(context_settings=run_options.GO_STYLE)
 @run_options.ebpflb_options
-@kube_proxy_flags.options
+@run_options.kube_proxy_options
 @click.version_option(package_name="ebpflb", prog_name="ebpflb")
 def run(**values: Any) -> None:
     """Run the agent, which serves Services on this node.
@@ -55,7 +55,7 @@ def run(**values: Any) -> None:
     os.environ["PATH"] = child.path()  # of the kubeconfig's credential plugins too
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
     config = run_configuration.load(values)
-    if config.logging.verbosity >= kube_proxy_flags.DEBUG_VERBOSITY:
+    if config.logging.verbosity >= run_options.DEBUG_VERBOSITY:
         logging.getLogger().setLevel(logging.DEBUG)
     if values["write_config_to"]:
         run_configuration.write(config, Path(values["write_config_to"]))

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebpflb.cli.kube_proxy_flags import argument_name
-from ebpflb.cli.run_options import format_ports
+from ebpflb.cli.run_options import argument_name, format_ports
 from ebpflb.config import config_file, fields, listen_addresses, parameters, translation, validation
 from ebpflb.config.config_file import FieldError
 from ebpflb.config.fields import KubeProxyConfiguration, replace_at, value_at

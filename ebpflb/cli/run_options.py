@@ -1,21 +1,136 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``ebpflb run`` that kube-proxy does not have."""
+"""The options of ``ebpflb run``: kube-proxy's flags, and those that kube-proxy does not have."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import click
+import msgspec
 
 from ebpflb.cli import common
-from ebpflb.errors import plain
+from ebpflb.config import listen_addresses
+from ebpflb.config.config_file import decode
+from ebpflb.config.fields import KubeProxyConfiguration, VModule, value_at
+from ebpflb.config.parameters import PARAMETERS, Parameter, type_of
+from ebpflb.errors import in_json_words, plain
 from ebpflb.kernel.maps import map_sizes
 from ebpflb.model import annotations, devices, packet_path, services
+from ebpflb.model.durations import Duration, FlushFrequency
 from ebpflb.options import AUDITS, REPLY_PATHS, SOCKET_TRANSLATIONS, Options, Paths
 
-_LAST_PORT = 65535
+# kube-proxy's flags as options of ``ebpflb run``, from ``configuration.parameters``.
+#
+# They are accepted in all ways that Go accepts: ``--flag=value``, ``--flag value``, a boolean as
+# ``--flag`` or ``--flag=false``, underscores instead of dashes. Lists may use commas or repeat the
+# flag. The value of a flag that is not on the command line is None.
+
+GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
+DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
+
+_DEFAULT = listen_addresses.complete_listen_address(KubeProxyConfiguration(), frozenset())
+_LONGEST_NUMBER = 10  # digits
+
+_TYPES = {"cleanup": bool, "init-only": bool, "healthz-port": int, "metrics-port": int}
+_FILE_FLAGS = {"config", "kubeconfig", "write-config-to"}
 
 _Callback = Callable[[click.Context, click.Parameter, Any], Any]
+
+
+def kube_proxy_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that adds all flags of kube-proxy, except --version."""
+    for parameter in reversed(PARAMETERS):
+        if parameter.flags and parameter.flag != "version":
+            command = _flag(parameter)(command)
+    return command
+
+
+def argument_name(parameter: Parameter) -> str:
+    """The name of the function argument in which click passes the flag's value."""
+    return parameter.flag.replace("-", "_")
+
+
+def _flag(parameter: Parameter) -> Callable[[Any], Any]:
+    kind = type_of(parameter) if parameter.fields else _TYPES.get(parameter.flag, str)
+    without_value: dict[str, Any] = {}  # what the flag means if no value follows it
+    if kind is bool or parameter.flag == "v":
+        value = "true" if kind is bool else str(DEBUG_VERBOSITY)
+        without_value = {"is_flag": False, "flag_value": value}
+    names = parameter.flags.split()
+    is_kubeconfig = parameter.flag == "kubeconfig"
+    return click.option(
+        argument_name(parameter),
+        *(f"-{name}" for name in names if len(name) == 1),
+        *(f"--{name}" for name in names),
+        type=click.Path(exists=True, dir_okay=False) if is_kubeconfig else click.STRING,
+        multiple=_is_collection(kind),
+        metavar=_metavar(parameter, kind),
+        callback=_converted_to(kind),
+        help=parameter.help + _default_text(parameter),
+        hidden=parameter.ignored,
+        **without_value,
+    )
+
+
+def _metavar(parameter: Parameter, kind: Any) -> str:
+    if parameter.flag in _FILE_FLAGS:
+        return "FILE"
+    names = {bool: "true|false", str: "TEXT", dict[str, bool]: "GATE=BOOL"}
+    names |= dict.fromkeys((Duration, FlushFrequency), "DURATION")
+    return names.get(kind, "LIST" if _is_collection(kind) else "NUMBER")
+
+
+def _default_text(parameter: Parameter) -> str:
+    """The default as kube-proxy's help shows it; nothing for "", booleans and collections."""
+    if not parameter.fields:
+        return ""
+    value = value_at(_DEFAULT, parameter.fields.split()[0])
+    shown = value and not isinstance(value, bool | tuple | dict)
+    return f"  [default: {value}]" if shown else ""
+
+
+def _is_collection(kind: Any) -> bool:
+    return get_origin(kind) in (tuple, dict)
+
+
+def _converted_to(kind: Any) -> _Callback:
+    """A callback for click that converts the text to the type of the field."""
+
+    def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        if value is None or value == ():
+            return None
+        try:
+            return msgspec.convert(_split(kind, value), kind, strict=False, dec_hook=decode)
+        except UnicodeError as error:
+            raise click.BadParameter("is not UTF-8") from error
+        except ValueError as error:  # msgspec's among them
+            text = value if isinstance(value, str) else ",".join(value)
+            reason = in_json_words(str(error).partition(" - at ")[0])
+            raise click.BadParameter(plain(f'"{text}": {reason}')) from error
+
+    return callback
+
+
+def _split(kind: Any, value: Any) -> Any:
+    """The texts of a collection -> its elements, as plain values."""
+    if not _is_collection(kind):
+        return value.removeprefix("=")  # click passes "=2" for -v=2
+    parts = [part.strip() for text in value for part in text.split(",") if part.strip()]
+    if kind == tuple[str, ...]:
+        return parts
+    pairs = [part.partition("=") for part in parts]
+    if get_origin(kind) is dict:
+        return {key.strip(): text.strip().lower() for key, _, text in pairs}
+    return [VModule(file_pattern=key, verbosity=_verbosity(text)) for key, _, text in pairs]
+
+
+def _verbosity(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > _LONGEST_NUMBER:
+        raise ValueError("is not PATTERN=NUMBER,...")
+    return int(text)
+
+
+_LAST_PORT = 65535
 
 
 def ebpflb_options(command: Callable[..., Any]) -> Callable[..., Any]:

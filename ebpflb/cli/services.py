@@ -9,8 +9,15 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, percent, print_as, print_narrow_table, wide_output_option
-from ebpflb.cli.watching import show, watch_option
+from ebpflb.cli.output import (
+    WIDE,
+    percent,
+    print_as,
+    print_narrow_table,
+    show,
+    watch_option,
+    wide_output_option,
+)
 from ebpflb.errors import escaped, one_line
 from ebpflb.model.annotations import KEEP, RANDOM
 from ebpflb.model.services import parse_requirements, show_requirements

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import output_option, print_as, wrapped
-from ebpflb.cli.watching import show, watch_option
+from ebpflb.cli.output import output_option, print_as, show, watch_option, wrapped
 from ebpflb.serve.verdict import Facts, Verdict, VerdictReason, judge, span
 from ebpflb.tools import pins
 from ebpflb.tools.node_status import NodeStatus, read_status

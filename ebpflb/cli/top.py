@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, lines_output_option, print_narrow_table, print_row_as
-from ebpflb.cli.watching import watch
+from ebpflb.cli.output import WIDE, lines_output_option, print_narrow_table, print_row_as, watch
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.tools import pins, rates
 from ebpflb.tools.rates import Rate

@@ -12,7 +12,7 @@ position        where it stands, and what it has told since
 fresh_lists     lists to be compared with what has become of what it told
 api             requests to the API server
 access          its address, TLS and credentials; these two modules import ``kubernetes``
-event_recorder  Kubernetes events about the Node and its Services, sent to the API server
+event_recorder  Kubernetes events about the Node and its Services, sent to the API server; how many
 
 A directory of manifests:
 

@@ -11,6 +11,7 @@ probe            which features this kernel has, found by trying them
 bpf              bpf(2): one function for each command
 declarations     C declarations as types of cffi, parsed when an installation is made
 attributes       the structs of bpf(2)
+libc             calls of the C library that Python does not have
 side_by_side     several calls at a time
 
 netlink          messages of netlink, made and taken apart

@@ -15,9 +15,8 @@ from typing import TypeVar
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb import libc
 from ebpflb.errors import KernelError
-from ebpflb.kernel import bpf
+from ebpflb.kernel import bpf, libc
 from ebpflb.kernel.attach import clsact
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.layout import MapSpec

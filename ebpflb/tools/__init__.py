@@ -4,17 +4,14 @@
 pins             the directories of a node's agent, and its pinned maps
 place            whether a command runs where it can see its node
 node_status      what `ebpflb status` says of this node
-node_audit       compares hooks, pins and maps once
-service_audit    compares the maps' service ports with the cluster, a line for each cause
+node_audit       compares hooks, pins and maps once, and the maps' service ports with the cluster
 check            whether this node can run ebpflb, feature by feature
 settings_check   what of sysctls and maps breaks services
 reach            whose sockets the hooks see, and routes to endpoints
 canary_check     connections of doctor's own through each path
-canary_probe     one of them
-neighbours       what it says of others' programs and rules that handle the same traffic
+neighbours       what it says of others' programs, rules and routes that matter to the same traffic
 kube_proxy       a kube-proxy beside programs that no agent updates
 firewall         which rules of netfilter may not see Services, or drop what pods are sent
-pod_replies      endpoints whose replies to clients outside leave by another device
 service_pages    one Service on a page, or a list of them
 ask              what the running agent answers
 events           the events that the agent sends on for `ebpflb monitor`
@@ -24,7 +21,6 @@ packets          the rows of what packets leave in the maps
 node_maps        the rows of what the agent writes for them
 snapshot         the maps that the agent writes, which those rows refer to
 explain          why a connection goes where it goes: asks the programs themselves
-flow_list        the flows of the flow tables, to list and to delete
-connection_list  the same of the flows that conntrack keeps
+flow_list        the flows of the flow tables and of conntrack, to list and to delete
 check_result     what it says of one feature
 """

@@ -11,21 +11,26 @@ that has no answer, the node does not forward, and nothing is known of services.
 """
 
 import errno
+import os
 import random
+import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebpflb.errors import EbpflbError, NodeError
+from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.attach.cgroup_links import HeldLinks
+from ebpflb.kernel.attach.cgroup_links import HeldLinks, cgroup_root
 from ebpflb.kernel.attach.device_programs import attacher
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import clients
 from ebpflb.kernel.node.scratch_namespace import ScratchNamespace, unused_address
 from ebpflb.kernel.node.sysctls import supported_families
 from ebpflb.model.addresses import Address, Family, family
@@ -34,9 +39,144 @@ from ebpflb.model.services import Protocol
 from ebpflb.options import Paths
 from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease
 from ebpflb.plan.entries import host_port
-from ebpflb.tools import ask, canary_probe
+from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 from ebpflb.tools.check_result import CheckResult
+
+# One canary connection: a question to the endpoint, and whether its answer is that of doctor's.
+#
+# The endpoint answers with a word that was drawn for it, so nothing else can be taken for it. The
+# answer has to come from the address that was asked: else it was translated one way only.
+
+ENDPOINT_PORT = 8080  # of the endpoint, in a namespace where nothing else listens
+_SECONDS = 3.0  # until a connection is given up
+_TIMES = 3  # that a datagram is sent in that time
+_OWN = Path("/proc/self")
+_LONGEST = 64  # bytes of question and answer
+
+
+class CanaryEndpoint:
+    """Answers on ENDPOINT_PORT with its word, in the namespace in which ``call`` calls."""
+
+    def __init__(self, call: Callable[[Callable[[], list[socket.socket]]], list[socket.socket]]):
+        self.word = os.urandom(8).hex().encode()
+        self._sockets = call(_listening)
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        for each in self._sockets:
+            self._selector.register(each, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="canary", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        os.write(self._wake, b"\0")
+        self._thread.join()
+        self._selector.close()
+        for each in self._sockets:
+            each.close()
+        os.close(self._wake)
+        os.close(self._woken)
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj == self._woken:
+                    return
+                assert isinstance(key.fileobj, socket.socket)
+                with suppress(OSError):
+                    self._answer(key.fileobj)
+
+    def _answer(self, asked: socket.socket) -> None:
+        if asked.type is socket.SOCK_DGRAM:
+            _, client = asked.recvfrom(_LONGEST)
+            asked.sendto(self.word, client)
+            return
+        connection, _ = asked.accept()
+        with connection:
+            connection.settimeout(_SECONDS)
+            if connection.recv(_LONGEST):
+                connection.sendall(self.word)
+
+
+def _listening() -> list[socket.socket]:
+    found = []
+    for socket_family, anywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            with suppress(OSError):  # a kernel without IPv6
+                made = socket.socket(socket_family, kind)
+                if socket_family == socket.AF_INET6:
+                    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                made.bind((anywhere, ENDPOINT_PORT))
+                if kind == socket.SOCK_STREAM:
+                    made.listen()
+                made.setblocking(False)
+                found.append(made)
+    return found
+
+
+def fault(protocol: Protocol, address: Address, port: int, word: bytes) -> str:
+    """What is wrong with a connection of this thread's namespace; "" if nothing is."""
+    socket_family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
+    try:
+        with socket.socket(socket_family, kind) as client:
+            exchange = _stream if protocol is Protocol.TCP else _datagram
+            said, by = exchange(client, (str(address), port))
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return in_words(error).lower()
+    if said != word:
+        return "something else answers"
+    if by[:2] != (str(address), port):
+        return f"the answer comes from {by[0]}, port {by[1]}"
+    return ""
+
+
+def _stream(client: socket.socket, to: tuple[str, int]) -> tuple[bytes, tuple[str, int]]:
+    client.settimeout(_SECONDS)
+    client.connect(to)
+    client.sendall(b"?")
+    said = b""
+    while part := client.recv(_LONGEST):
+        said += part
+    return said, client.getpeername()
+
+
+def _datagram(client: socket.socket, to: tuple[str, int]) -> tuple[bytes, tuple[str, int]]:
+    client.settimeout(_SECONDS / _TIMES)
+    for left in reversed(range(_TIMES)):
+        client.sendto(b"?", to)
+        with suppress(*([TimeoutError] if left else [])):
+            return client.recvfrom(_LONGEST)
+    raise TimeoutError
+
+
+@contextmanager
+def inside(cgroup: Path) -> Iterator[None]:
+    """This process is in that cgroup, as /proc/PID/cgroup has it, or below it. Raises NodeError."""
+    if clients.in_cgroup(_OWN, cgroup):
+        yield
+        return
+    root = cgroup_root()
+    lines = (_OWN / "cgroup").read_text().splitlines()
+    before = next((it[len("0::/") :] for it in lines if it.startswith("0::/")), "")
+    try:
+        _enter(root / cgroup.relative_to("/"))
+    except OSError as error:
+        text = f"doctor is outside of {cgroup}, whose sockets are served, and cannot enter it"
+        raise NodeError(f"{text}: {in_words(error)}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            _enter(root / before)
+
+
+def _enter(cgroup: Path) -> None:
+    (cgroup / "cgroup.procs").write_text("0")
+
 
 SERVED_SECONDS = 10.0  # until the agent has to serve a new device
 _NODEPORTS = range(30000, 32768)
@@ -87,12 +227,12 @@ def _begun(state: StateDir, paths: Paths, maps: Mapping[str, Map], stack: ExitSt
         stack.enter_context(closing(ScratchNamespace([unused_address(it, taken) for it in of])))
         for _ in range(2)
     )
-    server = canary_probe.CanaryEndpoint(endpoint.call)
+    server = CanaryEndpoint(endpoint.call)
     stack.callback(server.close)
     node = {Family.IPV4: settings.node_v4, Family.IPV6: settings.node_v6}
     addresses = [(client.addresses[it], endpoint.addresses[it], node[it]) for it in of]
     nodeport = _free_nodeport(used)
-    lease = ask.canary(paths, addresses, canary_probe.ENDPOINT_PORT, nodeport)
+    lease = ask.canary(paths, addresses, ENDPOINT_PORT, nodeport)
     stack.callback(_end, paths, lease)
     return _Canary(state, paths, maps, client, endpoint, server, lease, nodeport)
 
@@ -132,7 +272,7 @@ class _Canary:
         maps: Mapping[str, Map],
         client: ScratchNamespace,
         endpoint: ScratchNamespace,
-        server: canary_probe.CanaryEndpoint,
+        server: CanaryEndpoint,
         lease: CanaryLease,
         nodeport: int,
     ) -> None:
@@ -145,7 +285,7 @@ class _Canary:
         """Raises NoAnswer where the agent has withdrawn the canary."""
         yield from self._missing_families()
         cluster_ips = [
-            Target(it, canary_probe.ENDPOINT_PORT, self._endpoint.addresses[family(it)])
+            Target(it, ENDPOINT_PORT, self._endpoint.addresses[family(it)])
             for it in map(ip_address, self._lease.cluster_ips)
         ]
         yield from self._from_node(cluster_ips)
@@ -166,7 +306,7 @@ class _Canary:
 
     def _from_node(self, targets: list[Target]) -> Iterator[CheckResult]:
         try:
-            with canary_probe.inside(cgroup_links.cgroup_of(self._state)):
+            with inside(cgroup_links.cgroup_of(self._state)):
                 yield from self._tried("sockets", self._fault, targets)
         except NodeError as error:
             yield CheckResult("canary: sockets", False, False, f"not tried: {error}", "")
@@ -202,7 +342,7 @@ class _Canary:
                 yield Target(at, self._nodeport, each.endpoint)
 
     def _fault(self, protocol: Protocol, address: Address, port: int) -> str:
-        return canary_probe.fault(protocol, address, port, self._server.word)
+        return fault(protocol, address, port, self._server.word)
 
     def _from_client(self, protocol: Protocol, address: Address, port: int) -> str:
         return self._client.call(partial(self._fault, protocol, address, port))
@@ -231,5 +371,5 @@ class _Canary:
     def _without_service(self, fault: Fault, protocol: Protocol, target: Target) -> str:
         key = fault, protocol, target.endpoint
         if key not in self._direct:
-            self._direct[key] = fault(protocol, target.endpoint, canary_probe.ENDPOINT_PORT)
+            self._direct[key] = fault(protocol, target.endpoint, ENDPOINT_PORT)
         return self._direct[key]

@@ -28,7 +28,7 @@ from ebpflb.kernel.netfilter.rules import TABLE
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, host_port, protocol_name
 from ebpflb.plan.tables import scheduler_of
 from ebpflb.tools import node_maps, packets
-from ebpflb.tools.connection_list import dump_connections
+from ebpflb.tools.flow_list import dump_connections
 from ebpflb.tools.snapshot import Row, Snapshot, endpoint, kind, seconds_since
 
 

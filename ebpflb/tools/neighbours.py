@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs and rules of others on this node that handle the same traffic, for `ebpflb check`."""
+"""Programs, rules and routes on this node that matter to the same traffic, for `ebpflb check`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.maps import state_dir
-from ebpflb.kernel.node import routes
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import namespaces, routes
+from ebpflb.kernel.node.routes import FAR_CLIENTS, ReplyRoute
+from ebpflb.model.addresses import Address
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Flags
-from ebpflb.tools import kube_proxy, pod_replies
+from ebpflb.tools import kube_proxy
 from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.firewall import forwarding
 from ebpflb.tools.firewall.survey import survey
+from ebpflb.tools.snapshot import Snapshot
 
 _REPLIES = "replies of endpoints"
 _RIGHTS = "grant CAP_SYS_ADMIN to look into pods"
@@ -30,7 +35,7 @@ def results(
     yield _kube_proxy(state_directory)
     yield from _forwarding(state_directory)
     yield from _firewall(state_directory, engine, fast_forward="fast_forward" in flags)
-    yield from _replies(state_directory)
+    yield from _reply_result(state_directory)
 
 
 def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
@@ -81,17 +86,17 @@ def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
     return CheckResult(_EACH_PACKET, not found, False, detail, remedy)
 
 
-def _replies(state_directory: Path) -> Iterator[CheckResult]:
+def _reply_result(state_directory: Path) -> Iterator[CheckResult]:
     """Endpoints that answer only their node (docs/limits.md)."""
     try:
-        found = pod_replies.misled(state_directory)
+        found = misled(state_directory)
     except (EbpflbError, OSError) as error:
         yield CheckResult(
             _REPLIES, False, False, in_words(error), "grant CAP_SYS_ADMIN to see them"
         )
         return
     for line in found:
-        yield CheckResult("replies of an endpoint", False, False, line, pod_replies.REMEDY)
+        yield CheckResult("replies of an endpoint", False, False, line, REMEDY)
     if not found:
         yield CheckResult(_REPLIES, True, False, "none leaves by another device", "")
 
@@ -141,3 +146,76 @@ def _kube_proxy(state_directory: Path) -> CheckResult:
     except EbpflbError as error:
         return CheckResult("kube-proxy", False, False, str(error), "")
     return CheckResult("kube-proxy", not found.advice, False, found.state, found.advice)
+
+
+# Endpoints on this node whose replies to clients outside do not come back to the node.
+#
+# Clients outside keep their address if the endpoint is on this node, where kube-proxy masquerades
+# them. A pod with several networks may send its replies by another one (docs/limits.md).
+
+REMEDY = "--masquerade-local-backends"
+_MOST_SHOWN = 20
+
+
+def misled(state_directory: Path) -> list[str]:
+    """A line for each endpoint; none where no agent has run. Raises NodeError."""
+    endpoints = _asked_from_outside(state_directory)
+    if not endpoints:
+        return []
+    clients = {*FAR_CLIENTS, *routes.gateways()}
+    lines = list(_lines(endpoints, _replies(endpoints, sorted(clients, key=str))))
+    more = len(lines) - _MOST_SHOWN
+    return lines[:_MOST_SHOWN] + ([f"{more} more endpoints like these"] if more > 0 else [])
+
+
+def _replies(endpoints: dict[Address, str], clients: list[Address]) -> Iterator[ReplyRoute]:
+    """Of all pods of the node; one that ends meanwhile is left out."""
+    for path in namespaces.linked():
+        try:
+            found = namespaces.call_in(path, partial(routes.replies, endpoints.keys(), clients))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise NodeError(f"pods' routes cannot be read: {error.strerror}") from error
+        yield from found
+
+
+def _lines(endpoints: dict[Address, str], replies: Iterable[ReplyRoute]) -> Iterator[str]:
+    """One for each endpoint, with the first client that it does not answer."""
+    said = set()
+    for reply in replies:
+        if reply.leaves_by != reply.device and reply.address not in said:
+            said.add(reply.address)
+            way = f"leave by {reply.leaves_by}" if reply.leaves_by else "have no route"
+            name = f"{endpoints[reply.address]} ({reply.address})".strip()
+            yield (
+                f"{name}: replies to clients outside, such as {reply.client}, {way}; "
+                f"requests come in by {reply.device}"
+            )
+
+
+def _asked_from_outside(state_directory: Path) -> dict[Address, str]:
+    """The endpoints, by address, that get requests with the address of a client outside under
+    policy Cluster, and what they are. (With policy Local kube-proxy masquerades nobody either.)
+    """
+    try:
+        maps = StateDir(state_directory).read_maps()
+    except NodeError:
+        return {}
+    try:
+        if "masquerade_here" in maps["settings"].get(0).flags:
+            return {}
+        snapshot = Snapshot.read(maps)
+    finally:
+        for opened in maps.values():
+            opened.close()
+    outside = {
+        service.id
+        for service in snapshot.services.values()
+        if "external" in service.flags and "local" not in service.flags
+    }
+    return {
+        backend.address: snapshot.backend_names[backend.id].target
+        for backend in snapshot.slots.values()
+        if backend.service in outside and backend.id in snapshot.backend_names
+    }

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One comparison of a node's hooks, devices, pins and maps, read-only, agent or no agent.
+"""One comparison of a node's hooks, devices, pins and maps, read-only, agent or no agent;
+and of the service ports in the maps with the cluster.
 
 Without an agent nobody knows which programs are its own, so it is only asked whether there are any.
 The devices that are to have programs are those of map devices.
 """
 
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
@@ -24,13 +28,18 @@ from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.rules import TABLE, table_options
 from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.kernel.sound_contents import SoundContents
+from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
+from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
+from ebpflb.plan.desired import DesiredBackend
+from ebpflb.plan.entries import Backend, Flags, Frontend, Range, host_port, service_name
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.planner import Planner
+from ebpflb.plan.planner import Plan, Planner
+from ebpflb.plan.service_entries import ServiceEntries
 
 
 def attachments(state: StateDir, cgroup: Path, maps: Mapping[str, Map]) -> Iterator[Drift]:
@@ -110,3 +119,175 @@ def in_flowtable(maps: Mapping[str, Map]) -> Iterator[Drift]:
     wanted = flowtable.InFlowtable(devices, frontends)
     for said in flowtable.differences(flowtable.read(flowtable.TABLE), wanted):
         yield Drift(Part.FLOWTABLE, str(flowtable.TABLE), said)
+
+
+# What the maps hold of service ports against what the cluster asks for, one line for each cause: a
+# slot that differs moves the whole block of its service port in a plan, with its ids and frontends.
+
+_NOT_ASKED = "is not as the cluster asks"
+
+
+class Damage(NamedTuple):
+    """Slots that no agent has written; ``names`` are the service ports which they keep from being
+    compared, and ``contents`` is without what follows from them.
+    """
+
+    drifts: list[Drift]
+    names: frozenset[PortName]
+    contents: MapContents
+
+
+class _Slot(NamedTuple):
+    at: int
+    service: int  # the id of the frontends whose block has it
+    backend: Backend
+
+
+def damage(maps: Mapping[str, Map], found: MapContents) -> Damage:
+    """``found`` are the maps' entries. A slot is damaged if its check is wrong, it names another
+    service than its frontends, or it has the id of a backend in another slot.
+    """
+    sound = SoundContents(maps, capacity_of(maps), repair=False)
+    slots = list(_slots(sound))
+    counts = Counter(slot.backend.id for slot in slots)
+    wrong = [slot for slot in slots if _is_wrong(slot, counts, sound)]
+    ids = {slot.backend.id for slot in wrong}
+    services = {slot.service for slot in slots if slot.backend.id in ids} if wrong else set()
+    names = {entries.id: name for name, entries in found.entries.items()}
+    drifts = [
+        Drift(
+            Part.MAP,
+            f"map slots: #{slot.at} of {service_name(names.get(slot.service), slot.service)}",
+            "holds what no agent has written",
+        )
+        for slot in wrong
+    ]
+    left_out = {slot.at for slot in slots if slot.service in services}
+    known = frozenset(names[id] for id in services if id in names)
+    return Damage(drifts, known, _without(found, left_out, sound) if wrong else found)
+
+
+def _slots(sound: SoundContents) -> Iterator[_Slot]:
+    """Of each service port the largest block, as it is read back."""
+    blocks: dict[int, Range] = {}
+    for _, entry in sound.services():
+        blocks[entry.id] = max(entry.block, blocks.get(entry.id, Range(0, 0)), key=_size)
+    for service, block in sorted(blocks.items()):
+        for at, backend in enumerate(sound.slots(block), block.base):
+            yield _Slot(at, service, backend)
+
+
+def _size(block: Range) -> int:
+    return block.size
+
+
+def _is_wrong(slot: _Slot, counts: Mapping[int, int], sound: SoundContents) -> bool:
+    id = slot.backend.id
+    is_copy = counts[id] > 1 and sound.backend_slot(id) != slot.at
+    return slot.backend.service != slot.service or is_copy
+
+
+def _without(found: MapContents, slots: set[int], sound: SoundContents) -> MapContents:
+    """Without the backends of these slots, which belong to no service port any more."""
+    ids = {id for id in found.leftover_backend_ids if sound.backend_slot(id) in slots}
+    return replace(
+        found,
+        leftover_backend_ids=found.leftover_backend_ids - ids,
+        leftover_translations=[it for it in found.leftover_translations if it.id not in ids],
+        wrong_backend_slots=[it for it in found.wrong_backend_slots if it[1] not in slots],
+    )
+
+
+class Planned(NamedTuple):
+    """``ids`` are the backends of service ports whose slots differ."""
+
+    drifts: list[Drift]
+    ids: Set[int] = frozenset()
+
+
+def planned(
+    plan: Plan, old: Mapping[PortName, ServiceEntries], new: Mapping[PortName, ServiceEntries]
+) -> Planned:
+    """What the plan would have to write, from the old entries to the new ones."""
+    drifts: list[Drift] = []
+    moved = _Moved(set(), set(), set(), set())
+    for name in sorted(old.keys() & new.keys()):
+        if old[name].block != new[name].block:
+            drifts += _slot_drifts(service_name(name, 0), old[name], new[name])
+            moved.add(old[name], new[name])
+    # Of a table its first place stands for all of it.
+    named = vars(plan).items()
+    rows = ((name.replace("tables", "choices"), row) for name, rows in named for row in rows)
+    others = [Wrong(*it, _NOT_ASKED) for it in rows if not moved.has(*it)]
+    return Planned(drifts + [each.drift for each in others], moved.ids)
+
+
+class _Moved(NamedTuple):
+    """Rows of a plan that it has only because blocks move. ``renamed`` are the ids of ``ids`` that
+    begin or end with that.
+    """
+
+    slots: set[int]
+    ids: set[int]
+    renamed: set[int]
+    frontends: set[Frontend]
+
+    def add(self, old: ServiceEntries, new: ServiceEntries) -> None:
+        self.slots.update(at for at, _ in new.slots())
+        self.ids.update(old.ids, new.ids)
+        self.renamed.update({*old.ids} ^ {*new.ids})
+        self.frontends.update(
+            frontend
+            for frontend, entry in new.services.items()
+            if (was := old.services.get(frontend))
+            and (was.flags, was.affinity_seconds) == (entry.flags, entry.affinity_seconds)
+        )
+
+    def has(self, field: str, row: Any) -> bool:
+        key = row[0] if isinstance(row, tuple) else row
+        kinds: dict[str, set[Any]] = {
+            "slots": self.slots,
+            "services": self.frontends,
+            "backend_slots": self.ids,
+            "translations": self.ids,
+            "backend_names": self.renamed,
+        }
+        return key in kinds.get(field.removeprefix("removed_"), ())
+
+
+def _slot_drifts(name: str, old: ServiceEntries, new: ServiceEntries) -> Iterator[Drift]:
+    """``name`` of the service port."""
+    had, wanted = ({_content(each) for each in it.backends} for it in (old, new))
+    lacking = [each for each in new.backends if _content(each) not in had]
+    for at, there in enumerate(old.backends, old.block.base):
+        if _content(there) not in wanted:
+            text = _differs(there, _take(there, lacking))
+            yield Drift(Part.MAP, f"map slots: #{at} of {name}", text)
+    for each in lacking:
+        yield Drift(Part.MAP, f"map slots: {name}", f"lacks {host_port(*each.endpoint)}")
+
+
+def _content(backend: DesiredBackend) -> tuple[Address, int, Flags, int]:
+    """Of its slot, which has no names."""
+    return *backend.endpoint, backend.flags, backend.weight
+
+
+def _take(there: DesiredBackend, lacking: list[DesiredBackend]) -> DesiredBackend | None:
+    """The one that should be there; of the same endpoint, if it is among them."""
+    same = [each for each in lacking if each.endpoint == there.endpoint]
+    found = next(iter(same or lacking), None)
+    if found:
+        lacking.remove(found)
+    return found
+
+
+def _differs(there: DesiredBackend, wanted: DesiredBackend | None) -> str:
+    if wanted is None:
+        return f"has {host_port(*there.endpoint)}, for which the cluster does not ask"
+    if wanted.endpoint != there.endpoint:
+        return f"has {host_port(*there.endpoint)} instead of {host_port(*wanted.endpoint)}"
+    return f"has {host_port(*there.endpoint)} as {_traits(there)} instead of {_traits(wanted)}"
+
+
+def _traits(backend: DesiredBackend) -> str:
+    return f"{' '.join(sorted(backend.flags)) or 'unused'}, weight {backend.weight}"

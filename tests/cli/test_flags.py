@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ebpflb.cli import kube_proxy_flags, run_configuration
+from ebpflb.cli import run_configuration, run_options
 from ebpflb.config import fields, parameters
 from ebpflb.config.fields import KubeProxyConfiguration, VModule
 from ebpflb.config.parameters import PARAMETERS, Parameter
@@ -33,8 +33,8 @@ def call(*words: str) -> tuple[dict[str, Any], str]:
     """The values by name, and what was printed."""
     seen: dict[str, Any] = {}
 
-    @click.command(context_settings=kube_proxy_flags.GO_STYLE)
-    @kube_proxy_flags.options
+    @click.command(context_settings=run_options.GO_STYLE)
+    @run_options.kube_proxy_options
     def run(**values: Any) -> None:
         seen.update(values)
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from ebpflb import libc
 from ebpflb.errors import KernelError
-from ebpflb.kernel import bpf, probe
+from ebpflb.kernel import bpf, libc, probe
 from ebpflb.kernel.attach import netns_cookie, tcx
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.layout import MapSpec

@@ -10,7 +10,7 @@ from ebpflb.lab import cni
 from ebpflb.lab.router import NODES
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools import pod_replies
+from ebpflb.tools.neighbours import misled
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
@@ -69,7 +69,7 @@ def test_without(cluster: Cluster, outside: Sockets, v6: bool) -> None:
 
 def said(cluster: Cluster) -> list[str]:
     with nodes.entered(cluster.node.netns):
-        return pod_replies.misled(cluster.agent.paths.state)
+        return misled(cluster.agent.paths.state)
 
 
 @option()

@@ -19,8 +19,13 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry
 from ebpflb.serve.metrics_agent import ConntrackCollector, count_connections
-from ebpflb.tools.connection_list import dump_connections, flush_connections, list_connections
-from ebpflb.tools.flow_list import FlowFilter, FlushResult
+from ebpflb.tools.flow_list import (
+    FlowFilter,
+    FlushResult,
+    dump_connections,
+    flush_connections,
+    list_connections,
+)
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ebpflb.agent.due_worker import DueWorker
 from ebpflb.agent.stale_udp.socket_search import Maps, ServedFrontends, node_serves
-from ebpflb.due_worker import DueWorker
 from ebpflb.errors import EbpflbError
 from ebpflb.model.addresses import family
 from ebpflb.model.services import PortName

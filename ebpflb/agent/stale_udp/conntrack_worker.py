@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ebpflb.agent.due_worker import DueWorker
 from ebpflb.agent.stale_udp.socket_search import Counts, Maps, ServedFrontends
-from ebpflb.due_worker import DueWorker
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.netfilter import conntrack

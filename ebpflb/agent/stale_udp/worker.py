@@ -11,6 +11,7 @@ from functools import reduce
 from operator import attrgetter, or_
 from typing import NamedTuple
 
+from ebpflb.agent.due_worker import DueWorker
 from ebpflb.agent.stale_udp.conntrack_worker import (
     FIRST_RETRY,
     LONGEST_RETRY,
@@ -25,7 +26,6 @@ from ebpflb.agent.stale_udp.socket_search import (
     SocketEnder,
     stale_sockets,
 )
-from ebpflb.due_worker import DueWorker
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.records import Peer, PeerFrontend
 from ebpflb.kernel.node import sock_diag

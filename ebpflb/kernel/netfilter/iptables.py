@@ -14,8 +14,9 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import NamedTuple
 
-from ebpflb import child, libc
+from ebpflb import child
 from ebpflb.errors import NodeError
+from ebpflb.kernel import libc
 from ebpflb.kernel.netfilter import nft
 from ebpflb.model.kube_proxy import IptablesTable, parse_rules
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb import libc
+from ebpflb.kernel import libc
 
 log = logging.getLogger(__name__)
 

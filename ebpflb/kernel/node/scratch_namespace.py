@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb import libc
 from ebpflb.errors import NodeError, in_words
+from ebpflb.kernel import libc
 from ebpflb.kernel.node.namespaces import OWN_NETNS
 from ebpflb.model.addresses import Address, Family
 

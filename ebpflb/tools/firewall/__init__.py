@@ -3,9 +3,7 @@
 
 survey           reads the rules of the node and of its pods, and answers (a) and (b)
 missed           (a) which rules name a Service and may not match requests to it
-per_packet       (b) which rules do something with each packet, which --fast-forward leads past
 forwarding       (c) whether FORWARD drops what nothing but kube-proxy's rules accepts
-frontends        the Services, and what of the node's settings matters
 rules            tables, chains and rules, in the words of iptables-save
 read_iptables    reads what iptables-save prints, with ipsets
 read_nft         reads what nft -j prints

@@ -2,7 +2,7 @@
 """Reads the rules of this node and of its pods' network namespaces, and returns the findings."""
 
 import errno
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,13 +10,12 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import rulesets
 from ebpflb.kernel.netfilter.rulesets import IPSET, Printed, Ruleset
 from ebpflb.kernel.node import device_watch, namespaces
+from ebpflb.model import kube_proxy
 from ebpflb.model.kube_proxy import NFT_TABLE
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools.firewall import read_iptables, read_nft
-from ebpflb.tools.firewall.frontends import Frontends, in_force
-from ebpflb.tools.firewall.missed import Search, unjudged
-from ebpflb.tools.firewall.per_packet import per_packet
-from ebpflb.tools.firewall.rules import Table
+from ebpflb.tools.firewall.missed import Frontends, Search, in_force, unjudged
+from ebpflb.tools.firewall.rules import Chain, Option, Rule, Table, mark_and_mask
 
 MOST_SHOWN = 20
 _UNJUDGED = "rules at such a hook are not compared: look whether they name Services"
@@ -110,3 +109,80 @@ def _shortened(result: FirewallSurvey) -> FirewallSurvey:
     if len(found) > MOST_SHOWN:
         notes.append(f"{len(found) - MOST_SHOWN} more rules like these")
     return replace(result, found=found[:MOST_SHOWN], notes=notes[:MOST_SHOWN])
+
+
+# Rules that do something with each packet of a connection between devices: with --fast-forward they
+# miss those of established flows (docs/limits.md).
+#
+# Left out are rules that come after one that takes all established connections, those for other
+# states, and NAT, which is asked for openings alone.
+
+_HOOKS = ("prerouting", "forward", "postrouting")
+_STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
+_SILENT = {"-m", "-j", "-g", "--comment", "--counter", "--ctstate", "--state"}
+_TAKING = {"ACCEPT", "DROP", "REJECT"}
+_DOES = {  # by target or option
+    "logs": {"LOG", "NFLOG", "ULOG"},
+    "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY"},
+    "marks": {"MARK", "CONNMARK"},
+    "queues": {"NFQUEUE"},
+    "copies": {"TEE"},
+    "counts": {"--quota", "--connbytes", "--counter"},
+    "limits": {"--limit", "--hashlimit-name"},
+}
+_MARKS = ("--set-xmark", "--set-mark", "--or-mark")
+
+
+def per_packet(table: Table) -> Iterator[str]:
+    """A line for each such rule."""
+    taking: dict[str, bool] = {}
+    for chain in table.chains.values():
+        if chain.hook in _HOOKS and not chain.is_nat:
+            yield from _of_chain(table, chain, taking)
+
+
+def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[str, None, bool]:
+    """Returns whether the chain takes every packet of established connections; what was returned
+    of chains before stands in ``taking``.
+    """
+    if chain.name in taking or kube_proxy.is_chain(chain.name):
+        return taking.get(chain.name, False)
+    taking[chain.name] = False
+    for rule in chain.rules:
+        states = _states(rule)
+        if states and "established" not in states:
+            continue
+        if done := _done(rule):
+            yield f"{table.title}, chain {chain.name}: {rule.text}: {done} each packet"
+        takes = bool(_TAKING & rule.targets)
+        for name in rule.targets & table.chains.keys():
+            takes = yield from _of_chain(table, table.chains[name], taking)
+        if takes and _SILENT.issuperset(option.name for option in rule.options):
+            taking[chain.name] = True
+            break
+    return taking[chain.name]
+
+
+def _done(rule: Rule) -> str:
+    """A mark that is cleared or restored is left out, and what asks for flags of TCP: for SYN."""
+    names = {option.name for option in rule.options}
+    if names & {"--tcp-flags", "--syn"}:
+        return ""
+    targets = rule.targets if any(map(_sets_bits, rule.options)) else rule.targets - _DOES["marks"]
+    return next((word for word, causes in _DOES.items() if causes & (names | targets)), "")
+
+
+def _sets_bits(option: Option) -> bool:
+    try:
+        return option.name in _MARKS and mark_and_mask(option.value)[0] != 0
+    except ValueError:
+        return False
+
+
+def _states(rule: Rule) -> frozenset[str]:
+    """The connection states that it asks for; none for any."""
+    for option in rule.options:
+        asked = _STATES.intersection(option.value.lower().split(","))
+        if option.name in ("--ctstate", "--state") and asked:
+            return _STATES - asked if option.negated else asked
+    return frozenset()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 
+from ebpflb.agent.due_worker import DueWorker
 from ebpflb.agent.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
-from ebpflb.due_worker import DueWorker
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, Map
 from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry

@@ -6,8 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall.frontends import Frontend, Frontends, Settings
-from ebpflb.tools.firewall.missed import Missed, Search
+from ebpflb.tools.firewall.missed import Frontend, Frontends, Missed, Search, Settings
 from ebpflb.tools.firewall.rules import Table, number
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -9,8 +9,7 @@ import pytest
 
 from ebpflb.kernel.netfilter.rulesets import Printed
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall.frontends import Frontends
-from ebpflb.tools.firewall.missed import Missed, Search, unjudged
+from ebpflb.tools.firewall.missed import Frontends, Missed, Search, unjudged
 from ebpflb.tools.firewall.rules import Table, addresses, ports
 from ebpflb.tools.firewall.survey import tables
 from tests.tools.firewall.services import RECORDED, SERVICES, chain, node, search

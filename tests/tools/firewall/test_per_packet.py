@@ -4,7 +4,7 @@
 import pytest
 
 from ebpflb.tools.firewall import read_iptables
-from ebpflb.tools.firewall.per_packet import per_packet
+from ebpflb.tools.firewall.survey import per_packet
 
 EACH = [
     ("FORWARD", "-j LOG", "logs"),

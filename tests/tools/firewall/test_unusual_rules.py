@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from ebpflb.kernel.netfilter.rulesets import Printed
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools.firewall import read_nft
-from ebpflb.tools.firewall.frontends import Frontend, Frontends
-from ebpflb.tools.firewall.missed import Search
-from ebpflb.tools.firewall.per_packet import per_packet
-from ebpflb.tools.firewall.survey import tables
+from ebpflb.tools.firewall.missed import Frontend, Frontends, Search
+from ebpflb.tools.firewall.survey import per_packet, tables
 from tests.tools.firewall.services import RECORDED, SERVICES, frontend, node, search
 
 OBJECTS = json.loads((RECORDED / "nft.json").read_text())["nftables"]

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 
-from ebpflb.due_worker import DueWorker
+from ebpflb.agent.due_worker import DueWorker
 
 PATIENCE = 60.0  # seconds
 
