@@ -10,7 +10,6 @@ fresh_list        what a fresh list asks for that the maps do not hold
 program_loader    loads the programs, again where that failed
 service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with what is planned, and puts back what differs
-objects_check     likewise: what is planned, with a fresh list of the API
 reporter          health and metrics, from what the loop does
 due_worker        a thread that does something whenever it is due
 missed_ends       ends sockets and counted connections whose end no program saw

@@ -218,11 +218,8 @@ class AuditCheck(Protocol):
     def possible(self) -> bool:
         """Whether there is anything planned now that could be compared."""
 
-    def steps(self) -> Iterator[Iterable[Drift] | None]:
-        """What differs, in steps of about a millisecond; None: it has to wait for something.
-
-        Raises EbpflbError or OSError.
-        """
+    def steps(self) -> Iterator[Iterable[Drift]]:
+        """What differs, in steps of about a millisecond. Raises EbpflbError or OSError."""
 
     def repair(self) -> None:
         """Puts back what the steps since the last call have found. Raises EbpflbError, OSError."""
@@ -247,7 +244,7 @@ class RepeatedCheck:
         self.completed = 0  # comparisons
         self.due = clock()
         self._on_drift, self._report_only, self._clock = on_drift, report_only, clock
-        self._steps: Iterator[Iterable[Drift] | None] | None = None
+        self._steps: Iterator[Iterable[Drift]] | None = None
         self._found: list[Drift] = []
         self._spent = 0.0
         self._ended = -math.inf
@@ -282,8 +279,6 @@ class RepeatedCheck:
             self._steps, self._found, self._spent = self.check.steps(), [], 0.0
         found: list[Drift] = []
         for drifts in self._steps:
-            if drifts is None:
-                return found, False
             found += drifts
             if self._clock() - begun > BUDGET_SECONDS:
                 return found, False

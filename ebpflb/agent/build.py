@@ -25,7 +25,6 @@ from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.agent.node_sync import EngineChoice, HostChanges, NodeSync, flow_timeouts
-from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
 from ebpflb.agent.program_loader import ProgramLoader
@@ -34,6 +33,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, LogRecorder, server_factory
+from ebpflb.cluster.list_watch import ANY
 from ebpflb.cluster.manifest_source import ManifestSource
 from ebpflb.cluster.source import Emit, Source
 from ebpflb.config.fields import to_builtins
@@ -137,8 +137,8 @@ def cluster_state(options: Options) -> ClusterState:
     return ClusterState(options.node_name, bind_address=bind_address, admission=admission)
 
 
-def make_source(options: Options, emit: Emit, metrics: Metrics) -> Source:
-    """What emits the cluster's objects, not yet started."""
+def make_source(options: Options, emit: Emit, metrics: Metrics, first_version: str = ANY) -> Source:
+    """What emits the cluster's objects, not yet started. ``first_version``: see ListWatch."""
     if options.manifests is not None:
         return ManifestSource(emit, directory=options.manifests, node_name=options.node_name)
     return ApiSource(
@@ -146,6 +146,7 @@ def make_source(options: Options, emit: Emit, metrics: Metrics) -> Source:
         node_name=options.node_name,
         kubeconfig=options.kubeconfig,
         master=options.master,
+        first_version=first_version,
         observe=metrics.request,
         on_silent=metrics.watch_silent,
     )
@@ -225,7 +226,6 @@ def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
         TableCheck(nat_watch, hooks.period),
         maps,
         ElementsCheck(parts.netfilter, service_sync, maps.period),
-        ObjectsCheck(parts.source, cluster, node_sync, service_sync),
     )
     drift_found = parts.history.explaining(reporter.drift_found)
     return Agent(

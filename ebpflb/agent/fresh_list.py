@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from ebpflb.agent.build import cluster_state, make_source
+from ebpflb.cluster.list_watch import NEWEST
 from ebpflb.errors import ClusterError
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
@@ -37,7 +38,7 @@ def listed(options: Options) -> ClusterState:
     Raises ClusterError if the lists are not complete within LIST_SECONDS, with the last reason.
     """
     cluster, inbox = cluster_state(options), SimpleQueue[Event]()
-    source = make_source(options, inbox.put, Metrics())
+    source = make_source(options, inbox.put, Metrics(), NEWEST)
     until, reason = time.monotonic() + LIST_SECONDS, "no answer"
     source.start()
     try:

@@ -41,7 +41,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import in_force
-from ebpflb.model.events import Changed, Disturbed, Event, Removed, Replaced, SourceStatus
+from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.options import Options
 from ebpflb.plan.entries import host_port
@@ -281,6 +281,8 @@ class Agent:
         match message:
             case Replaced() | Changed() | Removed():
                 applied = self.cluster.apply(message)
+                if isinstance(message, Replaced) and message.kind is Kind.SERVICE:
+                    self.service_sync.plan_all()  # whatever is wrong with the plan, but hours apart
                 self.reporter.event_applied(applied, self.cluster.node)
                 self.history.event(message, applied)
             case DevicesChanged():

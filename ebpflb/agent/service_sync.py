@@ -216,9 +216,15 @@ class ServiceSync:
         self._covering: Mapping[Family, Prefix] | None = None  # as they were written last
         self.must_start_over = False  # a write has failed: the planner may be wrong about the maps
         self.all_written = False  # every service has been written once
-        # Also those that have gone since, so that who is told of ports hears of that.
-        self.cluster.changed_services |= self.cluster.services.keys() | self.port_names.keys()
+        self.plan_all()
         self.backlog = Backlog(self._steps)
+
+    def plan_all(self) -> None:
+        """Every Service is to be planned again, with the next writes.
+
+        Include deleted Services, so that whoever is told of ports hears of the deletion.
+        """
+        self.cluster.changed_services |= self.cluster.services.keys() | self.port_names.keys()
 
     @property
     def service_ports(self) -> int:

@@ -8,8 +8,6 @@ The Kubernetes API:
 
 api_source      a thread for each kind that lists and watches
 list_watch      list, watch, and resume the watch
-position        where it stands, and what it has told since
-fresh_lists     lists to be compared with what has become of what it told
 api             requests to the API server
 access          its address, TLS and credentials; these two modules import ``kubernetes``
 event_recorder  Kubernetes events about the Node and its Services, sent to the API server; how many

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from io import BytesIO
 from pathlib import Path
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_NODELAY
 from typing import Any
@@ -35,18 +34,19 @@ from ebpflb.redaction import redact
 #
 # Compressed answers are not asked for, and not expanded: they count as garbage.
 
-# Of an object etcd takes 1.5 MB; a page has up to 500 objects, of which most are small.
-LARGEST_PAGE, LARGEST_LINE, LARGEST_STATUS = 256 << 20, 16 << 20, 1 << 20  # bytes
+# An object has up to 1.5 MB in etcd, but most are small. The watch cache sends all objects of a
+# kind in one page: 100,000 endpoints have some 40 MB.
+LARGEST_PAGE, LARGEST_LINE, LARGEST_STATUS = 512 << 20, 16 << 20, 1 << 20  # bytes
 
 
-def read_whole(response: BaseHTTPResponse, largest: int) -> bytes:
+def read_parts(response: BaseHTTPResponse, largest: int) -> Iterator[bytes]:
     """Raises ClusterError for more than ``largest`` bytes, and what the connection raises."""
-    found = BytesIO()
+    size = 0
     for part in response.stream(decode_content=False):
-        found.write(part)
-        if found.tell() > largest:
+        size += len(part)
+        if size > largest:
             raise ClusterError(f"the answer has more than {largest} bytes")
-    return found.getvalue()
+        yield part
 
 
 def read_lines(response: BaseHTTPResponse) -> Iterator[bytes]:
@@ -105,17 +105,21 @@ class Server:
         self.url = ""
         self._configure()
         self._timing = timing
-        self._open: dict[BaseHTTPResponse, Kind | None] = {}  # of watches their kind
+        self._open: set[BaseHTTPResponse] = set()
         self._lock = threading.Lock()
         self._closed = False
 
-    def page(self, kind: Kind, query: dict[str, str]) -> bytes:
-        """One page of a list. Raises ClusterError, or ResourceExpired for an old continue token."""
+    def page(self, kind: Kind, query: dict[str, str]) -> Iterator[bytes]:
+        """One page of a list, as it arrives.
+
+        Raises ClusterError, or ResourceExpired for a version or a continue token that the server
+        does not have.
+        """
         with (
             self._get(kind, query, read_timeout=self._timing.answer_timeout) as response,
             _as_cluster_errors(),
         ):
-            return read_whole(response, LARGEST_PAGE)
+            yield from read_parts(response, LARGEST_PAGE)
 
     @contextmanager
     def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
@@ -128,16 +132,7 @@ class Server:
         query = query | {"watch": "true", "timeoutSeconds": str(seconds)}
         silence = min(self._timing.watch_silence, seconds + self._timing.watch_grace)
         with self._get(kind, query, read_timeout=silence) as response:
-            with self._lock:
-                self._open[response] = kind
             yield self._lines(response, silence)
-
-    def end_watch(self, kind: Kind) -> None:
-        """Ends the watch of a kind, if one is open, as if its connection had broken."""
-        with self._lock:
-            for response, watched in self._open.items():
-                if watched is kind:
-                    _shut_down(response)
 
     def create(self, path: str, body: bytes) -> None:
         """Creates an object (JSON). Raises ClusterError, or RequestRejected if it is invalid."""
@@ -233,20 +228,20 @@ class Server:
     @contextmanager
     def _registered(self, response: BaseHTTPResponse) -> Iterator[None]:
         with self._lock:
-            self._open[response] = None
+            self._open.add(response)
             if self._closed:
                 _shut_down(response)
         try:
             yield
         finally:
             with self._lock:
-                del self._open[response]
+                self._open.remove(response)
                 response.close()
 
 
 def _status(response: BaseHTTPResponse) -> bytes:
     with _as_cluster_errors():
-        return read_whole(response, LARGEST_STATUS)
+        return b"".join(read_parts(response, LARGEST_STATUS))
 
 
 def _shut_down(response: BaseHTTPResponse) -> None:

@@ -3,15 +3,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 from ebpflb.cluster.decoding import selectors
-from ebpflb.cluster.fresh_lists import PagedList
-from ebpflb.cluster.list_watch import PAGE_LIMIT, ListWatch
+from ebpflb.cluster.list_watch import ANY, PAGE_LIMIT, ListWatch
 from ebpflb.cluster.retry import RetryLoop, Timing
-from ebpflb.cluster.source import Emit, FreshList, Observe, unobserved
+from ebpflb.cluster.source import Emit, Observe, unobserved
 from ebpflb.model.events import Kind
 
 
@@ -27,23 +25,23 @@ class ApiSource:
         master: str = "",
         timing: Timing | None = None,
         limit: int = PAGE_LIMIT,
+        first_version: str = ANY,
         observe: Observe = unobserved,
         on_silent: Callable[[str], None] = lambda kind: None,
     ) -> None:
         """Without ``kubeconfig`` the configuration is that of a pod. ``node_name`` is the Node to
-        watch; ``master`` replaces the URL of the server.
+        watch; ``master`` replaces the URL of the server. ``first_version``: see ListWatch.
         """
         self._emit = emit
         self._node_name = node_name
         self._kubeconfig = kubeconfig
         self._master = master
         self._timing = timing or Timing()
-        self._limit = limit
+        self._limit, self._first_version = limit, first_version
         self._observe, self._on_silent = observe, on_silent
         self._stopped = self._timing.new_event()
         self._threads: list[threading.Thread] = []
         self._loops: dict[Kind, RetryLoop] = {}
-        self._fresh: list[FreshList] = []
 
     def prepare(self) -> None:
         """Raises ClusterError if the configuration cannot be used; nothing is sent."""
@@ -65,7 +63,13 @@ class ApiSource:
                 source, self._emit, self._timing, self._stopped, self._end_other_pauses
             )
             list_watch = ListWatch(
-                kind, selector, self._server, loop, limit=self._limit, on_silent=self._on_silent
+                kind,
+                selector,
+                self._server,
+                loop,
+                limit=self._limit,
+                first_version=self._first_version,
+                on_silent=self._on_silent,
             )
             thread = threading.Thread(
                 target=loop.run,
@@ -73,11 +77,6 @@ class ApiSource:
                 name=f"watch {kind}",
                 daemon=True,
             )
-            end_watch = partial(self._server.end_watch, kind)
-            fresh = PagedList(
-                kind, list_watch.position, list_watch.page, end_watch, settle=self._timing.settle
-            )
-            self._fresh.append(fresh)
             self._loops[kind] = loop
             self._threads.append(thread)
             thread.start()
@@ -86,10 +85,6 @@ class ApiSource:
         """Of each kind; of one that the server lacks, nothing."""
         times = {str(kind): loop.received for kind, loop in self._loops.items()}
         return {kind: time for kind, time in times.items() if time is not None}
-
-    def fresh_lists(self) -> Sequence[FreshList]:
-        """Of each kind."""
-        return self._fresh
 
     def _end_other_pauses(self, recovered: RetryLoop) -> None:
         """The server can be reached again: the other kinds, too, are asked for at once."""
@@ -102,8 +97,6 @@ class ApiSource:
         self._stopped.set()
         for loop in self._loops.values():
             loop.end_pause()
-        for fresh in self._fresh:
-            fresh.end()
         if self._threads:
             self._server.close()
         deadline = time.monotonic() + 1

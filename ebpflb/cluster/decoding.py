@@ -7,7 +7,7 @@ bytes, then each object by itself, so that an invalid object does not affect oth
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -151,6 +151,7 @@ class Identity(NamedTuple):
 
 
 _pages = msgspec.json.Decoder(Page)
+_items = msgspec.json.Decoder(list[Raw])
 _lines = msgspec.json.Decoder(Line)
 _named = msgspec.json.Decoder(_Named)
 _objects = {kind: msgspec.json.Decoder(type) for kind, type in TYPES.items()}
@@ -162,6 +163,80 @@ def page(data: bytes) -> Page:
         return _pages.decode(data)
     except DECODE_ERRORS as error:
         raise ClusterError(f"not a list: {in_json_words(str(error))}") from error
+
+
+# A list is decoded while it arrives: the watch cache of the API server sends all objects of a kind
+# in one page, tens of megabytes in a large cluster.
+
+_BATCH = 1 << 20  # bytes of a list that are decoded at once
+# Of the list itself, whose metadata has no array.
+_FIRST_ITEM = re.compile(rb'[^[]*"items"\s*:\s*\[\s*(\{\s*"[^"]*"\s*:)')
+
+
+def read_list(parts: Iterable[bytes], add: Callable[[Raw], None]) -> ListMetadata:
+    """Call ``add`` with each item of a list, soon after the item has arrived.
+
+    Raises ClusterError if the parts are not a list; ``add`` may have been called before that.
+    """
+    arriving = _ArrivingList(add)
+    for part in parts:
+        arriving.take(part)
+    return arriving.end()
+
+
+class _ArrivingList:
+    """A list of which a part has arrived; ``add`` has been called with the items before ``_rest``.
+
+    All items of a list begin with the same key, so this beginning shows where an item may end. It
+    may also stand within an item: then the bytes before it are not the JSON of whole items, because
+    no part of a JSON object is a JSON object, and they are decoded later, together with more.
+    """
+
+    def __init__(self, add: Callable[[Raw], None]) -> None:
+        self._add = add
+        self._start = b""  # of the list, up to its first item
+        self._item_start = b""  # of each item
+        self._rest = bytearray()
+        self._enough = _BATCH  # bytes of ``_rest``
+
+    def take(self, part: bytes) -> None:
+        self._rest += part
+        if len(self._rest) >= self._enough:
+            self._enough = _BATCH if self._take_items() else 2 * len(self._rest)
+
+    def end(self) -> ListMetadata:
+        """Raises ClusterError if what has arrived is not a whole list."""
+        last = page(self._start + self._rest)
+        for item in last.items or ():
+            self._add(item)
+        return last.metadata
+
+    def _take_items(self) -> bool:
+        """Whether some items have ended."""
+        if not self._start and not self._find_first():
+            return False
+        end = self._rest.rfind(self._item_start)
+        items = self._rest[:end].rstrip()
+        if not items.endswith(b","):
+            return False
+        try:
+            decoded = _items.decode(b"[" + items[:-1] + b"]")
+        except DECODE_ERRORS:
+            return False
+        for item in decoded:
+            self._add(item)
+        del self._rest[:end]
+        return True
+
+    def _find_first(self) -> bool:
+        first = _FIRST_ITEM.match(self._rest)
+        if first is None:
+            return False
+        begin, self._item_start = first.start(1), bytes(first[1])
+        del first  # it keeps ``_rest`` from shrinking
+        self._start = bytes(self._rest[:begin])
+        del self._rest[:begin]
+        return True
 
 
 def line(data: bytes) -> Line:
@@ -223,6 +298,13 @@ def identify(data: bytes | Raw) -> Identity:
     except DECODE_ERRORS:
         return Identity(None, "")
     return Identity(Key(name.namespace, name.name) if name.name else None, name.resource_version)
+
+
+def is_older(version: str, than: str) -> bool:
+    """Compare resource versions: decimal numbers of any length. Others cannot be compared."""
+    if not (version.isdigit() and than.isdigit()):
+        return False
+    return (len(version), version) < (len(than), than)
 
 
 def key_of(object: Object) -> Key:

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Kubernetes API as a source: list, then watch, then watch again.
 
-Each kind has a thread and a resource version to resume from. Without a version the objects are
-listed, page by page, and emitted as one ``Replaced``. Then they are watched from that version on:
+Each kind has a thread, and a resource version up to which everything has been emitted. First the
+objects are listed and emitted as one ``Replaced``. Then they are watched from that version on:
 every line, bookmarks too, gives a newer version. A watch that ends or breaks is resumed from it and
 misses nothing. So is one that sends nothing, not even bookmarks: its connection may be dead though
-TCP does not know. After 410 Gone, as an answer or within a watch, the objects are listed again.
+TCP does not know.
+
+The objects are listed again after 410 Gone, as an answer or within a watch. They are also listed
+again after ``Timing.list_interval``, between two watches: an event that a watch has lost is missing
+no longer than that. client-go has no such lists.
+
+Lists are asked for as client-go does, so that the agents of all nodes do not read etcd: the first
+list may be as old as the watch cache of the API server, later ones must not be older than what has
+been emitted. Only if the server does not have such a version, its newest one is asked for, which
+the server reads from etcd.
+
 A server that is too old for an optional kind counts as one that has no object of it.
 api_source.py has the threads.
 """
@@ -19,13 +29,14 @@ from msgspec import Raw
 
 from ebpflb.cluster import decoding
 from ebpflb.cluster.decoding import Selector
-from ebpflb.cluster.position import Position
 from ebpflb.cluster.retry import RetryLoop
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
+from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
 
+ANY, NEWEST = "0", ""  # versions to list: whatever the server has at hand, or what etcd has
 PAGE_LIMIT = 500  # objects per page, as kubectl and client-go ask for
 OPTIONAL_KINDS = frozenset({Kind.SERVICE_CIDR})  # since Kubernetes 1.33
 SHORT_WATCH = 1.0  # seconds: a watch that ends sooner and had no event counts as a failure
@@ -37,17 +48,15 @@ class ListServer(Protocol):
     @property
     def url(self) -> str: ...
 
-    def page(self, kind: Kind, query: dict[str, str]) -> bytes: ...
+    def page(self, kind: Kind, query: dict[str, str]) -> Iterator[bytes]: ...
 
     def watch(
         self, kind: Kind, query: dict[str, str]
     ) -> AbstractContextManager[Iterator[bytes]]: ...
 
-    def end_watch(self, kind: Kind) -> None: ...
-
 
 class ListWatch:
-    """Lists and watches the objects of one kind; ``position`` is where the next watch resumes."""
+    """Lists and watches the objects of one kind."""
 
     def __init__(
         self,
@@ -57,10 +66,16 @@ class ListWatch:
         loop: RetryLoop,
         *,
         limit: int = PAGE_LIMIT,
+        first_version: str = ANY,
         on_silent: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """``on_silent`` is called with the kind for each watch that sent nothing."""
-        self.position = Position(loop.emit)
+        """``first_version``: how old the first list may be, ANY or NEWEST.
+
+        ``on_silent`` is called with the kind for each watch that sent nothing.
+        """
+        self._version = first_version  # where the next watch resumes; no list may be older
+        self._must_list = True  # there is nothing yet that a watch could resume from
+        self._list_due = 0.0  # by the loop's clock
         self._on_silent = on_silent
         self._silent = False  # the last watch sent nothing, and was opened anew for that
         self._kind = kind
@@ -71,17 +86,23 @@ class ListWatch:
         self._listed = False
 
     def list_and_watch(self) -> None:
-        """List if there is nothing to resume from, then watch. Raises ClusterError.
+        """List if there is nothing to resume from, or if it is time, then watch.
+
+        Raises ClusterError.
 
         A watch that sent nothing is an error once: if the next one is opened and sends nothing
         either, the server has no bookmarks to send, as of a kind that nobody has ever changed.
         """
         try:
-            if self.position.restarting or not self.position.version:
+            if self._must_list:
                 self._list()
+            elif self._loop.monotonic() >= self._list_due:
+                self._try_to_list()
             self._watch()
         except decoding.ResourceExpired:
-            self.position.restart()
+            if self._must_list:  # it was the list that failed
+                self._version = NEWEST
+            self._must_list = True
             raise
         except decoding.WatchSilent:
             self._on_silent(self._kind)
@@ -95,47 +116,73 @@ class ListWatch:
 
     def _handle_missing(self, error: ClusterError) -> None:
         """What was received before stays, as it does after any other error."""
-        self.position.restart()
+        self._must_list = True
         self._loop.clear_error()
         if not self._listed:
             log.info("%s: no %s here: %s", self._loop.source, self._kind, error)
-            self.position.emit(Replaced(self._kind, {}), "")
+            self._loop.emit(Replaced(self._kind, {}))
             self._listed = True
         self._loop.wait_for_resource()
 
+    def _try_to_list(self) -> None:
+        """After an error the next watch resumes, and the objects are listed after it.
+
+        A server that does not have the version any more also tells the watch.
+        """
+        try:
+            self._list()
+        except ClusterError as error:
+            log.warning("%s: not listed again: %s", self._loop.source, redact(str(error)))
+            self._list_due = self._loop.monotonic() + self._loop.timing.watch_seconds()
+
     def _list(self) -> None:
+        """Raises ClusterError, or ResourceExpired if the list is older than what was emitted."""
         objects: dict[Key, ReadObject] = {}
-        metadata = self.page({}, objects)
+        metadata = self._read_page(self._which(), objects)
         while metadata.token:
-            metadata = self.page({"continue": metadata.token}, objects)
+            which = {"continue": metadata.token, "limit": str(self._limit)}
+            metadata = self._read_page(which, objects)
+        version = metadata.resource_version
+        if decoding.is_older(version, self._version):
+            old = f"the list is of version {version}, which is older than {self._version}"
+            raise decoding.ResourceExpired(old)
         self._loop.note_received()
         self._loop.clear_error()
-        version = metadata.resource_version
-        self.position.emit(Replaced(self._kind, objects, version), version)
-        self._listed = True
+        self._loop.emit(Replaced(self._kind, objects, version))
+        self._version, self._must_list, self._listed = version, not version, True
+        self._list_due = self._loop.monotonic() + self._loop.timing.list_seconds()
 
-    def page(self, which: dict[str, str], objects: dict[Key, ReadObject]) -> decoding.ListMetadata:
-        """Adds one page to ``objects``, and frees its bytes before the next one is read.
+    def _which(self) -> dict[str, str]:
+        """Parameters of the query, as client-go has them.
 
-        Safe in any thread. ``which``: more parameters of the query. Raises ClusterError.
+        With a limit the API server would read etcd instead of its watch cache, except for ANY.
         """
-        query = self._query | {"limit": str(self._limit)} | which
-        page = decoding.page(self._server.page(self._kind, query))
-        for item in page.items or ():
+        which = {}
+        if self._version != NEWEST:
+            which = {"resourceVersion": self._version, "resourceVersionMatch": "NotOlderThan"}
+        if self._version in (ANY, NEWEST):
+            which["limit"] = str(self._limit)
+        return which
+
+    def _read_page(
+        self, which: dict[str, str], objects: dict[Key, ReadObject]
+    ) -> decoding.ListMetadata:
+        """Adds one page to ``objects``. Raises ClusterError."""
+
+        def add(item: Raw) -> None:
             objects.update(self._read_object(item))
-        return page.metadata
+
+        return decoding.read_list(self._server.page(self._kind, self._query | which), add)
 
     def _watch(self) -> None:
         query = self._query | {
-            "resourceVersion": self.position.version,
+            "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
         }
         asked = self._loop.monotonic()
         with self._server.watch(self._kind, query) as lines:
             self._loop.clear_error()
             self._loop.note_received()
-            if self.position.restarting:  # since before ``end_watch`` could end this one
-                return
             self._read_lines(lines, asked)
 
     def _read_lines(self, lines: Iterator[bytes], asked: float) -> None:
@@ -186,7 +233,9 @@ class ListWatch:
         elif line.type in ("ADDED", "MODIFIED"):
             for key, found in self._read_object(line.object).items():
                 event = Changed(self._kind, key, found, identity.version, line.type.lower())
-        self.position.emit(event, identity.version)
+        if event is not None:
+            self._loop.emit(event)
+        self._version = identity.version or self._version
 
     def _read_object(self, data: Raw) -> dict[Key, ReadObject]:
         """An object by its key; only a log line if the key cannot be read."""

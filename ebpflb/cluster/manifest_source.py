@@ -133,10 +133,6 @@ class ManifestSource:
         """Of all kinds alike: a scan reads whatever has changed."""
         return {} if self._loop.received is None else {"manifests": self._loop.received}
 
-    def fresh_lists(self) -> tuple[()]:
-        """None: the directory is scanned anew every ``rescan_interval``."""
-        return ()
-
     def stop(self) -> None:
         self._stopped.set()
         self._loop.end_pause()

@@ -33,7 +33,8 @@ class Timing:
     # once a minute or a little later, did not come; and silence beyond the watch's end.
     watch_silence: float = 150.0
     watch_grace: float = 15.0
-    settle: float = 5.0  # until a watch has told of what a list has shown already
+    # From one list to the next, this to twice this: an API server answers the lists of all nodes.
+    list_interval: float = 4 * 3600.0
     missing_resource_delay: float = 300.0  # an older server may be replaced by one that has it
     settled_after: float = 2.0  # after so long without a change a file counts as written
     rescan_interval: float = 30.0  # a directory is scanned this often even if inotify is silent
@@ -45,6 +46,10 @@ class Timing:
     def watch_seconds(self) -> int:
         """How long the next watch shall last: random, so that nodes do not reconnect together."""
         return max(1, int(self.watch_timeout * (1 + self.jitter())))
+
+    def list_seconds(self) -> float:
+        """When the objects are listed again: random, so that nodes do not list together."""
+        return self.list_interval * (1 + self.jitter())
 
 
 class Backoff:
@@ -81,7 +86,7 @@ class RetryLoop:
         self.stopped, self._no_pause = stopped, timing.new_event()
         self._on_recovery = on_recovery
         self._emit = emit
-        self._timing = timing
+        self.timing = timing
         self.monotonic = timing.monotonic
         self._backoff = Backoff(timing)
         self._error: str | None = None
@@ -131,7 +136,7 @@ class RetryLoop:
         By the clock as it is set now: what it has jumped since is not time that has passed.
         """
         at = self._received_at
-        return None if at is None else self._timing.clock() - (self.monotonic() - at)
+        return None if at is None else self.timing.clock() - (self.monotonic() - at)
 
     def clear_error(self) -> None:
         """The source can be read: an error that was reported is over."""
@@ -146,7 +151,7 @@ class RetryLoop:
 
     def wait_for_resource(self) -> None:
         """Pauses: the server lacks the resource, which is no error."""
-        self.stopped.wait(self._timing.missing_resource_delay)
+        self.stopped.wait(self.timing.missing_resource_delay)
 
     def _report(self, error: str | None) -> None:
         error = error and redact(error)  # a server may repeat what it was sent

@@ -12,7 +12,6 @@ endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md
 route_sources    for which destinations the kernel is asked for its source
 
 drift            what differs from what is planned
-agreement        whether the state of the cluster is what a fresh list says
 annotations      how messages name an annotation
 
 What else follows from the objects:

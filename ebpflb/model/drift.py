@@ -17,7 +17,6 @@ class Part(StrEnum):
     PIN = "pin"  # a name in the state directory
     TABLE = "table"  # the nft table of the engine netfilter, and its elements
     FLOWTABLE = "flowtable"  # the kernel's flowtable, of --fast-forward
-    OBJECT = "object"  # an object of the cluster, as the agent knows it
 
 
 # While any of these differs, the data plane is not in force. A link or map without its pin serves

@@ -10,7 +10,6 @@ from ebpflb.agent import Agent
 from ebpflb.agent.audit import Audit, HooksCheck
 from ebpflb.agent.loop import Inbox, Stop
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
-from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
@@ -193,13 +192,9 @@ class FakeSource:
     def __init__(self) -> None:
         self.state = "made"
         self.times: dict[str, float] = {}
-        self.fresh: list[Any] = []
 
     def received(self) -> dict[str, float]:
         return dict(self.times)
-
-    def fresh_lists(self) -> list[Any]:
-        return self.fresh
 
     def start(self) -> None:
         self.state = "started"
@@ -329,8 +324,7 @@ class Harness:
         )
         service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=self._record_lack)
         fakes: Any = self
-        objects = ObjectsCheck(fakes.source, cluster, node_sync, service_sync)
-        checks = [HooksCheck(node_sync, fakes.lock, self._end), objects]
+        checks = [HooksCheck(node_sync, fakes.lock, self._end)]
         self.loader = ProgramLoader(datapath, self.options)
         self.agent = Agent(
             options=self.options,

@@ -18,7 +18,6 @@ QUICK = Timing(
     watch_timeout=20,
     watch_grace=5,
     rescan_interval=20,
-    settle=0.3,
 )
 
 Start = Callable[..., Source]

@@ -45,7 +45,7 @@ def test_refusals_and_silence_are_observed(
     server = Server(api.kubeconfig(tmp_path), QUICK, observe=observe)
     api.token = "another"
     with pytest.raises(ClusterError):
-        server.page(Kind.NODE, {})
+        list(server.page(Kind.NODE, {}))
     server.url = "http://127.0.0.1:1"
     with pytest.raises(ClusterError):
         server.create("/apis/events.k8s.io/v1/namespaces/default/events", b"{}")

@@ -66,7 +66,7 @@ def test_a_token_is_trimmed(api: FakeApiServer, tmp_path: Path, how: str, end: s
     (tmp_path / "token").write_text(f"{TOKEN}{end}")
     user = {"token": f"{TOKEN}{end}"} if how == "token" else {"tokenFile": "token"}
     kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
-    assert Server(kubeconfig, QUICK).page(Kind.SERVICE, {})
+    assert list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
 
 
 def test_a_pods_token_is_trimmed(
@@ -87,7 +87,7 @@ def test_a_pods_token_is_trimmed(
 def error_of(kubeconfig: Path) -> str:
     """Why a server cannot be asked; also not in the errors that led to this one."""
     with pytest.raises(ClusterError) as failed:
-        Server(kubeconfig, QUICK).page(Kind.SERVICE, {})
+        list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
     at: BaseException | None = failed.value
     while at is not None:
         for secret in (TOKEN, PASSWORD):
@@ -137,7 +137,9 @@ def test_a_credential_plugin_that_works(api: FakeApiServer, tmp_path: Path) -> N
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
     answer_text = json.dumps(answer | {"status": {"token": TOKEN}})
     user = plugin(tmp_path, f"echo '{answer_text}'")
-    assert Server(change(api.kubeconfig(tmp_path), "user", user), QUICK).page(Kind.SERVICE, {})
+    assert list(
+        Server(change(api.kubeconfig(tmp_path), "user", user), QUICK).page(Kind.SERVICE, {})
+    )
 
 
 def test_what_a_server_repeats_is_not_said(
@@ -175,7 +177,7 @@ def test_passwords_of_urls_are_not_said(
     else:
         change(kubeconfig, "cluster", {where: url})
     with pytest.raises(ClusterError) as failed:
-        Server(kubeconfig, QUICK).page(Kind.SERVICE, {})
+        list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
     assert PASSWORD.replace(" ", "-") not in repr(failed.value)
 
 

@@ -207,15 +207,12 @@ class Breaking:
     def __init__(self, seconds: float) -> None:
         self.seconds, self.now = seconds, 0.0
 
-    def page(self, kind: Kind, query: dict[str, str]) -> bytes:
-        return b'{"metadata": {"resourceVersion": "1"}, "items": []}'
+    def page(self, kind: Kind, query: dict[str, str]) -> Iterator[bytes]:
+        yield b'{"metadata": {"resourceVersion": "1"}, "items": []}'
 
     @contextmanager
     def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
         yield self._lines()
-
-    def end_watch(self, kind: Kind) -> None:
-        raise NotImplementedError
 
     def _lines(self) -> Iterator[bytes]:
         self.now += self.seconds

@@ -33,17 +33,6 @@ def key(object: Json) -> tuple[str, str]:
     return object["metadata"].get("namespace", ""), object["metadata"]["name"]
 
 
-def snapshot(history: list[Change], version: int) -> list[Json]:
-    """The objects as they were at this version."""
-    objects: dict[tuple[str, str], Json] = {}
-    for change in history:
-        if change.version <= version and (found := change.after or change.before):
-            objects.pop(key(found), None)
-            if change.after:
-                objects[key(found)] = change.after
-    return list(objects.values())
-
-
 def status(code: int, message: str) -> Json:
     return {"kind": "Status", "status": "Failure", "code": code, "message": message}
 

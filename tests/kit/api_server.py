@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fake API server: real HTTP on 127.0.0.1; lists, watches and discovery as Kubernetes has them.
 
-Every change gets the next resource version and a place in the history. A list is a snapshot, sent
-in pages. A watch sends the history from its version on; a change that makes an object start or
-stop matching the selectors is ADDED or DELETED there. A test can make requests fail: ``compact``,
-``expiring``, ``drop``, ``fail``, ``say``, ``muted``, ``delay``.
+Every change gets the next resource version and a place in the history. A list is a snapshot of the
+newest version, sent in pages, as by a server without a watch cache. A watch sends the history from
+its version on; a change that makes an object start or stop matching the selectors is ADDED or
+DELETED there. A test can make requests fail: ``compact``, ``expiring``, ``drop``, ``fail``,
+``say``, ``muted``, ``delay``.
 """
 
 import json
@@ -18,7 +19,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from tests.kit.api_discovery import OBJECT_PATHS
-from tests.kit.api_history import Change, Json, Request, event, fits, key, snapshot, status
+from tests.kit.api_history import Change, Json, Request, event, fits, key, status
 from tests.kit.api_http import Handler
 
 WAIT_SECONDS = 60.0  # seconds that a test waits for something to happen
@@ -204,13 +205,9 @@ class FakeApiServer:
     def _list(self, request: Request, handler: Handler) -> None:
         with self.changed:
             version, token = str(self._version), request.query.get("continue")
-            collection = self._collections[request.kind]
-            everything = list(collection.objects.values())
-            if request.query.get("resourceVersionMatch") == "Exact":
-                version = request.query["resourceVersion"]
-                everything = snapshot(collection.history, int(version))
-        if int(version) < collection.oldest:
-            handler.refuse(410, "The provided resource version is too old")
+            everything = list(self._collections[request.kind].objects.values())
+        if int(request.query.get("resourceVersion", 0)) > int(version):
+            handler.refuse(504, "Too large resource version")
             return
         if token and self.expiring:
             self.expiring -= 1

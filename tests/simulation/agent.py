@@ -10,24 +10,21 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property, partial
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 from ebpflb import files
-from ebpflb.agent import canary_sync, loop, missed_ends, node_sync, objects_check, program_loader
+from ebpflb.agent import canary_sync, loop, missed_ends, node_sync, program_loader
 from ebpflb.agent.audit import Audit, ElementsCheck, HooksCheck, MapsCheck
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
-from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.on_removal import resets
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp import conntrack_worker, socket_search
-from ebpflb.cluster import fresh_lists
 from ebpflb.history import recorder
 from ebpflb.history.recorder import History
 from ebpflb.kernel import bpf, datapath, map_writer
@@ -194,11 +191,7 @@ def simulated(
         (resets, "Sender", NoSegments),
         (conntrack_worker, "conntrack", tracked),
         (socket_search, "SockDiag", lambda: OpenSockets(None)),
-        (fresh_lists, "threading", SimpleNamespace(Thread=_Thread, Event=threading.Event)),
         (recorder, "threading", SimpleNamespace(Thread=_Thread, Lock=threading.Lock)),
-        (fresh_lists, "Queue", lambda maxsize: SimpleQueue[Any]()),
-        (objects_check, "random", SimpleNamespace(random=lambda: 0.0)),
-        (objects_check, "OBJECT_PERIODS", 2),
         (files, "replace", lambda path, content: None),
         (program_loader, "threading", SimpleNamespace(Thread=_Thread)),
         (loader, "side_by_side", _one_by_one),
@@ -278,7 +271,7 @@ class Life:
             service_sync=self.service_sync,
             reporter=Reporter(self.health, metrics, cast(Any, FakeServiceHealth()), clock),
             loader=ProgramLoader(self.datapath, self.options, clock),
-            audit=self._audit(nodes, source, cluster, self.history.explaining(on_drift)),
+            audit=self._audit(nodes, self.history.explaining(on_drift)),
             clock=clock,
             stale_udp=self.workers.stale_udp,
             on_removal=self.workers.on_removal,
@@ -294,17 +287,9 @@ class Life:
             clock=self.clock,
         )
 
-    def _audit(
-        self,
-        nodes: NodeSync,
-        source: Any,
-        cluster: ClusterState,
-        on_drift: Callable[[list[Drift]], None],
-    ) -> Audit:
-        objects = ObjectsCheck(source, cluster, nodes, self.service_sync, self.clock)
+    def _audit(self, nodes: NodeSync, on_drift: Callable[[list[Drift]], None]) -> Audit:
         elements = ElementsCheck(self.netfilter, self.service_sync, self.maps_check.period)
         checks: list[Any] = [HooksCheck(nodes, _LOCK, lambda: None), self.maps_check, elements]
-        checks.append(objects)
         return Audit(checks, on_drift, clock=self.clock)
 
     def sweep(self, later: float = 0.0) -> None:

@@ -23,6 +23,7 @@ from tests.simulation.cluster import Change, Cluster, Json, key_of
 from tests.simulation.places import NODE
 
 PAGE, SILENCE = 2, 5.0  # objects of a page; seconds
+WATCH = 8.0  # seconds that a watch lasts
 WAIT_SECONDS = 30.0  # real seconds
 
 
@@ -57,8 +58,8 @@ class ScriptedApi:
         self.hung: set[Kind] = set()  # whose watch is silent, until it is opened anew
         self.expired: set[Kind] = set()  # whose continue token is
         self.losing: set[Kind] = set()  # whose watch loses its next event
-        self.on_difference: Callable[[], None] = lambda: None  # a watch tells less than a list
-        self.went_back: set[Kind] = set()  # whose watch asked for what it had been told
+        self.has_lost: set[Kind] = set()  # whose watch has lost one, and no list has been since
+        self.went_back: set[Kind] = set()  # whose list or watch was older than what had been told
         self._position: dict[Kind, int] = {}  # what has been told, by lists and watches
 
     def advance(self, kind: Kind) -> bool:
@@ -69,13 +70,14 @@ class ScriptedApi:
         if not self.arrived.acquire(timeout=WAIT_SECONDS):
             raise AssertionError(f"the thread of {kind} has ended, or waits for something else")
         if self.went_back:
-            raise AssertionError(f"the watch of {kind} goes back to what it had been told")
+            raise AssertionError(f"the agent goes back to what it had been told of {kind}")
         return True
 
     def is_current(self, kind: Kind) -> bool:
-        """Whether its watch has told everything."""
+        """Whether its watch, or a list after it, has told everything."""
         is_watching = self.threads[kind].wait.what == "line"
-        return is_watching and not self._line(kind) and kind not in self.hung | self.lost
+        faults = self.hung | self.lost | self.has_lost
+        return is_watching and not self._line(kind) and kind not in faults
 
     def _can_run(self, kind: Kind) -> bool:
         wait = self.threads[kind].wait
@@ -94,9 +96,7 @@ class ScriptedApi:
     # In the threads of the source
 
     def wait(self, what: str, until: float = 0.0) -> None:
-        """Until the schedule lets this thread go on; the agent's own never waits."""
-        if threading.current_thread() is threading.main_thread():
-            return
+        """Until the schedule lets this thread go on."""
         thread = self.threads[Kind(threading.current_thread().name.removeprefix("watch "))]
         thread.wait = Wait(what, until)
         self.arrived.release()
@@ -110,25 +110,30 @@ class ScriptedApi:
             self.refused[kind] -= 1
             raise ClusterError("503 scripted")
 
-    def page(self, kind: Kind, query: dict[str, str]) -> bytes:
+    def page(self, kind: Kind, query: dict[str, str]) -> Iterator[bytes]:
         self._request(kind, "page")
         token = query.get("continue", "")
         if token and kind in self.expired:
             self.expired.discard(kind)
             raise ResourceExpired("410 scripted")
-        exact = query.get("resourceVersion")
-        if exact and int(exact) < self.oldest[kind]:
-            self.on_difference()  # the newest objects are compared
-            raise ResourceExpired("410 scripted")
-        newest = int(exact or self.cluster.version)
-        version, start = map(int, token.split(".")) if token else (newest, 0)
+        version, start = map(int, token.split(".")) if token else (self._listed(kind, query), 0)
         found = self._as_of(kind, version)
-        rest = len(found) > start + PAGE
-        if threading.current_thread() is not threading.main_thread():
-            self._position[kind] = version
+        if version < self._position.get(kind, 0):
+            self.went_back.add(kind)
         metadata = {"resourceVersion": str(version)}
-        metadata |= {"continue": f"{version}.{start + PAGE}"} if rest else {}
-        return json.dumps({"metadata": metadata, "items": found[start : start + PAGE]}).encode()
+        if len(found) > start + PAGE:
+            metadata["continue"] = f"{version}.{start + PAGE}"
+        else:
+            self._position[kind] = version
+            self.has_lost.discard(kind)
+        yield json.dumps({"metadata": metadata, "items": found[start : start + PAGE]}).encode()
+
+    def _listed(self, kind: Kind, query: dict[str, str]) -> int:
+        """The version of a list: the watch cache is behind, but has what is asked for."""
+        newest = self.cluster.version
+        if "resourceVersion" not in query:
+            return newest
+        return max(int(query["resourceVersion"]), self.oldest[kind], newest - 1)
 
     def _as_of(self, kind: Kind, version: int) -> list[Json]:
         """All pages of a list are of the same version."""
@@ -154,9 +159,14 @@ class ScriptedApi:
         yield self._lines(kind)
 
     def _lines(self, kind: Kind) -> Iterator[bytes]:
+        end = self.clock() + WATCH
         while True:
             until = self.clock() + SILENCE
-            self.wait("line", until)
+            self.wait("line", min(until, end))
+            if kind in self.hung:
+                self.wait("line", until)  # a dead connection does not end
+            elif self.clock() >= end:
+                return
             if kind in self.lost:
                 return
             change = self._line(kind) if kind not in self.hung else None
@@ -171,7 +181,7 @@ class ScriptedApi:
             self._position[kind] = change.version
             if kind in self.losing:
                 self.losing.discard(kind)
-                self.on_difference()
+                self.has_lost.add(kind)
                 yield self._bookmark(change.version)
                 continue
             yield json.dumps({"type": change.type, "object": change.object}).encode()
@@ -179,9 +189,6 @@ class ScriptedApi:
     def _bookmark(self, version: int) -> bytes:
         metadata = {"resourceVersion": str(version)}
         return json.dumps({"type": "BOOKMARK", "object": {"metadata": metadata}}).encode()
-
-    def end_watch(self, kind: Kind) -> None:
-        self.lost.add(kind)
 
     def close(self) -> None:
         """All threads end."""
@@ -210,7 +217,7 @@ class ScriptedSource(ApiSource):
     def __init__(self, emit: Emit, api: ScriptedApi) -> None:
         timing = Timing(
             backoff_max=2.0,
-            settle=0.0,
+            list_interval=20.0,
             jitter=lambda: 0.5,
             clock=api.clock,
             monotonic=api.clock,

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same steps where an API server is between cluster and agent, and what goes wrong with it."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ebpflb.cluster.source import FreshList
 from ebpflb.model.events import Kind
 from tests.simulation.api import ScriptedApi, ScriptedSource
 from tests.simulation.happenings import KINDS, Happenings
@@ -23,16 +21,12 @@ class ApiHappenings(Happenings):
 
     def restart(self) -> None:
         self.api = ScriptedApi(self.node.cluster, self.node.clock)
-        self.api.on_difference = self._differ
         self.source = None
 
     def start(self) -> None:
         super().start()
         self.source = ScriptedSource(self.node.put, self.api)
         self.source.start()
-
-    def fresh_lists(self) -> Sequence[FreshList]:
-        return self.source.fresh_lists() if self.source else []
 
     def stop(self) -> None:
         if self.source:
@@ -53,6 +47,10 @@ class ApiHappenings(Happenings):
     @property
     def is_current(self) -> bool:
         return all(map(self.api.is_current, Kind))
+
+    @property
+    def awaits_list(self) -> bool:
+        return bool(self.api.losing | self.api.has_lost)
 
     def relist(self, kind: int) -> None:
         """410 Gone in an open watch, or at the next one."""
@@ -78,6 +76,3 @@ class ApiHappenings(Happenings):
     def lose_event(self, kind: int) -> None:
         """A watch does not tell of the next change, and goes on."""
         self.api.losing.add(KINDS[kind])
-
-    def _differ(self) -> None:
-        self.may_differ = True

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes made on purpose in the lists and watches of the API, and in what they are used for."""
 
+from contextlib import contextmanager
+from math import inf
 from typing import Any
 from unittest.mock import patch
 
-from ebpflb.agent.objects_check import ObjectsCheck
+from ebpflb.cluster import decoding
 from ebpflb.cluster.decoding import ListMetadata
-from ebpflb.cluster.position import Position
-from ebpflb.model import agreement
+from ebpflb.cluster.list_watch import ANY, ListWatch
+from ebpflb.cluster.retry import Timing
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Replaced
 from tests.simulation import api
@@ -16,7 +18,8 @@ from tests.simulation.write_mutations import Mutation
 
 def versions_are_kept_over_410() -> Any:
     """The next watch asks for what is gone."""
-    return patch.object(Position, "restart", lambda self: None)
+    only_at_first = property(lambda self: not self._listed, lambda self, value: None)
+    return patch.object(ListWatch, "_must_list", only_at_first, create=True)
 
 
 def lists_only_add() -> Any:
@@ -36,13 +39,15 @@ def only_the_first_page_is_read() -> Any:
 def watches_do_not_move_on() -> Any:
     """After a break they tell again what is past, and removed objects come back."""
 
-    def emit(self: Position, event: Any, version: str) -> None:
-        _emit(self, event, version if isinstance(event, Replaced) else "")
+    def emit_line(self: ListWatch, line: Any) -> None:
+        before = self._version
+        _emit_line(self, line)
+        self._version = before
 
-    return patch.object(Position, "emit", emit)
+    return patch.object(ListWatch, "_emit_line", emit_line)
 
 
-_emit = Position.emit
+_emit_line = ListWatch._emit_line
 
 
 def a_silent_watch_is_left_alone() -> Any:
@@ -50,17 +55,21 @@ def a_silent_watch_is_left_alone() -> Any:
     return patch.object(api, "SILENCE", 1e9)
 
 
-def fresh_lists_are_not_compared() -> Any:
+def nothing_is_listed_again() -> Any:
     """What a watch has lost stays lost."""
-    return patch.object(agreement, "difference", lambda *_: None)
+    return patch.object(Timing, "list_seconds", lambda self: inf)
 
 
-def lost_events_are_only_named() -> Any:
-    return patch.object(ObjectsCheck, "repair", lambda self: None)
+@contextmanager
+def lists_may_be_older() -> Any:
+    """What has been told is told again."""
+    asks_for_any = patch.object(ListWatch, "_which", lambda self: {"resourceVersion": ANY})
+    with asks_for_any, patch.object(decoding, "is_older", lambda version, than: False):
+        yield
 
 
 OF_THE_API: list[Mutation] = [
     versions_are_kept_over_410, lists_only_add, only_the_first_page_is_read,
-    watches_do_not_move_on, a_silent_watch_is_left_alone, fresh_lists_are_not_compared,
-    lost_events_are_only_named,
+    watches_do_not_move_on, a_silent_watch_is_left_alone, nothing_is_listed_again,
+    lists_may_be_older,
 ]  # fmt: skip

@@ -5,12 +5,11 @@ Each kind of object has a cursor in its history: ``deliver`` sends what follows 
 reach the agent in any order among themselves, as separate watches do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ebpflb.agent.loop import Stop
-from ebpflb.cluster.source import FreshList
 from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.occupancy import COUNTED
 from ebpflb.kernel.programs.loader import SECTIONS
@@ -38,7 +37,6 @@ class Happenings:
         self.cursors: dict[Kind, int | None] = {}
         self.away = 0
         self.missing: set[str] = set()  # pins that somebody has removed
-        self.may_differ = False  # what the agent knows, from a fresh list of the API
 
     def do(self, step: Step, until: float) -> None:
         """Until it has happened, or until the agent's time is over."""
@@ -74,9 +72,6 @@ class Happenings:
     def stop(self) -> None:
         pass
 
-    def fresh_lists(self) -> Sequence[FreshList]:
-        return []
-
     def received(self) -> Mapping[str, float]:
         return {}
 
@@ -100,6 +95,11 @@ class Happenings:
     def is_current(self) -> bool:
         """Whether the agent has been told everything."""
         return True
+
+    @property
+    def awaits_list(self) -> bool:
+        """Whether only a list can tell the agent what is new."""
+        return False
 
     def deliver_all(self) -> None:
         for kind in Kind:
