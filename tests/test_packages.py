@@ -9,8 +9,12 @@ import pytest
 
 import ebpflb
 
-ROOT = Path(ebpflb.__file__).parent
-PACKAGES = sorted(path.parent for path in ROOT.glob("*/**/__init__.py"))
+ROOT = Path(ebpflb.__file__).parents[1]
+PACKAGES = sorted(
+    path.parent
+    for root in ("ebpflb/*", "ebpflb_page")
+    for path in ROOT.glob(f"{root}/**/__init__.py")
+)
 NAMES = [".".join(package.relative_to(ROOT).parts) for package in PACKAGES]
 
 
@@ -18,7 +22,7 @@ NAMES = [".".join(package.relative_to(ROOT).parts) for package in PACKAGES]
 def test_modules(name: str) -> None:
     """Each module in it has a line there, and nothing else has."""
     folder = ROOT.joinpath(*name.split("."))
-    words = import_module(f"ebpflb.{name}").__doc__ or ""
+    words = import_module(name).__doc__ or ""
     listed = re.findall(r"^`{0,2}(\w+)`{0,2}  +\S", words, re.MULTILINE)
     modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
     packages = [path.parent.name for path in folder.glob("*/__init__.py")]
