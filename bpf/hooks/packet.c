@@ -93,6 +93,25 @@ static __always_inline int reset_leave(struct __sk_buff *ctx)
 #endif
 }
 
+static __always_inline struct outcome ingress_read(struct __sk_buff *ctx, struct packet *packet,
+						   struct onward *onward, struct opening *opening)
+{
+	struct outcome outcome = ingress_packet(ctx, packet, onward, opening);
+
+	FORGET_VALUE(outcome.verdict, ctx->len);
+	FORGET_VALUE(outcome.rewrite, ctx->len);
+	packet_translate(ctx, packet, &onward->to, outcome.rewrite);
+	return outcome;
+}
+
+static __always_inline struct outcome ingress_icmp(struct __sk_buff *ctx, struct packet *packet,
+						   struct onward *onward)
+{
+	struct outcome outcome = icmp_error_translate(ctx, packet, onward, HOOK_INGRESS);
+
+	return outcome.decided ? outcome : unchanged(ping_verdict(ctx, packet));
+}
+
 PROGRAM("tc/ingress")
 int ingress(struct __sk_buff *ctx)
 {
@@ -111,18 +130,12 @@ int ingress(struct __sk_buff *ctx)
 	translated_begin(ctx);
 	monitor_packet_begin(onward, opening);
 	reading = frame_is_for_others(ctx) ? FOREIGN : packet_parse(ctx, packet);
-	if (reading == READ) {
-		outcome = ingress_packet(ctx, packet, onward, opening);
-		FORGET_VALUE(outcome.verdict, ctx->len);
-		FORGET_VALUE(outcome.rewrite, ctx->len);
-		packet_translate(ctx, packet, &onward->to, outcome.rewrite);
-	} else if (reading == READ_ICMP) {
-		outcome = icmp_error_translate(ctx, packet, onward, HOOK_INGRESS);
-		if (!outcome.decided)
-			outcome = unchanged(ping_verdict(ctx, packet));
-	} else {
+	if (reading == READ)
+		outcome = ingress_read(ctx, packet, onward, opening);
+	else if (reading == READ_ICMP)
+		outcome = ingress_icmp(ctx, packet, onward);
+	else
 		outcome = not_read(reading);
-	}
 	if (outcome.rewrite)
 		packet_mark(ctx);
 	verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun, outcome.verdict));
@@ -136,6 +149,15 @@ int ingress(struct __sk_buff *ctx)
 							      VERDICT_REJECT_LIMITED)));
 	swap_link(ctx);
 	return bpf_redirect(ctx->ifindex, 0);
+}
+
+static __always_inline struct outcome egress_read(struct __sk_buff *ctx, struct packet *packet,
+						  struct onward *onward, struct opening *opening)
+{
+	struct outcome outcome = egress_packet(ctx, packet, onward, opening);
+
+	packet_translate(ctx, packet, &onward->to, outcome.rewrite);
+	return outcome;
 }
 
 PROGRAM("tc/egress")
@@ -159,14 +181,12 @@ int egress(struct __sk_buff *ctx)
 
 	monitor_packet_begin(onward, opening);
 	reading = packet_parse(ctx, packet);
-	if (reading == READ) {
-		outcome = egress_packet(ctx, packet, onward, opening);
-		packet_translate(ctx, packet, &onward->to, outcome.rewrite);
-	} else if (reading == READ_ICMP) {
+	if (reading == READ)
+		outcome = egress_read(ctx, packet, onward, opening);
+	else if (reading == READ_ICMP)
 		outcome = icmp_error_translate(ctx, packet, onward, HOOK_EGRESS);
-	} else {
+	else
 		outcome = not_read(reading);
-	}
 	verdict_count(monitor_packet(ctx, scratch, EVENT_EGRESS, begun, outcome.verdict));
 	action = action_in_force(outcome.verdict);
 	if (action != REJECT)

@@ -205,9 +205,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         backends=service_sync.backends,
         node_unknown=agent.reporter.check_node(agent.cluster, agent.options.source),
         source_errors=dict(agent.source_errors),
-        invalid_objects={
-            f"{kind} {key}": reason for (kind, key), reason in agent.cluster.invalid.items()
-        },
+        invalid_objects=_invalid_objects(agent.cluster),
         object_warnings=dict(islice(agent.cluster.warnings(), MAX_LISTED)),
         contested=service_sync.contested,
         not_programmed=service_sync.not_programmed,
@@ -227,3 +225,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         drift=named(agent.audit.drift),
         audit_errors=agent.audit.errors,
     )
+
+
+def _invalid_objects(cluster: ClusterState) -> dict[str, str]:
+    return {f"{kind} {key}": reason for (kind, key), reason in cluster.invalid.items()}
