@@ -111,7 +111,8 @@ PARAMETERS = (
     Parameter("ipvs-min-sync-period", "ipvs.minSyncPeriod", "M",
         "As --iptables-min-sync-period, in mode ipvs."),
     _ignored("config-sync-period", "configSyncPeriod", "A",
-        "Watches are resumed; ebpflb lists again only if the API server requires it."),
+        "Watches are resumed; ebpflb lists again only every 4 to 8 hours, and if the API server"
+        " requires it."),
     Parameter("oom-score-adj", "oomScoreAdj", "A",
         "oom_score_adj of the agent. Not set if the kernel does not allow it."),
     Parameter("conntrack-max-per-core", "conntrack.maxPerCore", "A",

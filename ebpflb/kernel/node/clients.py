@@ -78,13 +78,16 @@ def by_name(name: str) -> Path | None:
 def by_host_name(name: str) -> list[Path]:
     """The namespaces whose processes have this host name: those of pods that are called so."""
     own, found = namespaces.identity(namespaces.OWN_NETNS), dict[Any, Path]()
-    different = {
-        tuple(namespaces.identity(it / "ns" / kind) for kind in ("net", "uts", "user")): it
-        for it in processes()
-    }
-    for (place, *_), process in different.items():
-        if place and place != own and host_name(process) == name:
+    asked = set[Any]()  # a container's processes are alike: one that has not ended is enough
+    for process in processes():
+        kinds = tuple(namespaces.identity(process / "ns" / it) for it in ("net", "uts", "user"))
+        place = kinds[0]
+        if not place or place == own or kinds in asked:
+            continue
+        if host_name(process) == name:
             found[place] = process / "ns/net"
+        if namespaces.identity(process / "ns/net") == place:
+            asked.add(kinds)
     return list(found.values())
 
 
