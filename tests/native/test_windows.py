@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from ebpflb.kernel.maps import records
@@ -157,6 +157,7 @@ def test_real_reset(
     assert made.flags(side) == {"rst"}
 
 
+@example(numbers=(0, 2**32 - 1), history=[], side=1)  # the number that is acknowledged is 0
 @given(numbers=some.tuples(sequences, sequences), history=steps, side=sides)
 def test_reset_answers_data(
     new_node: NewNode, numbers: tuple[int, int], history: list[Any], side: int

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Which TCP segments belong to their connection, by its numbers: only these may end it. Who cannot
- * see a connection's packets, and knows its addresses and ports alone, has to guess them.
+ * Which TCP segments belong to their connection, by their sequence numbers: only these may end it.
+ * An attacker who knows only the addresses and ports has to guess the numbers.
  *
- * Each side notes three numbers in its own entry: the end of what it has sent, what it has
- * acknowledged, and the one of the last SYN. conntrack knows how far either side's window reaches;
- * here a distance that no window exceeds by default takes its place. Numbers that are not known
- * forbid nothing. docs/architecture.md has what would break without this.
+ * The entry of each side has three numbers: the end of the data that this side has sent, the last
+ * number that it has acknowledged, and the number of its last SYN. conntrack also tracks the window
+ * of each side; here a fixed distance is used that no window exceeds by default. An unknown number
+ * forbids nothing. docs/architecture.md says what would break without this check.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_WINDOW_H
 #define EBPFLB_ENGINE_FLOWS_WINDOW_H
@@ -16,13 +16,13 @@
 #define NEAR 4194304	/* bytes: Linux's largest send buffer (net.ipv4.tcp_wmem) */
 #define UNSCALED 65536	/* bytes: more than any window before the handshake is over */
 
-/* Whether a number is `least`, or at most so many bytes later. */
+/* Whether a number is `least`, or less than `distance` bytes after it. */
 static __always_inline bool is_after(__u32 number, __u32 least, __u32 distance)
 {
 	return number - least < distance;
 }
 
-/* 0 stands for a number that is not known; 1 instead is near enough. */
+/* 0 stands for an unknown number. A number that is 0 counts as 1, also where it is compared. */
 static __always_inline __u32 never_zero(__u32 number)
 {
 	return number ? number : 1;
@@ -37,7 +37,7 @@ static __always_inline void window_note_syn(struct flow *flow, const struct pack
 static __always_inline void window_begin(struct flow *flow, const struct packet *packet)
 {
 	flow->end = never_zero(packet->sequence + packet->bytes);
-	flow->acknowledged = packet->acknowledgment;
+	flow->acknowledged = packet->control & TCP_ACK ? never_zero(packet->acknowledgment) : 0;
 	flow->asked = 0;
 }
 
@@ -52,7 +52,7 @@ static __always_inline void window_advance(struct flow *flow, const struct packe
 		flow->end = never_zero(end);
 	if (packet->control & TCP_ACK &&
 	    (!flow->acknowledged || is_after(packet->acknowledgment, flow->acknowledged + 1, NEAR)))
-		flow->acknowledged = packet->acknowledgment;
+		flow->acknowledged = never_zero(packet->acknowledgment);
 }
 
 /* Whether a segment begins near the end of its side, and acknowledges what the other side has sent. */
@@ -90,7 +90,8 @@ static __always_inline bool window_begins_anew(const struct flow *flow, const st
 {
 	struct flow *reply_entry;
 
-	if (!flow->asked || packet->sequence != flow->asked || !(flow->flags & FLOW_REQUEST))
+	if (!flow->asked || never_zero(packet->sequence) != flow->asked ||
+	    !(flow->flags & FLOW_REQUEST))
 		return false;
 	reply_entry = flow_opposite(translated);
 	return reply_entry && reply_entry->acknowledged == flow->asked;
@@ -107,7 +108,7 @@ static __always_inline bool window_has_reset(const struct flow *flow, const stru
 {
 	__u32 least = opposite->acknowledged ? opposite->acknowledged : flow->end;
 
-	if (flow->end && is_after(packet->sequence, least, flow->end - least + 1))
+	if (flow->end && is_after(never_zero(packet->sequence), least, flow->end - least + 1))
 		return true;
 	return flow->flags & FLOW_REQUEST ? !flow->end : window_answers_syn(opposite, packet);
 }
