@@ -16,6 +16,7 @@ import msgspec
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.plan.entries import service_of
 from ebpflb.tools import rates
 from ebpflb.tools.rates import Rate, Sample
 
@@ -97,7 +98,7 @@ class RateMeter:
         new: dict[str, float] = {}
         self._rows = {}
         for row in rows:
-            name = _service(row.service)
+            name = service_of(row.service)
             self._rows.setdefault(name, []).append(row)
             if not row.backend and row.new:
                 new[name] = new.get(name, 0.0) + row.new
@@ -116,8 +117,3 @@ class RateMeter:
         refused = sum(row.refused for row in rows if not row.backend)
         new = self._readings[-1].new.get(service, 0.0)
         return ServiceRates(round(new, 1), round(refused, 1), line, rows)
-
-
-def _service(port: str) -> str:
-    """NAMESPACE/NAME of what ``wording.service_name`` says of a service port."""
-    return port.rpartition("/")[0].partition(":")[0]

@@ -50,8 +50,9 @@ static __always_inline bool may_be_told(struct __sk_buff *ctx, const struct pack
 }
 
 /*
- * Whether there is a route by this device that takes the packet. Of one that is too long its sender
- * is told: onward->mtu is set. Before 5.12 the kernel does not say how long it may be.
+ * Whether there is a route through this device that takes the packet. If the packet is too long,
+ * onward->mtu is set, and the sender gets an ICMP error. Before 5.12 the kernel does not tell the
+ * MTU.
  */
 static __always_inline bool device_takes(struct __sk_buff *ctx, const struct packet *packet,
 					 struct onward *onward, const struct tuple *tuple,

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends counted connections that nothing remembers any more (bpf/core/connection.h).
+"""Ends sockets and counted connections whose end no program saw.
 
-Programs end a connection that they see end. What they do not see leaves an element in the map
-connections: an LRU evicted a socket or a flow, a sweep or ``ebpflb flows`` deleted it, or two CPUs
-opened the same flow at once. An element that two sweeps in a row have found nowhere, in sockets,
-assignments or flows, is ended by a program, which deletes and counts it in one call.
+Two threads sweep the maps. What two sweeps in a row have missed is ended by a program, which
+deletes the element and counts that in one call.
 """
 
 import logging
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct
+from typing import ClassVar
 
 from ebpflb.errors import in_words
 from ebpflb.kernel.attach.netns_cookie import by_socket
@@ -24,53 +24,37 @@ from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.services import Protocol
 
-# Forgets sockets that are gone though no program was told: the kernel's own (NFS), and MPTCP's.
-#
-# The hook sock_release is called for sockets of processes alone. A socket that the kernel does not
-# list in two sweeps in a row is forgotten by a program (bpf/hooks/socket_end.c), which counts its
-# connections as closed. The kernel lists sockets by network namespace: those of one that this agent
-# has never entered are left alone.
-
 log = logging.getLogger(__name__)
 
-_SWEEP_INTERVAL = 300.0  # seconds
+SOCKETS_INTERVAL = 300.0  # seconds
+RECOUNT_INTERVAL = 10.0
 _PAUSE = 0.002  # seconds after each slice of 0.2 ms
 
-_SOCKET_KEY = Struct("=Q")
-_NETNS_AT = ffi.offsetof("struct socket_entry", "netns")
-_NETNS = Struct(f"={_NETNS_AT}xQ{MAPS['sockets'].value_size - _NETNS_AT - 8}x")
 _LINK_HEADER = bytes(14)
 
-_Opened = tuple[int | None, SockDiag]
-_EachNamespace = Callable[[Callable[[], _Opened]], Iterator[tuple[bool, _Opened]]]
 
+class MissedEnds(ABC):
+    """Sweeps every ``interval`` seconds in a thread, from ``start`` to ``stop``.
 
-def _open() -> _Opened:
-    """Of the namespace that the calling thread is in: its cookie (5.14), and what lists it."""
-    return by_socket(), SockDiag()
-
-
-class UnreleasedSockets:
-    """Sweeps every _SWEEP_INTERVAL in a thread, from ``start`` to ``stop``.
-
-    ``cache``: of compiled bytecode. The program is loaded when there is something to forget.
+    ``source``: of the program that ends what is found; it is loaded when there is something to end.
+    ``cache``: of compiled bytecode. ``failing``: what an error leaves as it is, for the log.
     """
 
-    def __init__(
-        self,
-        maps: Mapping[str, Map],
-        cache: Path,
-        each_namespace: _EachNamespace | None = None,
-    ) -> None:
+    name: ClassVar[str]
+    interval: ClassVar[float]
+    source: ClassVar[str]
+    failing: ClassVar[str]
+
+    def __init__(self, maps: Mapping[str, Map], cache: Path) -> None:
         self._maps, self._cache = maps, cache
-        self._each_namespace = each_namespace or Namespaces().each
-        self._entered: set[int] = set()  # cookies of namespaces
-        self._missed: set[int] = set()  # by the last sweep
-        self._full = (0, 0)
         self._program: int | None = None
         self._error: str | None = None
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sockets", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    @abstractmethod
+    def sweep(self) -> int:
+        """How many were ended. Raises CompileError, VerifierError or KernelError."""
 
     def start(self) -> None:
         self._thread.start()
@@ -84,32 +68,75 @@ class UnreleasedSockets:
             os.close(self._program)
             self._program = None
 
-    def sweep(self) -> int:
-        """How many sockets were forgotten.
+    def _run(self) -> None:
+        while not self._stopped.wait(self.interval):
+            try:
+                self.sweep()
+                self._error = None
+            except Exception as error:  # the next sweep tries again
+                text = in_words(error)
+                if text != self._error:
+                    log.error("%s: %s", self.failing, text)
+                self._error = text
 
-        Raises CompileError, VerifierError or KernelError (the kernel cannot list sockets).
-        """
+    def _end(self, key: bytes) -> None:
+        if self._program is None:
+            compiled = compiler.compile_source(self.source, cache=self._cache)
+            self._program = loader.load(compiled, self._maps)[0].fd
+        loader.run_program(self._program, _LINK_HEADER + key)
+
+
+_SOCKET_KEY = Struct("=Q")
+_NETNS_AT = ffi.offsetof("struct socket_entry", "netns")
+_NETNS = Struct(f"={_NETNS_AT}xQ{MAPS['sockets'].value_size - _NETNS_AT - 8}x")
+
+_Opened = tuple[int | None, SockDiag]
+_EachNamespace = Callable[[Callable[[], _Opened]], Iterator[tuple[bool, _Opened]]]
+
+
+def _open() -> _Opened:
+    """Of the namespace that the calling thread is in: its cookie (5.14), and what lists it."""
+    return by_socket(), SockDiag()
+
+
+class UnreleasedSockets(MissedEnds):
+    """Forgets sockets that the kernel does not release: its own (NFS), and MPTCP's.
+
+    The hook sock_release is called for sockets of processes alone. A socket that the kernel does
+    not list in two sweeps in a row is forgotten by a program (bpf/hooks/socket_end.c), which counts
+    its connections as closed. The kernel lists sockets by network namespace: those of one that this
+    agent has never entered are left alone.
+    """
+
+    name, interval = "sockets", SOCKETS_INTERVAL
+    source = precompile.SOCKET_END
+    failing = "sockets that the kernel does not release stay remembered"
+
+    def __init__(
+        self,
+        maps: Mapping[str, Map],
+        cache: Path,
+        each_namespace: _EachNamespace | None = None,
+    ) -> None:
+        super().__init__(maps, cache)
+        self._each_namespace = each_namespace or Namespaces().each
+        self._entered: set[int] = set()  # cookies of namespaces
+        self._missed: set[int] = set()  # by the last sweep
+        self._full = (0, 0)
+
+    def sweep(self) -> int:
+        """How many sockets were forgotten. KernelError also if the kernel cannot list sockets."""
+        self._tell_full()
         remembered = dict(self._remembered())
         missing = self._missing(remembered) if remembered else set()
         if self._stopped.is_set():
             return 0
         gone, self._missed = missing & self._missed, missing
         for socket in gone:
-            self._forget(socket)
+            self._end(_SOCKET_KEY.pack(socket))
+        if gone:
+            log.info("%d sockets were forgotten that the kernel does not release", len(gone))
         return len(gone)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(_SWEEP_INTERVAL):
-            try:
-                self._tell_full()
-                if gone := self.sweep():
-                    log.info("%d sockets were forgotten that the kernel does not release", gone)
-                self._error = None
-            except Exception as error:  # the next sweep tries again
-                text = in_words(error)
-                if text != self._error:
-                    log.error("sockets that the kernel does not release stay remembered: %s", text)
-                self._error = text
 
     def _tell_full(self) -> None:
         now = tuple(self._maps["sockets_full"].get(0))
@@ -142,15 +169,6 @@ class UnreleasedSockets:
             if netns in self._entered and socket not in listed.get(netns, ())
         }
 
-    def _forget(self, socket: int) -> None:
-        if self._program is None:
-            compiled = compiler.compile_source(precompile.SOCKET_END, cache=self._cache)
-            self._program = loader.load(compiled, self._maps)[0].fd
-        loader.run_program(self._program, _LINK_HEADER + _SOCKET_KEY.pack(socket))
-
-
-RECOUNT_INTERVAL = 10.0  # seconds
-# seconds after each slice of 0.2 ms
 
 _KEY = Struct(f"{MAPS['connections'].key_size}s")
 _NUMBER_AT = ffi.offsetof("struct flow", "connection")
@@ -163,30 +181,21 @@ _END_OF_KEY = bytes(_KEY.size - 8 - _FRONTEND)
 _REST_OF_KEY, _NO_NUMBER = bytes(_KEY.size - 8), bytes(8)
 
 
-class EndedConnections:
-    """Sweeps every RECOUNT_INTERVAL in a thread, from ``start`` to ``stop``.
+class EndedConnections(MissedEnds):
+    """Ends counted connections that nothing remembers any more (bpf/core/connection.h).
 
-    ``cache``: of compiled bytecode. The program is loaded when there is something to end.
+    An LRU evicted a socket or a flow, a sweep or ``ebpflb flows`` deleted it, or two CPUs opened
+    the same flow at once: then an element stays in the map connections. One that two sweeps in a
+    row find nowhere, in sockets, assignments or flows, is ended.
     """
 
+    name, interval = "ended connections", RECOUNT_INTERVAL
+    source = precompile.CONNECTION_END
+    failing = "connections that have ended stay counted"
+
     def __init__(self, maps: Mapping[str, Map], cache: Path) -> None:
-        self._maps, self._cache = maps, cache
+        super().__init__(maps, cache)
         self._missed: set[bytes] = set()  # by the last sweep
-        self._program: int | None = None
-        self._stopped = threading.Event()
-        self._error: str | None = None
-        self._thread = threading.Thread(target=self._run, name="ended connections", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        if self._thread.ident:
-            self._thread.join()
-        if self._program is not None:
-            os.close(self._program)
-            self._program = None
 
     def sweep(self) -> int:
         """How many connections were ended. Raises CompileError, VerifierError or KernelError."""
@@ -202,23 +211,6 @@ class EndedConnections:
             self._end(key)
         self._missed -= ended
         return len(ended)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(RECOUNT_INTERVAL):
-            try:
-                self.sweep()
-                self._error = None
-            except Exception as error:  # the next sweep tries again
-                text = in_words(error)
-                if text != self._error:
-                    log.error("connections that have ended stay counted: %s", text)
-                self._error = text
-
-    def _end(self, key: bytes) -> None:
-        if self._program is None:
-            compiled = compiler.compile_source(precompile.CONNECTION_END, cache=self._cache)
-            self._program = loader.load(compiled, self._maps)[0].fd
-        loader.run_program(self._program, _LINK_HEADER + key)
 
     def _remembered(self, name: str) -> Iterator[Iterable[bytes]]:
         """The keys that elements of this map have in connections."""

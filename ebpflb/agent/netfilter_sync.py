@@ -2,8 +2,8 @@
 """Keeps the nft table of the engine netfilter: an element for the id of each backend in the maps.
 
 An element is written before the slots and services that lead to it, and removed when its id leaves
-the quarantine (plan.py). Which elements there should be stands in the maps, so that a restart, and
-the thread that puts a removed table back, read it there.
+the quarantine (plan/planner.py). The maps say which elements there should be: a restart, and the
+thread that puts a removed table back, read it there.
 
 After an upgrade with another layout the maps are empty, and until the new programs are attached the
 former ones choose by former ids: their elements stay until then (plan.allocators.FormerIds).
@@ -34,7 +34,7 @@ class NetfilterSync:
     """``active``: from ``start`` to ``end``, while the engine translates new flows. Only then
     anything is written.
 
-    Safe in two threads, the agent's loop and the watch of the table (node.nat_watch).
+    Safe in two threads, the agent's loop and the watch of the table (kernel/netfilter/watch.py).
     """
 
     def __init__(self, maps: Mapping[str, Map], options: Options, *, sctp: bool = False) -> None:

@@ -21,6 +21,7 @@ from ebpflb.cli.output import (
 )
 from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
 from ebpflb.history.past import parse_time
+from ebpflb.plan.entries import service_of
 from ebpflb.tools import pins
 
 _MOST_ROWS = 100  # rows, unless --limit says more
@@ -119,7 +120,7 @@ def _time(at: datetime, *, wide: bool) -> str:
 
 def _causes(change: Change, service: str, *, wide: bool) -> str:
     """Those of the service come first: slices have names that begin with its name."""
-    name = service.rpartition("/")[0].partition(":")[0]
+    name = service_of(service)
     ordered = sorted(change.causes, key=lambda it: not it["name"].startswith(name))
     named = ordered if wide else ordered[:1]
     more = change.more_causes + len(ordered) - len(named)

@@ -24,7 +24,7 @@ FRAME = struct.Struct("=QI")
 
 
 class MonitorQuestion(msgspec.Struct):
-    """``format`` is ``decisions.format_hash``; ``verdicts`` has a bit for each that is wanted."""
+    """``format`` is ``format_hash()``; ``verdicts`` has a bit for each that is wanted."""
 
     format: str
     verdicts: int

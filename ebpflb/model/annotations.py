@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How messages name an annotation of an object, and which messages are about one.
+"""ebpflb's annotations of Services and EndpointSlices: what each chooses, and its warnings.
 
-A person or a controller has written it by hand, so what is wrong with it becomes an event too.
+A person or a controller writes an annotation by hand. So an error in one becomes an Event too; a
+message about an annotation is known by its beginning (``is_about_one``).
 """
 
 from collections.abc import Iterator

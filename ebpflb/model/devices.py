@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of this machine: which are served, and the masquerade addresses of each."""
+"""The devices of this machine: which are served, their addresses for NodePorts and masquerade."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

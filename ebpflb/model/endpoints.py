@@ -7,8 +7,8 @@ protocol. If two slices hold the same endpoint, one that is not terminating is u
 kube-proxy may use any. Here slices are read in the order of their names and the last such endpoint
 is used, so that the order of events does not matter.
 
-Before: endpoint_slices.py says what is stored of a slice.
-Next: selection.py says which of the endpoints a service port uses.
+Before: endpoint_slices.py says what is stored of a slice. Then ``select`` says which of the
+endpoints a service port uses (kube-proxy.md 3), ``uses`` why the others are not used.
 """
 
 from collections import Counter
@@ -163,7 +163,7 @@ def _local(endpoints: _Endpoints) -> _Endpoints:
 
 # Why an endpoint is not used, as values beside the selection.
 #
-# Which endpoints are used is decided by ``endpoints.merge`` and ``selection.select`` alone. Here it
+# Which endpoints are used is decided by ``merge`` and ``select`` alone. Here it
 # is only said which of their conditions an endpoint did not meet, from what they returned.
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of what kube-proxy makes on a node, and whether one runs there (kube-proxy.md 17).
+"""The names of what kube-proxy makes on a node, and how its rules are read (kube-proxy.md 17).
 
 The names are those of its iptables, ipvs and nftables modes, of 1.36 and what older ones had
 besides. KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-MARK-DROP are kubelet's.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Node -> what its service proxy needs of it (kube-proxy.md 5, 13.1, 17)."""
+"""A Node, and ServiceCIDRs -> what the service proxy needs of them (kube-proxy.md 5, 13.1, 17)."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar

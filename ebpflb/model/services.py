@@ -8,7 +8,7 @@ kube-proxy relies on the API server's validation, which manifests do not go thro
 field raises InvalidObject with its path. An entry that kube-proxy skips with a log line is skipped
 here too, with a warning.
 
-Next: endpoints.py finds the endpoints of a service port, selection.py those that are used.
+Next: endpoints.py finds the endpoints of a service port, and those that are used.
 """
 
 import re
@@ -198,8 +198,8 @@ def _requirement(text: str) -> Requirement:
 class Admission:
     """``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs
     are not served, and still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges``
-    and ``scheduler`` hold for Services without the annotation (see ``nodeport_ranges`` and
-    ``scheduler``). Services that are not ``served`` are another proxy's.
+    and ``scheduler`` hold for Services without the annotation (annotations.py). Services that are
+    not ``served`` are another proxy's.
     """
 
     serve_external_ips: bool = True

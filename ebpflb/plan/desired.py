@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service port and its selection -> the desired frontends and backends, still without ids.
+"""What the maps should hold of a service port and of this node, still without ids.
 
 The backends are in the order of their slots: those of the cluster list only, those of both lists,
 those of the local list only, and last those that serve only the flows that they have. So each list

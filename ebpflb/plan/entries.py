@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The map entries that the agent writes, as values; named and ordered as in bpf/layout.h.
 
-Flags are sets of words: ``SERVICE_EXTERNAL`` in C is ``"external"`` here. datapath.layout packs
-these values into the structs and refuses to start if the two disagree about a field.
+Flags are sets of words: ``SERVICE_EXTERNAL`` in C is ``"external"`` here. kernel/maps/layout.py
+packs these values into the structs and refuses to start if the two disagree about a field.
 """
 
 from array import array
@@ -229,6 +229,11 @@ _PROTOCOLS = frozenset(Protocol)
 def service_name(name: PortName | None, number: int) -> str:
     """NAMESPACE/NAME:PORT/PROTOCOL, or #ID if the id has no name; "" for the id 0, no service."""
     return f"{name}/{protocol_name(name.protocol)}" if name else f"#{number}" if number else ""
+
+
+def service_of(name: str) -> str:
+    """NAMESPACE/NAME of what ``service_name`` says of a service port."""
+    return name.rpartition("/")[0].partition(":")[0]
 
 
 def protocol_name(number: int) -> str:

@@ -2,7 +2,7 @@
 """A Service as the operator sees it: frontends, endpoints with their share, and what is not used.
 
 What is used is what the maps hold (``ServiceEntries``); ``programmed_port`` makes a page of that
-alone. Why an endpoint is not used, service_facts.py adds.
+alone. Why an endpoint is not used, ``make_service_page`` adds by what the agent knows.
 """
 
 from collections import Counter
@@ -214,7 +214,7 @@ def _slot_row(backend: DesiredBackend, id: int, sizes: Counter[str]) -> Endpoint
 
 # What the agent knows of one Service -> its page, with the reason for each endpoint not used.
 #
-# The reasons come from model/unused.py, and from what the planner knows: another service has the
+# The reasons come from model/endpoints.py, and from what the planner knows: another service has the
 # address, or no space is left.
 
 

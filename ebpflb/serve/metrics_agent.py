@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's status (status.py) as metrics: what is served, and what is wrong.
+"""Metrics of one agent: of its maps and hooks, of the kernel's conntrack, and of its status.
 
-Services that are not programmed are named, but no more than MAX_NAMED of them: the reason is a full
-map, the same for all, and `ebpflb status` names the others.
+Services that are not programmed are named, but no more than MAX_SERIES of them: the reason is a
+full map, the same for all, and `ebpflb status` names the others.
 """
 
 import logging
@@ -179,7 +179,7 @@ def _counted(counts: Counts) -> Iterator[Metric]:
 # Metrics of the kernel's conntrack: how full it is, and which of its entries are flows of ours.
 #
 # The flows are counted in a thread, at most once a minute, as those of the flow tables are
-# (datapath.maps.occupancy): 100,000 entries take a second of CPU.
+# (kernel/maps/occupancy.py): 100,000 entries take a second of CPU.
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether this node can run ebpflb: each feature that it uses, and what is lost without it.
 
-Every feature is tried; nothing is derived from the kernel's version. requirements.py has those
-that `ebpflb run` cannot do without.
+Every feature is tried; nothing is derived from the kernel's version.
 """
 
 import os

@@ -24,7 +24,14 @@ from ebpflb.kernel.monitoring import FLOW_KINDS, FRAME, HOOKS, MonitorAnswer, Mo
 from ebpflb.kernel.node import clients, namespaces
 from ebpflb.model.addresses import Address
 from ebpflb.options import Paths
-from ebpflb.plan.entries import BackendName, Frontend, host_port, protocol_name, service_name
+from ebpflb.plan.entries import (
+    BackendName,
+    Frontend,
+    host_port,
+    protocol_name,
+    service_name,
+    service_of,
+)
 from ebpflb.tools.snapshot import Snapshot
 
 # Names for events: services and backends by their ids, pods by namespace and address.
@@ -206,7 +213,7 @@ class Teller:
         ends = _ends_of_call(event) if hook in _CALLS else _ends_of_packet(event)
         frontend = Frontend(*ends.frontend, event.tuple.protocol) if ends.frontend else None
         service = self._names.service(event.service, frontend)
-        if self._wanted.service not in (None, _named(service)):
+        if self._wanted.service not in (None, service_of(service)):
             return None
         pod, addresses = self._client(event, ends)
         if self._wanted.client and not any(it in self._wanted.client for it in addresses):
@@ -247,11 +254,6 @@ class Teller:
             except OSError:
                 return str(index)
         return self._devices[index]
-
-
-def _named(service: str) -> str:
-    """NAMESPACE/NAME of what ``wording.service_name`` says."""
-    return service.rpartition("/")[0].partition(":")[0]
 
 
 def _ends_of_call(event: MonitorEvent) -> _Ends:

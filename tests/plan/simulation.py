@@ -167,7 +167,7 @@ class Maps:
         return found if (found.service, found.id) == (service, number) else None
 
     def wanted_translations(self) -> dict[int, Translation]:
-        """What an agent compares netfilter's table with (datapath.maps.translations)."""
+        """What an agent compares netfilter's table with (kernel/maps/translations.py)."""
         pairs = ((id, self.slots.get(slot, ZERO)) for id, slot in self.backend_slots.items())
         return {id: translation(backend) for id, backend in pairs if backend.id == id}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two services, one frontend: the older one keeps it (claims.py)."""
+"""Two services, one frontend: the older one keeps it (Claims)."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as some

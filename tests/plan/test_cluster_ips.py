@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster IPs the datapath knows, and the prefixes that cover them (cluster_ips.py)."""
+"""Which cluster IPs the datapath knows, and the prefixes that cover them (ClusterIps)."""
 
 from ipaddress import ip_address, ip_network
 

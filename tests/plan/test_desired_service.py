@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service port and its selection ask of the datapath (desired_service.py)."""
+"""What a service port and its selection ask of the datapath (desired.py)."""
 
 from dataclasses import replace
 from ipaddress import ip_address, ip_network

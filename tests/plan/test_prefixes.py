@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks in the maps' form, and the smallest that holds them all (prefixes.py)."""
+"""Networks in the maps' form, and the smallest that holds them all (entries.py)."""
 
 from ipaddress import ip_address, ip_network
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows of datagrams that conntrack has translated: the table, as ``node.ctnetlink`` shows it.
+"""Flows of datagrams that conntrack has translated: the table, as ``netfilter.conntrack`` shows it.
 
 An entry keeps its backend for as long as it is there. The agent deletes those whose backend has
 gone, and no others.
@@ -56,7 +56,7 @@ class TrackedFlows:
     def forget(self) -> None:
         self.entries.clear()
 
-    # As node.ctnetlink
+    # As netfilter.conntrack
 
     def connections(self, wanted: Wanted, protocol: Protocol) -> Iterator[Connection]:
         self._may_fail()

@@ -43,7 +43,7 @@ static __always_inline bool association_follow(struct flow *flow, const struct p
 	if (!opposite)
 		return true;
 	is_believed = association_has(flow, opposite, packet);
-	/* An INIT has no tag yet, the INIT ACK has that of the client which it answers. */
+	/* An INIT carries no tag yet; an INIT ACK carries the client's tag. */
 	if (packet->chosen && (is_client || is_believed) &&
 	    !((is_client ? flow : opposite)->flags & FLOW_SEEN))
 		flow->end = packet->chosen;

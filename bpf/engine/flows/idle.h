@@ -49,9 +49,9 @@ static __always_inline __u64 flow_used(const struct flow *reply_entry,
 }
 
 /*
- * PORT_IDLE, PORT_KEPT, or when its flow was last used, if the port may be taken before its time.
- * The port is that of opening->reply_tuple, whose hook is `hook`; opening->holder_created tells the
- * flow from a later one.
+ * PORT_IDLE, PORT_KEPT, or when the flow that holds the port was last used, if another flow may
+ * take the port before the holder's timeout. The port is in opening->reply_tuple, an entry of hook
+ * `hook`. opening->holder_created tells the holder from a later flow with the same port.
  */
 static __always_inline __u64 port_held_since(const struct settings *settings,
 					     struct opening *opening, const enum hook hook)

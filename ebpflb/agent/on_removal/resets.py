@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections whose client is a socket of this node, or of one of its pods.
+"""How connections to a removed endpoint are found and reset: sockets, flows, conntrack's entries.
+
+First those whose client is a socket of this node, or of one of its pods.
 
 The socket is ended by SOCK_DESTROY: its owner gets ECONNABORTED from the call that waits, or from
 the next one, and the kernel sends the backend a reset. The socket's entry in the map stays until it

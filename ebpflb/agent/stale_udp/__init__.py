@@ -13,13 +13,13 @@ How that is done:
 1. After each sync the agent hands over which backends the plans removed from UDP service ports
    (plan.service_entries.BackendChange); a thread (worker.py) does the rest.
 2. The counters of those backends show whether any socket may still be connected to them. Only then
-   the map of sockets is searched for entries whose backend no longer serves (find.py, by the
-   datapath's own look-ups in lookups.py).
+   the map of sockets is searched for entries whose backend no longer serves (socket_search.py,
+   by the datapath's own look-ups).
 3. Only if there are any, the connected UDP sockets of every network namespace are listed by
-   sock_diag, found by their cookies, and ended by SOCK_DESTROY (end.py). Sockets that were
+   sock_diag, found by their cookies, and ended by SOCK_DESTROY. Sockets that were
    connected to the same backend without us are left alone.
 4. Where the kernel cannot end sockets (no INET_DIAG_DESTROY), the packet path rewrites a pod's
-   datagrams to another backend instead (rebind.py).
+   datagrams to another backend instead.
 5. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 

@@ -340,7 +340,7 @@ def _device_to(address: Address) -> int | None:
 
 # Ends stale UDP sockets: ``SocketEnder.end`` finds them in their network namespaces.
 #
-# Where the kernel cannot end sockets it rebinds their flows instead (rebind.py).
+# Where the kernel cannot end sockets it rebinds their flows instead.
 
 log = logging.getLogger(__name__)
 

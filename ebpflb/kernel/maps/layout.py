@@ -182,7 +182,7 @@ _CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
 
 
 def _is_not_a_column(field: str) -> bool:
-    """Padding, and the check, which a map writes (checks.py)."""
+    """Padding, and the check, which a map writes (``Check``)."""
     return field.startswith("pad") or field == "check"
 
 

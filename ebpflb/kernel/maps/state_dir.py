@@ -5,7 +5,7 @@
     <state-dir>/<persistent hash>/<map> maps that an upgrade keeps (maps/persistent.h)
     <state-dir>/links/<program>         links at the cgroup, updated in place across layouts
     <state-dir>/devices/<ifindex>-...   attachments at devices: tcx.py and clsact.py
-    <state-dir>/run-dir                 where the agent's files are: state_record.py
+    <state-dir>/run-dir                 where the agent's files are
     <state-dir>/map-sizes               how large maps are, where not as usual: map_sizes.py
 
 A pinned map is adopted only if the kernel reports the type, sizes, entries and flags of maps.h.

@@ -4,7 +4,7 @@
 It runs in a thread of its own and reads a map a slice at a time with pauses between, so that it
 never keeps the agent waiting. Of each entry it first reads only the time of its last use and its
 flags; if by these the flow may have expired, it reads the flow's other entries and
-decides (plan.expiry).
+decides (plan/flow_entries.py).
 """
 
 import itertools

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets the sysctls of connection tracking that kube-proxy sets at start (kube-proxy.md 11.3).
+"""What ebpflb reads and sets below /proc/sys: conntrack, reserved ports, bridges, families.
+
+First the sysctls of connection tracking that kube-proxy sets at start (kube-proxy.md 11.3).
 
 ebpflb's own flows do not need them. But hostPorts, other rules of the node and connections that
 began under kube-proxy are tracked by the kernel, and a node that had kube-proxy keeps its values.
