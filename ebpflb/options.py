@@ -1,23 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator chose, on the command line or in kube-proxy's configuration file."""
+"""What the operator chose, on the command line or in kube-proxy's configuration file.
 
-from dataclasses import dataclass, field, replace
+An option that kube-proxy does not have is declared once, as a field with a ``Flag``. From that
+come the option of ``ebpflb run``, its line in /flagz, and its row in docs/configuration.md.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ebpflb.model import annotations, services
+from ebpflb.kernel.maps.map_sizes import SIZES, MapSizes
+from ebpflb.kernel.maps.map_sizes import parse as parse_sizes
+from ebpflb.kernel.maps.map_sizes import show as show_sizes
+from ebpflb.model import annotations
 from ebpflb.model.addresses import Address, Network
-from ebpflb.model.devices import PRIMARY, LocalDetector
+from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.packet_path import (
     AUTO,
+    CHOICES,
+    FORMER_NAMES,
     KERNEL_UDP_STREAM_TIMEOUT,
     KERNEL_UDP_TIMEOUT,
     OFF,
     PacketMark,
+    parse_mark,
 )
-from ebpflb.model.services import Admission, ExternalIps, ServedServices
+from ebpflb.model.services import (
+    ALL_EXTERNAL_IPS,
+    Admission,
+    ExternalIps,
+    Requirement,
+    ServedServices,
+    parse_external_ips,
+    parse_namespaces,
+    parse_requirements,
+    show_namespaces,
+    show_requirements,
+)
+
+_LAST_PORT = 65535
+_PERCENT = 100
+
+
+class Flag(NamedTuple):
+    """How an option of ``ebpflb run`` is written, read and explained."""
+
+    name: str  # such as "--devices"
+    help: str  # whole sentences
+    default_text: str = ""  # in words, if the field's own default does not say it
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    former: Mapping[str, str] = {}  # a former name of a choice -> the choice
+    repeated: bool = False  # can be given several times; ``parse`` then takes all texts
+    parse: Callable[[Any], Any] | None = None  # text -> the field's value; raises ValueError
+    show: Callable[[Any], Any] | None = None  # the inverse of ``parse``
+    is_directory: bool = False  # can be given by the environment too
+    must_exist: bool = False  # the directory
+    chart: str = "extraArgs"  # the value of the Helm chart; "-": the chart decides
+    details: str = ""  # what the documentation says besides, in Markdown
+
+    @property
+    def argument(self) -> str:
+        """The name of the function argument in which click passes the value."""
+        return self.name.lstrip("-").replace("-", "_")
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable that says the same, if any."""
+        return f"EBPFLB_{self.argument.upper()}" if self.is_directory else None
+
+    def shown(self, value: Any) -> Any:
+        """The field's value as a plain one."""
+        return self.show(value) if self.show else value
+
+
+def option(default: Any, name: str, help: str, **details: Any) -> Any:
+    """A field of a dataclass; MISSING: it must always be given."""
+    return field(default=default, metadata={"flag": Flag(name, help, **details)})
+
+
+def flags_of(kind: Any) -> Iterator[tuple[str, Flag, Any]]:
+    """Return each field of Options or Paths that has a flag, its flag and its default, or None."""
+    for each in fields(kind):
+        if flag := each.metadata.get("flag"):
+            yield each.name, flag, None if each.default is MISSING else each.default
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """LOW-HIGH -> (low, high)."""
+    low, dash, high = text.partition("-")
+    if not (dash and low.isdecimal() and high.isdecimal()):
+        raise ValueError(f'"{text}" is not LOW-HIGH such as 10000-29999')
+    first, last = int(low), int(high)
+    if not 1 <= first <= last <= _LAST_PORT:
+        raise ValueError(f'"{text}" is not a range of ports from 1 to {_LAST_PORT}')
+    return first, last
+
+
+def _show_ports(ports: tuple[int, int]) -> str:
+    return "{}-{}".format(*ports)
+
+
+def _parse_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in patterns:
+        check_pattern(pattern)
+    return patterns
+
+
+def _parse_listen_address(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if address and not (colon and port.isdecimal() and 0 < int(port) <= _LAST_PORT):
+        raise ValueError(f'"{address}" is not HOST:PORT')
+    if ":" in host and not host.startswith("["):
+        raise ValueError(f'"{address}": an IPv6 address is written in brackets')
+    return address
+
+
+def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
+    return parse_sizes(",".join(texts))
+
+
+def _parse_share(text: str) -> float:
+    if not (text.isascii() and text.isdecimal() and len(text) <= len("100")):
+        raise ValueError(f'"{text}" is not a number from 1 to {_PERCENT}')
+    if not 1 <= int(text) <= _PERCENT:
+        raise ValueError(f'"{text}" is not a number from 1 to {_PERCENT}')
+    return int(text) / _PERCENT
+
+
+def _show_share(share: float) -> int:
+    return round(_PERCENT * share)
+
+
+def _filled(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``parse`` without the empty text, which comes of a shell's variable that is not set."""
+
+    def parse_filled(text: str) -> Any:
+        if not text.strip():
+            raise ValueError("is empty; leave the option out, if all are meant")
+        return parse(text)
+
+    return parse_filled
+
 
 # What the audit does with what differs from what is planned.
 AUDITS = (REPAIR, REPORT) = ("repair", "report")
@@ -29,9 +156,29 @@ SOCKET_TRANSLATIONS = (ALL_SOCKETS, HOST_SOCKETS) = ("all", "host")
 class Paths:
     """One agent's directories and files; agents on the same machine have different ones."""
 
-    state: Path  # in a bpffs: the pinned maps and links, which serve while no agent runs
-    run: Path = Path("/run/ebpflb")  # the agent's own files
-    cache: Path = Path("/var/cache/ebpflb")  # compiled bytecode
+    # In a bpffs: the pinned maps and links, which serve while no agent runs.
+    state: Path = option(
+        Path("/sys/fs/bpf/ebpflb"),
+        "--state-dir",
+        "Directory in a bpffs for pinned maps and links. Each node on a machine needs its own.",
+        is_directory=True,
+        chart="-",
+    )
+    # The agent's own files.
+    run: Path = option(
+        Path("/run/ebpflb"),
+        "--run-dir",
+        "Directory of the agent's lock, status and history.",
+        is_directory=True,
+        chart="-",
+    )
+    cache: Path = option(
+        Path("/var/cache/ebpflb"),
+        "--cache-dir",
+        "Directory for compiled bytecode.",
+        is_directory=True,
+        chart="-",
+    )
     known_as: str = ""  # where the agent sees another name of the state directory: its ``name``
 
     @property
@@ -86,44 +233,239 @@ class Options:
 
     paths: Paths
     node_name: str
-    cgroup: Path
-    manifests: Path | None = None  # None: the Kubernetes API
+    cgroup: Path = option(
+        MISSING,
+        "--cgroup-root",
+        "Cgroup whose sockets are served, or a directory with a mount of cgroup v2 below it.",
+        default_text="the root of cgroup v2",
+        is_directory=True,
+        chart="-",
+    )
+    # None: the Kubernetes API.
+    manifests: Path | None = option(
+        None,
+        "--manifests",
+        "Read Services, EndpointSlices and Nodes from the YAML files in this directory, not"
+        " from the API server.",
+        is_directory=True,
+        must_exist=True,
+        parse=Path.absolute,
+        details="[Getting started](getting-started.md#how-do-i-serve-a-service-from-a-file)"
+        " has an example.",
+    )
     kubeconfig: Path | None = None  # None: the pod's own
     master: str = ""  # the API server's URL, where it is not the kubeconfig's
     nodeport_addresses: tuple[str, ...] = PRIMARY
-    guard_nodeports: bool = True  # processes may not bind a NodePort
-    devices: tuple[str, ...] = ()  # patterns of names; none: all devices
-    packet_path: str = AUTO  # one of packet_path.CHOICES
-    socket_translation: str = ALL_SOCKETS  # one of SOCKET_TRANSLATIONS
-    audit: str = REPAIR  # one of AUDITS
-    map_sizes: tuple[tuple[str, int], ...] = ()  # name -> entries, where not as in maps.h
+    guard_nodeports: bool = option(
+        True,
+        "--guard-nodeports",
+        "Make bind() to a NodePort fail in the node's network namespace.",
+    )
+    devices: tuple[str, ...] = option(
+        (),
+        "--devices",
+        "Serve packets on network devices with this name ('eth*'), or not on those ('!cali*')."
+        " Can be repeated.",
+        default_text="all but loopback",
+        metavar="PATTERN",
+        repeated=True,
+        parse=_parse_patterns,
+    )
+    packet_path: str = option(
+        AUTO,
+        "--packet-path",
+        "What translates packets: the kernel's NAT (netfilter), ebpflb's own flow tables"
+        " (flows), or netfilter where its NAT works with nftables (auto).",
+        choices=CHOICES,
+        former=FORMER_NAMES,
+        chart="packetPath",
+        details="See [two engines](architecture.md#two-engines). `auto` takes the flow tables"
+        " also if pods' bridges do not allow netfilter, or with `--packet-mark`. With"
+        " `netfilter` (formerly `conntrack`) the agent does not start where it cannot work. A"
+        " change breaks no connection.",
+    )
+    socket_translation: str = option(
+        ALL_SOCKETS,
+        "--socket-translation",
+        "Whose sockets are connected to backends: all, or only those of the node's own network"
+        " namespace (host). Pods' packets are then translated at their device: service meshes"
+        " and rules inside pods see the service's address.",
+        choices=SOCKET_TRANSLATIONS,
+        chart="socketTranslation",
+        details="See [below](#how-do-i-run-a-service-mesh).",
+    )
+    audit: str = option(
+        REPAIR,
+        "--audit",
+        "What to do with programs, pins and map entries that others have changed: put them"
+        " back (repair), or only report them.",
+        choices=AUDITS,
+        chart="audit",
+        details="See [audit](reliability.md#how-does-the-agent-notice-what-others-change).",
+    )
+    # Name -> entries, where not as in maps.h.
+    map_sizes: MapSizes = option(
+        (),
+        "--map-size",
+        f"Other sizes of maps: {', '.join(SIZES)} (docs/scale.md has the memory for"
+        " each). Other sizes than before are new maps: flows of packets begin anew.",
+        metavar="NAME=ENTRIES,...",
+        repeated=True,
+        parse=_parse_sizes,
+        show=show_sizes,
+        chart="mapSizes",
+        details="See [scale.md](scale.md#how-large-are-the-maps).",
+    )
     detector: LocalDetector = field(default_factory=LocalDetector)
     masquerade_all: bool = False
-    masquerade_local_backends: bool = False
+    masquerade_local_backends: bool = option(
+        False,
+        "--masquerade-local-backends",
+        "Masquerade external clients also for backends on this node, as kube-proxy does.",
+    )
     masquerade_mark: int = 0x4000  # one bit, on the engine netfilter
-    masquerade_ports: tuple[int, int] = (10000, 29999)
-    reply_path: str = ROUTE  # one of REPLY_PATHS
-    fast_forward: bool = False  # established flows are forwarded past the stack
-    packet_mark: PacketMark = OFF
+    masquerade_ports: tuple[int, int] = option(
+        (10000, 29999),
+        "--masquerade-ports",
+        "Source ports of masqueraded connections of the flow tables. The host's own sockets do"
+        " not get them, nor do connections that netfilter masquerades.",
+        metavar="LOW-HIGH",
+        parse=parse_ports,
+        show=_show_ports,
+        details="netfilter uses the larger range below or above, by default 32768-65535.",
+    )
+    reply_path: str = option(
+        ROUTE,
+        "--reply-path",
+        "Where replies of the flow tables leave: as the backend's packets are routed, or by"
+        " the device where their requests came in, past routing rules, netfilter and"
+        " conntrack.",
+        choices=REPLY_PATHS,
+        chart="replyPath",
+        details="See [below](#what-do-the-larger-options-cost).",
+    )
+    fast_forward: bool = option(
+        False,
+        "--fast-forward",
+        "Forward packets of established flows past routing rules, netfilter and conntrack:"
+        " those of the flow tables in the programs, where answers leave by the device that"
+        " requests came in by; with netfilter by the kernel's flowtable.",
+        chart="fastForward",
+        details="See [below](#what-do-the-larger-options-cost).",
+    )
+    packet_mark: PacketMark = option(
+        OFF,
+        "--packet-mark",
+        "Set this mark on packets that the flow tables translate when they come in, so that"
+        " rules of netfilter can accept them; with it --packet-path=auto takes the flow"
+        " tables.",
+        default_text="none",
+        metavar="MARK/MASK",
+        parse=parse_mark,
+        show=str,
+        chart="packetMark",
+        details="Replies that are translated when they leave have no mark: accept them by"
+        " `ct state established`.",
+    )
     bind_address: Address | None = None  # the Node's primary address, whatever the Node says
     healthz_address: str = "0.0.0.0:10256"  # "": not served
-    readyz_address: str = "127.0.0.1:10247"  # "": not served; as healthz_address, but ours alone
+    # "": not served; as healthz_address, but ours alone.
+    readyz_address: str = option(
+        "127.0.0.1:10247",
+        "--readyz-bind-address",
+        "Where /readyz, /healthz and /livez are also served, so that no kube-proxy answers on"
+        ' the same port; "" disables it.',
+        metavar="HOST:PORT",
+        parse=_parse_listen_address,
+        chart="readyzBindAddress",
+    )
     metrics_address: str = "127.0.0.1:10249"  # "": not served
     bind_address_hard_fail: bool = False
     profiling: bool = False
     # Seconds: the audit's periods depend on it; /healthz fails after twice as long.
     sync_period: float = 30.0
     min_sync_period: float = 0.0  # seconds from the end of a sync to the next one
-    served: ServedServices = services.ALL_SERVICES
-    scheduler: str = annotations.RANDOM  # one of SCHEDULERS, of Services without the annotation
-    shadow: bool = False  # decisions are counted, and not carried out
-    namespace_share: float = 0.8  # of each map, for one namespace; from 0 to 1
+    namespaces: frozenset[str] = option(
+        frozenset(),
+        "--namespaces",
+        "Serve only Services of these namespaces; a kube-proxy that runs beside serves the others.",
+        default_text="all",
+        metavar="NAME,...",
+        parse=_filled(parse_namespaces),
+        show=show_namespaces,
+        chart="namespaces",
+        details="See [below](#how-do-i-serve-only-some-services).",
+    )
+    services: tuple[Requirement, ...] = option(
+        (),
+        "--services",
+        "Serve only Services with these labels, as kubectl's -l; a kube-proxy that runs beside"
+        " serves the others.",
+        default_text="all",
+        metavar="SELECTOR",
+        parse=_filled(parse_requirements),
+        show=show_requirements,
+        chart="services",
+    )
+    # Of each map, for one namespace; from 0 to 1.
+    namespace_share: float = option(
+        0.8,
+        "--namespace-share",
+        "How much of each map of services, endpoints, source ranges and tables the Services of"
+        " one namespace may use. What does not fit is named by `ebpflb status` and an Event.",
+        metavar="PERCENT",
+        parse=_parse_share,
+        show=_show_share,
+        chart="namespaceShare",
+        details="Choose 100 if all Services are in one namespace.",
+    )
+    # One of SCHEDULERS, of Services without the annotation; unset, kube-proxy's configuration says.
+    scheduler: str = option(
+        annotations.RANDOM,
+        "--scheduler",
+        "How new connections get their endpoint, unless the Service's annotation"
+        f" {annotations.SCHEDULER_ANNOTATION} says otherwise.",
+        default_text="random, in mode ipvs what comes next to --ipvs-scheduler, round-robin if that"
+        " says nothing",
+        choices=annotations.SCHEDULERS,
+        chart="scheduler",
+        details="See [scheduling.md](scheduling.md).",
+    )
+    shadow: bool = option(
+        False,
+        "--shadow",
+        "Only count what would be decided: nothing new is translated, refused or dropped, and"
+        " a kube-proxy that runs beside serves everything. Connections from before go on.",
+        chart="shadow",
+        details="See [below](#how-do-i-serve-only-some-services).",
+    )
     serve_external_ips: bool = True
-    nodeport_source_ranges: tuple[Network, ...] = ()  # none: everybody
-    external_ips: ExternalIps = services.ALL_EXTERNAL_IPS  # those that are served, if any are
+    # Those that are served, if any are.
+    external_ips: ExternalIps = option(
+        ALL_EXTERNAL_IPS,
+        "--external-ips",
+        "Which of the Services' externalIPs are served. Everybody who may write a Service can"
+        " claim any address by them (CVE-2020-8554).",
+        metavar="all|none|CIDR,...",
+        parse=parse_external_ips,
+        show=str,
+        chart="externalIPs",
+    )
+    nodeport_source_ranges: tuple[Network, ...] = option(
+        (),
+        "--nodeport-source-ranges",
+        "The clients that NodePorts admit, pods and the node included, unless the Service's"
+        f" annotation {annotations.NODEPORT_RANGES_ANNOTATION} says otherwise.",
+        default_text="everybody",
+        metavar="CIDR,...",
+        parse=_filled(annotations.parse_networks),
+        show=annotations.show_networks,
+        chart="nodePortSourceRanges",
+        details="Others are dropped. If no CIDR of a family is listed, or `/0`, all clients of"
+        " that family are admitted. Health-check node ports are not restricted.",
+    )
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999
-    mode: str = ""  # kube-proxy's mode that was asked for; it has no effect here
     configuration: msgspec.Struct | None = None  # all of kube-proxy's, for /configz
 
     @property
@@ -156,6 +498,11 @@ class Options:
         """What conntrack is to be set to: with --fast-forward it sees too little of windows."""
         liberal = self.conntrack.be_liberal or self.fast_forward
         return replace(self.conntrack, be_liberal=liberal)
+
+    @property
+    def served(self) -> ServedServices:
+        """The Services that are served on this node."""
+        return ServedServices(self.namespaces, self.services)
 
     @property
     def admission(self) -> Admission:

@@ -8,39 +8,35 @@ from typing import Any, TypeVar
 import click
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps.state_dir import DEFAULT
 from ebpflb.kernel.node import process
-from ebpflb.options import Paths
+from ebpflb.options import Flag, Options, Paths, flags_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-DIRECTORY = click.Path(file_okay=False, path_type=Path)
+FLAGS = {name: flag for kind in (Paths, Options) for name, flag, _ in flags_of(kind)}
 
-state_dir = click.option(
-    "--state-dir",
-    type=DIRECTORY,
-    default=DEFAULT,
-    show_default=True,
-    help="Directory in a bpffs for pinned maps and links. Each node on a machine needs its own.",
-)
-agent_run_dir = click.option(
-    "--run-dir",
-    type=DIRECTORY,
-    default=None,
-    help=f"Directory of the agent's lock and status files.  [default: {Paths.run}]",
-)
-run_dir = click.option(
-    "--run-dir",
-    type=DIRECTORY,
-    default=None,
+
+def directory(
+    flag: Flag, default: Path | None = None, help: str = ""
+) -> Callable[[Command], Command]:
+    """An option that names a directory, on the command line or by the environment."""
+    shown = f"  [default: {flag.default_text}]" if flag.default_text else ""
+    return click.option(
+        flag.name,
+        type=click.Path(exists=flag.must_exist, file_okay=False, path_type=Path),
+        envvar=flag.variable,
+        show_envvar=True,
+        default=default,
+        show_default=default is not None,
+        help=(help or flag.help) + shown,
+    )
+
+
+state_dir = directory(FLAGS["state"], Paths.state)
+run_dir = directory(
+    FLAGS["run"],
     help=f"The agent's --run-dir.  [default: as recorded in the state directory, or {Paths.run}]",
 )
-cgroup_root = click.option(
-    "--cgroup-root",
-    type=DIRECTORY,
-    default=None,
-    help="Cgroup whose sockets are served, or a directory with a mount of cgroup v2 below it."
-    "  [default: the root of cgroup v2]",
-)
+cgroup_root = directory(FLAGS["cgroup"])
 
 
 def require_capabilities() -> None:

@@ -23,8 +23,7 @@ from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import process, sysctls
-from ebpflb.model.services import ServedServices
-from ebpflb.options import Options, Paths
+from ebpflb.options import Options, Paths, flags_of
 from ebpflb.serve import agent_lock
 from ebpflb.stopping import FailedThreads
 from ebpflb.tools import pins
@@ -48,9 +47,9 @@ def run(**values: Any) -> None:
         raise click.UsageError("--manifests and --kubeconfig cannot be combined")
     if values["cleanup"]:
         common.require_capabilities()
-        remove_all(pins.paths(values["state_dir"], values["run_dir"]))
+        run_dir = None if values["run_dir"] == Paths.run else values["run_dir"]
+        remove_all(pins.paths(values["state_dir"], run_dir))
         return
-    values["run_dir"] = values["run_dir"] or Paths.run
     _set_up_logging()
     os.environ["PATH"] = child.path()  # of the kubeconfig's credential plugins too
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
@@ -68,44 +67,26 @@ def run(**values: Any) -> None:
         return
     _require_features(values["state_dir"], values["cgroup_root"])
     with agent_lock.held(options.paths) as lock:
-        _serve(options, watch, run_configuration.effective_flags(config, values), lock)
+        _serve(options, watch, run_configuration.effective_flags(options, values), lock)
 
 
 def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
     """The configuration and ebpflb's own options, which are not part of it."""
-    manifests: Path | None = values["manifests"]
     by_configuration = translate(config)
-    if manifests:
+    if values["manifests"]:
         by_configuration["kubeconfig"] = None
-    by_configuration["scheduler"] = values["scheduler"] or by_configuration["scheduler"]
-    by_option = (
-        "guard_nodeports",
-        "devices",
-        "shadow",
-        "packet_path",
-        "socket_translation",
-        "masquerade_local_backends",
-        "masquerade_ports",
-        "external_ips",
-        "packet_mark",
-        "reply_path",
-        "fast_forward",
-        "nodeport_source_ranges",
-        "audit",
-    )
-    return Options(
-        paths=pins.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
-        node_name=run_configuration.node_name(config, socket.gethostname()),
-        cgroup=cgroup_links.cgroup_root(values["cgroup_root"]),
-        manifests=manifests.absolute() if manifests else None,
-        master=redaction.without_user(values["master"] or ""),
-        readyz_address=values["readyz_bind_address"],
-        map_sizes=values["map_size"],
-        namespace_share=values["namespace_share"] / 100,
-        served=ServedServices(values["namespaces"], values["services"]),
-        **by_configuration,
-        **{name: values[name] for name in by_option},
-    )
+    given = {
+        name: values[flag.argument]
+        for name, flag, _ in flags_of(Options)
+        if values[flag.argument] is not None
+    }
+    fixed = {
+        "paths": pins.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
+        "node_name": run_configuration.node_name(config, socket.gethostname()),
+        "cgroup": cgroup_links.cgroup_root(values["cgroup_root"]),
+        "master": redaction.without_user(values["master"] or ""),
+    }
+    return Options(**{**by_configuration, **given, **fixed})
 
 
 def _serve(

@@ -9,16 +9,15 @@ on the command line.
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ebpflb.cli.run_options import argument_name, format_ports
+from ebpflb.cli.run_options import argument_name, format_value
 from ebpflb.config import config_file, fields, listen_addresses, parameters, translation, validation
 from ebpflb.config.config_file import FieldError
 from ebpflb.config.fields import KubeProxyConfiguration, replace_at, value_at
 from ebpflb.config.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter
 from ebpflb.errors import ConfigurationError
-from ebpflb.kernel.maps import map_sizes
-from ebpflb.model import annotations, services
+from ebpflb.options import Options, flags_of
 from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
@@ -134,23 +133,19 @@ def node_name(config: KubeProxyConfiguration, host_name: str) -> str:
     return (config.hostname_override or host_name).strip().lower()
 
 
-def effective_flags(config: KubeProxyConfiguration, values: Mapping[str, Any]) -> dict[str, str]:
+def effective_flags(options: Options, values: Mapping[str, Any]) -> dict[str, str]:
     """All options of ``run`` with the value in effect, formatted as by Go, for /flagz.
 
     A flag that has a field shows the field's value, whether the file or a flag has set it; of
     several fields, that of the mode's section.
     """
-    options = dict(values) | {
-        "masquerade_ports": format_ports(values["masquerade_ports"]),
-        "packet_mark": str(values["packet_mark"]),
-        "map_size": map_sizes.show(values["map_size"]),
-        "nodeport_source_ranges": annotations.show_networks(values["nodeport_source_ranges"]),
-        "namespaces": services.show_namespaces(values["namespaces"]),
-        "services": services.show_requirements(values["services"]),
-    }
-    effective = {name.replace("_", "-"): value for name, value in options.items()}
+    effective: dict[str, Any] = {}
+    for chosen in (options.paths, options):
+        for name, flag, _ in flags_of(chosen):
+            effective[flag.name[2:]] = flag.shown(getattr(chosen, name))
     for parameter in PARAMETERS:
         if parameter.flag:
+            config = cast(KubeProxyConfiguration, options.configuration)
             effective[parameter.flag] = _effective_value(parameter, config, values)
     return {name: redact(format_value(value)) for name, value in effective.items()}
 
@@ -166,19 +161,3 @@ def _effective_value(
     value = value_at(config, (in_section or paths)[0])
     is_vmodule = parameter.flag == "vmodule"
     return {each.file_pattern: each.verbosity for each in value} if is_vmodule else value
-
-
-def format_value(value: Any) -> str:
-    """As Go's pflag and component-base do: true, [a,b], A=true,B=false."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case float():
-            return f"{value:g}"
-        case dict():
-            return ",".join(f"{name}={format_value(each)}" for name, each in sorted(value.items()))
-        case tuple():
-            return f"[{','.join(value)}]"
-    return str(value)

@@ -33,7 +33,6 @@ def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
         "serve_external_ips": config.feature_gates.get(EXTERNAL_IPS, True),
         "conntrack": conntrack(config),
         "oom_score_adj": config.oom_score_adj,
-        "mode": config.mode,
         "scheduler": default_scheduler(config),
         "configuration": config,
     }

@@ -26,7 +26,6 @@ from ebpflb.files import decode_regular
 from ebpflb.model import annotations
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.model.services import (
-    ServedServices,
     parse_external_ips,
     parse_namespaces,
     parse_requirements,
@@ -87,10 +86,8 @@ class Origin(msgspec.Struct, frozen=True):
             serve_external_ips=self.serve_external_ips,
             external_ips=parse_external_ips(self.external_ips),
             nodeport_source_ranges=tuple(map(ip_network, self.nodeport_source_ranges)),
-            served=ServedServices(
-                parse_namespaces(self.namespaces),
-                parse_requirements(self.services),
-            ),
+            namespaces=parse_namespaces(self.namespaces),
+            services=parse_requirements(self.services),
             scheduler=self.scheduler,
             namespace_share=self.namespace_share,
             masquerade_mark=self.masquerade_mark,
@@ -117,8 +114,8 @@ def make_origin(options: Options) -> Origin:
         serve_external_ips=options.serve_external_ips,
         external_ips=str(options.external_ips),
         nodeport_source_ranges=tuple(map(str, options.nodeport_source_ranges)),
-        namespaces=show_namespaces(options.served.namespaces),
-        services=show_requirements(options.served.selector),
+        namespaces=show_namespaces(options.namespaces),
+        services=show_requirements(options.services),
         scheduler=options.scheduler,
         namespace_share=options.namespace_share,
         masquerade_mark=options.masquerade_mark,

@@ -15,7 +15,6 @@ from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
-from ebpflb.model.services import ServedServices
 from ebpflb.plan.canary import is_canary
 from ebpflb.plan.space import UNLIMITED
 from ebpflb.serve.listener import Request, Response
@@ -194,7 +193,7 @@ def test_a_nodeport_of_a_service(harness: Harness, asked: CanaryRequests) -> Non
     ("options", "said"),
     [
         ({"shadow": True}, "--shadow"),
-        ({"served": ServedServices(frozenset({"default"}))}, "--namespaces"),
+        ({"namespaces": frozenset({"default"})}, "--namespaces"),
     ],
 )
 def test_not_with_these_options(

@@ -71,7 +71,7 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
         ("namespaces", ""),
         ("services", ""),
         ("shadow", "false"),
-        ("scheduler", ""),
+        ("scheduler", "random"),
         ("packet-mark", ""),
         ("reply-path", "route"),
         ("fast-forward", "false"),

@@ -4,6 +4,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from ipaddress import ip_network
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.model import services
 from ebpflb.model.devices import LocalDetector, LocalMode
-from ebpflb.options import Options
+from ebpflb.options import Flag, Options, Paths, flags_of
 from tests.cli.conftest import NEVER, Done, Ebpflb
 
 
@@ -41,7 +42,8 @@ def test_no_such_directory(run: Ebpflb) -> None:
     """A directory of manifests that is not there."""
     done = run("--manifests", "/nowhere")
     assert done.status == 2
-    assert "'--manifests': Directory '/nowhere' does not exist" in done.err
+    assert "'--manifests'" in done.err
+    assert "Directory '/nowhere' does not exist" in done.err
 
 
 def test_no_such_kubeconfig(run: Ebpflb) -> None:
@@ -207,6 +209,62 @@ def test_all_that_is_chosen(made: Options) -> None:
     assert made.detector == LocalDetector(LocalMode.BRIDGE, bridge="cni0")
     assert made.devices == ("eth*", "!eth9")
     assert made.nodeport_addresses == ("10.0.0.0/8",)
+
+
+OTHER_VALUES = {
+    "--audit": "report",
+    "--devices": "eth*",
+    "--external-ips": "none",
+    "--map-size": "flows=1048576",
+    "--masquerade-ports": "40000-40099",
+    "--namespace-share": "50",
+    "--namespaces": "shop",
+    "--nodeport-source-ranges": "192.0.2.0/24",
+    "--packet-mark": "0x4000/0x4000",
+    "--packet-path": "flows",
+    "--readyz-bind-address": "",
+    "--reply-path": "request-device",
+    "--scheduler": "maglev",
+    "--services": "app=web",
+    "--socket-translation": "host",
+}
+
+
+@pytest.mark.parametrize(("name", "flag", "default"), list(flags_of(Options)))
+def test_each_option_alone(
+    chosen: Callable[..., Options],
+    options: list[object],
+    tmp_path: Path,
+    name: str,
+    flag: Flag,
+    default: object,
+) -> None:
+    """Changes its own field and nothing else."""
+    if flag.is_directory:
+        word = f"{flag.name}={cgroup_links.cgroup_root() if name == 'cgroup' else tmp_path}"
+        assert getattr(chosen(*options, word), name) == Path(word.partition("=")[2])
+        return
+    on_or_off = flag.name.replace("--", "--no-", 1) if default else flag.name
+    word = on_or_off if isinstance(default, bool) else f"{flag.name}={OTHER_VALUES[flag.name]}"
+    usual, other = chosen(*options), chosen(*options, word)
+    assert getattr(other, name) != default
+    assert replace(other, **{name: default}) == usual
+
+
+def test_directories_by_the_environment(
+    chosen: Callable[..., Options], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each option that says where; the command line counts more."""
+    root, other = cgroup_links.cgroup_root(), NEVER.with_name(f"{NEVER.name}-either")
+    monkeypatch.setenv("EBPFLB_MANIFESTS", str(tmp_path))
+    monkeypatch.setenv("EBPFLB_STATE_DIR", str(NEVER))
+    monkeypatch.setenv("EBPFLB_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("EBPFLB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("EBPFLB_CGROUP_ROOT", str(root))
+    made = chosen()
+    assert made.paths == Paths(NEVER, tmp_path / "run", tmp_path / "cache")
+    assert (made.manifests, made.cgroup) == (tmp_path, root)
+    assert chosen("--state-dir", other).paths.state == other
 
 
 def test_the_former_name_of_an_engine(

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from ebpflb.config import config_file
+from ebpflb.config import config_file, fields
+from ebpflb.config.fields import KubeProxyConfiguration
+from ebpflb.config.parameters import PARAMETERS
 from ebpflb.config.translation import translate
 from ebpflb.model.devices import LocalDetector, LocalMode
+from ebpflb.model.durations import Duration
 from ebpflb.options import ConntrackOptions, Options
 from tests.config.files import HEAD
 
@@ -153,3 +156,38 @@ def test_kubeconfig() -> None:
     """Where the API server is."""
     assert made(clientConnection={"kubeconfig": "/k"}).kubeconfig == Path("/k")
     assert made().kubeconfig is None
+
+
+# Other values of fields whose type allows only some.
+OTHERS: dict[str, Any] = {
+    "bindAddress": "192.0.2.1",
+    "clusterCIDR": "10.0.0.0/8",
+    "detectLocalMode": "NodeCIDR",
+    "featureGates": {"AllowServiceExternalIPs": False},
+    "ipvs.scheduler": "lc",
+    "nodePortAddresses": ("10.0.0.0/8",),
+}
+READ_BY_RUN = {"hostnameOverride", "logging.verbosity", "mode"}
+
+
+def another(value: Any) -> Any:
+    """A value of the same type."""
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, bool):
+        return not value
+    return Duration(value + fields.SECOND) if isinstance(value, Duration) else value + 1
+
+
+@pytest.mark.parametrize(
+    "path", [path for each in PARAMETERS if not each.ignored for path in each.fields.split()]
+)
+def test_every_honoured_field_has_an_effect(path: str) -> None:
+    """In the mode whose section it is in; ``run`` itself reads a few."""
+    section = path.partition(".")[0]
+    config = KubeProxyConfiguration(mode=section if section in ("nftables", "ipvs") else "")
+    before, usual = fields.value_at(config, path), translate(config)
+    value = OTHERS[path] if path in OTHERS else another(before)
+    changed = translate(fields.replace_at(config, path, value))
+    differ = {name for name in usual if changed[name] != usual[name]} - {"configuration"}
+    assert bool(differ) != (path in READ_BY_RUN)

@@ -3,6 +3,7 @@
 
 import copy
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from ebpflb.config import config_file
+from ebpflb.options import Options, Paths, flags_of
 from tests.config.files import KUBEADM
 from tests.deploy import helm
 from tests.deploy.helm import CHART, DEPLOY, MANIFESTS, Object, Refused, Values
@@ -128,6 +130,16 @@ def test_every_value_is_used() -> None:
     changed = [with_(EVERYTHING, path, another(path, value)) for path, value in offered.items()]
     before, *after = helm.render(EVERYTHING, *changed)
     assert [path for path, it in zip(offered, after, strict=True) if it == before] == []
+
+
+def test_options_of_the_chart() -> None:
+    """Each value that an option names is one of the chart, and is handed on as that option."""
+    template = (CHART / "templates" / "daemonset.yaml").read_text()
+    declared = [flag for kind in (Options, Paths) for _, flag, _ in flags_of(kind)]
+    for flag in declared:
+        if flag.chart not in ("-", "extraArgs"):
+            assert flag.chart in DEFAULTS
+            assert re.search(rf"{flag.name}\b.*\.Values\.|{flag.name}[=\n]", template), flag.name
 
 
 def test_misspelt_values_are_refused() -> None:

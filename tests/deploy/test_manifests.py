@@ -15,7 +15,7 @@ import yaml
 from ebpflb.cli.run import run
 from ebpflb.cluster import api, event_recorder
 from ebpflb.config import config_file
-from ebpflb.kernel.maps.state_dir import BPFFS, DEFAULT
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.kernel.node import sysctls
 from ebpflb.options import Options, Paths
 from tests.deploy import helm
@@ -246,7 +246,7 @@ def test_places(defaults: list[Object]) -> None:
     volumes = helm.the("DaemonSet", defaults)["spec"]["template"]["spec"]["volumes"]
     host = {it["name"]: it["hostPath"]["path"] for it in volumes if "hostPath" in it}
     found = {it["mountPath"]: host.get(it["name"]) for it in container["volumeMounts"]}
-    paths = Paths(state=DEFAULT)
+    paths = Paths()
     for path in (BPFFS, paths.run, paths.cache, Path("/run/netns"), Path("/sys/fs/cgroup")):
         assert found.pop(str(path)) == str(path)
     assert found.pop(str(sysctls.HOST / "net")) == str(sysctls.OWN_PROC_SYS / "net")

@@ -13,7 +13,7 @@ import yaml
 
 import ebpflb
 from ebpflb.cli.run import run
-from ebpflb.kernel.maps.state_dir import BPFFS, DEFAULT
+from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.options import Paths
 from tests.deploy.helm import DEPLOY
 
@@ -82,7 +82,7 @@ def test_it_may_open_the_sockets_that_it_opens(service: configparser.SectionProx
 
 def test_places(service: configparser.SectionProxy) -> None:
     """It may write where it keeps things, and they outlive it."""
-    paths = Paths(state=DEFAULT)
+    paths = Paths()
     assert Path("/run", service["RuntimeDirectory"]) == paths.run
     assert Path("/var/cache", service["CacheDirectory"]) == paths.cache
     assert service["RuntimeDirectoryPreserve"] == "yes"

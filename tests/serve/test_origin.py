@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from ebpflb.model import services
-from ebpflb.model.services import ServedServices
 from ebpflb.options import ConntrackOptions, Options, Paths
 from ebpflb.serve.status import Origin, make_origin
 
@@ -45,9 +44,8 @@ def test_the_same_services_are_planned() -> None:
         serve_external_ips=False,
         external_ips=services.parse_external_ips("192.0.2.0/24"),
         nodeport_source_ranges=(ip_network("198.51.100.0/24"),),
-        served=ServedServices(
-            frozenset({"a", "b"}), services.parse_requirements("app in (x,y),!z")
-        ),
+        namespaces=frozenset({"a", "b"}),
+        services=services.parse_requirements("app in (x,y),!z"),
         masquerade_mark=0x100,
         masquerade_ports=(2000, 3000),
         conntrack=ConntrackOptions(be_liberal=True),

@@ -74,7 +74,6 @@ def read_record(state: Path, cache: Path = Paths.cache) -> Paths | None:
 
 
 BPFFS = Path("/sys/fs/bpf")
-DEFAULT = BPFFS / "ebpflb"
 _NAMED = 4  # state directories in one line
 
 
@@ -149,7 +148,7 @@ def mount_bpffs(path: Path) -> None:
 class StateDir:
     """One node's state directory."""
 
-    def __init__(self, directory: Path = DEFAULT, sizes: MapSizes | None = None) -> None:
+    def __init__(self, directory: Path = Paths.state, sizes: MapSizes | None = None) -> None:
         """``sizes``: what the maps are to have; None: as those that are in force."""
         self.directory = directory
         self.sizes = map_sizes.recorded(directory) if sizes is None else sizes

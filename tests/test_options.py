@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever an option chooses, something reads it: no option that is declared is without effect."""
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import ebpflb
+from ebpflb.options import Flag, Options, Paths, flags_of
+
+PACKAGE = Path(ebpflb.__file__).parent
+DECLARATIONS = PACKAGE / "options.py"
+PASSES_ON = PACKAGE / "serve" / "status.py"  # publishes options, and reads them again
+READERS = [
+    ast.parse(path.read_text())
+    for path in PACKAGE.rglob("*.py")
+    if path not in (DECLARATIONS, PASSES_ON)
+]
+
+
+def attributes(tree: ast.AST, *owners: str) -> Iterator[str]:
+    """What is read of values with one of these names, as ``self.options.audit``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value).rpartition(".")[2].lstrip("_")
+            if owner in owners:
+                yield node.attr
+
+
+def unread(kind: type, declarations: ast.AST, readers: Iterable[ast.AST], owner: str) -> list[str]:
+    """The fields of the dataclass that nothing reads, neither itself nor by a property."""
+    used = {name for tree in readers for name in attributes(tree, owner)}
+    (declared,) = (
+        node
+        for node in ast.walk(declarations)
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    )
+    for _ in declared.body:  # a property may read another one
+        for each in declared.body:
+            if isinstance(each, ast.FunctionDef) and each.name in used:
+                used |= set(attributes(each, "self"))
+    return [each.name for each in fields(kind) if each.name not in used]
+
+
+@pytest.mark.parametrize(("kind", "owner"), [(Options, "options"), (Paths, "paths")])
+def test_every_option_is_read(kind: type, owner: str) -> None:
+    """By the agent or a command, by the names that they have for them."""
+    assert unread(kind, ast.parse(DECLARATIONS.read_text()), READERS, owner) == []
+
+
+def test_an_option_that_nothing_reads_is_found() -> None:
+    """Also where something else has an attribute of the same name."""
+    declarations = ast.parse(
+        "class Paths:\n  @property\n  def status_file(self): return self.run\n"
+        "  @property\n  def unused(self): return self.cache"
+    )
+    reader = ast.parse("paths.status_file, other.cache, self._paths.state, paths.known_as")
+    assert unread(Paths, declarations, [reader], "paths") == ["cache"]
+
+
+def flags() -> list[Flag]:
+    return [flag for kind in (Options, Paths) for _, flag, _ in flags_of(kind)]
+
+
+def test_names() -> None:
+    """Each option has one, and one variable of the environment if it says where."""
+    names = [flag.name for flag in flags()]
+    assert len(set(names)) == len(names)
+    assert {flag.variable for flag in flags() if flag.variable} == {
+        "EBPFLB_STATE_DIR",
+        "EBPFLB_RUN_DIR",
+        "EBPFLB_CACHE_DIR",
+        "EBPFLB_CGROUP_ROOT",
+        "EBPFLB_MANIFESTS",
+    }
