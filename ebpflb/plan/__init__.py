@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to change in the maps: desired state against actual state, as pure values.
+"""Compute what has to change in the maps: desired state against actual state, as pure values.
 
 How the endpoints of a service port become slots:
 
 desired          a service port and its selection, and the node -> what the maps should hold
-map_contents     the actual state at start: what is read back from the maps
+map_contents     the actual state at start, read back from the maps
 planner          desired state against actual state -> a plan: allocates slots and ids
 
-What the planner is made of:
+The parts of the planner:
 
 allocators       ids and ranges of slots: which are free, which are in quarantine
 space            how much of a service port fits, and the shares of namespaces
 service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
-removed_endpoints  which endpoints have gone, and since when
+removed_endpoints  which endpoints were removed, and when
 
-comparison       what the maps hold against what is planned
+comparison       compares the maps with the plan
 
-service_page     a Service as the operator sees it, as far as the maps hold it
-tables           what a service draws from instead of its slots: Maglev's, and by weight
+service_page     a Service as the operator sees it, by the content of the maps
+tables           the tables from which a service draws instead of its slots: Maglev, and weights
 
-canary           the service ports of `ebpflb doctor`'s own
+canary           the service ports that `ebpflb doctor` adds for its own check
 
 Apart from services:
 
 entries          the map entries, as values
-flow_entries     which entries of the packet path are one flow, and how it stands
+flow_entries     which entries of the packet path form one flow, and the state of the flow
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ids and ranges of slots: which are free, and which are in quarantine before they are used again.
 
-A program in the kernel may have looked up a service just before it changed. What an update frees
-stays as it was for QUARANTINE_SECONDS after the update was written to the maps.
+A program in the kernel may have looked up a service just before the service changed. So ids and
+slots that an update frees keep their content for QUARANTINE_SECONDS after the update was written.
 """
 
 import math
@@ -19,7 +19,7 @@ QUARANTINE_SECONDS = 1.0
 
 
 class Capacity(NamedTuple):
-    """How many entries the maps have."""
+    """The number of entries of each map."""
 
     services: int
     slots: int
@@ -30,7 +30,7 @@ class Capacity(NamedTuple):
 
 
 class UsedIds(Collection[int]):
-    """Ids below a capacity: a byte each, where a set of Python takes 40."""
+    """A set of ids below a capacity; needs 1 byte per id, a Python set needs 40."""
 
     def __init__(self, capacity: int) -> None:
         self._flags, self._count = bytearray(capacity), 0
@@ -54,7 +54,10 @@ class UsedIds(Collection[int]):
 
 
 class IdAllocator:
-    """Ids from 1 to below a capacity, in turns: an id that was freed is allocated again last."""
+    """Allocate ids from 1 to ``capacity`` - 1 in turn.
+
+    A freed id is allocated again as late as possible.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -63,11 +66,11 @@ class IdAllocator:
 
     @property
     def available(self) -> int:
-        """How many can be allocated."""
+        """The number of ids that can be allocated."""
         return self.capacity - 1 - len(self.used)
 
     def allocate(self) -> int:
-        """The next free id; there must be one ``available``."""
+        """Return the next free id; at least one must be ``available``."""
         self.last = self._after(self.last)
         while self.last in self.used:
             self.last = self._after(self.last)
@@ -75,7 +78,7 @@ class IdAllocator:
         return self.last
 
     def mark_used(self, id: int) -> None:
-        """The maps hold this id already."""
+        """Mark an id that the maps already hold."""
         self.used.add(id)
         self.last = max(self.last, id)
 
@@ -91,10 +94,10 @@ class IdAllocator:
 
 
 class FormerIds:
-    """Backend ids that the programs of another layout choose, as long as they are attached.
+    """The backend ids that programs with another map layout still choose, while they are attached.
 
-    Meanwhile such an id must lead to the endpoint that it led to: only a backend with that endpoint
-    gets it. ``taken``: those whose translation is in force already.
+    Meanwhile such an id must keep leading to the same endpoint, so only a backend with that
+    endpoint gets the id. ``taken`` holds the ids whose translation is already in force.
     """
 
     def __init__(self, translations: Iterable[Translation]) -> None:
@@ -105,7 +108,10 @@ class FormerIds:
             self._ids[address, port].append(id)
 
     def fill(self, known: Sequence[int], backends: Sequence[DesiredBackend]) -> tuple[int, ...]:
-        """The id of each backend; where it is 0 the former one of its endpoint, if there is one."""
+        """Return the id of each backend.
+
+        An id of 0 is replaced by the endpoint's former id, if any.
+        """
         if not self._left:
             return tuple(known)
         pairs = zip(known, backends, strict=True)
@@ -116,14 +122,17 @@ class FormerIds:
         return ids[-1] if ids else 0
 
     def take(self, ids: Iterable[int]) -> None:
-        """Backends have got these ids, of which some may be former ones."""
+        """Note that backends got these ids; some may be former ids."""
         for id in self._left.keys() & ids if self._left else ():
             _, address, port = self._left.pop(id)
             self._ids[address, port].remove(id)
             self.taken.add(id)
 
     def take_left(self) -> list[Translation]:
-        """Those that no backend got, once nothing chooses them any more."""
+        """Return the translations that no backend got.
+
+        Called when no program chooses them any more.
+        """
         left, self._left, self.taken = list(self._left.values()), {}, set()
         return left
 
@@ -133,10 +142,10 @@ class SlotAllocator:
 
     def __init__(self, capacity: int) -> None:
         self.free_ranges = [Range(0, capacity)]
-        self.available = capacity  # slots that are free, in whatever ranges
+        self.available = capacity  # all free slots, in all ranges
 
     def allocate(self, size: int) -> Range | None:
-        """The first range of this size; None where no free range is as large."""
+        """Return the first free range of this size, or None if no free range is large enough."""
         if not size:
             return Range(0, 0)
         for index, gap in enumerate(self.free_ranges):
@@ -148,9 +157,11 @@ class SlotAllocator:
         return None
 
     def mark_used(self, taken: Range) -> list[Range]:
-        """The maps refer to this range already; it may overlap ranges that are marked as used.
+        """Mark a range that the maps already refer to.
 
-        Returns the parts of it that were free.
+        It may overlap ranges that are marked as used.
+
+        Returns the parts of the range that were free.
         """
         if not taken.size:
             return []
@@ -191,7 +202,7 @@ Release = Callable[[], None]
 
 
 class Quarantine:
-    """What was freed: first by a plan that is not carried out yet, then waiting."""
+    """Freed ids and slots: first of a plan that is not carried out yet, then waiting."""
 
     def __init__(self) -> None:
         self.pending: list[Release] = []
@@ -204,18 +215,18 @@ class Quarantine:
         self.pending.append(free)
 
     def start(self, now: float) -> None:
-        """The plan was written at ``now``, in seconds of a monotonic clock."""
+        """Start the quarantine of a plan that was written at ``now`` (seconds, monotonic clock)."""
         if self.pending:
             self.waiting.append((now, self.pending))
             self.pending = []
 
     @property
     def due(self) -> float:
-        """When ``release`` frees something; infinity: nothing is in quarantine."""
+        """When ``release`` frees something next; infinity means nothing is in quarantine."""
         return self.waiting[0][0] + QUARANTINE_SECONDS if self.waiting else math.inf
 
     def release(self, now: float) -> None:
-        """Frees what has been in quarantine long enough."""
+        """Free everything that has been in quarantine long enough."""
         while self.waiting and now - self.waiting[0][0] >= QUARANTINE_SECONDS:
             for free in self.waiting.popleft()[1]:
                 free()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canary: service ports of `ebpflb doctor`'s own, which lead to an endpoint of its own.
+"""The canary: service ports that `ebpflb doctor` adds, with an endpoint that doctor runs itself.
 
-They are in the desired state like all others, under a namespace that the API gives to none, and
-count as the youngest: every Service gets before them what both claim. Each frontend is restricted,
-so that the node and the canary's client alone are served. For the same reason the sockets of the
-client, which is in another network namespace, are left to the packet path (select_admission).
+The canary is part of the desired state like any Service, under a namespace name that the API
+rejects. Its service ports count as the youngest, so a Service that claims the same address wins.
+Each frontend is restricted: only the node and the canary's client are served. Therefore sockets of
+the client, which runs in another network namespace, use the packet path (select_admission).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -18,18 +18,21 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import ANY, DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Frontend
 
-NAMESPACE, NAME = "ebpflb_doctor", "canary"  # a "_" is in no name of the API
+NAMESPACE, NAME = "ebpflb_doctor", "canary"  # the API allows no "_" in a name
 CANARY_PROTOCOLS = (Protocol.TCP, Protocol.UDP)
 _YOUNGEST = "~"  # sorts after every creationTimestamp
 _CLUSTER_IP = frozenset({"endpoints", "restricted"})
 _NODEPORT = frozenset({"endpoints", "restricted", "external", "nodeport"})
 _BACKEND = frozenset({"cluster", "here"})
-_NEAR = 8  # bits: how far from one that a Service has
-_DRAWS = 200  # until no address is taken for unused
+_NEAR = 8  # bits: how far a new address may be from an existing cluster IP
+_DRAWS = 200  # attempts to find an unused address
 
 
 class Canary(NamedTuple):
-    """In one family. ``node``: what the node's own sockets are admitted as (map settings)."""
+    """The canary's addresses in one family.
+
+    ``node`` is the address that the node's own sockets have in source ranges (map settings).
+    """
 
     cluster_ip: Address
     client: Address
@@ -40,9 +43,10 @@ class Canary(NamedTuple):
 
 
 class CanaryLease(msgspec.Struct):
-    """What the agent answers: the canary is in the maps until it is ended, or not renewed.
+    """The agent's answer.
 
-    ``cluster_ips``: one of each family that has any. ``devices``: --devices, "" for all.
+    The canary stays in the maps until the lease is ended or not renewed in time. ``cluster_ips``
+    has one address for each family in use. ``devices`` is --devices, "" for all.
     """
 
     id: str
@@ -55,7 +59,7 @@ def is_canary(name: PortName) -> bool:
 
 
 def service_ports(canary: Canary) -> dict[PortName, DesiredService]:
-    """What the maps should hold for it."""
+    """Return the desired state of the canary's service ports."""
     return {desired.name: desired for desired in (_port(canary, it) for it in CANARY_PROTOCOLS)}
 
 
@@ -84,11 +88,12 @@ def unused_cluster_ip(
     taken: Collection[Address],
     draw: Callable[[int], int],
 ) -> Address | None:
-    """One that no Service has, all of one family; None where none can be told from others'.
+    """Return a cluster IP that no Service has, of one family, or None if no safe address is known.
 
-    It is in ``covering``, which holds every cluster IP and range that is known and so need not
-    grow. Where no range is known it is near a cluster IP: the covering prefix of two distant ones
-    holds addresses of others. ``draw`` gives a number below the one that it gets.
+    The address is inside ``covering``, which holds every known cluster IP and range, so
+    ``covering`` need not grow. If no range is known the address is near an existing cluster IP,
+    because the covering prefix of two distant cluster IPs also holds other addresses. ``draw``
+    returns a random number below its argument.
     """
     if covering is None:
         return None

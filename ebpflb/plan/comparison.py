@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps hold against what is planned: the rows that correct each entry that differs.
+"""Compare the maps with the plan: the rows that correct each entry that differs.
 
-The entries of program-written maps (flows, affinity, sockets, counters) are nobody's plan. An entry
-is compared in one step, so the caller may change the plan between two steps: what is no longer
-planned is not compared any more.
+Maps that the eBPF programs write (flows, affinity, sockets, counters) have no planned content. Each
+entry is compared in one step, so the caller may change the plan between two steps: an entry that is
+no longer planned is then skipped.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -29,7 +29,7 @@ _REMOVED = "removed_"
 
 
 class Wrong(NamedTuple):
-    """An entry that is not as planned; ``row`` of the Plan's ``field`` corrects it."""
+    """An entry that differs from the plan; ``row`` of the Plan's ``field`` corrects it."""
 
     field: str
     row: Any
@@ -37,14 +37,14 @@ class Wrong(NamedTuple):
 
     @property
     def drift(self) -> Drift:
-        """For the operator, by map and key."""
+        """The difference for the operator, by map and key."""
         key = self.row if self.field.startswith(_REMOVED) else self.row[0]
         name = self.field.removeprefix(_REMOVED)
         return Drift(Part.MAP, f"map {name}: {key_text(key)}", self.found)
 
 
 def corrections(wrong: Iterable[Wrong]) -> Plan:
-    """The plan that writes what is missing or differs, and removes what is not planned."""
+    """Return the plan that writes missing and different entries and removes unplanned ones."""
     plan = Plan()
     for each in wrong:
         getattr(plan, each.field).append(each.row)
@@ -52,7 +52,7 @@ def corrections(wrong: Iterable[Wrong]) -> Plan:
 
 
 def compare_service(planner: Planner, name: PortName, read: Read) -> Iterator[Wrong | None]:
-    """Each entry of a service port; None where it is as planned."""
+    """Compare each entry of a service port; yields None for an entry that is as planned."""
     entries = planner.actual.get(name)
     for found_row in _rows(name, entries) if entries else ():
         if planner.actual.get(name) is not entries:
@@ -72,7 +72,7 @@ def compare_service(planner: Planner, name: PortName, read: Read) -> Iterator[Wr
 
 
 def surplus(planner: Planner, name: str, keys: Iterable[Any]) -> Iterator[Wrong]:
-    """The keys of a map, as it has them now, that are not planned."""
+    """Yield the keys of a map, read just now, that are not planned."""
     planned = _planned(planner)[name]
     for key in keys:
         if key not in planned:
@@ -80,7 +80,7 @@ def surplus(planner: Planner, name: str, keys: Iterable[Any]) -> Iterator[Wrong]
 
 
 def present_source_ranges(planner: Planner, found: Mapping[SourceRange, int]) -> Iterator[Wrong]:
-    """Of entries of map source_ranges, as it has them now, those that are not as planned."""
+    """Yield the entries of map source_ranges, read just now, that differ from the plan."""
     yield from surplus(planner, "source_ranges", found)
     for range in planner.source_ranges.present & found.keys():
         if found[range] != 1:
@@ -90,9 +90,10 @@ def present_source_ranges(planner: Planner, found: Mapping[SourceRange, int]) ->
 def missing_source_ranges(
     planner: Planner, planned: SourceRangesSnapshot, seen: Set[Any]
 ) -> Iterator[Wrong]:
-    """Those that were planned when the map began to be read, and that were not there.
+    """Yield the ranges that were planned when the reader began to read the map, but were not found.
 
-    Nothing is known if any were removed since: they may have been added anew behind the reader.
+    If any range was removed since then the result is unknown, so nothing is yielded: a range may
+    have been removed and added again behind the reader.
     """
     if planner.source_ranges.removals == planned.removals:
         for range in planned.ranges:
@@ -101,9 +102,9 @@ def missing_source_ranges(
 
 
 def removed_backends(planner: Planner, slots: Iterable[tuple[int, int]]) -> Iterator[Wrong]:
-    """Of pairs of map backend_slots, the ids of no backend that have a slot nevertheless.
+    """Yield the ids that have a slot in map backend_slots although no backend has the id.
 
-    0 is what the array begins with.
+    A slot of 0 is the initial value of the array.
     """
     for id, slot in slots:
         if slot not in (0, NO_SLOT) and id not in planner.backend_ids.used:
@@ -111,7 +112,7 @@ def removed_backends(planner: Planner, slots: Iterable[tuple[int, int]]) -> Iter
 
 
 def _rows(name: PortName, entries: ServiceEntries) -> Iterator[tuple[str, tuple[Any, Any]] | None]:
-    """In the order of Plan; None while a table is being made."""
+    """Yield the entries in the order of Plan; None while a table is being computed."""
     for slot in entries.slots():
         yield "slots", slot
     for pair in entries.backend_slots():
@@ -129,7 +130,7 @@ def _rows(name: PortName, entries: ServiceEntries) -> Iterator[tuple[str, tuple[
 
 
 def _planned(planner: Planner) -> dict[str, Any]:
-    """Map -> the keys that it may have; ids in quarantine are among them."""
+    """Map -> the keys that it may have, including ids in quarantine."""
     return {
         "services": planner.frontends.owners,
         "service_names": planner.service_ids.used,
@@ -140,5 +141,5 @@ def _planned(planner: Planner) -> dict[str, Any]:
 
 
 def key_text(key: Any) -> str:
-    """A key for the operator: an id with a #."""
+    """A key as the operator sees it: an id with a #."""
     return f"#{key}" if isinstance(key, int) else str(key)

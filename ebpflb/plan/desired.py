@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps should hold of a service port and of this node, still without ids.
+"""The desired content of the maps for a service port and for this node, before ids are allocated.
 
-The backends are in the order of their slots: those of the cluster list only, those of both lists,
-those of the local list only, and last those that serve only the flows that they have. So each list
-is one range of slots, and a backend has one slot even if it is in both lists. Whether its endpoint
-is on this node does not matter to the order.
+The backends are in the order of their slots: first those in the cluster list only, then those in
+both lists, then those in the local list only, and last those that serve only their existing flows.
+So each list is one range of slots, and a backend in both lists has one slot. The order does not
+depend on whether an endpoint is on this node.
 """
 
 from collections import defaultdict
@@ -39,16 +39,17 @@ from ebpflb.plan.entries import (
     route_key,
 )
 
-# What the maps should hold about this node: its devices, and the settings.
+# The desired content of the maps for this node: its devices, and the settings.
 
 _DETECT = frozenset({"detect_local"})
 
 
 @dataclass(frozen=True)
 class DesiredNode:
-    """``known``: all devices; ``primary``: the Node's addresses.
+    """The desired content of the maps for this node.
 
-    ``detector`` and ``pod_cidrs`` decide which traffic is that of this node's pods.
+    ``known`` are all devices, ``served`` those with programs; ``primary`` are the Node's addresses.
+    ``detector`` and ``pod_cidrs`` decide which traffic comes from this node's pods.
     """
 
     known: Devices
@@ -60,7 +61,7 @@ class DesiredNode:
 
     @cached_property
     def _masters(self) -> frozenset[int]:
-        """Of devices that are served: their packets pass the program at a port first."""
+        """The masters of served devices: a packet passes the program at the port first."""
         return frozenset(device.master for device in self.served)
 
     def devices(self) -> dict[int, DeviceEntry]:
@@ -79,9 +80,11 @@ class DesiredNode:
         return {device.mac: 1 for device in self.known if device.mac and not device.loopback}
 
     def sources_by_route(self, most: int) -> dict[RouteKey, Address]:
-        """The entries of map route_sources, at most as many: of the shortest prefixes.
+        """Return the entries of map route_sources, at most ``most``.
 
-        A device without any, such as a bridge's port, has those of its master.
+        The shortest prefixes are kept.
+
+        A device without route sources, such as a bridge's port, has those of its master.
         """
         found: dict[int, list[RouteSource]] = defaultdict(list)
         for each in self.route_sources:
@@ -97,9 +100,9 @@ class DesiredNode:
     def settings(
         self, options: dict[str, Any], covering: Mapping[Family, Prefix]
     ) -> dict[str, Any]:
-        """The fields of map settings; the operator has chosen those in ``options``.
+        """Return the fields of map settings; ``options`` has those that the operator chose.
 
-        ``covering``: the prefixes that cover all cluster IPs (see ``ClusterIps.cover``).
+        ``covering`` holds the prefixes that cover all cluster IPs (see ``ClusterIps.cover``).
         """
         pods = {family(n): prefix_of(n) for n in self.detector.networks(self.pod_cidrs)}
         active = self.detector.by_device or bool(pods)
@@ -134,9 +137,9 @@ def _both(addresses: AddressByFamily) -> tuple[Address, Address]:
 ANY: dict[Family, Address] = {
     Family.IPV4: IPv4Address(0),
     Family.IPV6: IPv6Address(0),
-}  # a NodePort's address
+}  # the address of NodePort frontends
 
-_LISTS = {  # (in the cluster list, in the local list): in the order of a block
+_LISTS = {  # (in the cluster list, in the local list), in the order of a block
     (True, False): frozenset({"cluster"}),
     (True, True): frozenset({"cluster", "local"}),
     (False, True): frozenset({"local"}),
@@ -149,7 +152,7 @@ _NO_ADDRESSES: Mapping[Family, Address] = {}
 
 
 class DesiredBackend(Struct, frozen=True, gc=False):
-    """An endpoint as it will stand in its slot."""
+    """An endpoint as its slot will hold it."""
 
     address: Address
     port: int
@@ -159,13 +162,13 @@ class DesiredBackend(Struct, frozen=True, gc=False):
 
     @property
     def endpoint(self) -> tuple[Address, int]:
-        """What identifies the backend: it keeps its id as long as the service has this endpoint."""
+        """The backend's identity: it keeps its id as long as the service has this endpoint."""
         return self.address, self.port
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredService:
-    """What the maps should hold for one service port.
+    """The desired map content for one service port.
 
     ``created`` decides which service port gets a frontend that several claim (see ``Claims``).
     ``source_ranges`` and ``nodeport_source_ranges`` are the clients that "restricted" VIPs and a
@@ -184,7 +187,7 @@ class DesiredService:
 def desired_service(
     port: ServicePort, selection: Selection, primary: Mapping[Family, Address] = _NO_ADDRESSES
 ) -> DesiredService:
-    """What the maps should hold for ``port``; ``primary`` are this node's own addresses."""
+    """Return the desired map content for ``port``; ``primary`` are this node's own addresses."""
     return DesiredService(
         name=port.name,
         created=port.created,
@@ -197,7 +200,10 @@ def desired_service(
 
 
 def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
-    """The cluster IP is added last, and so replaces an equal external address."""
+    """Return the frontends.
+
+    The cluster IP comes last, and so replaces an equal external address.
+    """
     protocol, usual = int(port.name.protocol), (port.scheduler, has_any)
     external = _flags(*usual, "external", "local" * port.external_local)
     found = {Frontend(ip, port.port, protocol): external for ip in port.external_ips}
@@ -216,14 +222,19 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
 
 @cache
 def _flags(scheduler: str, has_any: bool, *words: str) -> Flags:
-    """Those of every frontend, and these words, without "": one set for all services."""
+    """Return the flags common to all frontends plus ``words``; "" is ignored.
+
+    One shared set per result.
+    """
     endpoints = {"endpoints"} if has_any else set()
     return tables.scheduler_flags(scheduler) | endpoints | (set(words) - {""})
 
 
 def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...]:
-    """If the node's own address is admitted so are the VIPs: processes on this node connect to a
-    VIP from that VIP, where it is assigned to the node (kube-proxy.md 7).
+    """Return the admitted clients; if the node's own address is admitted, the VIPs are too.
+
+    Processes on this node connect to a VIP from that VIP if it is assigned to the node
+    (kube-proxy.md 7).
     """
     vips, ranges = port.load_balancer_ips, port.source_ranges
     if not (vips and ranges):

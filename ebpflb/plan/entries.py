@@ -2,7 +2,7 @@
 """The map entries that the agent writes, as values; named and ordered as in bpf/layout.h.
 
 Flags are sets of words: ``SERVICE_EXTERNAL`` in C is ``"external"`` here. kernel/maps/layout.py
-packs these values into the structs and refuses to start if the two disagree about a field.
+packs these values into the structs and refuses to start if Python and C disagree about a field.
 """
 
 from array import array
@@ -20,13 +20,13 @@ from ebpflb.model.services import PortName, Protocol
 
 Flags = frozenset[str]
 
-BackendName = EndpointName  # what a backend id means
+BackendName = EndpointName  # the endpoint that a backend id stands for
 
-NO_SLOT = 2**32 - 1  # the slot of a removed backend: beyond the array, where nothing is found
+NO_SLOT = 2**32 - 1  # the slot of a removed backend: beyond the array, so a look-up finds nothing
 
 
 class Frontend(NamedTuple):
-    """Where a service is reached; a NodePort's address is its family's unspecified address."""
+    """The address of a service; for a NodePort the unspecified address of its family."""
 
     address: Address
     port: int
@@ -48,7 +48,7 @@ NO_TABLE = Range(0, 0)
 
 
 class ServiceEntry(NamedTuple):
-    """What a frontend leads to: ``slots`` is the size of the block that starts at cluster.base."""
+    """The value of a frontend; ``slots`` is the size of the block that starts at cluster.base."""
 
     id: int
     flags: Flags
@@ -56,11 +56,11 @@ class ServiceEntry(NamedTuple):
     slots: int
     cluster: Range
     local: Range
-    table: Range = NO_TABLE  # of choices: the cluster list's; the local list's is behind it
+    table: Range = NO_TABLE  # in map choices: of the cluster list; that of the local list follows
 
     @property
     def tables(self) -> Range:
-        """Both of them."""
+        """The range of both tables."""
         return self.table._replace(size=2 * self.table.size)
 
     @property
@@ -69,7 +69,7 @@ class ServiceEntry(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """One slot; by ``service`` and ``id`` a reader notices that the slot was given to another."""
+    """One slot; a reader checks ``service`` and ``id`` to notice that the slot was reused."""
 
     address: Address
     port: int
@@ -80,7 +80,7 @@ class Backend(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """Where netfilter sends a packet for which the backend with this id was chosen."""
+    """The address to which netfilter sends packets if the backend with this id was chosen."""
 
     id: int
     address: Address
@@ -88,8 +88,9 @@ class Translation(NamedTuple):
 
 
 class Chosen(IntEnum):
-    """The bits of skb->priority by which a program tells netfilter what it has chosen, as enum
-    chosen in bpf/layout/choice.h.
+    """The bits of skb->priority that tell netfilter the program's choice.
+
+    They are enum chosen in bpf/layout/choice.h.
     """
 
     PREFIX = 0xEB000000
@@ -100,7 +101,7 @@ class Chosen(IntEnum):
 
 
 class BackendLoad(NamedTuple):
-    """How many open connections a backend has, of services that choose by it."""
+    """The number of open connections of a backend, for services that choose by it."""
 
     open: int = 0
     generation: int = 0
@@ -108,7 +109,10 @@ class BackendLoad(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A place of a table: one slot where 32 random bits are less than ``below``, else the other."""
+    """A place of a table.
+
+    It leads to ``slot`` if a random 32-bit number is less than ``below``, else to ``other``.
+    """
 
     slot: int
     other: int
@@ -116,13 +120,13 @@ class Choice(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Places of map choices that follow each other: the fields of one Choice after the other."""
+    """Consecutive places of map choices: the fields of one Choice after another."""
 
     first: int
     places: "array[int]"
 
     def rows(self) -> Iterator[tuple[int, Choice]]:
-        """The same as entries of the map."""
+        """The places as entries of the map."""
         found = map(Choice, self.places[0::3], self.places[1::3], self.places[2::3])
         return enumerate(found, self.first)
 
@@ -140,14 +144,17 @@ class SourceRange(NamedTuple):
 
 
 class ServiceRange(NamedTuple):
-    """Addresses that are given to services; ``length`` counts bits of the 128-bit address."""
+    """Addresses reserved for services; ``length`` counts bits of the 128-bit address."""
 
     length: int
     address: Address
 
 
 class RouteKey(NamedTuple):
-    """Destinations of a device; ``length`` counts its 32 bits and those of the 128-bit address."""
+    """Destinations behind a device.
+
+    ``length`` counts 32 bits of the device and 128 of the address.
+    """
 
     length: int
     ifindex: int
@@ -155,9 +162,9 @@ class RouteKey(NamedTuple):
 
 
 class DeviceEntry(NamedTuple):
-    """The addresses of masqueraded flows that leave by a device; unspecified: they cannot.
+    """The source addresses of masqueraded flows that leave by a device; unspecified means none.
 
-    They count where neither the kernel nor map route_sources names another one.
+    They are used if neither the kernel nor map route_sources names another address.
     """
 
     v4: Address
@@ -172,14 +179,14 @@ class Prefix(NamedTuple):
     mask: Address
 
 
-NO_PREFIX = Prefix(IPv6Address(1), IPv6Address(0))  # no address is ::1 under it
+NO_PREFIX = Prefix(IPv6Address(1), IPv6Address(0))  # matches no address
 NO_V4, NO_V6 = IPv4Address(0), IPv6Address(0)
 
 
 class TimeoutKey(NamedTuple):
-    """How a flow stands, by the flags of its entries but ``masquerade``.
+    """The state of a flow: the flags of its entries, without ``masquerade``.
 
-    Without ``request`` among those of the request, the reply's entry is alone.
+    If ``request_flags`` lacks ``request``, only the reply's entry is left.
     """
 
     protocol: int
@@ -189,14 +196,17 @@ class TimeoutKey(NamedTuple):
 
 
 class Timeout(NamedTuple):
-    """After how many seconds idle a flow loses its port to another: surely, and at the earliest."""
+    """After how many idle seconds another flow may take a flow's port.
+
+    ``idle`` is the usual limit, ``kept`` the earliest one.
+    """
 
     idle: int
     kept: int
 
 
 class Settings(NamedTuple):
-    """What the operator chose, and what the agent found out about this node.
+    """The operator's options, and the facts about this node that the agent found.
 
     ``span_v4`` and ``span_v6`` are the covering prefixes (see ``ClusterIps.cover``).
     """
@@ -220,24 +230,24 @@ class Settings(NamedTuple):
     udp_stream_timeout: int = KERNEL_UDP_STREAM_TIMEOUT
 
 
-# How names and addresses are written for the operator, the same way everywhere.
+# How names and addresses are written for the operator, the same everywhere.
 
 NODE_PORT = "NodePort"
 _PROTOCOLS = frozenset(Protocol)
 
 
 def service_name(name: PortName | None, number: int) -> str:
-    """NAMESPACE/NAME:PORT/PROTOCOL, or #ID if the id has no name; "" for the id 0, no service."""
+    """NAMESPACE/NAME:PORT/PROTOCOL, #ID if the id has no name, or "" for the id 0 (no service)."""
     return f"{name}/{protocol_name(name.protocol)}" if name else f"#{number}" if number else ""
 
 
 def service_of(name: str) -> str:
-    """NAMESPACE/NAME of what ``service_name`` says of a service port."""
+    """Return NAMESPACE/NAME of a service port's ``service_name``."""
     return name.rpartition("/")[0].partition(":")[0]
 
 
 def protocol_name(number: int) -> str:
-    """Its number where no agent writes such a protocol, and no program."""
+    """The protocol's name, or its number if no agent or program writes such a protocol."""
     return Protocol(number).name if number in _PROTOCOLS else f"protocol {number}"
 
 
@@ -254,9 +264,9 @@ def frontend_kind(frontend: Frontend, flags: Flags) -> str:
     return "ExternalIP" if "external" in flags else "ClusterIP"
 
 
-# Networks as keys and values of the maps, and the smallest prefixes that hold many of them.
+# Networks as keys and values of the maps, and the smallest prefix that holds several networks.
 #
-# All addresses in the maps have 128 bits: an IPv4 network of length n is one of length 96 + n.
+# All addresses in the maps have 128 bits: an IPv4 network of length n has the length 96 + n.
 
 _BITS = 128
 
@@ -300,7 +310,10 @@ def route_key(ifindex: int, network: Network) -> RouteKey:
 
 
 def smallest_network(values: Iterable[Address | Network]) -> Network | None:
-    """The smallest network that holds all values, which are of one family; None without values."""
+    """Return the smallest network that holds all values, or None without values.
+
+    All values are of one family.
+    """
     networks = [ip_network(value) for value in values]
     if not networks:
         return None
@@ -311,14 +324,14 @@ def smallest_network(values: Iterable[Address | Network]) -> Network | None:
 
 
 class CoveringPrefixes:
-    """For each family the smallest network that holds all addresses and networks ever added."""
+    """For each family, the smallest network that holds all addresses and networks ever added."""
 
     def __init__(self) -> None:
         self.networks: dict[Family, Network] = {}
-        self._known: object = None  # what ``add_all`` was given last
+        self._known: object = None  # the last argument of ``add_all``
 
     def add_all(self, networks: frozenset[Network]) -> None:
-        """Costs nothing where it is the set that was given last."""
+        """Add networks; free of cost if this is the same set object as last time."""
         if networks is not self._known:
             for network in networks:
                 self.add(network)
@@ -332,7 +345,7 @@ class CoveringPrefixes:
             self.networks[family(value)] = smallest_network((before, value)) or before
 
     def by_family(self) -> dict[Family, Prefix]:
-        """NO_PREFIX for a family of which nothing was added."""
+        """The prefix of each family; NO_PREFIX for a family without any address."""
         found = ((f, self.networks.get(f)) for f in Family)
         return {f: prefix_of(network) if network else NO_PREFIX for f, network in found}
 

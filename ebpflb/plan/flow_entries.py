@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows as the packet path keeps them: which entries are one flow, and how it stands.
+"""Flows of the packet path: which entries form one flow, and the state of the flow.
 
 A flow from client C through frontend F to backend B has up to four entries (bpf/layout.h):
 
     ingress  C  -> F   destination := B        egress  C' -> B   source := N
     ingress  B  -> N   destination := C'       egress  B  -> C'  source := F
 
-N is the masquerade; C' is C, with another port where its own was in use. Every entry knows C' and
-B, and no two flows share both: that is how one entry leads to the others.
+N is the masquerade address; C' is C, with another port if C's port was in use. Every entry knows C'
+and B, and no two flows share both, so any entry leads to the others.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,7 +23,7 @@ from ebpflb.plan.entries import Flags, Frontend, Timeout, TimeoutKey
 
 
 class Hook(IntEnum):
-    """By number, as in bpf/layout.h."""
+    """The hooks by number, as in bpf/layout.h."""
 
     INGRESS = 1
     EGRESS = 2
@@ -44,7 +44,7 @@ class FlowKind(IntEnum):
 
 
 class Tuple(NamedTuple):
-    """A packet as a hook sees it."""
+    """A packet's addresses, ports and protocol at a hook."""
 
     source: Address
     destination: Address
@@ -55,11 +55,11 @@ class Tuple(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """One entry: what becomes of the packets of its tuple.
+    """One entry: how packets of its tuple are rewritten.
 
     ``address`` and ``port`` replace the destination at ingress and the source at egress;
-    ``other_port`` is the other end's port. Times are nanoseconds of CLOCK_MONOTONIC. The last
-    three are TCP's (bpf/engine/flows/window.h).
+    ``other_port`` is the port of the other end. Times are nanoseconds of CLOCK_MONOTONIC. The last
+    three fields belong to TCP (bpf/engine/flows/window.h).
     """
 
     created: int
@@ -84,35 +84,35 @@ Entries = dict[Tuple, Flow]
 
 
 class FlowState(StrEnum):
-    """How a flow stands: UDP's by which sides have sent, others' by their handshake and end.
+    """The state of a flow: for UDP by which sides have sent, otherwise by handshake and end.
 
-    As conntrack, which calls them SYN_SENT, SYN_RECV, ESTABLISHED, CLOSE_WAIT, LAST_ACK, CLOSE,
-    TIME_WAIT; of UDP: unreplied, replied, assured.
+    conntrack calls these states SYN_SENT, SYN_RECV, ESTABLISHED, CLOSE_WAIT, LAST_ACK, CLOSE and
+    TIME_WAIT; for UDP unreplied, replied and assured.
     """
 
     OPENING = "opening"  # the backend has not answered
-    ANSWERED = "answered"  # the client has not acknowledged it
+    ANSWERED = "answered"  # the client has not acknowledged the answer
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
     RESET = "reset"
-    RESTING = "resting"  # of a closed flow is left what keeps its source port
+    RESTING = "resting"  # a closed flow of which only the entry remains that holds its source port
     ONE_WAY = "one-way"
     BOTH_WAYS = "both ways"
     STREAM = "stream"
 
 
-STREAM_AFTER = 2  # seconds: an answered flow of UDP that lasts longer is a stream to conntrack
+STREAM_AFTER = 2  # seconds: conntrack calls an answered UDP flow that lasts longer a stream
 _PORT_HOLDERS = {FlowKind.UN_SNAT, FlowKind.RESTING}
 
 
 def is_client_request(flow: Flow) -> bool:
-    """Whether this is the entry of the client's packets as they come in: a flow has one."""
+    """Whether this entry is the one for the client's incoming packets; a flow has exactly one."""
     return flow.kind in (FlowKind.DNAT, FlowKind.DIRECT)
 
 
 def between_hooks(key: Tuple, flow: Flow) -> Tuple:
-    """C' -> B as egress sees it, from any entry of the flow."""
+    """Return the tuple C' -> B at egress, from any entry of the flow."""
     if key.hook == Hook.EGRESS:
         return key if "request" in flow.flags else reverse(key)
     if is_client_request(flow):
@@ -123,28 +123,28 @@ def between_hooks(key: Tuple, flow: Flow) -> Tuple:
 
 
 def reverse(key: Tuple) -> Tuple:
-    """The same ends the other way round, at the same hook."""
+    """Return the tuple of the opposite direction at the same hook."""
     source, destination, source_port, destination_port, protocol, hook = key
     return Tuple(destination, source, destination_port, source_port, protocol, hook)
 
 
 def request_tuple(key: Tuple, reply: Flow) -> Tuple:
-    """C -> F at ingress, from the entry of B -> C' at egress."""
+    """Return the tuple C -> F at ingress, from the entry of B -> C' at egress."""
     ends = key.destination, reply.address, reply.other_port, reply.port
     return Tuple(*ends, key.protocol, Hook.INGRESS)
 
 
 def masqueraded_reply_tuple(key: Tuple, snat: Flow) -> Tuple:
-    """B -> N at ingress, from the entry of C' -> B at egress."""
+    """Return the tuple B -> N at ingress, from the entry of C' -> B at egress."""
     ends = key.destination, snat.address, key.destination_port, snat.port
     return Tuple(*ends, key.protocol, Hook.INGRESS)
 
 
 def gather(key: Tuple, flow: Flow, look: Look) -> Entries:
-    """All entries of the flow that has this one; the client's request comes first.
+    """Return all entries of the flow that ``flow`` belongs to; the client's request comes first.
 
-    An entry to which the others do not lead back stands alone: a newer flow has its place, or
-    those between were evicted.
+    If the other entries do not lead back to ``flow``, only ``flow`` is returned: a newer flow took
+    its place, or the entries between were evicted.
     """
     inside = between_hooks(key, flow)
 
@@ -167,7 +167,7 @@ def gather(key: Tuple, flow: Flow, look: Look) -> Entries:
 
 
 def chosen_port(entries: Entries) -> Tuple | None:
-    """The key of the reply's entry by which a flow has a port that this node chose."""
+    """Return the key of the reply entry that holds a port chosen by this node, or None."""
     for key, flow in entries.items():
         if flow.kind == FlowKind.UN_SNAT:
             return key
@@ -179,9 +179,10 @@ def chosen_port(entries: Entries) -> Tuple | None:
 
 
 def state(protocol: int, entries: Collection[Flow]) -> FlowState:
-    """How a flow with these entries stands; those that were evicted are not known.
+    """Return the state of a flow with these entries; evicted entries are unknown.
 
-    A connection is over if only the entry is left that keeps its masquerade port: the port rests.
+    If only the entry is left that holds a connection's masquerade port, the connection is over and
+    the port rests.
     """
     flags = [flow.flags for flow in entries]
     if protocol == Protocol.UDP:
@@ -194,17 +195,17 @@ def state(protocol: int, entries: Collection[Flow]) -> FlowState:
 
 
 def datagrams_state(flags: Collection[Flags], *, is_stream: bool) -> FlowState:
-    """A flow of UDP, by the flags of its entries, and whether it has lasted as streams do."""
+    """Return the state of a UDP flow; ``is_stream``: whether it has lasted as long as a stream."""
     if not _has_been_seen([each for each in flags if "request" not in each]):
         return FlowState.ONE_WAY
     return FlowState.STREAM if is_stream else FlowState.BOTH_WAYS
 
 
 def connection_state(protocol: int, flags: Collection[Flags]) -> FlowState:
-    """A connection, by the flags of its entries.
+    """Return the state of a connection, by the flags of its entries.
 
-    Of a side without an entry the best is assumed: it has been seen, and has closed if the other
-    side has. The last chunk of SCTP's shutdown counts as a reset (bpf/net/transport.h).
+    A side without an entry is assumed to have been seen, and to have closed if the other side has.
+    The last chunk of SCTP's shutdown counts as a reset (bpf/net/transport.h).
     """
     requests = [each for each in flags if "request" in each]
     replies = [each for each in flags if "request" not in each]
@@ -220,13 +221,15 @@ def connection_state(protocol: int, flags: Collection[Flags]) -> FlowState:
 
 
 def _has_been_seen(side: Collection[Flags]) -> bool:
-    """A side has been seen if one entry has: where the CNI masquerades as well, or a backend shares
-    the node's network, the other one never is.
+    """Whether one entry of a side has been seen, or the side has no entry.
+
+    The side's other entry is never used if the CNI masquerades too, or if the backend is in the
+    node's network namespace.
     """
     return not side or any("seen" in each for each in side)
 
 
-# Connections as the kernel's conntrack keeps them: what is translated, and how they stand.
+# Connections in the kernel's conntrack: their translation and their state.
 
 # enum ip_conntrack_status of include/uapi/linux/netfilter/nf_conntrack_common.h
 STATUS = {
@@ -278,8 +281,8 @@ class Ends(NamedTuple):
 class StaleCandidates(NamedTuple):
     """Connections to a frontend that may be stale: all, or only those that ``backend`` answers.
 
-    ``backend`` is an address and a port. As of a NodePort's frontend, an unspecified address means
-    any.
+    ``backend`` is an address and a port; an unspecified address means any, as in a NodePort's
+    frontend.
     """
 
     frontend: Frontend
@@ -287,16 +290,16 @@ class StaleCandidates(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """One entry. The client sends ``original``, and the backend answers it by ``reply``.
+    """One entry: the client sends ``original``, the backend answers with ``reply``.
 
-    Without NAT each is the other the other way round. ``reply.source`` is the backend, and
-    ``reply.destination`` the client, or the address and port that it is masqueraded with.
+    Without NAT ``reply`` is ``original`` reversed. ``reply.source`` is the backend, and
+    ``reply.destination`` the client, or the address and port that replace the client's.
     """
 
     protocol: Protocol
     original: Ends
     reply: Ends
-    status: int = 0  # of STATUS
+    status: int = 0  # bits of STATUS
     seconds: int = 0  # until it times out
     tcp_state: int = 0  # an index of TCP_STATES
     mark: int = 0
@@ -304,37 +307,37 @@ class Connection(NamedTuple):
 
     @property
     def is_translated(self) -> bool:
-        """Whether its requests get another destination."""
+        """Whether requests get another destination."""
         return bool(self.status & DESTINATION_NAT)
 
     @property
     def state(self) -> FlowState:
-        """In the words of flows; conntrack's own are ``state_name``."""
+        """The state as a FlowState; conntrack's own name is ``state_name``."""
         if self.protocol == Protocol.TCP:
             return _CONNTRACK_STATES.get(self.state_name, FlowState.OPENING)
         return FlowState.BOTH_WAYS if self.status & SEEN_REPLY else FlowState.ONE_WAY
 
     @property
     def state_name(self) -> str:
-        """conntrack's name of the TCP state, or "replied" and "unreplied"."""
+        """The TCP state as conntrack names it; otherwise "replied" or "unreplied"."""
         if self.protocol == Protocol.TCP:
             return TCP_STATES[self.tcp_state] if self.tcp_state < len(TCP_STATES) else "unknown"
         return "replied" if self.status & SEEN_REPLY else "unreplied"
 
 
-# When a flow has been idle for too long. It is deleted as a whole; its latest entry counts.
+# When an idle flow expires. A flow is deleted as a whole; its most recently used entry counts.
 #
 # Timeouts that the operator did not choose are kube-proxy's (kube-proxy.md 11.3), else conntrack's.
-# The programs have them too, in the map of timeouts: they take over the port of an idle flow.
+# The programs read them from map timeouts, and take over the port of an idle flow.
 
 _PROTOCOLS = frozenset(Protocol)
-KEPT = 120  # seconds: a flow that is open and was used so lately never loses its port to another
+KEPT = 120  # seconds: an open flow used within this time never loses its port to another
 _OPEN = {FlowState.OPEN, FlowState.CLOSING, FlowState.STREAM}
 _NO_FLAGS = frozenset[str]()
 
 
 def _states() -> Iterator[tuple[TimeoutKey, FlowState]]:
-    """Of a flow with a port that this node chose, by the flags of two of its entries."""
+    """Yield the states of flows with a port chosen by this node, by the flags of two entries."""
     words = ("seen", "fin", "rst")
     replies = [frozenset(some) for n in range(4) for some in combinations(words, n)]
     requests = [_NO_FLAGS, *(reply | {"request"} for reply in replies)]
@@ -352,14 +355,14 @@ def _states() -> Iterator[tuple[TimeoutKey, FlowState]]:
 
 
 class Expired(NamedTuple):
-    """A flow to be deleted: its entries in this order, and which of them is put back to rest."""
+    """A flow to delete, with its entries in the order of deletion; ``resting`` is kept at rest."""
 
     entries: Entries
     resting: Tuple | None = None
 
     @property
     def rest(self) -> Entries:
-        """What is left of the flow: nothing, or what keeps its port."""
+        """The entry that keeps the flow's port, if any."""
         if self.resting is None:
             return {}
         former = self.entries[self.resting]
@@ -368,7 +371,7 @@ class Expired(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """In seconds; 0: the default."""
+    """Timeouts in seconds; 0 means the default."""
 
     established: int = 0
     close_wait: int = 0
@@ -377,9 +380,9 @@ class Timeouts:
 
     @cached_property
     def seconds(self) -> dict[Protocol, dict[FlowState, int]]:
-        """By the state that a flow is in."""
+        """Protocol -> state of a flow -> timeout in seconds."""
         tcp = {
-            FlowState.OPENING: 5,  # a client that goes on tries again, and opens another flow
+            FlowState.OPENING: 5,  # a client that tries again opens another flow
             FlowState.ANSWERED: 60,  # nf_conntrack_tcp_timeout_syn_recv
             FlowState.OPEN: self.established or 24 * 3600,
             FlowState.CLOSING: self.close_wait or 3600,
@@ -395,7 +398,7 @@ class Timeouts:
         sctp = tcp | {
             FlowState.OPEN: 300,
             FlowState.CLOSING: 60,
-            FlowState.RESTING: 30,  # as CLOSED: SCTP has no TIME_WAIT
+            FlowState.RESTING: 30,  # like CLOSED: SCTP has no TIME_WAIT
         }  # a heartbeat every 30 s (RFC 9260 16)
         return {Protocol.TCP: tcp, Protocol.UDP: udp, Protocol.SCTP: sctp}
 
@@ -413,10 +416,10 @@ class Timeouts:
         }
 
     def idle_limit(self, protocol: Protocol, flags: Flags) -> int:
-        """How long an entry with these flags may be idle before its whole flow is read, in ns.
+        """After how many idle nanoseconds of an entry with these flags its whole flow is read.
 
-        Never longer than the flow's own timeout: of two FINs each may be the first or the second,
-        and a side that has reset, or has sent nothing yet, shows it in its own entry.
+        Never longer than the flow's own timeout. A FIN may be the first or the second of the flow;
+        a side that has reset, or has sent nothing yet, shows this in its own entry.
         """
         if protocol == Protocol.UDP:
             may_be = {datagrams_state([flags], is_stream=lasted) for lasted in (False, True)}
@@ -429,10 +432,10 @@ class Timeouts:
     def expired(
         self, candidates: Iterable[tuple[Tuple, Flow]], look: Look, now: int
     ) -> Iterator[Expired]:
-        """The flows of these entries that have expired; their entries in the order of deletion."""
+        """Yield the expired flows among these entries, with the entries in deletion order."""
         for key, flow in candidates:
             entries = gather(key, flow, look)
-            if key.protocol not in _PROTOCOLS:  # no program has written it
+            if key.protocol not in _PROTOCOLS:  # not written by a program
                 yield Expired(entries)
                 continue
             protocol, found = Protocol(key.protocol), state(key.protocol, entries.values())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entries of map services: which service port has which frontend.
 
-A frontend may pass from one service port to another: its entry is then overwritten, not removed.
-The entries of map cluster_ips follow from the frontends (see ``ClusterIps``).
+If a frontend moves from one service port to another, its entry is overwritten, not removed. The
+entries of map cluster_ips follow from the frontends (see ``ClusterIps``).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,48 +23,51 @@ from ebpflb.plan.entries import (
 # The entries of map source_ranges: which clients restricted frontends admit.
 #
 # While a service is restricted, ranges that it no longer admits are removed at once. When it is no
-# longer restricted its ranges stay for the quarantine: a program may have read the service while it
-# was restricted, and no other service reads them.
+# longer restricted its ranges stay until the quarantine ends, because a program may have read the
+# service while it was restricted. No other service reads these ranges.
 
 _Ranges = frozenset[SourceRange]
 
 
 class SourceRangesSnapshot(NamedTuple):
-    """The entries of the map at one time, and how often any had been removed until then."""
+    """The entries of the map at one time, and the number of removals until then."""
 
     ranges: Sequence[SourceRange]
     removals: int
 
 
 class SourceRanges:
-    """``present``: the entries of the map after the plan that is being made."""
+    """The planned entries of map source_ranges; ``present``: after the plan that is being made."""
 
     def __init__(self, capacity: int, quarantine: Quarantine) -> None:
         self.capacity, self.quarantine = capacity, quarantine
         self.present: set[SourceRange] = set()
         self.restricted: dict[int, _Ranges] = {}  # by id of the service
-        self.quarantined: dict[int, _Ranges] = {}  # likewise, of those that were restricted
+        self.quarantined: dict[int, _Ranges] = {}  # by id, of services that were restricted
         self.added: list[SourceRange] = []
         self.removed: set[SourceRange] = set()
         self.removals = 0
 
     def load(self, service_id: int, ranges: _Ranges) -> None:
-        """The map has these ranges already, of a restricted service."""
+        """Note ranges of a restricted service that the map already holds."""
         self.present |= ranges
         self.restricted[service_id] = ranges
 
     def load_leftovers(self, ranges: Iterable[SourceRange]) -> None:
-        """The map has these too, of no service; the first plan removes those it does not need."""
+        """Note ranges of no service that the map already holds.
+
+        The first plan removes unneeded ones.
+        """
         self.present.update(ranges)
         self.removed.update(ranges)
 
     @property
     def free(self) -> int:
-        """How many more entries the map has space for."""
+        """The number of entries that still fit into the map."""
         return self.capacity - len(self.present)
 
     def change(self, service_id: int, ranges: _Ranges, *, restricted: bool) -> None:
-        """The ranges of a service from now on; there are none unless it is restricted."""
+        """Set the ranges of a service; they are empty unless it is restricted."""
         former = self.restricted.pop(service_id, _Ranges()) | self.quarantined.pop(
             service_id, _Ranges()
         )
@@ -79,7 +82,7 @@ class SourceRanges:
             self.quarantine.add(partial(self._release, service_id, former))
 
     def remove(self, service_id: int) -> None:
-        """The service is deleted; all frontends of it are removed before its ranges."""
+        """Remove a deleted service; all its frontends are removed before its ranges."""
         self.removed |= self.restricted.pop(service_id, _Ranges())
         self.removed |= self.quarantined.pop(service_id, _Ranges())
 
@@ -87,7 +90,7 @@ class SourceRanges:
         return SourceRangesSnapshot(tuple(self.present), self.removals)
 
     def take_changes(self) -> tuple[list[SourceRange], list[SourceRange]]:
-        """The entries to add and to remove since the last call."""
+        """Return the entries to add and to remove since the last call."""
         added, removed = self.added, sorted(self.removed, key=str)
         self.present -= self.removed
         self.removals += bool(removed)
@@ -95,29 +98,29 @@ class SourceRanges:
         return added, removed
 
     def _release(self, service_id: int, ranges: _Ranges) -> None:
-        """Unless the service has been restricted again meanwhile."""
+        """Remove the ranges, unless the service has been restricted again meanwhile."""
         if self.quarantined.get(service_id) is ranges:
             self.removed |= self.quarantined.pop(service_id)
 
 
-# The entries of map cluster_ips: one for each address that internal frontends have.
+# The entries of map cluster_ips: one for each address of an internal frontend.
 #
-# An entry stays as long as any frontend has the address, on whatever port and of whatever service;
-# an address that passes from one service to another in one plan is not written at all. The covering
-# prefixes hold every cluster IP that ever was there, and so can be written before the entries.
+# An entry stays as long as any frontend has the address, on any port and of any service. If an
+# address moves from one service to another within one plan, nothing is written. The covering
+# prefixes hold every cluster IP that ever existed, so they can be written before the entries.
 
 
 class ClusterIps:
-    """``present``: the entries that the map has already."""
+    """The planned entries of map cluster_ips; ``present``: the entries that the map already has."""
 
     def __init__(self, present: Iterable[Address] = ()) -> None:
         self.prefixes = CoveringPrefixes()
         self.frontends: set[Frontend] = set()
-        self.counts: dict[Address, int] = {}  # of frontends
+        self.counts: dict[Address, int] = {}  # address -> number of frontends
         self.was_present = dict.fromkeys(present, True)  # before the changes since take_changes
 
     def point(self, frontend: Frontend, service: ServiceEntry | None) -> None:
-        """The frontend refers to this service from now on; None: it is removed."""
+        """Point the frontend to a service; None means the frontend is removed."""
         internal = service is not None and "external" not in service.flags
         if internal == (frontend in self.frontends):
             return
@@ -129,16 +132,16 @@ class ClusterIps:
             self._count_down(frontend.address)
 
     def cover(self, networks: frozenset[Network]) -> dict[Family, Prefix]:
-        """The covering prefixes: they hold all cluster IPs and all networks ever given to this.
+        """Return prefixes that cover all cluster IPs and all networks ever passed to this function.
 
-        NO_PREFIX for a family that has none. They only grow, and are to be written before the plan
-        that they belong to.
+        NO_PREFIX for a family without any. The prefixes only grow, and must be written before the
+        plan that they belong to.
         """
         self.prefixes.add_all(networks)
         return self.prefixes.by_family()
 
     def take_changes(self) -> tuple[list[Address], list[Address]]:
-        """The entries to add and to remove since the last call."""
+        """Return the entries to add and to remove since the last call."""
         changed, self.was_present = self.was_present, {}
         added = [ip for ip, present in changed.items() if not present and ip in self.counts]
         return added, [ip for ip, present in changed.items() if present and ip not in self.counts]
@@ -158,7 +161,9 @@ class ClusterIps:
 
 
 class Frontends:
-    """``owners``: the service port of each frontend in map services, after the plan that is being
+    """The owners of frontends.
+
+    ``owners``: the service port of each frontend in map services, after the plan that is being
     made. ``removed``: the frontends that this plan removes from the map.
     """
 
@@ -167,27 +172,33 @@ class Frontends:
         self.capacity = capacity
         self.owners: dict[Frontend, PortName] = {}
         self.removed: set[Frontend] = set()
-        self.udp_moved = False  # some UDP frontend has passed from one service port to another
-        self._given_up: set[Frontend] = set()  # UDP frontends that no service port has any more
+        self.udp_moved = False  # whether a UDP frontend has moved from one service port to another
+        self._given_up: set[Frontend] = set()  # UDP frontends without a service port
         self.cluster_ips = ClusterIps(cluster_ips)
 
     def load(self, name: PortName, services: Mapping[Frontend, ServiceEntry]) -> None:
-        """The map has these entries already, of this service port."""
+        """Note entries of this service port that the map already holds."""
         self.owners.update(dict.fromkeys(services, name))
         for frontend, service in services.items():
             self.cluster_ips.point(frontend, service)
 
     def load_leftovers(self, frontends: Iterable[Frontend]) -> None:
-        """The map has these too, of no service port; the first plan removes those not needed."""
+        """Note frontends of no service port that the map already holds.
+
+        The first plan removes unneeded ones.
+        """
         self.removed.update(frontends)
 
     def has(self, frontend: Frontend) -> bool:
-        """Whether the map has an entry for it, of whichever service port: it needs no new one."""
+        """Whether the map has an entry for the frontend, of any service port.
+
+        If so, the frontend needs no new entry.
+        """
         return frontend in self.owners or frontend in self.removed
 
     @property
     def free(self) -> int:
-        """How many more entries the map has space for."""
+        """The number of entries that still fit into the map."""
         return self.capacity - len(self.owners) - len(self.removed)
 
     def change(
@@ -196,7 +207,7 @@ class Frontends:
         old: Mapping[Frontend, ServiceEntry],
         new: Mapping[Frontend, ServiceEntry],
     ) -> list[tuple[Frontend, ServiceEntry]]:
-        """The service port has the entries ``new`` instead of ``old``; returns those to write."""
+        """Replace the service port's entries ``old`` with ``new``; return the entries to write."""
         owner = self.owners.get
         written = [(f, s) for f, s in new.items() if old.get(f) != s or owner(f) != name]
         for frontend, service in written:
@@ -209,7 +220,7 @@ class Frontends:
         return written
 
     def take_udp_moved(self) -> bool:
-        """Whether any has since the last call."""
+        """Whether a UDP frontend has moved since the last call."""
         moved, self.udp_moved = self.udp_moved, False
         return moved
 
@@ -219,7 +230,7 @@ class Frontends:
         )
 
     def remove(self, name: PortName, frontends: Iterable[Frontend]) -> None:
-        """Except those that another service port has taken over meanwhile."""
+        """Remove the frontends, except those that another service port has taken over meanwhile."""
         for frontend in frontends:
             if self.owners.get(frontend) == name:
                 del self.owners[frontend]
@@ -229,6 +240,6 @@ class Frontends:
                 self.cluster_ips.point(frontend, None)
 
     def take_removed(self) -> list[Frontend]:
-        """The entries to remove since the last call."""
+        """Return the entries to remove since the last call."""
         removed, self.removed = sorted(self.removed, key=str), set()
         return removed

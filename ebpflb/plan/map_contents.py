@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The actual state at start, read back from the maps, so that a restart writes nothing.
 
-A crash may have left a plan written in part. Of a service whose frontends refer to several blocks
-one block is used and the others are leftovers; so are frontends whose service has no name, names
-without frontends, and source ranges of no service. The first complete plan removes leftovers.
-A backend id that occurs twice, which no crash leaves, makes the block empty where it occurs again.
+A crash may have left a partly written plan. If the frontends of a service refer to several blocks,
+one block is used and the others are leftovers. Frontends whose service has no name, names without
+frontends and source ranges of no service are leftovers too. The first complete plan removes them. A
+crash never leaves the same backend id twice; if an id occurs twice, the second block counts as
+empty.
 """
 
 from collections import defaultdict
@@ -27,7 +28,7 @@ from ebpflb.plan.entries import (
 )
 from ebpflb.plan.service_entries import ServiceEntries
 
-"""Map -> its look-up, which returns None for a key that is not there."""
+"""Map -> its look-up function, which returns None for an unknown key."""
 
 
 UNKNOWN_NAME = BackendName("", "")
@@ -37,7 +38,7 @@ UNKNOWN_NAME = BackendName("", "")
 class MapContents:
     """The entries of each service port, and the leftovers that belong to none.
 
-    Leftover entries refer to the leftover blocks and ids, so these go through the quarantine.
+    Leftover entries refer to the leftover blocks and ids, so those go through the quarantine.
     """
 
     entries: dict[PortName, ServiceEntries] = field(default_factory=dict)
@@ -45,17 +46,17 @@ class MapContents:
     leftover_service_ids: set[int] = field(default_factory=set)
     leftover_backend_ids: set[int] = field(default_factory=set)
     leftover_translations: list[Translation] = field(default_factory=list)
-    # In force, and not in these maps: programs of another layout choose them.
+    # In force, but not in these maps: programs with another layout choose them.
     former_translations: list[Translation] = field(default_factory=list)
     leftover_blocks: set[Range] = field(default_factory=set)
     leftover_tables: set[Range] = field(default_factory=set)
     leftover_source_ranges: list[SourceRange] = field(default_factory=list)
     cluster_ips: set[Address] = field(default_factory=set)
-    # entries of backend_slots as they have to be written
+    # the entries of backend_slots that must be written
     wrong_backend_slots: list[tuple[int, int]] = field(default_factory=list)
 
     def frontends(self) -> Iterator[Frontend]:
-        """All of map services."""
+        """All frontends of map services."""
         yield from self.leftover_services
         for entries in self.entries.values():
             yield from entries.services
@@ -70,8 +71,9 @@ def read_back(
     source_ranges: Iterable[SourceRange] = (),
     cluster_ips: Iterable[Address] = (),
 ) -> MapContents:
-    """Sorts the maps' entries by service port; the callables look up a part of their map, in the
-    order of ``service_names``.
+    """Sort the entries of the maps by service port.
+
+    The callables look up a part of their map, in the order of ``service_names``.
     """
     by_id: dict[int, dict[Frontend, ServiceEntry]] = defaultdict(dict)
     for frontend, service in services:
@@ -120,7 +122,10 @@ def _service_entries(
     slots: Callable[[Range], list[Backend]],
     backend_names: Mapping[int, BackendName],
 ) -> ServiceEntries:
-    """Every block was complete when a frontend was switched to it; the largest one is used."""
+    """Return the entries of one service with its largest block.
+
+    Every referenced block is complete.
+    """
     blocks = (service.block for service in services.values())
     block = max(blocks, key=attrgetter("size"), default=Range(0, 0))
     found = slots(block)
@@ -135,7 +140,10 @@ def _service_entries(
 def _check_backend_slots(
     contents: MapContents, found: ServiceEntries, backend_slots: Callable[[int], int]
 ) -> None:
-    """The slot that a wrong member refers to must stay until the member is corrected."""
+    """Note wrong entries of map backend_slots.
+
+    The slot that one refers to stays until it is corrected.
+    """
     for id, slot in found.backend_slots():
         written = backend_slots(id)
         if written != slot:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired state against actual state -> Plan: the ordered difference, and nothing else.
+"""Compare desired with actual state and return the ordered difference, a Plan.
 
 Make before break. Slots that a frontend refers to are never overwritten: a service whose backends
-change gets a new block of slots, its frontends are switched to it one by one, each atomically, and
-the old block is free again after its quarantine. An entry is written before another one refers to
-it, and removed after. So a look-up that succeeds before and after an update succeeds during it,
-and a crash between any two writes leaves a working state. The same holds for source ranges: those
-that admit a client are written before the switch, those that no longer do are removed after it.
+change gets a new block of slots, its frontends are switched to the block one by one, each
+atomically, and the old block is free again after its quarantine. An entry is written before another
+entry refers to it, and removed after. So a look-up that succeeds before and after an update also
+succeeds during the update, and a crash between any two writes leaves a working state. Source ranges
+follow the same order: those that admit a client are written before the switch, those that no longer
+admit any are removed after it.
 
-A service port that does not fit keeps what it has and still wants; what it does not want any more
-is always freed. It waits until something is freed that it could use (``Space``, ``Waiting``).
+If a service port does not fit, its existing entries stay as far as they are still wanted, and
+unwanted ones are freed. The service port waits until something that it could use is freed
+(``Space``, ``Waiting``).
 """
 
 import math
@@ -44,26 +46,27 @@ from ebpflb.plan.service_entries import (
 )
 from ebpflb.plan.space import EVERYONE, UNLIMITED, Lack, Shares, Space
 
-# A plan says what to write into the maps, in which order; nothing is written by making one.
+# A plan says what to write into the maps, and in which order. Making a plan writes nothing.
 
-TRANSLATIONS = ("translations", "removed_translations")  # the parts that no map has
+TRANSLATIONS = ("translations", "removed_translations")  # the parts that are not in a map
 
 
 @dataclass
 class Plan:
-    """The writes, to be made field after field in this order: first new entries, then frontends,
-    then the removal of entries that nothing refers to any more.
+    """The writes, made field after field in this order.
 
-    Ports that a cluster IP does not have are refused. So it is known only while all its frontends
-    are there: somebody else may have served it before, and may serve it afterwards.
+    New entries come first, then frontends, then the removal of entries without references.
+
+    Ports that a cluster IP does not have are refused. So a cluster IP is in the maps only while all
+    its frontends are: another proxy may have served it before, and may serve it afterwards.
     """
 
-    # Of the engine netfilter: backend id, and its endpoint's address and port.
+    # For the netfilter engine: backend id, and the address and port of its endpoint.
     translations: list[Translation] = field(default_factory=list)
     slots: list[tuple[int, Backend]] = field(default_factory=list)
     backend_slots: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
     tables: list[Table] = field(default_factory=list)  # new ones, in map choices
-    choices: list[tuple[int, Choice]] = field(default_factory=list)  # those that were wrong
+    choices: list[tuple[int, Choice]] = field(default_factory=list)  # corrections of wrong entries
     service_names: list[tuple[int, PortName]] = field(default_factory=list)
     backend_names: list[tuple[int, BackendName]] = field(default_factory=list)
     source_ranges: list[tuple[SourceRange, int]] = field(default_factory=list)
@@ -73,10 +76,10 @@ class Plan:
     removed_services: list[Frontend] = field(default_factory=list)
     removed_source_ranges: list[SourceRange] = field(default_factory=list)
     removed_service_names: list[int] = field(default_factory=list)
-    # Of backends: clients' affinity to them and sockets' assignments to them end with this write.
+    # From this write on, clients' affinity and sockets' assignments to the backend end.
     removed_backend_slots: list[int] = field(default_factory=list)
     removed_backend_names: list[int] = field(default_factory=list)
-    # Those of ids whose quarantine is over.
+    # After the quarantine of the id.
     removed_translations: list[Translation] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -89,11 +92,11 @@ class Plan:
         )
 
 
-# Which service port gets a frontend that several of them claim: that of the oldest Service.
+# Which service port gets a frontend that several service ports claim: that of the oldest Service.
 #
 # Two Services may list the same external address, protocol and port. kube-proxy leaves the winner
-# undefined (kube-proxy.md 4). Here the older Service gets it, of equally old ones the first by
-# name: so a new Service cannot take traffic away, and the order of events does not matter.
+# undefined (kube-proxy.md 4). Here the older Service wins, and between equally old ones the first
+# by name. So a new Service cannot take traffic away, and the order of events does not matter.
 
 
 class Claims:
@@ -102,11 +105,14 @@ class Claims:
     def __init__(self) -> None:
         self.desired: dict[PortName, DesiredService] = {}
         self.claimants: dict[Frontend, list[PortName]] = {}
-        # Of these the frontends that several claim, the winner first.
+        # The frontends that several claim; the winner comes first.
         self.contested: dict[Frontend, list[PortName]] = {}
 
     def update(self, changes: Mapping[PortName, DesiredService | None]) -> set[PortName]:
-        """Applies changes (None: deleted); returns the names whose frontends may be others now."""
+        """Apply changes; return the service ports whose frontends may have changed.
+
+        None as desired state means the service port is deleted.
+        """
         affected = set(changes)
         for name, desired in changes.items():
             affected |= self._withdraw(name)
@@ -115,7 +121,7 @@ class Claims:
         return affected
 
     def frontends_of(self, name: PortName) -> dict[Frontend, Flags]:
-        """The frontends that a service port claims and gets."""
+        """Return the frontends that a service port claims and gets."""
         desired = self.desired.get(name)
         frontends = desired.frontends.items() if desired else ()
         return {f: flags for f, flags in frontends if self.claimants[f][0] == name}
@@ -155,7 +161,7 @@ Desired = Mapping[PortName, DesiredService | None]
 class Planner:
     """Keeps the desired and the actual state of all service ports, and plans the difference.
 
-    Times are of a monotonic clock.
+    Times are in seconds of a monotonic clock.
     """
 
     def __init__(
@@ -177,12 +183,15 @@ class Planner:
         self.slots, self.waiting = self.space.slots, self.space.waiting
         self.former_ids = self.space.former_ids = FormerIds(contents.former_translations)
         self.backend_changes: list[BackendChange] = []
-        self._made: dict[PortName, MadeTables] = {}  # for the next plan
+        self._made: dict[PortName, MadeTables] = {}  # tables made ahead for the next plan
         self.plan = Plan()
         self._load(contents)
 
     def plan_changes(self, desired: Desired, now: float) -> Plan:
-        """The plan after these changes of the desired state; None: the service port is deleted."""
+        """Return the plan for these changes of the desired state.
+
+        None as desired state means the service port is deleted.
+        """
         self.quarantine.release(now)
         names = self.claims.update(desired)
         names.update(self.waiting.take(self._still_lacks))
@@ -193,14 +202,17 @@ class Planner:
         return plan
 
     def plan_everything(self, desired: Desired, now: float) -> Plan:
-        """As ``plan_changes``, after all others: also removes service ports that are no more."""
+        """Like ``plan_changes``, for the complete desired state.
+
+        Also removes deleted service ports.
+        """
         deleted = self.actual.keys() - self.claims.desired.keys()
         return self.plan_changes({**dict.fromkeys(deleted), **desired}, now)
 
     def prepare(self, desired: DesiredService) -> Iterator[None]:
-        """Makes large tables that the next plan of a service port needs, in steps.
+        """Compute in steps the large tables that the service port's next plan needs.
 
-        Without that they are made with the plan.
+        Otherwise the plan computes them at once.
         """
         kind = self.space.new_table(desired, self.actual.get(desired.name, NO_ENTRIES))
         if kind.size > tables.PLACES_A_STEP:
@@ -208,30 +220,30 @@ class Planner:
             self._made[desired.name] = MadeTables(kind, parts)
 
     def written(self, now: float) -> None:
-        """The last plan has been written to the maps: the quarantine of what it freed begins."""
+        """Begin the quarantine of everything that the last plan freed; it has been written."""
         self.quarantine.start(now)
 
     @property
     def retry_due(self) -> float:
-        """When service ports that wait are to be tried again; infinity: not before a change."""
+        """When to try waiting service ports again; infinity means only after a change."""
         if self.waiting.has_tries:
             return -math.inf
         return self.quarantine.due if self.waiting.lacks else math.inf
 
     @property
     def not_programmed(self) -> dict[PortName, str]:
-        """The service ports of which something does not fit -> why."""
+        """The service ports that do not fit completely -> the reason."""
         return {name: lack.reason for name, lack in self.waiting.lacks.items()}
 
     def programs_replaced(self) -> None:
-        """No program chooses by the maps of another layout any more."""
+        """Release former ids: no program chooses by the maps of another layout any more."""
         for translation in self.former_ids.take_left():
             if translation.id < self.capacity.backend_ids:
                 self.quarantine.add(partial(self.backend_ids.free, translation.id))
             self.quarantine.add(partial(self._end_translation, translation))
 
     def take_backend_changes(self) -> list[BackendChange]:
-        """All since the last call; to be called when the plans have been written."""
+        """Return all changes since the last call; call this after the plans were written."""
         changes, self.backend_changes = self.backend_changes, []
         return changes
 
@@ -240,14 +252,14 @@ class Planner:
         return self.frontends.cluster_ips
 
     def used_entries(self) -> dict[str, int]:
-        """Map -> how many of its entries are in use, those in quarantine included.
+        """Map -> the number of its used entries, including those in quarantine.
 
-        Another thread may be planning at the same time: each count is right at some time.
+        Another thread may be planning at the same time, so the counts are not of one moment.
         """
         return self.space.used_entries() | {"cluster_ips": len(self.cluster_ips.counts)}
 
     def _finish(self) -> None:
-        """Adds what is known only when all changes of a plan are known."""
+        """Add the writes that depend on all changes of a plan."""
         self.plan.removed_services += self.frontends.take_removed()
         added, removed = self.cluster_ips.take_changes()
         self.plan.cluster_ips += [(address, 1) for address in added]
@@ -276,7 +288,10 @@ class Planner:
         self.source_ranges.load_leftovers(contents.leftover_source_ranges)
 
     def _load_wrong_backend_slots(self, wrong: Mapping[int, int]) -> None:
-        """Netfilter does not translate to a backend whose id led nowhere."""
+        """Correct backend_slots, and write the translations of these backends again.
+
+        Netfilter has no translation for a backend whose id led nowhere.
+        """
         self.plan.backend_slots += wrong.items()
         for entries in self.actual.values() if wrong else ():
             self.plan.translations += (it for it in entries.translations() if it.id in wrong)
@@ -367,8 +382,10 @@ class Planner:
         self.quarantine.add(partial(self.service_ids.free, id))
 
     def _free_backend_id(self, id: int) -> None:
-        """Clients' affinity to the backend and sockets' assignments to it end with this write: the
-        hooks look its slot up by its id, and find that it has none.
+        """Free the id.
+
+        With this write, clients' affinity and sockets' assignments to the backend end: the hooks
+        look up the backend's slot by id and find none.
         """
         self.former_ids.taken.discard(id)
         self.plan.removed_backend_slots.append(id)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which endpoints of Services with on-removal: reset have gone, and since when.
+"""Which endpoints of Services with on-removal: reset were removed, and when.
 
 A removal is due when the grace of its Service has passed. It is forgotten if the endpoint comes
-back, or if the Service keeps its connections now. A Service that is deleted loses its endpoints;
-what it said last still holds for them. Times are of a monotonic clock, in seconds.
+back, or if the Service changes to keep its connections. A deleted Service loses all its endpoints,
+and its last settings still apply to them. Times are in seconds of a monotonic clock.
 """
 
 import math
@@ -19,15 +19,15 @@ from ebpflb.model.annotations import LONGEST_GRACE
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Frontend
 
-# The service ports whose connections are reset, and how one agent leaves them to the next.
+# The service ports whose connections are reset, and how an agent saves them for the next agent.
 
 Endpoint = tuple[Address, int]
 
 
 class Watched(NamedTuple):
-    """A service port whose connections are reset ``grace`` seconds after their endpoint has gone.
+    """A service port whose connections are reset ``grace`` seconds after their endpoint's removal.
 
-    ``endpoints``: those that its slices list now.
+    ``endpoints`` are those that its slices list now.
     """
 
     grace: float
@@ -36,20 +36,23 @@ class Watched(NamedTuple):
 
 
 class WatchedPort(Struct, frozen=True):
-    """Without its endpoints: the next agent knows what the slices list then."""
+    """A Watched to save; without endpoints, because the next agent reads them from the slices."""
 
     name: PortName
     grace: Annotated[float, Meta(ge=0, le=LONGEST_GRACE)]
     frontends: tuple[tuple[str, Annotated[int, Meta(ge=0, lt=1 << 16)]], ...]  # address and port
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an address that is none, as the status of an agent may have it."""
+        """Raises ValueError for an invalid address, as another agent's status may contain."""
         for address, _ in self.frontends:
             ip_address(address)
 
 
 class WatchedPorts(UserDict[PortName, Watched]):
-    """By name. A change costs the same whatever else is watched, one of endpoints alone nothing."""
+    """The watched service ports by name; a change costs the same however many are watched.
+
+    A change of endpoints alone does not change ``saved``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +73,7 @@ class WatchedPorts(UserDict[PortName, Watched]):
 
     @property
     def saved(self) -> tuple[WatchedPort, ...]:
-        """For ``restored``; the same object as long as nothing of it changes."""
+        """The value for ``restore_watched``; the same object as long as it does not change."""
         if self._saved is None:
             self._saved = tuple(self._ports.values())
         return self._saved
@@ -94,9 +97,10 @@ def _frontends(port: WatchedPort) -> frozenset[Frontend]:
 
 
 class Gone(NamedTuple):
-    """An endpoint that has gone: connections to it through these frontends are to be reset.
+    """A removed endpoint: connections to it through these frontends are to be reset.
 
-    ``since``: when it went; one that comes back and goes again is another removal.
+    ``since``: when it was removed; an endpoint that comes back and is removed again counts
+    separately.
     """
 
     service: PortName
@@ -106,7 +110,7 @@ class Gone(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """Of a service port: there is none of this name any more."""
+    """The change of a service port that was deleted."""
 
 
 DELETED = Deleted()
@@ -114,7 +118,7 @@ Change = Watched | Deleted | None  # None: its connections are kept
 
 
 class _Times(defaultdict[PortName, dict[Endpoint, float]]):
-    """When endpoints went. Only service ports of which some have are in it."""
+    """Service port -> its removed endpoints -> when each was removed. No entry is empty."""
 
     def __init__(self) -> None:
         super().__init__(dict)
@@ -130,10 +134,11 @@ class _Times(defaultdict[PortName, dict[Endpoint, float]]):
 
 
 class RemovedEndpoints:
-    """``watched``: the service ports, also deleted ones as long as a removal of theirs is not due.
+    """Keeps which endpoints were removed, and when each removal is due.
 
-    ``former``: those that an earlier agent watched; any that ``update`` does not name until
-    ``loaded`` has been deleted.
+    ``watched`` are the service ports, including deleted ones with a pending removal. ``former`` are
+    those that an earlier agent watched; a former one that ``update`` does not name before
+    ``loaded`` is called has been deleted.
     """
 
     def __init__(self, former: Mapping[PortName, Watched]) -> None:
@@ -141,10 +146,10 @@ class RemovedEndpoints:
         self.deleted: set[PortName] = set()
         self._former = dict(former)
         self._since = _Times()
-        self._due_once = _Times()  # when those went that were due and have not come back
+        self._due_once = _Times()  # removals that were due, of endpoints that have not come back
 
     def update(self, name: PortName, change: Change, now: float) -> bool:
-        """Whether there may be connections to endpoints that went before it was watched."""
+        """Apply a change; return whether connections to endpoints removed before may exist."""
         former = self._former.pop(name, None)
         before = self.watched.get(name)
         if isinstance(change, Deleted):
@@ -162,27 +167,33 @@ class RemovedEndpoints:
         return before is None
 
     def knows(self, name: PortName) -> bool:
-        """Whether it is watched, or was: of others only that they are to be watched matters."""
+        """Whether the service port is watched, or was watched by an earlier agent."""
         return name in self.watched or name in self._former
 
     def loaded(self, now: float) -> bool:
-        """All service ports that exist have been named. As ``update``."""
+        """Delete the former service ports not named yet: all existing ones have been.
+
+        Returns as ``update``.
+        """
         found = [self.update(name, DELETED, now) for name in [*self._former]]
         return any(found)
 
     def found(self, name: PortName, endpoint: Endpoint, now: float) -> None:
-        """There is a connection to an endpoint; it has gone now if it is not listed."""
+        """Note a connection to an endpoint.
+
+        An endpoint that is not listed counts as removed now.
+        """
         watched = self.watched.get(name)
         if watched and endpoint not in watched.endpoints:
             self._since[name].setdefault(endpoint, now)
 
     def due(self) -> float:
-        """When the next removal is due; infinity: none."""
+        """When the next removal is due; infinity means none is pending."""
         first = ((name, min(times.values())) for name, times in self._since.items())
         return min((since + self.watched[name].grace for name, since in first), default=math.inf)
 
     def take_due(self, now: float) -> list[Gone]:
-        """Those whose grace has passed; each is returned once."""
+        """Return the removals whose grace has passed; each is returned once."""
         gone = list[Gone]()
         for name, times in [*self._since.items()]:
             grace, frontends, _ = self.watched[name]
@@ -195,23 +206,25 @@ class RemovedEndpoints:
         return gone
 
     def is_gone(self, gone: Gone) -> bool:
-        """Whether one that was due has not been listed again since then, even if it went again, and
-        its Service has not begun to keep its connections.
+        """Whether a due removal still holds.
+
+        It does not if the endpoint was listed again since then, even briefly, or if its Service now
+        keeps connections.
         """
         return self._due_once.get(gone.service, {}).get(gone.endpoint) == gone.since
 
     def done(self, gone: Iterable[Gone]) -> None:
-        """Nobody asks for them any more."""
+        """Forget removals that the caller no longer needs for ``is_gone``."""
         for each in filter(self.is_gone, gone):
             self._due_once.remove(each.service, [each.endpoint])
 
     def forget_deleted(self) -> None:
-        """The deleted service ports of which no removal is pending."""
+        """Forget the deleted service ports without a pending removal."""
         for name in [*self.deleted]:
             self._forget_deleted(name)
 
     def by_frontend(self) -> Iterator[tuple[Frontend, PortName]]:
-        """The frontends of all that are watched."""
+        """Yield the frontends of all watched service ports."""
         for name, watched in self.watched.items():
             for frontend in watched.frontends:
                 yield frontend, name

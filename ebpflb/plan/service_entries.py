@@ -34,14 +34,14 @@ from ebpflb.plan.tables import marked, scheduler_of
 
 
 class TableKind(NamedTuple):
-    """What the tables of a service port depend on, but where its slots and its places are."""
+    """Everything that determines a service port's tables, except the place of slots and tables."""
 
     scheduler: str
     size: int
     backends: tuple[DesiredBackend, ...]
 
     def making(self) -> Generator[None, None, list["array[int]"]]:
-        """Makes the table of each of LISTS, in steps."""
+        """Compute the table of each of LISTS, in steps."""
         parts = []
         for name in LISTS:
             found = in_list(self.backends, name)
@@ -55,9 +55,10 @@ class MadeTables(NamedTuple):
 
 
 class ServiceEntries(NamedTuple):
-    """``backends`` and their ``ids`` are in the order of the slots in ``block``.
+    """The map entries of one service port.
 
-    ``services`` are the values in map services, by frontend.
+    ``backends`` and their ``ids`` are in the order of the slots in ``block``; ``services`` are the
+    values in map services, by frontend.
     """
 
     id: int
@@ -69,13 +70,16 @@ class ServiceEntries(NamedTuple):
 
     @property
     def valid(self) -> ServiceEntry | None:
-        """One that refers to ``block``: after a crash others may not, nor to the same tables."""
+        """An entry that refers to ``block``.
+
+        After a crash other entries may refer to another block or table.
+        """
         found = (service for service in self.services.values() if service.block == self.block)
         return max(found, key=lambda service: service.table, default=None)
 
     @property
     def tables(self) -> Range:
-        """All that the service port has of map choices."""
+        """The range of map choices that the service port has."""
         valid = self.valid
         return valid.tables if valid else NO_TABLE
 
@@ -86,13 +90,16 @@ class ServiceEntries(NamedTuple):
 
     @property
     def is_weighted(self) -> bool:
-        """Whether it goes by weights that differ: if it does not hash, no other needs a table."""
+        """Whether backends have different weights.
+
+        Schedulers that do not hash need tables only then.
+        """
         if not self.tables.size:
             return False
         return self.scheduler not in HASHING or len(weights(self.backends)) > 1
 
     def making_tables(self, made: MadeTables | None = None) -> Generator[None, None, list[Table]]:
-        """Makes the entries of map choices in steps, unless they are ``made``."""
+        """Return the entries of map choices, computed in steps unless ``made`` has them."""
         table = self.valid.table if self.valid else NO_TABLE
         kind = TableKind(self.scheduler, table.size, self.backends)
         if not table.size:
@@ -111,7 +118,7 @@ class ServiceEntries(NamedTuple):
 
     @property
     def restricted(self) -> bool:
-        """Whether a frontend is restricted; if none is, there are no source ranges."""
+        """Whether a frontend is restricted; if none is restricted, there are no source ranges."""
         return any("restricted" in service.flags for service in self.services.values())
 
     def slots(self) -> Iterator[tuple[int, Backend]]:
@@ -121,7 +128,7 @@ class ServiceEntries(NamedTuple):
             yield self.block.base + slot, Backend(*where, id, self.id, desired.weight)
 
     def translations(self, but: Set[int] = frozenset()) -> list[Translation]:
-        """What netfilter needs for the backends; without those with these ids."""
+        """Return the translations that netfilter needs, except for the ids in ``but``."""
         pairs = zip(self.ids, self.backends, strict=True)
         return [Translation(id, each.address, each.port) for id, each in pairs if id not in but]
 
@@ -130,13 +137,13 @@ class ServiceEntries(NamedTuple):
         return ((id, self.block.base + slot) for slot, id in enumerate(self.ids))
 
     def has_backends_of(self, desired: DesiredService) -> bool:
-        """Whether the slots can stay as they are; the names of backends may differ."""
+        """Whether the slots can stay unchanged; the names of backends may differ."""
         if self.backends == desired.backends:
             return bool(self.id)
         return bool(self.id) and [*map(_slot, self.backends)] == [*map(_slot, desired.backends)]
 
     def ids_for(self, desired: DesiredService) -> tuple[int, ...]:
-        """The id of each desired backend: that of the same endpoint before, or 0 for a new one."""
+        """Return the id of each desired backend: its former id, or 0 for a new endpoint."""
         if not self.ids:
             return (0,) * len(desired.backends)
         ids = {b.endpoint: id for b, id in zip(self.backends, self.ids, strict=True)}
@@ -147,9 +154,9 @@ LISTS = ("cluster", "local")  # in the order of their tables
 
 
 def used_lists(frontends: Iterable[Flags]) -> Flags:
-    """Those of LISTS that some policy uses, by the flags of a service port's frontends.
+    """Return those of LISTS that a policy uses, by the flags of a service port's frontends.
 
-    Clients on this node choose from the cluster list at external ones (kube-proxy.md 4.3).
+    Clients on this node use the cluster list at external frontends (kube-proxy.md 4.3).
     """
     policies = {("local" in flags, "external" in flags) for flags in frontends}
     cluster = {"cluster"} if policies - {(True, False)} else set()
@@ -158,12 +165,12 @@ def used_lists(frontends: Iterable[Flags]) -> Flags:
 
 
 def weights(backends: Iterable[DesiredBackend]) -> set[int]:
-    """Of those that are in one of LISTS."""
+    """The weights of backends that are in one of LISTS."""
     return {each.weight for each in backends if each.flags & {*LISTS}}
 
 
 def in_list(backends: Sequence[DesiredBackend], name: str) -> list[tables.Weighted]:
-    """The backends of one of LISTS, for their table."""
+    """Return the backends in one of LISTS, for their table."""
     return [
         tables.Weighted(index, host_port(each.address, each.port), each.weight)
         for index, each in enumerate(backends)
@@ -178,8 +185,8 @@ def _slot(backend: DesiredBackend) -> tuple[Address, int, Flags, int]:
 class BackendChange(NamedTuple):
     """A service port got other backends or frontends.
 
-    The ids of its backends before and after, () where it has none. ``candidates``: UDP connections
-    that may lead elsewhere than to its backends now; none where no backend serves.
+    ``former_ids`` and ``new_ids`` are the ids of its backends, () if it has none. ``candidates``
+    are UDP connections that may no longer lead to its backends; empty if no backend serves.
     """
 
     name: PortName
@@ -194,7 +201,7 @@ class BackendChange(NamedTuple):
 
 
 def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandidates]:
-    """Of a frontend that was not served before, connections may lead anywhere."""
+    """Yield the connections that may be stale; for a frontend that was not served before, all."""
     kept = set(new.ids)
     gone = [b.endpoint for b, id in zip(old.backends, old.ids, strict=True) if id not in kept]
     for frontend in new.services:
@@ -215,7 +222,7 @@ def service_entries(
     ids: tuple[int, ...],
     table: Range = NO_TABLE,
 ) -> ServiceEntries:
-    """The entries for the desired state, with these ids, this block and its first table."""
+    """Return the entries for the desired state with these ids, this block and this first table."""
     services = _services(service_id, desired, frontends, block, table)
     new = ServiceEntries(service_id, block, services, desired.backends, ids)
     return new._replace(source_ranges=source_ranges(service_id, desired)) if new.restricted else new
@@ -252,14 +259,14 @@ def _services(
     }
 
 
-# What all service ports that are in the maps have together.
+# Sums over all service ports in the maps.
 
 
 class Totals:
-    """Counted as they change, so that nobody goes through all of them.
+    """Sums over all service ports, updated with each change so that no full iteration is needed.
 
-    ``schedulers``: by the scheduler in force, how many service ports; ``weighted``: how many go by
-    weights that differ.
+    ``schedulers``: number of service ports by scheduler in force; ``weighted``: number of service
+    ports with different weights.
     """
 
     def __init__(self) -> None:
@@ -268,7 +275,7 @@ class Totals:
         self.weighted = 0
 
     def replace(self, old: ServiceEntries, new: ServiceEntries) -> None:
-        """What one had, and has now; NO_ENTRIES where it was not there, or has gone."""
+        """Count a change of one service port; NO_ENTRIES means it did not exist, or was deleted."""
         self.backends += len(new.backends) - len(old.backends)
         for entries, one in ((old, -1), (new, 1)):
             if entries is not NO_ENTRIES:
@@ -276,20 +283,21 @@ class Totals:
                 self.weighted += one * entries.is_weighted
 
 
-# The weights of endpoints that are new to a service port with a slow start, as time goes on.
+# The growing weights of new endpoints of service ports with a slow start.
 #
-# An endpoint is new where others of the service port were in use already when it came. It begins
-# with a tenth of its weight, and gets another tenth with each ninth of the time. Where nothing was
-# in use, as at the first start of an agent or of a Service, all begin with the whole.
+# An endpoint is new if other endpoints of the service port were already in use when it came. It
+# begins with a tenth of its weight, and gets another tenth with each ninth of the time. If no
+# endpoint was in use, as at the first start of an agent or of a Service, all begin with the whole
+# weight.
 #
-# What was in use before an agent's start is what the maps hold: an endpoint with a part of its
-# weight goes on from there, for the weight says how far it was. An endpoint that was not ready and
-# comes back is new.
+# After a start of the agent, the endpoints in the maps count as in use before. An endpoint with a
+# part of its weight grows on from there, because the weight shows how far it was. An endpoint that
+# was not ready and becomes ready again is new.
 
-TENTHS = 10  # from a tenth to the whole
+TENTHS = 10  # from one tenth to the whole
 
 
-SLOTS_PER_TURN = 131_072  # slots and places of tables that are written anew; at least one service
+SLOTS_PER_TURN = 131_072  # slots and places of tables that may be rewritten; at least one service
 
 
 TURN_SECONDS = 1.0
@@ -299,26 +307,30 @@ _Endpoint = tuple[Address, int]
 
 
 class Growth(NamedTuple):
-    """Of one service port: in how many seconds weights grow, and since when those that do."""
+    """How the weights of one service port grow.
+
+    ``seconds`` is the time from the first tenth to the full weight; ``since`` has the start of each
+    growing endpoint.
+    """
 
     seconds: float
     used: frozenset[_Endpoint]
     since: Mapping[_Endpoint, float]
 
     def step(self, endpoint: _Endpoint, now: float) -> int:
-        """From 1 to TENTHS: so many tenths of the weight."""
+        """The number of tenths of the weight in force, from 1 to TENTHS."""
         grown = (now - self.since[endpoint]) / self.seconds * (TENTHS - 1)
         return min(TENTHS, 1 + int(grown + 1e-9))
 
     def next_step(self, now: float) -> float:
-        """When the next weight grows; infinity: none does."""
+        """When the next weight grows; infinity means never."""
         a_step = self.seconds / (TENTHS - 1)
         times = (since + self.step(at, now) * a_step for at, since in self.since.items())
         return min(times, default=math.inf)
 
 
 class SlowStarts:
-    """Times are in seconds of a monotonic clock."""
+    """Keeps which weights are growing. Times are in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._growths: dict[PortName, Growth] = {}
@@ -327,7 +339,7 @@ class SlowStarts:
 
     @property
     def due(self) -> float:
-        """When ``take_due`` returns something; infinity: never, as it is."""
+        """When ``take_due`` returns something next; infinity means never without a change."""
         return max(min(self._next.values(), default=math.inf), self._not_before)
 
     def forget(self, name: PortName) -> None:
@@ -337,7 +349,10 @@ class SlowStarts:
     def apply(
         self, desired: DesiredService, seconds: float, programmed: ServiceEntries, now: float
     ) -> DesiredService:
-        """With the weights that its backends have now; ``programmed``: what the maps hold of it."""
+        """Return ``desired`` with the current weights.
+
+        ``programmed`` is the content of the maps.
+        """
         if not seconds:
             self.forget(desired.name)
             return desired
@@ -355,9 +370,9 @@ class SlowStarts:
         return _weighted(desired, growth, now)
 
     def take_due(self, cost: Mapping[PortName, ServiceEntries], now: float) -> list[PortName]:
-        """Whose weights are to be applied anew, those first that have waited longest.
+        """Return the service ports whose weights have grown; those that waited longest come first.
 
-        No more than SLOTS_PER_TURN are rewritten for them in TURN_SECONDS: the rest waits.
+        At most SLOTS_PER_TURN slots are rewritten for them in TURN_SECONDS; the others wait.
         """
         if now < self.due:
             return []
@@ -374,7 +389,7 @@ class SlowStarts:
 
 
 def desired_in_force(desired: DesiredService, former: DesiredService | None) -> DesiredService:
-    """With the weights of the former backends: to compare everything else."""
+    """Return ``desired`` with the weights of ``former``, to compare everything else."""
     weights = {each.endpoint: each.weight for each in former.backends} if former else {}
     return _with_weights(desired, weights)
 
@@ -382,7 +397,7 @@ def desired_in_force(desired: DesiredService, former: DesiredService | None) -> 
 def _from_maps(
     desired: DesiredService, programmed: ServiceEntries, seconds: float, now: float
 ) -> Growth:
-    """Of a service port that was not seen before: by the weights in the maps."""
+    """Return the growth of a service port not seen before, by the weights in the maps."""
     whole = {each.endpoint: each.weight for each in desired.backends}
     lists = programmed.used_lists
     used = {each.endpoint: each.weight for each in programmed.backends if each.flags & lists}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Service as the operator sees it: frontends, endpoints with their share, and what is not used.
+"""A Service as the operator sees it: frontends, endpoints with their share, and unused endpoints.
 
-What is used is what the maps hold (``ServiceEntries``); ``programmed_port`` makes a page of that
-alone. Why an endpoint is not used, ``make_service_page`` adds by what the agent knows.
+The endpoints in use are those in the maps (``ServiceEntries``); ``programmed_port`` makes a page
+from the maps alone. ``make_service_page`` adds, from the agent's state, why endpoints are not used.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ _POLICIES = {True: "Local", False: "Cluster"}
 
 
 class FrontendRow(msgspec.Struct):
-    """An address and port; ``problem`` says why it serves nothing, or is "" where it serves."""
+    """An address and port; ``problem`` says why it serves nothing, "" if it serves."""
 
     kind: str
     frontend: str
@@ -40,21 +40,21 @@ class FrontendRow(msgspec.Struct):
 
 
 class EndpointRow(msgspec.Struct):
-    """An endpoint of a service port, or what its slot still holds of one.
+    """An endpoint of a service port, or the endpoint that its slot still holds.
 
-    Shares are the chance of a new connection, from 0 to 1, under either policy; None: not in that
-    list, or no frontend uses it. ``reason`` says why it is not used, ``not_local`` why not under
-    policy Local.
+    Shares are the chance of a new connection, from 0 to 1, under each policy; None means the
+    endpoint is not in that list, or no frontend uses the list. ``reason`` says why the endpoint is
+    not used, ``not_local`` why not under policy Local.
     """
 
     endpoint: str
     node: str
     pod: str
     state: str  # one of USED, DRAINING and UNUSED
-    id: int = 0  # of the backend; 0: it has no slot
+    id: int = 0  # of the backend; 0: no slot
     share: float | None = None
     local_share: float | None = None
-    weight: int | None = None  # by which its share is reckoned
+    weight: int | None = None  # determines its share
     reason: str = ""
     not_local: str = ""
     open: int | None = None  # connections, where they are counted
@@ -62,7 +62,7 @@ class EndpointRow(msgspec.Struct):
 
 
 class PortPage(msgspec.Struct):
-    """One service port; ``id`` is 0 where the maps have nothing of it."""
+    """One service port; ``id`` is 0 if the maps have no entry for it."""
 
     port: str
     family: str
@@ -72,13 +72,13 @@ class PortPage(msgspec.Struct):
     frontends: list[FrontendRow]
     endpoints: list[EndpointRow]
     scheduler: str = RANDOM
-    on_removal: str = ""  # as the annotation says it; "": not known, the maps do not tell
-    problem: str = ""  # why it is not programmed as it is wanted
+    on_removal: str = ""  # as in the annotation; "": unknown, because the maps do not hold it
+    problem: str = ""  # why the maps differ from the Service
     counters: dict[str, int] = {}
 
 
 class LeftOutRow(msgspec.Struct):
-    """An entry of a slice that is no endpoint; ``port`` is "" if it is none of any port."""
+    """An entry of a slice that is no endpoint; ``port`` is "" if it concerns no single port."""
 
     endpoint: str
     node: str
@@ -89,7 +89,7 @@ class LeftOutRow(msgspec.Struct):
 
 
 class ServicePage(msgspec.Struct):
-    """``notes`` are sentences about what is not known, or is wrong with the whole Service."""
+    """A Service; ``notes`` are sentences about unknown facts, or problems of the whole Service."""
 
     service: str
     ports: list[PortPage]
@@ -98,7 +98,7 @@ class ServicePage(msgspec.Struct):
 
     @property
     def problems(self) -> list[str]:
-        """What keeps the Service from being served as it is wanted."""
+        """The problems that keep the Service from being served as specified."""
         found = [f"{port.port}: {port.problem}" for port in self.ports if port.problem]
         return found + [
             f"{row.frontend}: {row.problem}"
@@ -109,12 +109,12 @@ class ServicePage(msgspec.Struct):
 
 
 class ServiceRow(msgspec.Struct):
-    """A Service in a list; ``ids`` are those of its service ports in the maps."""
+    """A Service in a list; ``ids`` are the ids of its service ports in the maps."""
 
     service: str
     ports: list[str]  # NUMBER/PROTOCOL, or NUMBER:NODEPORT/PROTOCOL
     addresses: list[str]  # where it is reached: cluster IPs, then all others
-    policies: list[str]  # of its frontends, each once
+    policies: list[str]  # of its frontends, without duplicates
     used: int  # endpoints, of all service ports
     unused: int
     ids: list[int]
@@ -124,7 +124,7 @@ class ServiceRow(msgspec.Struct):
 
 
 class ServiceList(msgspec.Struct):
-    """``more`` match and are not in ``services``; all meet ``selector``, one of labels."""
+    """A list of Services; ``more`` others match too. All match the label selector ``selector``."""
 
     services: list[ServiceRow]
     more: int = 0
@@ -133,7 +133,7 @@ class ServiceList(msgspec.Struct):
 
 
 def summary(page: ServicePage) -> ServiceRow:
-    """The page in one row."""
+    """Return the page as one row."""
     frontends = [row for port in page.ports for row in port.frontends]
     states = Counter(row.state for port in page.ports for row in port.endpoints)
     hosts = [row.frontend.rpartition(":")[0] for row in frontends if row.kind != NODE_PORT]
@@ -156,7 +156,7 @@ def _numbers(port: PortPage) -> str:
 
 
 def programmed_port(name: PortName, entries: ServiceEntries) -> PortPage:
-    """A service port by what the maps hold alone."""
+    """Return the page of a service port, from the maps alone."""
     affinity = next((each.affinity_seconds for each in entries.services.values()), 0)
     wanted = {frontend: service.flags for frontend, service in entries.services.items()}
     return PortPage(
@@ -174,7 +174,7 @@ def programmed_port(name: PortName, entries: ServiceEntries) -> PortPage:
 def frontend_row(
     frontend: Frontend, flags: Flags, entries: ServiceEntries, problem: str = ""
 ) -> FrontendRow:
-    """``problem`` is empty where the maps have the frontend."""
+    """Return the row of a frontend; ``problem`` is "" if the maps have the frontend."""
     kind, policy = frontend_kind(frontend, flags), _POLICIES["local" in flags]
     count = sum(policy.lower() in backend.flags for backend in entries.backends)
     if not problem and not count:
@@ -183,7 +183,10 @@ def frontend_row(
 
 
 def _without_endpoint(kind: str) -> str:
-    """kube-proxy.md 6.1: under policy Local, while there are endpoints elsewhere."""
+    """Return the problem of a frontend under policy Local if all endpoints are on other nodes.
+
+    See kube-proxy.md 6.1.
+    """
     return f"no endpoint on this node: dropped{'' if kind == 'ClusterIP' else ' from outside'}"
 
 
@@ -212,19 +215,19 @@ def _slot_row(backend: DesiredBackend, id: int, sizes: Counter[str]) -> Endpoint
     )
 
 
-# What the agent knows of one Service -> its page, with the reason for each endpoint not used.
+# The agent's facts about one Service -> its page, with the reason for each unused endpoint.
 #
-# The reasons come from model/endpoints.py, and from what the planner knows: another service has the
-# address, or no space is left.
+# The reasons come from model/endpoints.py, and from the planner: another service has the address,
+# or no space is left.
 
 
 class PortFacts(NamedTuple):
-    """What is known of one service port, as values that do not change any more."""
+    """The facts about one service port, as values that do not change any more."""
 
     port: ServicePort
     desired: DesiredService | None  # None: not planned yet
     entries: ServiceEntries
-    owners: Mapping[Frontend, PortName]  # of the frontends that it wants: who gets each
+    owners: Mapping[Frontend, PortName]  # frontend that it wants -> the service port that gets it
     not_programmed: str
 
 
@@ -237,7 +240,7 @@ class ServiceFacts(NamedTuple):
 
 
 def port_facts(port: ServicePort, planner: Planner) -> PortFacts:
-    """As the planner has it now; to be called by the thread that plans."""
+    """Return the planner's current facts; must be called by the thread that plans."""
     name, claims = port.name, planner.claims
     desired = claims.desired.get(name)
     return PortFacts(
@@ -250,7 +253,7 @@ def port_facts(port: ServicePort, planner: Planner) -> PortFacts:
 
 
 def make_service_page(facts: ServiceFacts) -> ServicePage:
-    """All of it, in the order of ports and of the endpoints' addresses."""
+    """Return the whole page, in the order of ports and of the endpoints' addresses."""
     ports = [each.port for each in facts.ports]
     return ServicePage(
         str(facts.key),
@@ -277,7 +280,7 @@ def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:
 def _endpoint_rows(
     facts: PortFacts, service: ServiceFacts, slots: list[EndpointRow]
 ) -> Iterator[EndpointRow]:
-    """Every endpoint of the slices; then what the slots still hold of others."""
+    """Yield every endpoint of the slices, then the other endpoints that the slots still hold."""
     found = endpoints.merge(service.slices, facts.port.name, service.topology.node)
     selected = select(found, service.topology)
     chosen = endpoints.chosen(facts.port, selected)
@@ -301,12 +304,12 @@ def _not_selected(use: Use) -> str:
 
 
 def _no_space(facts: PortFacts) -> str:
-    """Which map has none left for the service port; "" where it fits."""
+    """Say which map has no space left for the service port; "" if it fits."""
     return f"{UnusedReason.NO_SPACE}: {facts.not_programmed}" if facts.not_programmed else ""
 
 
 def _not_programmed(facts: PortFacts) -> str:
-    """Why an endpoint that is selected has no slot."""
+    """Say why a selected endpoint has no slot."""
     if facts.not_programmed:
         return _no_space(facts)
     if facts.desired and facts.port.name not in facts.owners.values():

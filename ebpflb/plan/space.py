@@ -2,14 +2,14 @@
 """How much of a service port fits into the maps, and why the rest does not.
 
 A namespace has at most its share of each map, so one tenant cannot take the space of all others;
-what its Services gave up counts until it is out of quarantine. The tables of one Service have a
-share of map choices besides.
+freed entries of its Services count until their quarantine ends. The tables of one Service have an
+additional limit in map choices.
 
-Each part of a service port fits or does not. Frontends that do not fit are left out. Backends that
-do not fit are left out with all new ones; those that the service port has and still wants stay.
-Source ranges that do not fit are left out, so a restricted frontend never admits too many clients.
-Without a table connections go at random. A new service port without space for its backends is not
-programmed.
+Each part of a service port fits or does not. Frontends that do not fit are left out. If its new
+backends do not fit, all new ones are left out, and existing ones that are still wanted stay. Source
+ranges that do not fit are left out, so a restricted frontend never admits too many clients. If its
+table does not fit, connections are distributed at random. A new service port whose backends do not
+fit is not programmed.
 """
 
 import math
@@ -30,17 +30,20 @@ from ebpflb.plan.frontends import Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.service_entries import LISTS, ServiceEntries, TableKind, in_list, service_entries
 
-# The service ports of which something does not fit, and when each is tried again.
+# The service ports that do not fit completely, and when each is tried again.
 #
-# A service port is tried again only after something was freed that it could use, and only a few
-# with each plan: however many wait, nobody else's change takes longer.
+# A service port is tried again only after something was freed that it could use, and each plan
+# tries only a few: however many wait, other changes take no longer.
 
 MOST_TRIED = 64  # with one plan
-EVERYONE = ""  # instead of a namespace: what anyone frees can be used
+EVERYONE = ""  # instead of a namespace: any namespace can free the space
 
 
 class Lack(NamedTuple):
-    """So many entries more of map ``part`` are needed, which ``namespace`` or EVERYONE can free."""
+    """Additional entries of map ``part`` that are needed.
+
+    ``namespace``, or anyone if it is EVERYONE, can free them.
+    """
 
     namespace: str
     part: str
@@ -49,8 +52,10 @@ class Lack(NamedTuple):
 
 
 class Waiting:
-    """``lacks``: the service ports that wait. ``changed``: the Services of which some began or
-    ended to wait, or wait for another reason; the reader empties it.
+    """The waiting service ports.
+
+    ``lacks``: what each of them lacks. ``changed``: the Services with a service port that began or
+    stopped waiting, or waits for another reason; the reader empties it.
     """
 
     def __init__(self) -> None:
@@ -58,16 +63,16 @@ class Waiting:
         self.of_service: dict[Key, dict[PortName, Lack]] = {}
         self.changed: set[Key] = set()
         self._queues: defaultdict[str, dict[PortName, None]] = defaultdict(dict)
-        self._tries: dict[str, int] = {}  # namespace -> how many of its queue are to be tried
+        self._tries: dict[str, int] = {}  # namespace -> how many of its queue to try
         self._freed: set[str] = set()  # namespaces, since the last ``take``
 
     @property
     def has_tries(self) -> bool:
-        """Whether ``take`` may have some to try."""
+        """Whether ``take`` may return something."""
         return bool(self._tries or self._freed)
 
     def set(self, name: PortName, lack: Lack | None) -> None:
-        """What a service port lacks now; None: everything of it fits, or it is deleted."""
+        """Set what a service port lacks; None: it fits completely, or is deleted."""
         former = self.lacks.pop(name, None)
         if former:
             self._queues[former.namespace].pop(name, None)
@@ -78,11 +83,11 @@ class Waiting:
             self._note(name, lack)
 
     def freed(self, namespace: str) -> None:
-        """Something was freed that was this namespace's, or no namespace's."""
+        """Note that something was freed that this namespace can use, or any."""
         self._freed |= {namespace, EVERYONE}
 
     def take(self, still_lacks: Callable[[PortName, Lack], object]) -> list[PortName]:
-        """Those that are to be tried now, of the next few; the others wait on."""
+        """Return the service ports to try now, among the next few; the others keep waiting."""
         freed, self._freed = self._freed, set()
         self._tries |= {each: len(self._queues[each]) for each in freed if self._queues.get(each)}
         found: list[PortName] = []
@@ -115,7 +120,7 @@ _AT_RANDOM = "its connections go to any endpoint at random"
 
 
 class Shares(NamedTuple):
-    """Parts of a map, from 0 to 1.
+    """Limits as parts of a map, from 0 to 1.
 
     ``namespace``: of each map, for one namespace. ``service_tables``: of the places of map choices,
     for the tables of one Service.
@@ -169,9 +174,9 @@ class Space:
         self._tables: Counter[Key] = Counter()  # Service -> places of its tables
 
     def used_entries(self) -> dict[str, int]:
-        """Map -> how many of its entries are in use, those in quarantine included.
+        """Map -> the number of its used entries, including those in quarantine.
 
-        Another thread may be planning at the same time: each count is right at some time.
+        Another thread may be planning at the same time, so the counts are not of one moment.
         """
         ids = {"backend_slots": self.backend_ids.used, "service_stats": self.service_ids.used}
         free = ("slots", "choices")
@@ -183,19 +188,20 @@ class Space:
         }
 
     def most(self, part: str) -> int:
-        """How many entries of a map one namespace may have."""
+        """The number of entries of a map that one namespace may have."""
         return math.ceil(self.sizes[part] * self.shares.namespace)
 
     def used_by(self, namespace: str) -> Mapping[str, int]:
-        """Map -> how many of its entries a namespace has, those at rest included."""
+        """Map -> the number of entries that a namespace has, including those in quarantine."""
         return dict(self._used.get(namespace, {}))
 
     def replace(
         self, name: PortName, old: ServiceEntries, new: ServiceEntries
     ) -> Callable[[], None] | None:
-        """The service port has the entries ``new`` instead of ``old``.
+        """Replace the service port's entries ``old`` with ``new``.
 
-        Returns what ends the rest of the entries that it gave up; None where nothing rests.
+        Returns a function that ends the quarantine of the entries that the service port gave up, or
+        None.
         """
         resting, used = _resting(old, new), self._used[name.namespace]
         before, after = _usage(old), _usage(new)
@@ -207,9 +213,9 @@ class Space:
         return partial(self._end_rest, name.namespace, resting) if +resting else None
 
     def lack(self, name: PortName, part: str, more: int, given_up: int = 0) -> Lack | None:
-        """What keeps a service port from having so many entries more of a map.
+        """Return what keeps a service port from having ``more`` entries of a map, or None.
 
-        ``given_up``: places of its tables that it gives up for them.
+        ``given_up``: places of its tables that the service port frees in exchange.
         """
         if more <= 0:
             return None
@@ -230,7 +236,7 @@ class Space:
     def fit(
         self, desired: DesiredService, wanted: Mapping[Frontend, Flags], old: ServiceEntries
     ) -> tuple[ServiceEntries | None, Lack | None]:
-        """The entries of what fits, and what the rest lacks; None: nothing of it fits."""
+        """Return the entries that fit, or None, and what the rest lacks."""
         lacks: list[Lack] = []
         frontends = self._fit_frontends(desired.name, wanted, lacks)
         found = self._fit_backends(desired, old, lacks) if frontends else None
@@ -246,7 +252,10 @@ class Space:
         return self._fit_source_ranges(desired.name, new, old, lacks), next(iter(lacks), None)
 
     def new_table(self, desired: DesiredService, old: ServiceEntries) -> TableKind:
-        """What a service port's new tables are to be; of size 0 where it gets none."""
+        """Return the kind of a service port's new tables.
+
+        Its size is 0 if no new table is needed.
+        """
         scheduler = tables.scheduler_of(next(iter(desired.frontends.values())))
         kind = TableKind(scheduler, _table_size(scheduler, desired.backends), desired.backends)
         if not kind.size:
@@ -257,7 +266,7 @@ class Space:
         return kind
 
     def free_leftovers(self, contents: MapContents, quarantine: Quarantine) -> None:
-        """A leftover block may overlap one that is used; only the rest of it is freed."""
+        """Free leftover blocks; if a block overlaps one in use, only the rest is freed."""
         leftovers = (
             (self.slots, contents.leftover_blocks),
             (self.choices, contents.leftover_tables),
@@ -284,7 +293,7 @@ class Space:
     def _fit_backends(
         self, desired: DesiredService, old: ServiceEntries, lacks: list[Lack]
     ) -> _Backends | None:
-        """All; else those that it has and still wants; else those that it has."""
+        """Return all backends; or those existing and still wanted; or all existing ones."""
         if not old.id:
             if lack := self.lack(desired.name, "service_stats", 1):
                 lacks.append(lack)
@@ -322,9 +331,9 @@ class Space:
         *,
         same_block: bool,
     ) -> Range | None:
-        """The first of its tables; NO_TABLE: it needs none; None: it needs one that does not fit.
+        """Return the first of its tables; NO_TABLE: none is needed; None: it does not fit.
 
-        A table is never overwritten: other slots, weights or another scheduler get a new one.
+        A table is never overwritten: other slots, weights or another scheduler get a new table.
         """
         scheduler = tables.scheduler_of(next(iter(frontends.values())))
         size = _table_size(scheduler, desired.backends)
@@ -344,7 +353,7 @@ class Space:
     def _fit_source_ranges(
         self, name: PortName, new: ServiceEntries, old: ServiceEntries, lacks: list[Lack]
     ) -> ServiceEntries:
-        """The same entries with those source ranges that fit."""
+        """Return the entries with the source ranges that fit."""
         if new.source_ranges <= old.source_ranges:  # nearly all service ports have none
             return new
         more = sorted(new.source_ranges - self.ranges.present, key=str)
@@ -380,7 +389,10 @@ def _usage(entries: ServiceEntries) -> dict[str, int]:
 
 
 def _resting(old: ServiceEntries, new: ServiceEntries) -> Counter[str]:
-    """What a service port gives up, and no one gets before its quarantine is over."""
+    """Return the entries that a service port gives up.
+
+    They stay reserved until the quarantine ends.
+    """
     if not old.id:
         return Counter()
     return Counter(

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that a service draws its backends from instead of its slots (map choices).
+"""Tables from which a service draws its backends instead of from its slots (map choices).
 
-``making`` makes the table of one list, by scheduler and weights, always the same of the same
-backends: every node has the same table, whatever its ids and slots. A large one takes a tenth of a
-second, so it is made in steps.
+``making`` computes the table of one list from scheduler and weights. The same backends always give
+the same table, so every node has the same table, whatever its ids and slots. A large table takes a
+tenth of a second, so it is computed in steps.
 
-maglev    Maglev's consistent hashing (Eisenbud et al., NSDI 2016, 3.4): the size is a prime, of at
-          least 100 places for each backend, and a backend fills as many as its weight says, or a
-          hundredth of what the one with the largest weight does. The sizes are far apart, so that
-          they seldom change: then most connections would move.
-rotation  each backend as often as its weight says, and evenly spread, in one round
-alias     Walker's alias method, as Vose builds it: one place for each backend, which is its own up
-          to a limit, and above it another one's
+maglev    Maglev's consistent hashing (Eisenbud et al., NSDI 2016, 3.4). The size is a prime with
+          at least 100 places for each backend. A backend fills as many places as its weight says,
+          but at least a hundredth of those of the backend with the largest weight. The sizes are
+          far apart, so they seldom change: a change moves most connections.
+rotation  each backend as often as its weight says, evenly spread over one round
+alias     Walker's alias method, as Vose builds it: one place for each backend; the place leads to
+          this backend up to a limit, and to another backend above the limit
 """
 
 import math
@@ -32,7 +32,7 @@ from ebpflb.model.annotations import (
 )
 from ebpflb.plan.entries import Flags
 
-# A service port's scheduler as flags of its frontends, and back (bpf/rules/scheduler.h).
+# The scheduler of a service port as flags of its frontends, and back (bpf/rules/scheduler.h).
 
 _WORDS = {
     ROUND_ROBIN: "round_robin",
@@ -43,28 +43,28 @@ _WORDS = {
 
 
 def scheduler_flags(scheduler: str) -> Flags:
-    """What a frontend's flags have for it, one of SCHEDULERS."""
+    """Return the flags of a scheduler, one of SCHEDULERS."""
     return frozenset({_WORDS[scheduler]} if scheduler in _WORDS else ())
 
 
 def at_random(flags: Flags) -> Flags:
-    """The same flags with no other scheduler."""
+    """Return the flags with the scheduler random."""
     return flags - frozenset(_WORDS.values())
 
 
 def scheduler_of(flags: Flags) -> str:
-    """The inverse, of all flags of a frontend."""
+    """Return the scheduler, from all flags of a frontend."""
     return next((name for name, word in _WORDS.items() if word in flags), RANDOM)
 
 
 def marked(flags: Flags) -> Flags:
-    """Where all weights are the same: a socket needs no table with maglev."""
+    """Add the flag that all weights are equal: with maglev, a socket then needs no table."""
     return flags | {"even"} if _WORDS[MAGLEV] in flags else flags
 
 
 PLACES_A_STEP = 4096
 PRIMES = (1021, 4093, 16381, 65521)
-PLACES = 100  # of a backend, at least, as long as the largest prime allows
+PLACES = 100  # minimum for a backend, as far as the largest prime allows
 ALWAYS = 2**32 - 1
 
 
@@ -77,24 +77,27 @@ class Weighted(NamedTuple):
 
 
 class TablePlace(NamedTuple):
-    """Indexes of slots in the block: where 32 more bits are less than ``below``, and else."""
+    """Indexes of slots in the block.
+
+    ``slot`` is used if 32 random bits are less than ``below``, else ``other``.
+    """
 
     slot: int
     other: int
     below: int
 
 
-PackedPlaces: TypeAlias = "array[int]"  # of 32-bit numbers: those of one TablePlace after the other
+PackedPlaces: TypeAlias = "array[int]"  # 32-bit numbers: the fields of one TablePlace after another
 _Made = TypeVar("_Made")
 
 
 def is_needless(scheduler: str, weights: Iterable[int]) -> bool:
-    """Whether ``size`` is 0 for all lists of backends with these weights, as it is for most."""
+    """Whether ``size`` is 0 for all lists of backends with these weights, as for most services."""
     return scheduler not in HASHING and len(set(weights)) <= 1
 
 
 def size(scheduler: str, lists: Sequence[Sequence[Weighted]]) -> int:
-    """How many places each of a service's tables has; 0: it needs none."""
+    """Return the number of places of each of a service's tables; 0: it needs none."""
     longest = max(map(len, lists))
     if scheduler in HASHING and longest:
         return next((prime for prime in PRIMES if prime >= PLACES * longest), PRIMES[-1])
@@ -109,8 +112,9 @@ def size(scheduler: str, lists: Sequence[Sequence[Weighted]]) -> int:
 def making(
     scheduler: str, backends: Sequence[Weighted], count: int
 ) -> Generator[None, None, PackedPlaces]:
-    """Makes a table of so many places, about PLACES_A_STEP with each step; of no backends it is
-    empty.
+    """Compute a table with ``count`` places, about PLACES_A_STEP in each step.
+
+    The table is empty if there are no backends.
     """
     if not backends:
         return array("I")
@@ -122,7 +126,7 @@ def making(
 
 
 def finished(making: Generator[None, None, _Made]) -> _Made:
-    """What is made, after all steps."""
+    """Run all steps and return the result."""
     while True:
         try:
             next(making)
@@ -136,7 +140,7 @@ def unpacked(places: PackedPlaces) -> Iterator[TablePlace]:
 
 
 def in_block(places: PackedPlaces, first: int) -> PackedPlaces:
-    """The same places, with the numbers of slots instead of indexes in a block."""
+    """Return the places with numbers of slots instead of indexes in a block."""
     found = array("I", places)
     found[0::3] = array("I", [first + slot for slot in places[0::3]])
     found[1::3] = array("I", [first + slot for slot in places[1::3]])
@@ -144,7 +148,7 @@ def in_block(places: PackedPlaces, first: int) -> PackedPlaces:
 
 
 def _of_slots(slots: Sequence[int]) -> PackedPlaces:
-    """A table whose places have one slot each."""
+    """Return a table whose places have one slot each."""
     found, column = array("I", bytes(12 * len(slots))), array("I", slots)
     found[0::3] = found[1::3] = column
     found[2::3] = array("I", [ALWAYS]) * len(slots)
@@ -157,10 +161,10 @@ def _round(backends: Sequence[Weighted]) -> int:
 
 
 def _maglev(backends: Sequence[Weighted], count: int) -> Generator[None, None, list[int]]:
-    """Backends take turns in the order of their names; one of a smaller weight leaves some out."""
+    """Let backends take turns in the order of their names; smaller weights skip some turns."""
     order = sorted(backends, key=lambda each: each.name)
     most = max(each.weight for each in order)
-    weights = [max(each.weight, -(-most // PLACES)) for each in order]  # bounds the rounds
+    weights = [max(each.weight, -(-most // PLACES)) for each in order]  # limits the rounds
     walks = [_permutation(each.name, count) for each in order]
     credits = [0] * len(order)
     table = [-1] * count
@@ -179,20 +183,20 @@ def _maglev(backends: Sequence[Weighted], count: int) -> Generator[None, None, l
             left -= 1
             if not left:
                 return table
-            if step_at - left > min(PLACES_A_STEP, left // 8):  # the last places are hard to find
+            if step_at - left > min(PLACES_A_STEP, left // 8):  # the last places take the longest
                 step_at = left
                 yield
 
 
 def _permutation(name: str, count: int) -> tuple[int, int]:
-    """Where a backend begins, and how far it goes on to the next place."""
+    """Return where a backend begins in the table, and its step to the next place."""
     digest = blake2b(name.encode(), digest_size=16).digest()
     first, second = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big")
     return first % count, second % (count - 1) + 1
 
 
 def _rotation(backends: Sequence[Weighted], count: int) -> Generator[None, None, list[int]]:
-    """Each backend's turns in the middle of as many equal parts of the round."""
+    """Put each backend's turns in the middle of equal parts of the round."""
     counts = _apportioned([each.weight for each in backends], count)
     turns = merge(*map(_turns, backends, counts))
     found: list[int] = []
@@ -204,13 +208,15 @@ def _rotation(backends: Sequence[Weighted], count: int) -> Generator[None, None,
 
 
 def _turns(backend: Weighted, count: int) -> Iterator[tuple[float, int]]:
-    """When a backend has its turns, from 0 to 1."""
+    """Yield the times of a backend's turns, from 0 to 1."""
     return (((2 * turn + 1) / (2 * count), backend.slot) for turn in range(count))
 
 
 def _apportioned(weights: Sequence[int], count: int) -> list[int]:
-    """Whole numbers in the ratio of the weights, with this sum: by the largest remainders; but
-    each gets one at least, of those that have most.
+    """Return whole numbers in the ratio of the weights, with the sum ``count``.
+
+    The largest remainders are rounded up. Each backend gets at least one, taken from those with the
+    most.
     """
     total = sum(weights)
     found = [weight * count // total for weight in weights]
@@ -227,8 +233,10 @@ def _apportioned(weights: Sequence[int], count: int) -> list[int]:
 
 
 def _alias(backends: Sequence[Weighted], count: int) -> list[TablePlace]:
-    """In whole numbers: every place is worth the sum of the weights, and a backend its weight times
-    the number of places. Places beyond the number of backends are others' altogether.
+    """Build the alias table in whole numbers.
+
+    Every place is worth the sum of the weights, and a backend its weight times the number of
+    places. Places beyond the number of backends belong to other backends entirely.
     """
     total = sum(each.weight for each in backends)
     worth = [each.weight * count for each in backends] + [0] * (count - len(backends))
