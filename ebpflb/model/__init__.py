@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the cluster and the decisions that kube-proxy makes of it, as pure functions.
+"""The state of the cluster, and kube-proxy's decisions about it, as pure functions.
 
 How objects become the endpoints that a service port uses:
 
 objects          the API's objects, with only the fields that are used here
-events           what a source reports: an object was added, changed or removed
+events           reports of a source: an object was added, changed or removed
 cluster_state    the state of the cluster: apply an event, read which services changed
 services         one Service -> its service ports, per family     (kube-proxy.md 1)
 endpoint_slices  an EndpointSlice as it is stored, read once      (kube-proxy.md 2)
 endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md 2)
-route_sources    for which destinations the kernel is asked for its source
+route_sources    the destinations for which the kernel is asked for its source address
 
-drift            what differs from what is planned
-annotations      how messages name an annotation
+drift            differences between the maps and the plan
+annotations      the annotations of ebpflb, and warnings about them
 
-What else follows from the objects:
+Other facts from the objects:
 
 nodes               a Node -> its zone, addresses, and eligibility     (kube-proxy.md 13.1, 17)
 
@@ -25,11 +25,11 @@ packet_path         which engine translates packets, and why
 
 The agent itself:
 
-pulse  whether its loop runs, and in time
+pulse  whether the agent's loop runs, and in time
 
-What kube-proxy leaves on a node (kube-proxy.md 17):
+Leftovers of kube-proxy on a node (kube-proxy.md 17):
 
-kube_proxy       the names of it, and what was detected of a kube-proxy
+kube_proxy       the names that kube-proxy uses, and what was detected of a kube-proxy
 
 Parsing:
 

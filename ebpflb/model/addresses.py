@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses as Kubernetes reads them: leniently.
+"""Parse addresses as leniently as Kubernetes does.
 
-Old objects hold "172.30.0.041" or "203.0.113.000/025"; kube-proxy takes leading zeros for
-decimal and masks a CIDR to its network (kube-proxy.md 1.4), where ``ipaddress`` refuses both.
-As in Go, an IPv4-mapped IPv6 address *is* the IPv4 address. Scopes (%eth0) are refused.
+Old objects hold "172.30.0.041" or "203.0.113.000/025"; kube-proxy reads leading zeros as decimal
+and masks a CIDR to its network (kube-proxy.md 1.4), ``ipaddress`` refuses both. As in Go, an
+IPv4-mapped IPv6 address *is* the IPv4 address. Scopes (%eth0) are refused.
 
-Text that is correct is parsed at once: a large cluster has 100,000 addresses to parse at start.
+Correct text takes a fast path: a large cluster has 100,000 addresses to parse at start.
 """
 
 import re
@@ -25,7 +25,7 @@ class Family(IntEnum):
         return f"IPv{self.value}"
 
 
-FAMILIES = {str(family): family for family in Family}  # "IPv4" and "IPv6", as the API says it
+FAMILIES = {str(family): family for family in Family}  # "IPv4" and "IPv6", the API's names
 
 _LEADING_ZEROS = re.compile(r"(?<![0-9A-Fa-f])0+(?=[0-9A-Fa-f])")
 _OCTETS = {str(number): number for number in range(256)}
@@ -43,8 +43,10 @@ def family(value: Address | Network) -> Family:
 
 
 def parse_address(text: str, wanted: Family | None = None) -> Address:
-    """Raises ValueError, with a message for the operator, for anything but an address (of the
-    wanted family).
+    """Return the address.
+
+    Raises ValueError, with a message for the operator, if it is none, or is not of the wanted
+    family.
     """
     address = _lenient(text)
     if wanted is not None and address.version != wanted:
@@ -53,10 +55,10 @@ def parse_address(text: str, wanted: Family | None = None) -> Address:
 
 
 def parse_frontend(text: str, wanted: Family | None = None) -> Address:
-    """An address that a Service may have: none of the special ones, as the API server validates
-    spec.externalIPs (ValidateNonSpecialIP). An unspecified address would be every NodePort's.
+    """Return an address that a Service may have: no special one, as the API server validates.
 
-    Raises ValueError, with a message for the operator.
+    See ValidateNonSpecialIP for spec.externalIPs. An unspecified address would match every
+    NodePort. Raises ValueError, with a message for the operator.
     """
     address = parse_address(text, wanted)
     for name, is_special in _SPECIAL.items():
@@ -66,7 +68,7 @@ def parse_frontend(text: str, wanted: Family | None = None) -> Address:
 
 
 def parse_network(text: str) -> Network:
-    """Raises ValueError, with a message for the operator, for anything but address/length."""
+    """Return the network of address/length. Raises ValueError, with a message for the operator."""
     host, _, length = text.partition("/")
     try:
         if not (length.isascii() and length.isdigit()):
@@ -97,7 +99,7 @@ def _strict(text: str) -> Address:
 
 
 def _v4(text: str) -> IPv4Address:
-    """As strict as ``ipaddress``, in a third of the time."""
+    """Parse as strictly as ``ipaddress``, in a third of the time."""
     try:
         a, b, c, d = map(_OCTETS.__getitem__, text.split("."))
     except KeyError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ebpflb's annotations of Services and EndpointSlices: what each chooses, and its warnings.
+"""ebpflb's annotations of Services and EndpointSlices: their values, and warnings about them.
 
-A person or a controller writes an annotation by hand. So an error in one becomes an Event too; a
-message about an annotation is known by its beginning (``is_about_one``).
+A person or a controller writes an annotation by hand, so an error in one also becomes an Event. A
+message about an annotation is recognized by its beginning (``is_about_one``).
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ def annotation_field(annotation: str) -> str:
 
 
 def misplaced(annotation: str, kind: str, owner: str) -> str:
-    """The warning about one that an object has and another kind of object should have."""
+    """Return the warning about an annotation that belongs on another kind of object."""
     return f"{annotation_field(annotation)}: has no effect on {kind}: set it on {owner}"
 
 
 def unknown(annotation: str, known: list[str]) -> str:
-    """The warning about one that begins as ours do, and is none."""
+    """Return the warning about an unknown annotation with our prefix."""
     return f"{annotation_field(annotation)}: has no effect: it is not one of {', '.join(known)}"
 
 
@@ -34,8 +34,8 @@ def is_about_one(message: str) -> bool:
 
 # How a new connection gets its endpoint: by a Service's annotation, else by --scheduler.
 #
-# kube-proxy has a choice only in mode ipvs, and there one for the whole node: ``BY_IPVS`` maps the
-# names of the kernel's schedulers to ours, "" being its default, rr.
+# kube-proxy has this choice only in mode ipvs, and there for the whole node: ``BY_IPVS`` maps the
+# names of the kernel's schedulers to ours; "" is kube-proxy's default, rr.
 
 SCHEDULER_ANNOTATION = objects.SCHEDULER
 SCHEDULERS = (RANDOM, ROUND_ROBIN, LEAST_CONNECTIONS, MAGLEV, SOURCE_HASH) = (
@@ -57,7 +57,7 @@ BY_IPVS = {
 
 
 def read_scheduler(service: objects.Service, default: str, warnings: list[str]) -> str:
-    """One of SCHEDULERS. A name that is none is a warning, and the default counts."""
+    """Return one of SCHEDULERS. An unknown name adds a warning; the default is used."""
     name = service.metadata.annotation(SCHEDULER_ANNOTATION)
     if name is None or name in SCHEDULERS:
         return name or default
@@ -67,23 +67,23 @@ def read_scheduler(service: objects.Service, default: str, warnings: list[str]) 
     return default
 
 
-# How many connections endpoints get, against those of other slices: by a slice's annotation.
+# The weight of a slice's endpoints, relative to those of other slices: by a slice's annotation.
 #
-# A slice that a person or a canary's controller adds gets a part of the traffic so. 0: no new
-# connections; those that there are go on.
+# A person or a canary controller can so give an extra slice a part of the traffic. 0 means no new
+# connections; existing connections continue.
 
 WEIGHT_ANNOTATION = objects.WEIGHT
 DEFAULT_WEIGHT, HIGHEST_WEIGHT = 100, 1000
 
 
 def read_weight(slice: objects.EndpointSlice) -> int:
-    """Of each of its endpoints; what cannot be read counts as DEFAULT_WEIGHT."""
+    """Return the weight of each endpoint; an unreadable one counts as DEFAULT_WEIGHT."""
     weight = _parse_weight(_weight_text(slice))
     return DEFAULT_WEIGHT if weight is None else weight
 
 
 def weight_warnings(slice: objects.EndpointSlice) -> Iterator[str]:
-    """One, if the annotation cannot be read."""
+    """Yield a warning if the annotation cannot be read."""
     text = _weight_text(slice)
     if _parse_weight(text) is None:
         field = annotation_field(WEIGHT_ANNOTATION)
@@ -101,17 +101,20 @@ def _parse_weight(text: str) -> int | None:
     return int(text) if is_number and int(text) <= HIGHEST_WEIGHT else None
 
 
-# In which time the weight of a new endpoint grows to its whole: a Service's annotation.
+# The time in which the weight of a new endpoint grows to its full value: a Service's annotation.
 #
-# A process that has just started is slow: its caches are empty, its code is not compiled. It gets
-# few connections at first.
+# A process that has just started is slow: its caches are empty, its code is not compiled. So it
+# gets few connections at first.
 
 SLOW_START_ANNOTATION = objects.SLOW_START
 LONGEST_SLOW_START = 3600.0  # seconds
 
 
 def read_slow_start(service: objects.Service, warnings: list[str]) -> float:
-    """In seconds; 0: its weight is whole at once. What cannot be read is a warning, and 0."""
+    """Return the time in seconds; 0: full weight at once.
+
+    An unreadable value adds a warning and counts as 0.
+    """
     text = service.metadata.annotation(SLOW_START_ANNOTATION)
     if text is None:
         return 0.0
@@ -130,10 +133,10 @@ def _parse_slow_start(text: str) -> float:
     return seconds
 
 
-# What becomes of established connections when their endpoint goes: a Service's annotation.
+# What happens to established connections when their endpoint is removed: a Service's annotation.
 #
-# An endpoint has gone when no EndpointSlice of the Service lists it any more. One that terminates,
-# or is not ready, is still listed: it may go on answering the connections that it has.
+# An endpoint is removed when no EndpointSlice of the Service lists it any more. An endpoint that is
+# terminating or not ready is still listed, and may continue to serve its existing connections.
 
 ON_REMOVAL_ANNOTATION = objects.ON_REMOVAL
 KEEP, RESET = "keep", "reset"
@@ -148,9 +151,9 @@ _ON_REMOVAL_VALUES = "keep, reset or reset=DURATION"
 
 
 def read_grace(service: objects.Service, warnings: list[str]) -> float | None:
-    """After how many seconds its connections are reset; None: they are kept.
+    """After how many seconds connections are reset; None: they are kept.
 
-    A value that says neither is a warning, and they are kept.
+    An invalid value adds a warning, and connections are kept.
     """
     text = service.metadata.annotation(ON_REMOVAL_ANNOTATION)
     if text is None or text == KEEP:
@@ -165,7 +168,7 @@ def read_grace(service: objects.Service, warnings: list[str]) -> float | None:
 
 
 def show_grace(reset_after: float | None) -> str:
-    """As the annotation says it, with the grace."""
+    """Return the annotation's text, with the grace."""
     if reset_after is None:
         return KEEP
     return f"{RESET}={durations.Duration(reset_after * 10**9)}"
@@ -183,9 +186,9 @@ def _parse_grace(text: str) -> float:
     return seconds
 
 
-# Whose requests a Service's NodePorts admit: by its annotation, else by --nodeport-source-ranges.
+# Which clients a Service's NodePorts admit: by its annotation, else by --nodeport-source-ranges.
 #
-# kube-proxy has neither; it leaves NodePorts to firewalls in PREROUTING, which do not see a
+# kube-proxy has neither option; it leaves NodePorts to firewalls in PREROUTING. These do not see a
 # NodePort that is translated before them.
 
 NODEPORT_RANGES_ANNOTATION = objects.NODEPORT_SOURCE_RANGES
@@ -194,9 +197,11 @@ NODEPORT_RANGES_ANNOTATION = objects.NODEPORT_SOURCE_RANGES
 def read_nodeport_ranges(
     service: objects.Service, default: tuple[Network, ...]
 ) -> tuple[Network, ...]:
-    """The networks; a family without any admits everybody, as with loadBalancerSourceRanges.
+    """Return the networks.
 
-    Raises InvalidObject: an annotation that cannot be read must not open what it was to close.
+    A family without any admits every client, as with loadBalancerSourceRanges.
+
+    Raises InvalidObject: an unreadable annotation must not open what it was meant to close.
     """
     text = service.metadata.annotation(NODEPORT_RANGES_ANNOTATION)
     if text is None:
@@ -205,17 +210,20 @@ def read_nodeport_ranges(
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """CIDRs of both families, separated by commas; "" admits everybody. Raises ValueError."""
+    """Parse CIDRs of both families, separated by commas; "" admits every client.
+
+    Raises ValueError.
+    """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     return tuple(addresses.parse_network(part) for part in parts)
 
 
 def show_networks(ranges: tuple[Network, ...]) -> str:
-    """As ``parse`` takes it."""
+    """The inverse of ``parse_networks``."""
     return ",".join(map(str, ranges))
 
 
-# What a Service's annotations choose; each has a module of its own, which says what it means.
+# The names of all annotations of Services and of slices.
 
 OF_SERVICES = frozenset(
     {objects.NODEPORT_SOURCE_RANGES, objects.SCHEDULER, objects.ON_REMOVAL, objects.SLOW_START}
@@ -224,7 +232,7 @@ OF_SLICES = frozenset({objects.WEIGHT})
 
 
 class ServiceChoices(NamedTuple):
-    """As in ServicePort."""
+    """The annotations' values, as in ServicePort."""
 
     scheduler: str
     reset_after: float | None
@@ -234,7 +242,10 @@ class ServiceChoices(NamedTuple):
 def read_choices(
     service: objects.Service, default_scheduler: str, warnings: list[str]
 ) -> ServiceChoices:
-    """What cannot be read is a warning, and the default counts."""
+    """Return the values of all annotations.
+
+    An unreadable one adds a warning, and the default is used.
+    """
     warnings += _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
     return ServiceChoices(
         read_scheduler(service, default_scheduler, warnings),
@@ -244,14 +255,18 @@ def read_choices(
 
 
 def slice_warnings(slice: objects.EndpointSlice) -> Iterator[str]:
-    """One for each annotation of a slice that only a Service can have, and for unknown ones."""
+    """Yield warnings for annotations of a slice.
+
+    There is one for each annotation that only a Service can have, and one for the first unknown
+    one.
+    """
     yield from _without_effect(slice.metadata, OF_SLICES, "an EndpointSlice", "the Service")
 
 
 def _without_effect(
     metadata: objects.Annotated, its: frozenset[str], kind: str, owner: str
 ) -> Iterator[str]:
-    """Of ours that are not ``its`` each; of those that nobody has, as misspelt ones, the first."""
+    """Yield one warning for each annotation of another kind; of unknown ones only for the first."""
     others = sorted((metadata.annotations or {}).keys() - its - {objects.TRIGGER_TIME})
     ours = OF_SERVICES | OF_SLICES
     yield from (misplaced(name, kind, owner) for name in others if name in ours)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of the cluster as one node needs it: ``apply`` an event, and read what changed.
 
-An invalid object is reported and its last good state stays in use. Services are stored as
-their service ports, so an edit of a field that is not used here changes nothing (kube-proxy.md
-16.3). EndpointSlices may come before their Service and may outlive it.
+An invalid object is reported, and its last valid version stays in use. Services are stored as their
+service ports, so a change of an unused field changes nothing (kube-proxy.md 16.3). EndpointSlices
+may arrive before their Service and may outlive it.
 """
 
 import re
@@ -21,17 +21,17 @@ from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Rem
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.services import OF_KUBE_PROXY, Admission, ServicePort, show_labels
 
-# When the changes of endpoints happened that wait for a sync (kube-proxy.md 16.4).
+# When endpoints changed whose changes wait for a sync (kube-proxy.md 16.4).
 #
-# The EndpointSlice controller writes into an annotation when the pod or Service changed that made
-# it write the slice. These times are stored until a sync succeeds; changes from before this process
-# started are not its delay.
+# The EndpointSlice controller writes an annotation: the time of the pod's or Service's change that
+# made it write the slice. These times are stored until a sync succeeds. Changes from before the
+# start of this process do not count as its delay.
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def trigger_time(text: str | None) -> float | None:
-    """Seconds since the epoch; None for a text that is missing, or no time in RFC 3339."""
+    """Return seconds since the epoch; None if the text is missing or no time in RFC 3339."""
     if text is None or not _RFC3339.fullmatch(text):
         return None
     try:
@@ -41,7 +41,7 @@ def trigger_time(text: str | None) -> float | None:
 
 
 class TriggerTimes:
-    """The trigger times of the changes that no sync has covered yet.
+    """The trigger times of changes that no sync has covered yet.
 
     ``since`` is when this process started, in seconds since the epoch.
     """
@@ -51,17 +51,20 @@ class TriggerTimes:
         self._times: dict[tuple[Key, Family], list[float]] = {}
 
     def changed(self, service: Key, family: Family, annotation: str | None) -> None:
-        """A slice of the service was added or modified."""
+        """Note that a slice of the service was added or modified."""
         time = trigger_time(annotation)
         if time is not None and time > self.since:
             self._times.setdefault((service, family), []).append(time)
 
     def removed(self, service: Key, family: Family) -> None:
-        """A slice of the service was deleted: its annotation is of an earlier change."""
+        """Note that a slice of the service was deleted.
+
+        The annotation of a deleted slice belongs to an earlier change.
+        """
         self._times.pop((service, family), None)
 
     def take(self) -> dict[Family, list[float]]:
-        """All stored times, which are deleted by this: call it when a sync has succeeded."""
+        """Return and delete all stored times; call this when a sync has succeeded."""
         found: dict[Family, list[float]] = defaultdict(list)
         for (_, family), times in self._times.items():
             found[family] += times
@@ -69,13 +72,13 @@ class TriggerTimes:
         return dict(found)
 
 
-# What an event has changed in the state of the cluster, for those who count and report it.
+# What an event changed in the state of the cluster, for counters and reports.
 
 STAYS, IGNORED = "its last good state stays", "ignored: it was never valid here"
 
 
 class ObjectWarning(NamedTuple):
-    """One line for the operator about one object; ``effect``: what becomes of the object."""
+    """One line for the operator about one object; ``effect`` is the consequence for the object."""
 
     kind: Kind
     key: Key
@@ -88,28 +91,28 @@ class ObjectWarning(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Without the object's name."""
-        text = one_line(self.text)  # it quotes the object
+        """The warning without the object's name."""
+        text = one_line(self.text)  # the text quotes the object
         return f"{text} ({self.effect})" if self.effect else text
 
 
 class SliceChange(NamedTuple):
-    """An EndpointSlice before and after an event; None where there is none."""
+    """An EndpointSlice before and after an event; None if it did not or does not exist."""
 
     before: StoredSlice | None
     after: StoredSlice | None
 
 
 class Applied(NamedTuple):
-    """What one event changed; kube-proxy.md 14 and 16.4 say what of it is counted."""
+    """The changes by one event; kube-proxy.md 14 and 16.4 say which are counted."""
 
-    service_events: int  # how many Services the event was about, changed or not
-    services: frozenset[Key]  # those of them whose service ports are others now
-    slices: Mapping[Key, SliceChange]  # the EndpointSlices that are others now
+    service_events: int  # how many Services the event concerned, changed or not
+    services: frozenset[Key]  # those whose service ports changed
+    slices: Mapping[Key, SliceChange]  # the EndpointSlices that changed
     warnings: tuple[ObjectWarning, ...]
 
 
-# What is wrong with an object is logged once, and not again with each of its changes.
+# A problem of an object is logged once, and not again with each change of the object.
 
 
 class NewWarnings:
@@ -119,22 +122,22 @@ class NewWarnings:
         self._last: dict[Key, tuple[str, ...]] = {}
 
     def of(self, key: Key, warnings: tuple[str, ...]) -> tuple[str, ...]:
-        """Those that the object's last version did not have."""
+        """Return the warnings that the object's last version did not have."""
         before = self._last.pop(key, ())
         if warnings:
             self._last[key] = warnings
         return tuple(text for text in warnings if text not in before)
 
     def current(self) -> Iterator[tuple[Key, str]]:
-        """Each object with its warnings."""
+        """Yield each object with its warnings."""
         return ((key, "; ".join(texts)) for key, texts in self._last.items())
 
     def known(self, key: Key) -> tuple[str, ...]:
-        """The warnings about the object's last version."""
+        """Return the warnings about the object's last version."""
         return self._last.get(key, ())
 
     def forget(self, key: Key) -> None:
-        """The object was deleted."""
+        """Forget an object that was deleted."""
         self._last.pop(key, None)
 
 
@@ -144,9 +147,10 @@ _Stored = TypeVar("_Stored")
 
 
 class ClusterState:
-    """What the cluster looks like from one node.
+    """The state of the cluster as seen from one node.
 
-    ``bind_address``: primary, as is its family, whatever the Node says (kube-proxy.md 17).
+    ``bind_address`` is the primary address, and its family the primary one, whatever the Node says
+    (kube-proxy.md 17).
     """
 
     def __init__(
@@ -171,16 +175,19 @@ class ClusterState:
         # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
         self.service_cidrs: frozenset[Network] = frozenset()
         self.listed: set[Kind] = set()
-        self.changed_services: set[Key] = set()  # to be planned anew; the reader empties it
+        self.changed_services: set[Key] = set()  # to be planned again; the reader empties it
         self.invalid: dict[tuple[Kind, Key], str] = {}  # invalid object -> what is wrong with it
 
     @property
     def complete(self) -> bool:
-        """Every list that a service depends on has been received; until then nothing is written."""
+        """Whether every list that a service depends on was received.
+
+        Until then nothing is written.
+        """
         return self.listed >= _NEEDED
 
     def apply(self, event: ObjectEvent) -> Applied:
-        """Changes the state; adds the services that are affected to ``changed_services``."""
+        """Change the state; add affected services to ``changed_services``."""
         services = _stored(event, Kind.SERVICE, self.services)
         slices = _stored(event, Kind.ENDPOINT_SLICE, self.slices)
         warnings = self._apply(event)
@@ -193,7 +200,7 @@ class ClusterState:
         )
 
     def warnings(self) -> Iterator[tuple[str, str]]:
-        """Each object of which something is not served, with what that is and why."""
+        """Yield each object with an unserved part, and the reason."""
         for kind, found in (
             (Kind.SERVICE, self._service_warnings),
             (Kind.ENDPOINT_SLICE, self._slice_warnings),
@@ -201,28 +208,28 @@ class ClusterState:
             yield from ((f"{kind} {key}", text) for key, text in found.current())
 
     def warnings_of(self, service: Key) -> tuple[str, ...]:
-        """What is wrong with parts of a Service, and not with all of it."""
+        """Return the problems that concern only parts of a Service."""
         return self._service_warnings.known(service)
 
     def take_changed_services(self) -> set[Key]:
-        """Those that have changed since the last call."""
+        """Return the services that have changed since the last call."""
         changed, self.changed_services = self.changed_services, set()
         return changed
 
     def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
-        """The service's ports, each with the endpoints that this node uses."""
+        """Yield the service's ports, each with the endpoints that this node uses."""
         topology, slices = Topology(self.node_name, self.zone), self.slices_for(service)
         for port in self.services.get(service, ()):
             yield port, select(endpoints.merge(slices, port.name, self.node_name), topology)
 
     def listed_endpoints(self, name: services.PortName) -> frozenset[tuple[Address, int]]:
-        """All that the slices have of a service port, ready, serving or not."""
+        """Return all endpoints of a service port in the slices, ready or serving or not."""
         slices = self.slices_for(Key(name.namespace, name.service))
         found = endpoints.merge(slices, name, self.node_name)
         return frozenset((each.address, each.port) for each in found)
 
     def health_check(self, service: Key) -> endpoints.HealthCheck | None:
-        """What the service's health-check node port is to answer, if it has one."""
+        """Return the answer of the service's health-check node port, if it has one."""
         ports = self.services.get(service, ())
         return endpoints.health_check(ports, self.slices_for(service), self.node_name)
 
@@ -265,7 +272,7 @@ class ClusterState:
         return [ObjectWarning(kind, key, found.source, text) for text in texts]
 
     def effect(self, kind: Kind, key: Key) -> str:
-        """What becomes of an invalid object."""
+        """Return the consequence for an invalid object."""
         stored: Mapping[Kind, Container[Key]] = {
             Kind.SERVICE: self.services,
             Kind.ENDPOINT_SLICE: self.slices,
@@ -275,10 +282,13 @@ class ClusterState:
         return STAYS if key in stored[kind] else IGNORED
 
     def _store(self, key: Key, found: ReadObject) -> tuple[str, ...]:
-        """Returns the texts of warnings. Raises InvalidObject, having changed nothing."""
+        """Store the object; return the texts of warnings.
+
+        Raises InvalidObject without changing anything.
+        """
         match found.object:
             case InvalidObject(field=field, reason=reason):
-                # A new one: each time an exception is raised, it collects frames of the stack.
+                # Raise a new exception: each raise adds stack frames to the exception object.
                 raise InvalidObject(field, reason)
             case Service() as service:
                 return self._store_service(key, service)
@@ -317,7 +327,10 @@ class ClusterState:
         return self._slice_warnings.of(key, warnings)
 
     def _service_cidrs(self) -> frozenset[Network]:
-        """None where another proxy serves Services too: addresses unknown here may be theirs."""
+        """Return the ranges; no range if another proxy serves Services too.
+
+        Addresses that are unknown here may belong to the other proxy's Services.
+        """
         if not self.admission.served.is_all:
             return frozenset()
         return frozenset(network for ranges in self.ranges.values() for network in ranges)
@@ -336,7 +349,7 @@ class ClusterState:
         return ()
 
     def _remove(self, kind: Kind, key: Key) -> None:
-        """A Node that is deleted stays as it was (kube-proxy.md 13.1)."""
+        """Remove the object; a deleted Node keeps its last state (kube-proxy.md 13.1)."""
         self.invalid.pop((kind, key), None)
         if kind is Kind.SERVICE:
             self._service_warnings.forget(key)
@@ -364,7 +377,7 @@ class ClusterState:
 def _stored(
     event: ObjectEvent, kind: Kind, stored: Mapping[Key, _Stored]
 ) -> dict[Key, _Stored | None]:
-    """What is stored of the objects of a kind that an event is about; None: nothing."""
+    """Return the stored objects of a kind that an event is about; None: not stored."""
     match event:
         case Replaced(of, objects) if of is kind:
             return {key: stored.get(key) for key in stored.keys() | objects.keys()}
@@ -374,5 +387,5 @@ def _stored(
 
 
 def _are_restricted(ports: tuple[ServicePort, ...]) -> bool:
-    """Whether it matters to them which address is this node's own (kube-proxy.md 7)."""
+    """Whether the node's own address matters to these service ports (kube-proxy.md 7)."""
     return any(port.source_ranges for port in ports)

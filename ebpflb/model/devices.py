@@ -9,21 +9,21 @@ from fnmatch import fnmatchcase
 from ebpflb.model import addresses, nodes
 from ebpflb.model.addresses import Address, Family, Network
 
-# On which of this machine's addresses NodePorts are served (kube-proxy.md 8).
+# The addresses of this machine that serve NodePorts (kube-proxy.md 8).
 #
 # ``option`` is --nodeport-addresses: ("primary",) or a list of CIDRs. Loopback is not decided here:
 # the datapath serves it to the node's own processes only.
 
-PRIMARY = ("primary",)  # the default of nftables mode, and ours
+PRIMARY = ("primary",)  # the default of nftables mode, and of ebpflb
 
 
 def served_addresses(
     here: Iterable[Address], option: tuple[str, ...], primary: dict[Family, Address]
 ) -> frozenset[Address]:
-    """The interface addresses that serve NodePorts.
+    """Return the interface addresses that serve NodePorts.
 
-    A family that ``option`` does not mention is served on all its addresses, and so is one whose
-    primary address is unknown. Raises ValueError for an entry that is not a CIDR.
+    A family without an entry in ``option``, or whose primary address is unknown, is served on all
+    its addresses. Raises ValueError for an entry that is not a CIDR.
     """
     allowed = allowed_networks(option, primary)
     return frozenset(
@@ -36,9 +36,9 @@ def served_addresses(
 def health_check_addresses(
     here: Iterable[Address], option: tuple[str, ...], primary: dict[Family, Address]
 ) -> dict[Family, frozenset[Address]]:
-    """Where health-check node ports listen (kube-proxy.md 10); missing families: anywhere.
+    """Return where health-check node ports listen (kube-proxy.md 10); missing families: anywhere.
 
-    Unlike NodePorts they listen on loopback too, if ``option`` contains it. Raises ValueError too.
+    Unlike NodePorts they also listen on loopback if ``option`` contains it. Raises ValueError too.
     """
     restricted = {f: allowed for f, allowed in allowed_networks(option, primary).items() if allowed}
     everywhere = {f for f, allowed in restricted.items() if any(n.prefixlen == 0 for n in allowed)}
@@ -52,7 +52,7 @@ def health_check_addresses(
 def allowed_networks(
     option: tuple[str, ...], primary: dict[Family, Address]
 ) -> dict[Family, list[Network]]:
-    """The CIDRs by family; an empty list allows every address."""
+    """Return the CIDRs by family; an empty list allows every address."""
     texts = [str(ip) for ip in primary.values()] if option == PRIMARY else list(option)
     parsed = [addresses.parse_network(t if "/" in t else _single(t)) for t in texts]
     return {f: [n for n in parsed if addresses.family(n) == f] for f in Family}
@@ -71,7 +71,7 @@ AddressByFamily = dict[Family, Address]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One network device; addresses in the kernel's order."""
+    """One network device, with its addresses in the kernel's order."""
 
     index: int
     name: str
@@ -79,15 +79,15 @@ class Device:
     link_header: bool  # packets begin with an Ethernet header
     master: int  # ifindex of its bridge, bond or VRF; 0: none
     addresses: tuple[Address, ...]
-    sources: tuple[Address, ...]  # the addresses fit to masquerade to: global, primary, in use
-    kind: str = ""  # the kernel's name of a virtual device's kind, such as "bridge" and "veth"
-    hairpin: bool = False  # of a bridge's port: a frame may leave by the port that it came in by
+    sources: tuple[Address, ...]  # usable for masquerading: global, primary, in use
+    kind: str = ""  # the kernel's name of a virtual device's kind, such as "bridge" or "veth"
+    hairpin: bool = False  # of a bridge's port: a frame may leave by its ingress port
     mac: str = ""  # such as "02:00:00:00:00:01"; empty without an Ethernet header
 
 
 Devices = tuple[Device, ...]
 
-# Masters that pass frames on as they are: what is for another host at their ports is so at them.
+# Masters that forward frames unchanged: a frame for another host is so at their ports too.
 _NO_SWITCHES = frozenset({"bond", "team", "vrf"})
 
 
@@ -99,7 +99,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
-    """All but loopback, or those that a pattern names; never those named with a leading '!'."""
+    """Return all devices except loopback, or those that a pattern names; '!' excludes devices."""
     patterns = tuple(patterns)
     selected = [p for p in patterns if not p.startswith("!")] or ["*"]
     excluded = [p[1:] for p in patterns if p.startswith("!")]
@@ -113,10 +113,10 @@ def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
 def masquerade_addresses(
     devices: Devices, node: Mapping[Family, Address]
 ) -> dict[int, AddressByFamily]:
-    """The addresses that each device masquerades to, by ifindex; families may be missing.
+    """Return the addresses that each device masquerades to, by ifindex; families may be missing.
 
-    A device without an address of its own, such as a bridge's port, uses its master's, else
-    the node's primary one (see ``node_addresses``).
+    A device without an address of its own, such as a bridge's port, uses its master's, else the
+    node's primary one (see ``node_addresses``).
     """
     fallback, known = node_addresses(devices, node), by_index(devices)
     return {
@@ -131,12 +131,12 @@ def masquerade_addresses(
 
 
 def own_addresses(here: Iterable[Address]) -> frozenset[Address]:
-    """The addresses of this node that a service may have too: not loopback's, not link-local."""
+    """Return the node's addresses that a service may also have: neither loopback nor link-local."""
     return frozenset(each for each in here if not (each.is_loopback or each.is_link_local))
 
 
 def node_addresses(devices: Devices, node: Mapping[Family, Address]) -> AddressByFamily:
-    """The Node's own addresses if they are assigned here, else any device's but loopback's."""
+    """Return the Node's addresses if assigned here, else any device's except loopback's."""
     assigned = {address for device in devices for address in device.addresses}
     known = {family: address for family, address in node.items() if address in assigned}
     others = (nodes.primary_addresses(device.sources) for device in devices if not device.loopback)
@@ -148,7 +148,7 @@ def by_index(devices: Devices) -> dict[int, Device]:
 
 
 def with_masters(device: Device, known: Mapping[int, Device]) -> list[Device]:
-    """The device, its master, the master of that, and so on."""
+    """Return the device, its master, the master's master, and so on."""
     chain = [device]
     while (master := known.get(chain[-1].master)) and master not in chain:
         chain.append(master)
@@ -156,25 +156,25 @@ def with_masters(device: Device, known: Mapping[int, Device]) -> list[Device]:
 
 
 def is_host_only(device: Device, known: Mapping[int, Device]) -> bool:
-    """Whether what has another MAC address than the device's is for no one behind it.
+    """Whether no host behind the device can have another MAC address than the device.
 
-    It may be where the device is a port of a bridge or of Open vSwitch, or of one that is unknown.
+    False if the device is a port of a bridge, of Open vSwitch, or of an unknown master.
     """
     kinds = _kinds_of_masters(device, known)
     return kinds is not None and kinds <= _NO_SWITCHES
 
 
 def is_bridged(device: Device, known: Mapping[int, Device]) -> bool:
-    """Whether the device is a port of the kernel's bridge, and of no other switch.
+    """Whether the device is a port of a kernel bridge, and of no other switch.
 
-    Then a frame is for this machine only if a device of the machine has its MAC address.
+    Then a frame is for this machine only if a device of the machine has the frame's MAC address.
     """
     kinds = _kinds_of_masters(device, known)
     return kinds is not None and "bridge" in kinds and kinds <= _NO_SWITCHES | {"bridge"}
 
 
 def _kinds_of_masters(device: Device, known: Mapping[int, Device]) -> set[str] | None:
-    """None where one of the masters is unknown."""
+    """Return the kinds of the masters; None if one of the masters is unknown."""
     chain = with_masters(device, known)
     return None if chain[-1].master else {each.kind for each in chain[1:]}
 
@@ -202,7 +202,7 @@ class LocalMode(StrEnum):
 
 @dataclass(frozen=True)
 class LocalDetector:
-    """One mode and its parameters; the default takes no traffic for that of pods."""
+    """One mode and its parameters; by default no traffic counts as from pods."""
 
     mode: LocalMode = LocalMode.CLUSTER_CIDR
     cluster_cidrs: tuple[Network, ...] = ()
@@ -210,7 +210,7 @@ class LocalDetector:
     name_prefix: str = ""
 
     def networks(self, pod_cidrs: tuple[Network, ...]) -> tuple[Network, ...]:
-        """The source addresses of pods; ``pod_cidrs`` are those of this node."""
+        """Return the source addresses of pods; ``pod_cidrs`` are those of this node."""
         by_mode = {LocalMode.CLUSTER_CIDR: self.cluster_cidrs, LocalMode.NODE_CIDR: pod_cidrs}
         return by_mode.get(self.mode, ())
 
@@ -219,7 +219,7 @@ class LocalDetector:
         return self.mode in (LocalMode.BRIDGE, LocalMode.NAME_PREFIX)
 
     def is_pod_device(self, device: Device, known: Mapping[int, Device]) -> bool:
-        """Whether traffic that comes in by the device, or by its master, is of pods."""
+        """Whether traffic that enters by the device, or by its master, comes from pods."""
         names = [each.name for each in with_masters(device, known)]
         if self.mode is LocalMode.BRIDGE:
             return self.bridge in names

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an audit has found to be different from what is planned."""
+"""Differences between the kernel and the plan that an audit found."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -9,23 +9,23 @@ MAX_NAMED_IN_LINE, MAX_LISTED = 10, 100  # in one line, and in the status
 
 
 class Part(StrEnum):
-    """What it concerns. The values are labels of metrics."""
+    """The kind of object that differs. The values are labels of metrics."""
 
     HOOK = "hook"  # a program at the cgroup
     DEVICE = "device"  # the programs at a device
     MAP = "map"  # an entry of a map
     PIN = "pin"  # a name in the state directory
-    TABLE = "table"  # the nft table of the engine netfilter, and its elements
+    TABLE = "table"  # the nft table of the netfilter engine, and its elements
     FLOWTABLE = "flowtable"  # the kernel's flowtable, of --fast-forward
 
 
-# While any of these differs, the data plane is not in force. A link or map without its pin serves
+# If one of these differs, the data plane is not fully in force. A link or map without its pin works
 # as long as the agent holds it.
 IN_FORCE = frozenset({Part.HOOK, Part.DEVICE, Part.MAP, Part.TABLE})
 
 
 class Drift(NamedTuple):
-    """``name``: of what differs, ``found``: in which way; both for the operator."""
+    """A difference: ``name`` is the object, ``found`` the difference, both for the operator."""
 
     part: Part
     name: str
@@ -36,19 +36,19 @@ class Drift(NamedTuple):
 
 
 def in_force(drifts: Iterable[Drift]) -> bool:
-    """Whether the data plane is in force nevertheless."""
+    """Whether the data plane is in force in spite of these differences."""
     return not any(drift.part in IN_FORCE for drift in drifts)
 
 
 def named(drifts: Sequence[Drift]) -> dict[str, str]:
-    """Name -> what was found; of several with one name the last, and MAX_LISTED at most."""
+    """Return name -> difference; the last one of equal names, and at most MAX_LISTED."""
     listed = {drift.name: drift.found for drift in _every_thing_first(drifts)[:MAX_LISTED]}
     more = len(drifts) - MAX_LISTED
     return listed | ({f"{more} more": "differ"} if more > 0 else {})
 
 
 def summary(drifts: Sequence[Drift]) -> str:
-    """All of it in one line: MAX_NAMED are named, or one of each thing where that is more."""
+    """Return one line that names MAX_NAMED_IN_LINE differences, or one for each object if more."""
     things = {_thing(drift) for drift in drifts}
     count = max(MAX_NAMED_IN_LINE, len(things))
     named = "; ".join(map(str, _every_thing_first(drifts)[:count]))
@@ -57,7 +57,10 @@ def summary(drifts: Sequence[Drift]) -> str:
 
 
 def _every_thing_first(drifts: Sequence[Drift]) -> list[Drift]:
-    """One of each thing, then the others: a map that lost all its entries hides no other one."""
+    """Return one difference of each object first, then the others.
+
+    So a map that lost all its entries does not hide other objects.
+    """
     firsts: list[Drift] = []
     others: list[Drift] = []
     seen: set[tuple[Part, str]] = set()
@@ -68,5 +71,5 @@ def _every_thing_first(drifts: Sequence[Drift]) -> list[Drift]:
 
 
 def _thing(drift: Drift) -> tuple[Part, str]:
-    """The map that an entry is of; all hooks are one thing, and so are all devices."""
+    """Return the map of an entry; all hooks count as one object, and so do all devices."""
     return drift.part, drift.name.partition(":")[0] if drift.part is Part.MAP else ""

@@ -27,7 +27,7 @@ class Duration(int):
 
     @property
     def whole_seconds(self) -> int:
-        """For the kernel's timeouts: rounded down, but at least 1 if it is not 0."""
+        """Whole seconds for the kernel's timeouts: rounded down, but at least 1 unless it is 0."""
         return max(1, self // 10**9) if self else 0
 
     def __str__(self) -> str:
@@ -49,7 +49,10 @@ class FlushFrequency(Duration):
 
 
 def parse(text: str) -> Duration:
-    """Raises ValueError, with a message for the operator, for what Go does not accept."""
+    """Parse a duration.
+
+    Raises ValueError, with a message for the operator, if Go does not accept it.
+    """
     number = text[1:] if text[:1] in ("-", "+") else text
     nanoseconds = 0 if number == "0" else _sum(number)
     if nanoseconds is None or nanoseconds > _LONGEST:
@@ -71,7 +74,7 @@ def _sum(number: str) -> int | None:
 
 
 def _short(nanoseconds: int) -> str:
-    """A duration of less than a second."""
+    """Format a duration of less than a second."""
     if not nanoseconds:
         return "0s"
     for digits, unit in ((6, "ms"), (3, "µs")):
@@ -81,6 +84,6 @@ def _short(nanoseconds: int) -> str:
 
 
 def _decimal(number: int, digits: int) -> str:
-    """``number`` divided by 10**``digits``, without trailing zeros."""
+    """Return ``number`` divided by 10**``digits``, without trailing zeros."""
     whole, fraction = divmod(number, 10**digits)
     return f"{whole}.{fraction:0{digits}}".rstrip("0") if fraction else str(whole)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EndpointSlices as they are stored: read once, with what the endpoints of a node need.
+"""EndpointSlices as they are stored: read once, reduced to the fields that a node needs.
 
 A large cluster has 100,000 entries, and each change of one comes with all others of its slice. So
-addresses are parsed once, equal parts are one object, and an entry that a new version of its slice
-still has stays the same object: whatever compares it later sees that at once.
+addresses are parsed once, equal parts are one object, and an unchanged entry stays the same object,
+so that later comparisons are fast.
 """
 
 import sys
@@ -18,14 +18,14 @@ from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
 
 SERVICE_LABEL = "kubernetes.io/service-name"
-HEADLESS_LABEL = "service.kubernetes.io/headless"  # its presence: no cluster IP, not for us
+HEADLESS_LABEL = "service.kubernetes.io/headless"  # if present: no cluster IP, not served here
 
 _ADDRESS_TYPES: dict[str, Family | None] = {**addresses.FAMILIES, "FQDN": None}
 _DEFAULT_CONDITIONS = objects.EndpointConditions()
 
 
 class EndpointName(NamedTuple):
-    """Where an endpoint is and what it is; ``target`` is the name of a pod. Each may be ""."""
+    """The node, pod (``target``) and zone of an endpoint. Each may be ""."""
 
     node: str
     target: str
@@ -41,7 +41,7 @@ class Conditions(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """The zones and the nodes that are to use an endpoint."""
+    """The zones and the nodes that should use an endpoint."""
 
     zones: frozenset[str]
     nodes: frozenset[str]
@@ -53,8 +53,8 @@ _NO_HINTS = Hints(frozenset(), frozenset())
 class StoredEndpoint(Struct, frozen=True, gc=False):
     """One entry of a slice.
 
-    Only the first address counts (kube-proxy.md 2): ``address`` is its text where it is invalid,
-    and None where there is none.
+    Only the first address counts (kube-proxy.md 2): ``address`` is a string if it is invalid, and
+    None if it is missing.
     """
 
     address: Address | str | None
@@ -67,7 +67,7 @@ Ports = Mapping[tuple[str, str], tuple[int, ...]]
 
 
 class StoredSlice(Struct, frozen=True, gc=False):
-    """An EndpointSlice of ``service``; ``family`` is None where its addresses are of none.
+    """An EndpointSlice of ``service``; ``family`` is None if the slice has no IP addresses.
 
     ``ports``: name and protocol -> numbers.
     """
@@ -82,8 +82,9 @@ class StoredSlice(Struct, frozen=True, gc=False):
 
 
 class ReadSlice(NamedTuple):
-    """An EndpointSlice that was read: None where it is to be ignored, and a warning for each of
-    its parts that is not served.
+    """An EndpointSlice after reading; ``stored`` is None if the slice is to be ignored.
+
+    ``warnings`` has one line for each part that is not served.
     """
 
     stored: StoredSlice | None
@@ -91,7 +92,7 @@ class ReadSlice(NamedTuple):
 
 
 def service_of(slice: objects.EndpointSlice) -> Key | None:
-    """The Service that a slice belongs to, by label; None when the slice is to be ignored."""
+    """Return the Service that a slice belongs to, by label; None if the slice is to be ignored."""
     meta = slice.metadata
     labels = meta.labels or {}
     service = labels.get(SERVICE_LABEL)
@@ -101,7 +102,7 @@ def service_of(slice: objects.EndpointSlice) -> Key | None:
 
 
 def read(slice: objects.EndpointSlice) -> ReadSlice:
-    """The slice as it is stored: a fraction of the size of what was decoded.
+    """Return the slice in its stored form, a fraction of the size of the decoded object.
 
     Raises InvalidObject for an invalid addressType, protocol or port number.
     """
@@ -129,8 +130,9 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
 
 
 def reused(slice: StoredSlice, former: StoredSlice) -> StoredSlice:
-    """The slice with the objects that are stored already for endpoints that are equal. Those
-    without a pod share one name, and are new objects.
+    """Return the slice with the former slice's objects for endpoints that are equal.
+
+    Endpoints without a pod share one name, and stay new objects.
     """
     stored = {each.name: each for each in former.endpoints}
     kept = [it if (it := stored.get(each.name)) == each else each for each in slice.endpoints]
@@ -138,7 +140,7 @@ def reused(slice: StoredSlice, former: StoredSlice) -> StoredSlice:
 
 
 def port_numbers(slice: StoredSlice, name: services.PortName) -> Iterator[int]:
-    """Where the slice's endpoints listen for a service port, by its name and protocol."""
+    """Yield the port numbers of the slice's endpoints for a service port."""
     yield from slice.ports.get((name.port, name.protocol.name), ())
 
 
@@ -162,7 +164,10 @@ def _address(text: str, family: Family | None) -> Address | str:
 
 @lru_cache(maxsize=4096)
 def _shared_ports(ports: tuple[objects.SlicePort, ...]) -> Ports:
-    """One value for all slices with the same ports, as most of a cluster have."""
+    """Return one shared object for all slices with the same ports.
+
+    Most slices of a cluster share one.
+    """
     found: dict[tuple[str, str], tuple[int, ...]] = {}
     for port in ports:
         if port.port and port.name is not None:
@@ -182,7 +187,7 @@ def _hints(hints: objects.EndpointHints) -> Hints:
 
 @lru_cache(maxsize=4096)
 def _shared_hints(zones: tuple[str, ...], nodes: tuple[str, ...]) -> Hints:
-    """One value for all endpoints with the same hints, instead of 400 bytes for each."""
+    """Return one shared object for all endpoints with the same hints; saves 400 bytes each."""
     return Hints(frozenset(zones), frozenset(nodes))
 
 

@@ -2,13 +2,13 @@
 """The EndpointSlices of a Service -> the endpoints of one service port (kube-proxy.md 2).
 
 A Service has any number of slices: some for each family, more for pods that resolve a named target
-port to another number, and those that people wrote by hand. They are merged by port name and
-protocol. If two slices hold the same endpoint, one that is not terminating is used; of several
-kube-proxy may use any. Here slices are read in the order of their names and the last such endpoint
-is used, so that the order of events does not matter.
+port to another number, and hand-written ones. Slices are merged by port name and protocol. If two
+slices hold the same endpoint, one that is not terminating is used. If several are not terminating,
+kube-proxy may use any of them; here slices are read in the order of their names and the last such
+endpoint is used, so that the order of events does not matter.
 
-Before: endpoint_slices.py says what is stored of a slice. Then ``select`` says which of the
-endpoints a service port uses (kube-proxy.md 3), ``uses`` why the others are not used.
+Before: endpoint_slices.py defines the stored form of a slice. Then ``select`` decides which
+endpoints a service port uses (kube-proxy.md 3), and ``uses`` says why the others are not used.
 """
 
 from collections import Counter
@@ -43,9 +43,9 @@ class Endpoint(Struct, frozen=True, gc=False):
 
 
 def merge(slices: Iterable[StoredSlice], name: PortName, node_name: str) -> tuple[Endpoint, ...]:
-    """The endpoints of one service port, sorted by their "address:port" text.
+    """Return the endpoints of one service port, sorted by their "address:port" text.
 
-    ``slices`` are all those of its Service, in any order.
+    ``slices`` are all slices of its Service, in any order.
     """
     found: dict[str, Endpoint] = {}
     for slice in sorted(slices, key=_by_name):
@@ -76,13 +76,13 @@ def _add(
     found[key] = Endpoint(address, port, *conditions, name, stored.hints, weight)
 
 
-# Which of the endpoints a service port uses, seen from one node (kube-proxy.md 3).
+# Which endpoints a service port uses, seen from one node (kube-proxy.md 3).
 #
 # Traffic under a Cluster policy goes to the *cluster* list, under a Local policy to the *local*
-# list. Each list holds the ready endpoints, or else those that are terminating but still serve.
-# Both are selected whatever the policies are, so that a policy can change without the endpoints.
-# Topology hints apply to the cluster list only. If a list is empty, ``has_any`` says whether there
-# are endpoints elsewhere (drop) or none at all (refuse, kube-proxy.md 6.1).
+# list. Each list holds the ready endpoints, or if there are none the terminating ones that still
+# serve. Both lists are always selected, so that a policy can change without the endpoints. Topology
+# hints apply to the cluster list only. If a list is empty, ``has_any`` says whether there are
+# endpoints elsewhere (drop) or none at all (refuse, kube-proxy.md 6.1).
 
 _Endpoints = tuple[Endpoint, ...]
 _Hints = Callable[[Endpoint], frozenset[str]]
@@ -93,7 +93,7 @@ _zone_hints: _Hints = attrgetter("hints.zones")
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where this node is; ``zone`` is "" if it has no zone label."""
+    """The node's name and zone; ``zone`` is "" if the node has no zone label."""
 
     node: str
     zone: str
@@ -101,7 +101,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Each list keeps the order of the endpoints it was selected from.
+    """The endpoints in use; each list keeps the order of its input.
 
     ``serving`` holds every serving endpoint, under any policy: existing UDP flows may keep these
     (kube-proxy.md 11.1). ``has_any``: there are usable endpoints, here or elsewhere.
@@ -114,9 +114,9 @@ class Selection:
 
 
 def select(endpoints: _Endpoints, topology: Topology) -> Selection:
-    """kube-proxy.md 3; an endpoint is used if ready, even one that does not serve.
+    """Select endpoints by kube-proxy.md 3; a ready endpoint is used even if it does not serve.
 
-    One of weight 0, which kube-proxy does not know, is used for nothing new.
+    An endpoint of weight 0, which kube-proxy does not have, gets no new connections.
     """
     weighted = [endpoint for endpoint in endpoints if endpoint.weight]
     ready = tuple([endpoint for endpoint in weighted if endpoint.ready])
@@ -130,28 +130,37 @@ def select(endpoints: _Endpoints, topology: Topology) -> Selection:
 
 
 def uses_cluster(port: ServicePort) -> bool:
-    """Even under ETP Local the node and its pods use the cluster list (kube-proxy.md 4.3)."""
+    """Whether the cluster list is used.
+
+    Under ETP Local the node and its pods use it too (kube-proxy.md 4.3).
+    """
     return port.externally_accessible or not port.internal_local
 
 
 def uses_local(port: ServicePort) -> bool:
-    """Whether a policy Local holds for some of its frontends."""
+    """Whether the policy Local applies to some of its frontends."""
     return port.internal_local or (port.external_local and port.externally_accessible)
 
 
 def hinted_by_node(ready: _Endpoints, topology: Topology) -> _Endpoints:
-    """The ready endpoints whose hints name this node; empty where that mode is off."""
+    """Return the ready endpoints whose hints name this node; empty if that mode is off."""
     return _hinted(ready, _node_hints, topology.node)
 
 
 def _nearest(ready: _Endpoints, topology: Topology) -> _Endpoints:
-    """The topology modes of kube-proxy.md 3.1, narrowest first; never empty unless ``ready`` is."""
+    """Apply the topology modes of kube-proxy.md 3.1, narrowest first.
+
+    The result is empty only if ``ready`` is.
+    """
     by_node = hinted_by_node(ready, topology)
     return by_node or _hinted(ready, _zone_hints, topology.zone) or ready
 
 
 def _hinted(ready: _Endpoints, hints: _Hints, here: str) -> _Endpoints:
-    """Empty when the mode is off: the node has no name or zone, or some endpoint has no hint."""
+    """Return the endpoints hinted for ``here``; empty if the mode is off.
+
+    The mode is off if the node has no name or zone, or if some endpoint has no hint.
+    """
     if not here or not all(map(hints, ready)):
         return ()
     return tuple([endpoint for endpoint in ready if here in hints(endpoint)])
@@ -161,14 +170,14 @@ def _local(endpoints: _Endpoints) -> _Endpoints:
     return tuple([endpoint for endpoint in endpoints if endpoint.local])
 
 
-# Why an endpoint is not used, as values beside the selection.
+# Why an endpoint is not used.
 #
-# Which endpoints are used is decided by ``merge`` and ``select`` alone. Here it
-# is only said which of their conditions an endpoint did not meet, from what they returned.
+# ``merge`` and ``select`` alone decide which endpoints are used. The code here only derives from
+# their results which condition an endpoint did not meet.
 
 
 class UnusedReason(StrEnum):
-    """In the words that the operator reads."""
+    """The reasons in the operator's words."""
 
     # Not selected.
     NOT_READY = "not ready"
@@ -191,7 +200,7 @@ class UnusedReason(StrEnum):
 
 
 class Use(NamedTuple):
-    """Why an endpoint is not in a list; None where it is, or where no policy uses that list."""
+    """Why an endpoint is not in a list; None if it is, or if no policy uses that list."""
 
     endpoint: Endpoint
     not_in_cluster: UnusedReason | None
@@ -199,7 +208,7 @@ class Use(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """An entry of a slice that is no endpoint of a service port; of none where it is None."""
+    """An entry of a slice that is no endpoint of ``port``; None: of any service port."""
 
     port: PortName | None
     slice: str
@@ -210,7 +219,10 @@ class LeftOut(NamedTuple):
 def uses(
     port: ServicePort, found: tuple[Endpoint, ...], selected: Selection, topology: Topology
 ) -> list[Use]:
-    """For each endpoint of a service port, in order; ``selected`` is what was selected of them."""
+    """Return a Use for each endpoint of a service port, in order.
+
+    ``selected`` is the selection of them.
+    """
     cluster, local = set(map(id, selected.cluster)), set(map(id, selected.local))
     in_cluster, in_local = uses_cluster(port), uses_local(port)
     ready = tuple([endpoint for endpoint in found if endpoint.ready and endpoint.weight])
@@ -228,7 +240,7 @@ def uses(
 
 
 def chosen(port: ServicePort, selected: Selection) -> set[int]:
-    """The ids of the objects of those that some policy of the service port may choose."""
+    """Return the object ids of the endpoints that some policy of the service port may choose."""
     lists = (
         selected.cluster if uses_cluster(port) else (),
         selected.local if uses_local(port) else (),
@@ -237,7 +249,7 @@ def chosen(port: ServicePort, selected: Selection) -> set[int]:
 
 
 def left_out(slices: Iterable[StoredSlice], ports: Iterable[ServicePort]) -> Iterator[LeftOut]:
-    """The entries of a Service's slices that are no endpoints of some of its service ports."""
+    """Yield the entries of a Service's slices that are no endpoints of some service ports."""
     ports = tuple(ports)
     for slice in slices:
         for endpoint in slice.endpoints:
@@ -280,16 +292,16 @@ def _not_ready(endpoint: Endpoint) -> UnusedReason:
     return UnusedReason.OTHERS_READY if endpoint.serving else UnusedReason.NOT_SERVING
 
 
-# One Service -> what its health-check node port answers (kube-proxy.md 10).
+# One Service -> the answer of its health-check node port (kube-proxy.md 10).
 #
 # A load balancer that sends traffic only to nodes with endpoints (externalTrafficPolicy Local) asks
 # each node on this port whether it has any. Only ready endpoints count: terminating ones may still
-# serve, but are to get no new connections.
+# serve, but should get no new connections.
 
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """``local_endpoints``: how many there are, by family, for the families of the Service."""
+    """``local_endpoints``: the number of endpoints by family, for the families of the Service."""
 
     port: int
     local_endpoints: Mapping[Family, int]
@@ -298,9 +310,11 @@ class HealthCheck:
 def health_check(
     ports: Collection[ServicePort], slices: Collection[StoredSlice], node_name: str
 ) -> HealthCheck | None:
-    """None for a Service without such a port; all ``ports`` and ``slices`` are of one Service.
+    """Return None for a Service without such a port.
 
-    Endpoints of weight 0 get nothing new, so they do not count.
+    All ``ports`` and ``slices`` are of one Service.
+
+    Endpoints of weight 0 do not count, because they get no new connections.
     """
     checked = [port for port in ports if port.health_check_node_port]
     if not checked:
@@ -313,20 +327,20 @@ def health_check(
     return HealthCheck(checked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})
 
 
-# Counts service ports that a policy Local leaves without an endpoint on this node.
+# Count service ports that the policy Local leaves without an endpoint on this node.
 #
-# kube-proxy.md 14: the policy is Local and there are endpoints somewhere, but none on this node.
+# See kube-proxy.md 14: the policy is Local and there are endpoints on other nodes only.
 
 
 class TrafficPolicy(StrEnum):
-    """Of traffic to the cluster IP, or to all other frontends."""
+    """The policy for traffic to the cluster IP, or to all other frontends."""
 
     INTERNAL = "internal"
     EXTERNAL = "external"
 
 
 def policies_without_endpoints(port: ServicePort, selection: Selection) -> frozenset[TrafficPolicy]:
-    """The policies that are Local and have no endpoint here, but elsewhere."""
+    """Return the Local policies that have endpoints, but none on this node."""
     if selection.local or not selection.has_any:
         return frozenset()
     external = port.external_local and port.externally_accessible
@@ -335,16 +349,16 @@ def policies_without_endpoints(port: ServicePort, selection: Selection) -> froze
 
 
 class NoLocalEndpoints:
-    """How many there are of each policy and family; an update takes constant time."""
+    """The number of such service ports by policy and family; an update takes constant time."""
 
     def __init__(self) -> None:
         self._policies: dict[PortName, frozenset[TrafficPolicy]] = {}
         self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
 
     def update(self, name: PortName, policies: frozenset[TrafficPolicy]) -> None:
-        """The policies of a service port that have no endpoint now; none if it is deleted."""
+        """Set the policies of a service port without an endpoint; () if it is deleted."""
         former = self._policies.pop(name, None)
-        if not former and not policies:  # as of nearly all service ports
+        if not former and not policies:  # true for nearly all service ports
             return
         self._counts.subtract((policy, name.family) for policy in former or ())
         self._counts.update((policy, name.family) for policy in policies)
@@ -353,5 +367,5 @@ class NoLocalEndpoints:
 
     @property
     def counts(self) -> dict[TrafficPolicy, dict[Family, int]]:
-        """For every policy and family, even if it is 0."""
+        """The counts for every policy and family, zeros included."""
         return {p: {family: self._counts[p, family] for family in Family} for p in TrafficPolicy}

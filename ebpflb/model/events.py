@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of objects reports, be it the API server or a directory of manifests."""
+"""The events that a source of objects reports: the API server or a directory of manifests."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 class Key(NamedTuple):
-    """Which object: ``namespace`` is "" where the kind has none."""
+    """The identity of an object; ``namespace`` is "" for cluster-scoped kinds."""
 
     namespace: str
     name: str
@@ -34,10 +34,10 @@ class Key(NamedTuple):
 
 
 class ReadObject(NamedTuple):
-    """An object, and where it was read, for log lines: a file, or the API server.
+    """An object and its source, a file or the API server, for log lines.
 
-    Of an object that cannot be decoded there is the error only; its last good state stays. An
-    EndpointSlice may have been read already, so that a list of many need not hold them as decoded.
+    ``object`` is an error if it cannot be decoded; the last valid version then stays in use. An
+    EndpointSlice may already be read, so that a list of many slices need not hold decoded objects.
     """
 
     object: "Object | ReadSlice | InvalidObject"
@@ -46,9 +46,9 @@ class ReadObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The complete list of one kind: what is not in ``objects`` does not exist any more.
+    """The complete list of one kind: an object that is not in ``objects`` does not exist any more.
 
-    ``version`` is the resourceVersion of all events, "" where the source has none.
+    ``version`` is the resourceVersion of all events, "" if the source has none.
     """
 
     kind: Kind
@@ -64,7 +64,7 @@ class Changed:
     key: Key
     found: ReadObject
     version: str = field(default="", compare=False)
-    event: str = field(default="changed", compare=False)  # as the API calls it, in lower case
+    event: str = field(default="changed", compare=False)  # the API's name, in lower case
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """Whether a source can be read at present; ``error`` is None when it has recovered."""
+    """Whether a source can currently be read; ``error`` is None after it has recovered."""
 
     source: str
     error: str | None
@@ -86,7 +86,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """Something of what this check of the audit compares may have been taken away."""
+    """An object that this check of the audit compares may have been removed."""
 
     check: str
 

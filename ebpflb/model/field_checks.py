@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of single fields: each returns the value, or raises InvalidObject that names the field.
+"""Check single fields: each function returns the value, or raises InvalidObject naming the field.
 
-kube-proxy relies on the API server's validation, which manifests do not go through.
+kube-proxy relies on the API server's validation, but manifests skip it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import TypeVar
 from ebpflb import errors
 from ebpflb.model import objects
 
-# The addresses that a Service lists: the field of each, for warnings, and its text.
+# The addresses that a Service lists, each as its field, for warnings, and its text.
 
 
 def listed_external_ips(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
@@ -19,7 +19,10 @@ def listed_external_ips(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
 
 
 def ingress_ips(status: objects.ServiceStatus | None) -> Iterator[tuple[str, str]]:
-    """Of any spec.type, not of ipMode Proxy: traffic to such IPs goes to the load balancer."""
+    """Yield the load balancer IPs, for any spec.type.
+
+    For ipMode Proxy traffic goes to the load balancer.
+    """
     balancer = status.load_balancer if status else None
     for index, ingress in enumerate((balancer.ingress if balancer else None) or ()):
         if ingress.ip_mode in (None, "VIP"):
@@ -55,7 +58,7 @@ def one_of(field: str, value: str, meanings: Mapping[str, _Meaning]) -> _Meaning
 
 
 def parsed(field: str, parse: Callable[[str], _Meaning], text: str) -> _Meaning:
-    """``parse`` raises ValueError with a message for the operator."""
+    """Return the parsed text; ``parse`` raises ValueError with a message for the operator."""
     try:
         return parse(text)
     except ValueError as error:

@@ -3,13 +3,13 @@
 
 
 def parse_ranges(text: str) -> list[range]:
-    """Empty for an empty list. Raises ValueError for anything but such a list."""
+    """Return the ranges; empty for an empty list. Raises ValueError for an invalid list."""
     ends = [part.split("-") for part in text.strip().split(",") if part]
     return [range(int(end[0]), int(end[-1]) + 1) for end in ends]
 
 
 def parse_numbers(text: str) -> set[int]:
-    """The same, as single numbers."""
+    """Return the numbers of such a list."""
     return {number for numbers in parse_ranges(text) for number in numbers}
 
 

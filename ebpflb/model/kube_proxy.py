@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of what kube-proxy makes on a node, and how its rules are read (kube-proxy.md 17).
+"""The names that kube-proxy uses on a node, and how its rules are read (kube-proxy.md 17).
 
-The names are those of its iptables, ipvs and nftables modes, of 1.36 and what older ones had
-besides. KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-MARK-DROP are kubelet's.
+The names are those of its iptables, ipvs and nftables modes in 1.36, plus those of older releases.
+KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-MARK-DROP belong to the kubelet.
 """
 
 import re
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PROTOCOLS
 
-# Virtual servers of IPVS, and which of them are kube-proxy's (kube-proxy.md 17).
+# The virtual servers of IPVS, and which of them belong to kube-proxy (kube-proxy.md 17).
 
 _HEX = 16
 
 
 class VirtualServer(NamedTuple):
-    """Where IPVS listens; ``protocol`` is TCP, UDP or SCTP."""
+    """An address on which IPVS listens; ``protocol`` is TCP, UDP or SCTP."""
 
     protocol: str
     address: Address
@@ -34,10 +34,10 @@ class VirtualServer(NamedTuple):
 
 
 def parse_virtual_servers(table: str) -> list[VirtualServer]:
-    """The text of /proc/net/ip_vs. Servers for a firewall mark (FWM) are left out.
+    """Parse the text of /proc/net/ip_vs, without servers for a firewall mark (FWM).
 
-    After a server's line come those of its destinations, with the open connections of each in the
-    last column but one.
+    A server's line is followed by those of its destinations, with the open connections of each in
+    the last column but one.
     """
     found: list[VirtualServer] = []
     listed = False
@@ -61,10 +61,11 @@ def _server(protocol: str, where: str) -> VirtualServer:
 def split(
     servers: list[VirtualServer], device: Set[Address], node_ports: Mapping[str, Set[int]]
 ) -> tuple[list[VirtualServer], list[VirtualServer]]:
-    """The servers of kube-proxy, and the others.
+    """Return the servers of kube-proxy, and the others.
 
-    kube-proxy's have an address of its ``device``, or a port that is in its ipsets of NodePorts
-    (``node_ports``: protocol -> ports). Its own cleanup removes all servers; this one does not.
+    kube-proxy's servers have an address of its ``device``, or a port in its ipsets of NodePorts
+    (``node_ports``: protocol -> ports). kube-proxy's own cleanup removes all servers; ours does
+    not.
     """
     ours = [
         server
@@ -79,11 +80,11 @@ DEVICE = "kube-ipvs0"
 PROXY_MODE_PORT = 10249  # where /proxyMode is
 PROXY_MODES = ("iptables", "ipvs", "nftables", "userspace")
 MARK_MASQ, POSTROUTING = "KUBE-MARK-MASQ", "KUBE-POSTROUTING"
-RULES_RETURNED = "its rules have come back"  # why one is known to run that is not seen
+RULES_RETURNED = "its rules have come back"  # the evidence for a kube-proxy that is not visible
 CLEANUP = "`ebpflb cleanup --kube-proxy`"
-IPTABLES = ("nat", "filter", "mangle")  # the tables that it has chains in
+IPTABLES = ("nat", "filter", "mangle")  # the tables with chains of kube-proxy
 
-# Chains that the kernel's own chains jump to, and those that only these jump to.
+# Chains that the kernel's own chains jump to; _OTHER_CHAINS are reached only from these.
 TOP_LEVEL_CHAINS = {
     POSTROUTING,
     "KUBE-SERVICES",
@@ -91,7 +92,7 @@ TOP_LEVEL_CHAINS = {
     "KUBE-NODEPORTS",
     "KUBE-FORWARD",
     "KUBE-PROXY-FIREWALL",
-    "KUBE-NODE-PORT",  # from here on: of the ipvs mode
+    "KUBE-NODE-PORT",  # from here on: ipvs mode
     "KUBE-IPVS-FILTER",
     "KUBE-IPVS-OUT-FILTER",
 }
@@ -101,7 +102,7 @@ _OTHER_CHAINS = {
     "KUBE-LOAD-BALANCER",
     "KUBE-SOURCE-RANGES-FIREWALL",
 }
-# KUBE-XLB-: until 1.23. What follows is a hash in base 32.
+# KUBE-XLB- was used until 1.23. The suffix is a hash in base 32.
 _OF_A_SERVICE = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}")
 
 _KINDS = (
@@ -121,8 +122,8 @@ _KINDS = (
 )
 _LONGEST = 31  # of an ipset's name
 SETS = frozenset(f"{start}{kind}"[:_LONGEST] for start in ("KUBE-", "KUBE-6-") for kind in _KINDS)
-# Which ports kube-proxy serves on the node's own addresses: protocol -> sets of ports, which hold
-# those of its LOCAL sets too.
+# The ports that kube-proxy serves on the node's own addresses: protocol -> sets of ports. These
+# sets include the ports of its LOCAL sets.
 NODE_PORTS = {
     protocol: tuple(f"{start}NODE-PORT-{kind}" for start in ("KUBE-", "KUBE-6-"))
     for protocol, kind in (("TCP", "TCP"), ("UDP", "UDP"), ("SCTP", "SCTP-HASH"))
@@ -130,46 +131,52 @@ NODE_PORTS = {
 
 
 def is_chain(name: str) -> bool:
-    """Whether a chain of iptables is kube-proxy's, and of no other program."""
+    """Whether a chain of iptables belongs to kube-proxy and to no other program."""
     return name in TOP_LEVEL_CHAINS or name in _OTHER_CHAINS or bool(_OF_A_SERVICE.fullmatch(name))
 
 
 class Detection(NamedTuple):
-    """What was found of kube-proxy in one network namespace at one time."""
+    """The traces of kube-proxy in one network namespace at one time."""
 
-    pids: tuple[int, ...] = ()  # processes of that name
-    proxy_modes: tuple[tuple[str, str], ...] = ()  # what answers /proxyMode: address, mode
-    rules: tuple[str, ...] = ()  # where rules of it are
-    rules_returned: bool = False  # they were not there the time before
-    left: str = ""  # which Services ebpflb leaves to it, in words
-    unattended: str = ""  # since when ebpflb's programs serve without an agent, in words
+    pids: tuple[int, ...] = ()  # processes named kube-proxy
+    proxy_modes: tuple[tuple[str, str], ...] = ()  # answers of /proxyMode: address, mode
+    rules: tuple[str, ...] = ()  # where kube-proxy's rules are
+    rules_returned: bool = False  # they were absent the time before
+    left: str = ""  # the Services that ebpflb leaves to kube-proxy, in words
+    unattended: str = ""  # since when no agent runs for ebpflb's programs, in words
     unseen: bool = False  # a container sees no processes of the node
 
     @property
     def running(self) -> bool:
-        """Whether one runs, even if its process cannot be seen (a pod does not see others')."""
+        """Whether kube-proxy runs.
+
+        Its process may be invisible, as other pods' processes are to a pod.
+        """
         return bool(self.pids or self.proxy_modes or self.rules_returned)
 
     def compared_with(self, previous: "Detection | None") -> "Detection":
-        """The same detection; after ``previous`` it is known whether rules have returned."""
+        """Return the same detection, with ``rules_returned`` set by comparing with ``previous``."""
         were_gone = previous is not None and (previous.rules_returned or not previous.rules)
         return self._replace(rules_returned=bool(self.rules) and were_gone)
 
     @property
     def is_overruled(self) -> bool:
-        """Whether one runs in vain: old programs of ebpflb choose the endpoints before it."""
+        """Whether kube-proxy runs without effect.
+
+        Old programs of ebpflb choose the endpoints before kube-proxy does.
+        """
         return self.running and bool(self.unattended)
 
     @property
     def evidence(self) -> str:
-        """Why one is known to run."""
+        """The evidence that kube-proxy runs."""
         words = [f"pid {pid}" for pid in self.pids]
         words += [f"mode {mode} at {where}" for where, mode in self.proxy_modes]
         return ", ".join(words or [RULES_RETURNED])
 
     @property
     def state(self) -> str:
-        """Whether it runs or has left rules; "none" otherwise."""
+        """Whether kube-proxy runs or has left rules; "none" otherwise."""
         if self.running:
             return f"is also running ({self.evidence})"
         if self.rules and self.unseen:
@@ -181,7 +188,7 @@ class Detection(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What that means for ebpflb, and what to do; "" for none."""
+        """The consequence for ebpflb, and what to do; "" if there is none."""
         if self.left:
             return self._advice_for_both
         if self.is_overruled:
@@ -200,7 +207,7 @@ class Detection(NamedTuple):
 
     @property
     def _advice_for_both(self) -> str:
-        """Where Services are left to it."""
+        """The advice if Services are left to kube-proxy."""
         if self.running:
             return ""
         stale = "follow these rules as they were" if self.rules else "are not served"
@@ -208,20 +215,21 @@ class Detection(NamedTuple):
 
     @property
     def message(self) -> str | None:
-        """State and advice, for the operator; None for none."""
+        """State and advice for the operator; None if there is no advice."""
         return f"{self.state}: {self.advice}" if self.advice else None
 
     @property
     def log_message(self) -> str | None:
-        """The same as a line of the log."""
+        """The message as a line of the log."""
         return f"kube-proxy {self.message}" if self.message else None
 
 
-# Parses the output of iptables-save, and writes what removes kube-proxy's part of it.
+# Parse the output of iptables-save, and write the removal of kube-proxy's part of it.
 #
-# Others' rules stay as they are. A chain of kube-proxy that one of them jumps to stays too, but is
-# flushed. KUBE-MARK-MASQ is not: if others jump to it, it and the chain that masquerades marked
-# packets keep their rules (CNIs' host ports may need it: portmap's externalSetMarkChain).
+# Other programs' rules stay. A chain of kube-proxy that one of them jumps to stays too, but is
+# flushed. KUBE-MARK-MASQ is an exception: if other rules jump to it, KUBE-MARK-MASQ and the chain
+# that masquerades marked packets keep their rules (CNIs' host ports may need them: portmap's
+# externalSetMarkChain).
 
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
 # The matches that kube-proxy's rules in the kernel's own chains may have before the jump.
@@ -231,29 +239,29 @@ _IN_A_JUMP = re.compile(
 
 
 class IptablesRule(NamedTuple):
-    """A rule: the chain that it is in, and the rest as iptables-save writes it."""
+    """A rule: its chain, and the rest as iptables-save writes it."""
 
     chain: str
     text: str
 
     @property
     def target(self) -> str:
-        """The chain or target that it jumps to; "" for none."""
+        """The chain or target that the rule jumps to; "" for none."""
         return _after(self.text, ("-j", "-g"))
 
     @property
     def set(self) -> str:
-        """The first ipset that it matches; "" for none."""
+        """The first ipset that the rule matches; "" for none."""
         return _after(self.text, ("--match-set",))
 
     @property
     def is_bare(self) -> bool:
-        """Whether it matches nothing but new connections."""
+        """Whether the rule matches nothing except new connections."""
         return bool(_IN_A_JUMP.fullmatch(self.text))
 
 
 class IptablesTable(NamedTuple):
-    """One table: its chains, each with whether it is the kernel's own, and all rules in order.
+    """One table: chain -> whether it is the kernel's own, and all rules in order.
 
     ``policies`` are those of the kernel's own chains: ACCEPT or DROP.
     """
@@ -265,7 +273,7 @@ class IptablesTable(NamedTuple):
 
 
 def parse_rules(saved: str) -> list[IptablesTable]:
-    """The tables of iptables-save, with or without counters."""
+    """Parse the tables of iptables-save, with or without counters."""
     tables: list[IptablesTable] = []
     for line in saved.splitlines():
         match line[:1]:
@@ -282,10 +290,10 @@ def parse_rules(saved: str) -> list[IptablesTable]:
 
 
 class Removal:
-    """What is removed from one table. It is false if nothing has to be removed.
+    """The removal from one table; false if nothing has to be removed.
 
     ``deleted_chains`` are deleted, ``flushed_chains`` stay without rules, ``masquerade_chains``
-    stay with their rules, because others' rules need them.
+    stay with their rules, because other programs' rules need them.
     """
 
     def __init__(self, table: IptablesTable) -> None:
@@ -304,7 +312,7 @@ class Removal:
 
     @cached_property
     def references(self) -> dict[str, list[str]]:
-        """kube-proxy's chains that others' rules jump to, each with the chains of these rules."""
+        """kube-proxy's chains that other programs' rules jump to -> the chains of these rules."""
         found: dict[str, list[str]] = {}
         for rule in self.table.rules:
             if (
@@ -335,7 +343,7 @@ class Removal:
 
     @property
     def summary(self) -> str:
-        """How many chains and rules, in words."""
+        """The number of chains and rules, in words."""
         counts = {
             "chain": len(self.deleted_chains) + len(self.flushed_chains),
             "rule": len(self.deleted_rules),
@@ -351,17 +359,17 @@ class Removal:
 
     @property
     def script(self) -> str:
-        """For iptables-restore --noflush, which does all of it or nothing."""
+        """The input for iptables-restore --noflush, which applies all of it or nothing."""
         return "\n".join([f"*{self.table.name}", *self._lines(), "COMMIT", ""])
 
     def _lines(self) -> Iterator[str]:
-        """To name a chain flushes it."""
+        """Yield the lines; naming a chain flushes it."""
         yield from (f":{name} - [0:0]" for name in (*self.deleted_chains, *self.flushed_chains))
         yield from (f"-D {rule.chain} {rule.text}" for rule in self.deleted_rules)
         yield from (f"-X {name}" for name in self.deleted_chains)
 
     def _jump(self, rule: IptablesRule) -> bool:
-        """Whether it is kube-proxy's jump from one of the kernel's own chains."""
+        """Whether the rule is kube-proxy's jump from one of the kernel's own chains."""
         own = self.table.chains.get(rule.chain, False)
         return own and rule.target in self.own_chains & TOP_LEVEL_CHAINS and rule.is_bare
 

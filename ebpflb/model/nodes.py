@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Node, and ServiceCIDRs -> what the service proxy needs of them (kube-proxy.md 5, 13.1, 17)."""
+"""Read a Node, and ServiceCIDRs, for the service proxy (kube-proxy.md 5, 13.1, 17)."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -8,11 +8,11 @@ from ebpflb.model import addresses as parsing
 from ebpflb.model import field_checks, objects
 from ebpflb.model.addresses import Address, Family, Network, parse_network
 
-# One ServiceCIDR -> the ranges that cluster IPs are taken from (kube-proxy.md 1.1, 6.3).
+# One ServiceCIDR -> the ranges of cluster IPs (kube-proxy.md 1.1, 6.3).
 
 
 def read_service_cidrs(cidr: objects.ServiceCIDR) -> tuple[Network, ...]:
-    """Raises InvalidObject for a range that cannot be read."""
+    """Return the ranges. Raises InvalidObject for an unreadable range."""
     listed = (cidr.spec and cidr.spec.cidrs) or []
     return tuple(
         field_checks.parsed(f"spec.cidrs[{index}]", parse_network, text)
@@ -29,14 +29,15 @@ _Parsed = TypeVar("_Parsed")
 
 
 def zone(node: objects.Node) -> str:
-    """ "" if the node is in no zone, which turns zone hints off (kube-proxy.md 3.1)."""
+    """Return the zone; "" means none, which turns zone hints off (kube-proxy.md 3.1)."""
     return (node.metadata.labels or {}).get(ZONE_LABEL, "")
 
 
 def eligible(node: objects.Node) -> bool:
-    """Whether load balancers may send it traffic: it is not being deleted, nor about to be.
+    """Whether load balancers may send traffic to the node.
 
-    Of taints only the autoscaler's counts, with any value and effect (kube-proxy.md 13.1).
+    A node that is being deleted, or about to be, gets none. Only the autoscaler's taint counts,
+    with any value and effect (kube-proxy.md 13.1).
     """
     taints = (node.spec and node.spec.taints) or []
     to_be_deleted = any(taint.key == DELETION_TAINT for taint in taints)
@@ -44,7 +45,7 @@ def eligible(node: objects.Node) -> bool:
 
 
 def addresses(node: objects.Node) -> tuple[Address, ...]:
-    """Internal before external, else in the order of the status; unreadable ones are left out."""
+    """Return the readable addresses: internal before external, in the order of the status."""
     listed = (node.status and node.status.addresses) or []
     return tuple(
         address
@@ -55,7 +56,7 @@ def addresses(node: objects.Node) -> tuple[Address, ...]:
 
 
 def primary_addresses(candidates: Iterable[Address]) -> dict[Family, Address]:
-    """The first address of each family; the first family in it is the node's primary one."""
+    """Return the first address of each family; the first family is the node's primary one."""
     first: dict[Family, Address] = {}
     for address in candidates:
         first.setdefault(parsing.family(address), address)
@@ -63,9 +64,9 @@ def primary_addresses(candidates: Iterable[Address]) -> dict[Family, Address]:
 
 
 def pod_cidrs(node: objects.Node) -> tuple[Network, ...]:
-    """The ranges of its pods' addresses: the first of each family; unreadable ones are left out.
+    """Return the ranges of its pods' addresses: the first readable one of each family.
 
-    spec.podCIDR counts only where spec.podCIDRs is empty.
+    spec.podCIDR counts only if spec.podCIDRs is empty.
     """
     spec = node.spec or objects.NodeSpec()
     first: dict[Family, Network] = {}

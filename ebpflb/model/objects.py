@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The API's objects, each kind with only the fields that are used.
 
-msgspec decodes them straight from JSON (or converts them from YAML) and names the field that
-does not fit; unknown fields are skipped unread. The API writes null for an empty list, hence
-``| None``. What is decoded from text holds no cycle, so the garbage collector need not look at
-it (``gc=False``): with 100,000 endpoints that saves memory and pauses.
+msgspec decodes them directly from JSON (or converts them from YAML) and names the field that does
+not fit; unknown fields are skipped. The API writes null for an empty list, hence ``| None``.
+Decoded objects contain no cycles, so the garbage collector need not track them (``gc=False``): with
+100,000 endpoints this saves memory and pauses.
 """
 
 from typing import Any
 
 from msgspec import Struct, field, structs
 
-# The annotations that are ours.
+# The annotations of ebpflb.
 OURS = "ebpflb.io/"
 NODEPORT_SOURCE_RANGES = "ebpflb.io/nodeport-source-ranges"
 SCHEDULER = "ebpflb.io/scheduler"
@@ -32,14 +32,12 @@ class Metadata(Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Annotated(Metadata, frozen=True, gc=False, rename="camel"):
-    """With ``annotations``: of all names that begin as ours do, and TRIGGER_TIME; the rest would
-    only take memory.
-    """
+    """Metadata with ``annotations``, reduced to those with our prefix and TRIGGER_TIME."""
 
     annotations: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a value that is no string, which a manifest may have."""
+        """Raises ValueError for a value that is not a string, as a manifest may have."""
         every = (self.annotations or {}).items()
         kept = {
             name: text
@@ -72,7 +70,7 @@ class SessionAffinityConfig(Struct, frozen=True, gc=False):
 
 
 class ServiceSpec(Struct, frozen=True, gc=False, rename="camel"):
-    """Service spec; fields that kube-proxy ignores (selector, targetPort, ...) are left out."""
+    """Service spec, without fields that kube-proxy ignores (selector, targetPort, ...)."""
 
     type: str = "ClusterIP"
     cluster_ip: str = field(name="clusterIP", default="")
@@ -190,7 +188,7 @@ class ServiceCIDRSpec(Struct, frozen=True, gc=False):
 
 
 class ServiceCIDR(Struct, frozen=True, gc=False):
-    """networking.k8s.io/v1 ServiceCIDR: where the API server takes cluster IPs from."""
+    """networking.k8s.io/v1 ServiceCIDR: the ranges of cluster IPs."""
 
     metadata: Metadata
     spec: ServiceCIDRSpec | None = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engine translates new flows of packets, and why: netfilter or the flow tables.
 
-A flow that either engine has opened goes on until it ends, whichever opens new ones.
+A flow stays with the engine that opened it until the flow ends.
 """
 
 import re
@@ -17,20 +17,20 @@ from ebpflb.model.devices import served as served_devices
 
 # The mark of packets that the flow tables have translated at ingress.
 #
-# netfilter cannot tell them from packets that were sent to the endpoint; by the mark a rule in
-# FORWARD or INPUT can, as by kube-proxy's 0x4000 or by ``ct status dnat`` beside kube-proxy.
+# netfilter cannot distinguish them from packets sent to the endpoint directly. By the mark a rule
+# in FORWARD or INPUT can, as with kube-proxy by its mark 0x4000 or by ``ct status dnat``.
 
 _BITS = 32
 
 
 class PacketMark(NamedTuple):
-    """The bits in ``mask`` become those of ``mark``; no mask: packets are not marked."""
+    """The bits in ``mask`` are set to those of ``mark``; with mask 0 packets are not marked."""
 
     mark: int = 0
     mask: int = 0
 
     def __str__(self) -> str:
-        """As ``parse`` takes it."""
+        """The inverse of ``parse_mark``."""
         return f"{self.mark:#x}/{self.mask:#x}" if self.mask else ""
 
 
@@ -51,24 +51,25 @@ def parse_mark(text: str) -> PacketMark:
     return found
 
 
-# Whether a bridge keeps pods from what netfilter translates for them.
+# Whether a bridge bypasses netfilter's translation for pods.
 #
 # A pod's request to a service passes the node's IP layer, where netfilter translates it. If the
-# endpoint is a pod on the same bridge, its answer goes to the client's hardware address, so it
-# passes only the bridge, and nothing puts the service's address back. Like kube-proxy, the engine
-# netfilter needs bridges that hand packets to netfilter (br_netfilter, with the sysctls below at
-# 1). The flow tables do not: their programs are at the bridge's ports.
+# endpoint is a pod on the same bridge, its answer goes to the client's hardware address, passes
+# only the bridge, and is not translated back. So the netfilter engine, like kube-proxy, needs
+# bridges that hand packets to netfilter (br_netfilter, with the sysctls below at 1). The flow
+# tables do not need this: their programs run at the bridge's ports.
 #
-# With br_netfilter such a request is translated on the bridge, and sent on by the bridge. A pod
-# that reaches itself by its service therefore needs a port that sends a frame back where it came
-# from (hairpin mode; promiscuous mode of the bridge does not help). kube-proxy has the same need.
+# With br_netfilter such a request is translated on the bridge, and forwarded by the bridge. A pod
+# that connects to itself through its service therefore needs a port that may send a frame back
+# where it came from (hairpin mode; promiscuous mode of the bridge does not help). kube-proxy needs
+# this too.
 
 SYSCTLS = {
     Family.IPV4: "net/bridge/bridge-nf-call-iptables",
     Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
 }
 _POD_PORTS = ("veth", "tun")  # kinds of devices that lead to pods and to virtual machines
-# Names of the bridges of Docker, libvirt and Podman, whose containers are no pods.
+# The names of bridges of Docker, libvirt and Podman, whose containers are no pods.
 _OTHERS = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni-podman\d+")
 
 
@@ -78,10 +79,11 @@ def unsuited(
     calls: Mapping[Family, bool],
     patterns: Iterable[str] = (),
 ) -> str | None:
-    """Why the engine netfilter should not be used here, naming bridges, ports and sysctls.
+    """Return why the netfilter engine should not be used here, or None if it may be used.
 
-    None: it may be used. ``pods`` are the pods' networks, () if they are unknown; ``calls`` says
-    for each family whether bridges hand packets to netfilter; ``patterns`` are those of --devices.
+    The text names bridges, ports and sysctls. ``pods`` are the pods' networks, () if they are
+    unknown; ``calls`` says for each family whether bridges hand packets to netfilter; ``patterns``
+    are those of --devices.
     """
     bridges = list(bridges_of_pods(devices, pods))
     return (
@@ -97,7 +99,10 @@ def _left_out(
     calls: Mapping[Family, bool],
     patterns: Iterable[str],
 ) -> str | None:
-    """Netfilter's turn comes at the port, before the program at the bridge could choose."""
+    """Return the problem of an unserved port of a bridge.
+
+    Netfilter runs at the port, before the program at the bridge could choose an endpoint.
+    """
     handing = {b.index: b.name for b in bridges if any(calls[f] for f in bridged_families(b))}
     served = {device.index for device in served_devices(devices, patterns)}
     for port in devices:
@@ -124,7 +129,10 @@ def _past_conntrack(bridges: Collection[Device], calls: Mapping[Family, bool]) -
 def _without_hairpin(
     devices: Devices, bridges: Collection[Device], calls: Mapping[Family, bool]
 ) -> str | None:
-    """Only where br_netfilter is at work: else the node sends the request by the bridge itself."""
+    """Return the problem of a port without hairpin mode, if br_netfilter is on.
+
+    Without br_netfilter the node itself sends the request through the bridge.
+    """
     handing = {b.index: b.name for b in bridges if any(calls[f] for f in bridged_families(b))}
     ports = [d for d in devices if d.master in handing and d.kind in _POD_PORTS and not d.hairpin]
     if not ports:
@@ -138,7 +146,7 @@ def _without_hairpin(
 
 
 def bridges_of_pods(devices: Devices, pods: Collection[Network]) -> Iterator[Device]:
-    """Bridges with ports that lead to pods."""
+    """Yield the bridges with ports that lead to pods."""
     with_ports = {device.master for device in devices if device.kind in _POD_PORTS}
     for device in devices:
         if device.kind == "bridge" and device.index in with_ports and _may_have_pods(device, pods):
@@ -146,14 +154,14 @@ def bridges_of_pods(devices: Devices, pods: Collection[Network]) -> Iterator[Dev
 
 
 def _may_have_pods(bridge: Device, pods: Collection[Network]) -> bool:
-    """By its addresses if it has any and the networks of pods are known, else by its name."""
+    """Decide by the bridge's addresses if pods' networks are known, else by its name."""
     if pods and bridge.sources:
         return any(_in(address, pods) for address in bridge.sources)
     return _OTHERS.fullmatch(bridge.name) is None
 
 
 def bridged_families(bridge: Device) -> set[Family]:
-    """Those of its addresses; both, where it has none and pods have a gateway beyond it."""
+    """Return the families of its addresses; both if it has none, and pods use another gateway."""
     return {family(address) for address in bridge.sources} or set(Family)
 
 
@@ -167,20 +175,20 @@ KERNEL_UDP_TIMEOUT, KERNEL_UDP_STREAM_TIMEOUT = 30, 120
 
 
 class Engine(StrEnum):
-    """``NETFILTER``: the kernel's NAT, by a table of nftables. ``FLOWS``: ebpflb's own tables."""
+    """``NETFILTER``: the kernel's NAT, with an nftables table. ``FLOWS``: ebpflb's own tables."""
 
     NETFILTER = "netfilter"
     FLOWS = "flows"
 
     @classmethod
     def _missing_(cls, value: object) -> "Engine | None":
-        """By its former name, which an agent's status may still have."""
+        """Accept former names, which an agent's status may still have."""
         return FORMER_NAMES.get(value) if isinstance(value, str) else None
 
 
 AUTO = "auto"
 CHOICES = (AUTO, *(str(each) for each in Engine))  # of --packet-path
-FORMER_NAMES = {"conntrack": Engine.NETFILTER}  # as --packet-path was given before 0.1.0
+FORMER_NAMES = {"conntrack": Engine.NETFILTER}  # names of --packet-path before 0.1.0
 
 _CHOSEN = "chosen by --packet-path"
 _WORKS = "the kernel's NAT works with nftables"
@@ -195,11 +203,11 @@ class PacketPath:
 
 
 def decide(chosen: str, *, missing: str | None, unsuited: str | None = None) -> PacketPath:
-    """The engine for one of CHOICES.
+    """Return the engine for one of CHOICES.
 
-    ``missing`` says why the engine netfilter cannot work on this node, ``unsuited`` why it should
-    not be used here: then it is used only if it was chosen. Raises NodeError if what was chosen
-    cannot work.
+    ``missing`` says why the netfilter engine cannot work on this node, ``unsuited`` why it should
+    not be used here. An unsuited engine is used only if the operator chose it. Raises NodeError if
+    the chosen engine cannot work.
     """
     if chosen == Engine.FLOWS:
         return PacketPath(Engine.FLOWS, _CHOSEN)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For which destinations the kernel has to be asked which source it would choose.
+"""The destinations for which the kernel must be asked which source address it would choose.
 
-For IPv4 it chooses by the route: by its ``src``, else by the next hop. For IPv6, if the route has
-no ``src``, by RFC 6724: by the labels of source and destination, and by the longest common prefix.
-So one answer holds for all destinations of a prefix, except for those of longer prefixes that are
-named here.
+For IPv4 the kernel chooses by the route: by its ``src``, else by the next hop. For IPv6, if the
+route has no ``src``, it chooses by RFC 6724: by the labels of source and destination, and by the
+longest common prefix. So one answer holds for all destinations of a prefix, except those in longer
+prefixes that are listed here.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,18 +14,18 @@ from itertools import combinations
 
 from ebpflb.model.addresses import Address, Family, Network, family
 
-MOST_PREFIXES = 512  # of one device and family; of more the longest are left out
+MOST_PREFIXES = 512  # of one device and family; the longest in excess are left out
 
-# Those that get a label of their own from the kernel (net/ipv6/addrlabel.c).
+# Prefixes that have their own label in the kernel (net/ipv6/addrlabel.c).
 _LABELLED = ("fc00::/7", "fec0::/10", "2002::/16", "3ffe::/16", "2001::/32", "2001:10::/28")
-# Loopback, link-local and multicast addresses: none is that of a backend beyond a device.
+# Loopback, link-local and multicast addresses: no backend behind a device has one.
 _SPECIAL = tuple(map(ip_network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))
 _SPECIAL += tuple(map(ip_network, ("::/8", "fe80::/10", "ff00::/8")))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoute:
-    """Destinations that are reached by a device; ``source`` is what the route itself names."""
+    """Destinations behind a device; ``source`` is the route's ``src``."""
 
     ifindex: int
     network: Network
@@ -34,7 +34,7 @@ class DeviceRoute:
 
 @dataclass(frozen=True, slots=True)
 class RouteSource:
-    """Where masqueraded flows that leave by a device for this network come from."""
+    """The source address of masqueraded flows that leave by a device for this network."""
 
     ifindex: int
     network: Network
@@ -42,9 +42,9 @@ class RouteSource:
 
 
 def prefixes(routes: Iterable[DeviceRoute], sources: Collection[Address]) -> list[Network]:
-    """Of a device's routes in one family, and its addresses in it: the shortest prefixes first.
+    """Return the prefixes to ask for, shortest first, for one device and family.
 
-    None if all destinations get the same source: the device's only one.
+    Empty if all destinations get the same source, the device's only one.
     """
     named = {route.source for route in routes if route.source} | {*sources}
     if len(named) < 2:
@@ -56,7 +56,7 @@ def prefixes(routes: Iterable[DeviceRoute], sources: Collection[Address]) -> lis
 
 
 def _nearer(sources: Iterable[Address]) -> set[Network]:
-    """The prefixes whose destinations have more bits in common with one source than another."""
+    """Return prefixes whose destinations share more bits with one source than with another."""
     found = set()
     for one, other in combinations(sources, 2):
         length = one.max_prefixlen + 1 - (int(one) ^ int(other)).bit_length()
@@ -65,7 +65,7 @@ def _nearer(sources: Iterable[Address]) -> set[Network]:
 
 
 def example(network: Network, among: Iterable[Network]) -> Address | None:
-    """An address of the network that is in no longer prefix of ``among``; None if there is none."""
+    """Return an address of the network outside all longer prefixes in ``among``, or None."""
     inner = [
         each
         for each in (*among, *_SPECIAL)
@@ -82,7 +82,7 @@ def example(network: Network, among: Iterable[Network]) -> Address | None:
 
 
 def differing(found: Mapping[Network, Address]) -> dict[Network, Address]:
-    """Without the prefixes that have the same source as the next shorter one."""
+    """Return ``found`` without prefixes that have the same source as the next shorter one."""
     kept: dict[Network, Address] = {}
     for network in sorted(found, key=lambda each: each.prefixlen):
         shorter = (network.supernet(new_prefix=at) for at in range(network.prefixlen - 1, -1, -1))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One Service -> its service ports, one per port and family (kube-proxy.md 1).
 
-A service port has a name, the addresses and ports of its frontends, and the policies that select
-an endpoint. A Service without a cluster IP of a family has no service ports of that family.
+A service port has a name, the addresses and ports of its frontends, and the policies that select an
+endpoint. A Service without a cluster IP of a family has no service ports of that family.
 
-kube-proxy relies on the API server's validation, which manifests do not go through: here an invalid
-field raises InvalidObject with its path. An entry that kube-proxy skips with a log line is skipped
-here too, with a warning.
+kube-proxy relies on the API server's validation, but manifests skip it. So an invalid field raises
+InvalidObject with its path. An entry that kube-proxy skips with a log line is skipped here too,
+with a warning.
 
 Next: endpoints.py finds the endpoints of a service port, and those that are used.
 """
@@ -28,19 +28,23 @@ from ebpflb.model.objects import Metadata
 
 # Which of a Service's externalIPs are served.
 #
-# Everybody who may write a Service can claim any address by spec.externalIPs, and so receive what
-# this node and its pods send to it (CVE-2020-8554). Kubernetes closes that by an admission plugin
-# (DenyServiceExternalIPs); here it is closed on the node, for Services that exist already as well.
+# Anyone who may write a Service can claim any address by spec.externalIPs, and so receive the
+# traffic that this node and its pods send to it (CVE-2020-8554). Kubernetes prevents this with an
+# admission plugin (DenyServiceExternalIPs); here it is prevented on the node, for existing Services
+# too.
 
 
 @dataclass(frozen=True)
 class ExternalIps:
-    """What --external-ips allows; ``networks`` is None where every address is allowed."""
+    """The addresses that --external-ips allows.
+
+    ``networks`` is None if every address is allowed.
+    """
 
     networks: tuple[Network, ...] | None = None
 
     def of(self, listed: list[Address], warnings: list[str]) -> list[Address]:
-        """Those that are allowed; for each of the others a warning is added."""
+        """Return the allowed addresses; add a warning for each of the others."""
         refused = [address for address in listed if not self._allow(address)]
         warnings += [
             f"spec.externalIPs: {ip} is not served: --external-ips={self}" for ip in refused
@@ -51,7 +55,7 @@ class ExternalIps:
         return self.networks is None or any(address in network for network in self.networks)
 
     def __str__(self) -> str:
-        """As --external-ips takes it."""
+        """The value of --external-ips."""
         if self.networks is None:
             return "all"
         return ",".join(map(str, self.networks)) or "none"
@@ -61,7 +65,7 @@ ALL_EXTERNAL_IPS, NO_EXTERNAL_IPS = ExternalIps(), ExternalIps(())
 
 
 def parse_external_ips(text: str) -> ExternalIps:
-    """``all``, ``none`` or CIDRs of both families, separated by commas. Raises ValueError."""
+    """Parse ``all``, ``none`` or CIDRs of both families, separated by commas. Raises ValueError."""
     words = {str(each): each for each in (ALL_EXTERNAL_IPS, NO_EXTERNAL_IPS)}
     if text in words:
         return words[text]
@@ -72,10 +76,9 @@ def parse_external_ips(text: str) -> ExternalIps:
         raise ValueError(f"neither all nor none nor CIDRs: {error}") from error
 
 
-# Which Services are served here; the others are left to the kube-proxy that runs beside.
+# Which Services are served here; the others are left to a kube-proxy on the same node.
 #
-# Selectors are written as kubectl's -l takes them: requirements separated by commas, which all
-# hold.
+# Selectors have kubectl's -l syntax: requirements separated by commas, all of which must hold.
 
 _NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _KEY = rf"(?:{_NAME}/)?{_NAME}"
@@ -91,9 +94,9 @@ _EXAMPLE = "app=web,tier!=db,stage in (test,canary),!legacy"
 
 
 class Requirement(NamedTuple):
-    """A label and what it may be. ``values`` is None where only its presence matters.
+    """A label and its allowed values. ``values`` is None if only the label's presence matters.
 
-    As in the API, a label that is absent is none of the values, so ``negated`` holds for it.
+    As in the API, an absent label has none of the values, so a negated requirement holds.
     """
 
     text: str
@@ -109,7 +112,7 @@ class Requirement(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedServices:
-    """Those in one of ``namespaces`` (none: in any) whose labels meet all of ``selector``."""
+    """Services in one of ``namespaces`` (empty: all) whose labels meet all of ``selector``."""
 
     namespaces: frozenset[str] = frozenset()
     selector: tuple[Requirement, ...] = ()
@@ -125,7 +128,7 @@ class ServedServices:
         return all(requirement.holds(labels) for requirement in self.selector)
 
     def __str__(self) -> str:
-        """As the options --namespaces and --services take them."""
+        """The options --namespaces and --services for this selection."""
         namespaces = show_namespaces(self.namespaces)
         parts = [f"--namespaces={namespaces}"] if namespaces else []
         return " ".join(
@@ -137,7 +140,7 @@ ALL_SERVICES = ServedServices()
 
 
 def parse_namespaces(text: str) -> frozenset[str]:
-    """Names separated by commas; "": all. Raises ValueError."""
+    """Parse names separated by commas; "" means all namespaces. Raises ValueError."""
     names = _parts(text.split(","))
     for name in names:
         if not _DNS_LABEL.fullmatch(name):
@@ -146,28 +149,31 @@ def parse_namespaces(text: str) -> frozenset[str]:
 
 
 def show_namespaces(namespaces: frozenset[str]) -> str:
-    """As ``parse_namespaces`` takes it."""
+    """The inverse of ``parse_namespaces``."""
     return ",".join(sorted(namespaces))
 
 
 def parse_requirements(text: str) -> tuple[Requirement, ...]:
-    """A label selector; "": none. Raises ValueError."""
+    """Parse a label selector; "" selects everything. Raises ValueError."""
     return tuple(_requirement(part) for part in _parts(_COMMA_OUTSIDE_OF_SETS.split(text)))
 
 
 def show_requirements(selector: tuple[Requirement, ...]) -> str:
-    """As ``parse`` takes it."""
+    """The inverse of ``parse_requirements``."""
     return ",".join(requirement.text for requirement in selector)
 
 
 def meets(selector: tuple[Requirement, ...], labels: str) -> bool:
-    """``labels`` are as ``show_labels`` writes them."""
+    """Whether ``labels``, as ``show_labels`` writes them, meet the selector."""
     found = dict(pair.split("=", 1) for pair in labels.split(",") if pair)
     return all(requirement.holds(found) for requirement in selector)
 
 
 def show_labels(labels: dict[str, str]) -> str:
-    """As kubectl shows them: neither names nor values have commas, nor names an equals sign."""
+    """Return the labels as kubectl shows them.
+
+    Neither names nor values contain commas, and names contain no equals sign.
+    """
     return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
@@ -191,15 +197,17 @@ def _requirement(text: str) -> Requirement:
     return Requirement(text, found["key"], values, compared in ("!=", "notin"))
 
 
-# What the operator chose for Services on this node; some of it they may choose themselves.
+# The operator's choices for Services on this node; Services may override some of them.
 
 
 @dataclass(frozen=True)
 class Admission:
-    """``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs
-    are not served, and still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges``
-    and ``scheduler`` hold for Services without the annotation (annotations.py). Services that are
-    not ``served`` are another proxy's.
+    """The operator's choices for Services.
+
+    ``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs are
+    not served, but still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges`` and
+    ``scheduler`` apply to Services without the annotation (annotations.py). Services that are not
+    ``served`` belong to another proxy.
     """
 
     serve_external_ips: bool = True
@@ -212,11 +220,11 @@ class Admission:
 OF_KUBE_PROXY = Admission()
 
 
-PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # its presence: it is another proxy's
+PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # if present: another proxy serves it
 DEFAULT_AFFINITY_SECONDS = 10800  # 3 hours, the API's default
 MAX_AFFINITY_SECONDS = 86400  # a day
 
-# Of one Service; the API allows more.
+# For one Service; the API allows more.
 MOST_PORTS, MOST_SOURCE_RANGES = 1000, 1000
 
 _EXTERNAL = {"ClusterIP": False, "NodePort": True, "LoadBalancer": True, "ExternalName": False}
@@ -229,7 +237,7 @@ _Parsed = TypeVar("_Parsed", Address, Network)
 
 
 class Protocol(IntEnum):
-    """By IP protocol number."""
+    """The IP protocol numbers."""
 
     TCP = 6
     UDP = 17
@@ -240,7 +248,7 @@ PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
 
 
 class PortName(NamedTuple):
-    """The identity of a service port: by the port's name, never by its number."""
+    """The identity of a service port; contains the port's name, not its number."""
 
     namespace: str
     service: str
@@ -259,9 +267,9 @@ class ServicePort:
 
     ``created`` is the creationTimestamp or "". Zero means none for ``node_port``,
     ``health_check_node_port`` and ``affinity_seconds``. Empty source ranges admit every client.
-    ``external_local`` holds for the Service; it matters only if ``externally_accessible``.
-    ``reset_after``: seconds until connections to an endpoint that has gone are reset; None: never.
-    ``slow_start``: in how many seconds the weight of a new endpoint grows to its whole.
+    ``external_local`` applies to the Service, and matters only if ``externally_accessible``.
+    ``reset_after``: seconds until connections to a removed endpoint are reset; None: never.
+    ``slow_start``: seconds in which the weight of a new endpoint grows to its full value.
     """
 
     name: PortName
@@ -300,7 +308,10 @@ _NONE, _NONE_WITHOUT_IP = ParsedService((), ()), ParsedService((), (_NO_CLUSTER_
 
 
 def is_ours(service: objects.Service) -> bool:
-    """Neither another proxy's, nor headless, nor a mere DNS alias (kube-proxy.md 1.1, 1.2)."""
+    """Whether the Service is served: not another proxy's, not headless, not a mere DNS alias.
+
+    See kube-proxy.md 1.1 and 1.2.
+    """
     spec = service.spec
     return (
         PROXY_NAME_LABEL not in (service.metadata.labels or {})
@@ -310,7 +321,7 @@ def is_ours(service: objects.Service) -> bool:
 
 
 def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> ParsedService:
-    """kube-proxy.md 1; raises InvalidObject for an invalid field."""
+    """Return the service ports (kube-proxy.md 1); raises InvalidObject for an invalid field."""
     if not (is_ours(service) and admission.served.has(service.metadata)):
         return _NONE_WITHOUT_IP if _lacks_cluster_ip(service, admission) else _NONE
     meta, spec = service.metadata, service.spec
@@ -351,7 +362,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
 
 
 def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:
-    """As only a manifest can: the API server gives each Service one."""
+    """Whether a served Service lacks a cluster IP; possible only in a manifest."""
     is_wanted = PROXY_NAME_LABEL not in (service.metadata.labels or {})
     is_wanted &= service.spec.type != "ExternalName" and admission.served.has(service.metadata)
     return is_wanted and not service.spec.cluster_ip
@@ -360,7 +371,7 @@ def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:
 def _first(
     entries: Sequence[_Entry], most: int, field: str, warnings: list[str]
 ) -> Sequence[_Entry]:
-    """The first ``most`` entries, with a warning where there are more."""
+    """Return the first ``most`` entries; add a warning if there are more."""
     if len(entries) > most:
         warnings.append(f"{field}: {_LIMIT}: the first {most} of {len(entries)} are used")
     return entries[:most]
@@ -380,7 +391,10 @@ def _external_ips(
 
 
 def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family, Address]:
-    """kube-proxy.md 1.3: clusterIPs pairs with ipFamilies; without these clusterIP is used."""
+    """Return the cluster IP by family (kube-proxy.md 1.3).
+
+    clusterIPs pairs with ipFamilies; without ipFamilies clusterIP is used.
+    """
     ips = spec.cluster_ips or []
     if not spec.ip_families:
         if len(ips) > 1:
@@ -438,7 +452,7 @@ def _ports(
 def _parsed(
     parse: Callable[[str], _Parsed], entries: Iterable[tuple[str, str]], warnings: list[str]
 ) -> list[_Parsed]:
-    """Each value once; blank entries are skipped silently, as kube-proxy does."""
+    """Return each value once; blank entries are skipped silently, as kube-proxy does."""
     values: dict[_Parsed, None] = {}
     for field, text in entries:
         try:
@@ -454,7 +468,10 @@ def _of(family: Family, values: Iterable[_Parsed]) -> tuple[_Parsed, ...]:
 
 
 def _restricting(ranges: Sequence[Network]) -> dict[Family, tuple[Network, ...]]:
-    """Of each family; a range that holds every address makes the others ineffective."""
+    """Return the ranges by family.
+
+    A range that holds every address makes the others ineffective.
+    """
     found = {family: _of(family, ranges) for family in Family}
     is_open = {family: any(it.prefixlen == 0 for it in found[family]) for family in Family}
     return {family: () if is_open[family] else found[family] for family in Family}
@@ -471,7 +488,7 @@ def _affinity_seconds(spec: objects.ServiceSpec) -> int:
 
 
 def _is_external_local(spec: objects.ServiceSpec) -> bool:
-    """By spec only: an externalIP of either family is enough, even an unreadable one."""
+    """Decide by the spec only: an externalIP of either family is enough, even an unreadable one."""
     local = _is_local("spec.externalTrafficPolicy", spec.external_traffic_policy)
     external = field_checks.one_of("spec.type", spec.type, _EXTERNAL)
     return local and (external or bool(spec.external_ips))
@@ -482,7 +499,10 @@ def _is_local(field: str, policy: str | None) -> bool:
 
 
 def _health_check_node_port(spec: objects.ServiceSpec) -> int:
-    """Only for a load balancer that has to find the nodes with endpoints."""
+    """Return the port, or 0.
+
+    Only a load balancer that needs to find the nodes with endpoints has one.
+    """
     port = spec.health_check_node_port
     if not port or spec.type != "LoadBalancer" or not _is_external_local(spec):
         return 0
