@@ -265,6 +265,8 @@ class Agent:
         self.service_sync.turn()
         self._choose_engine()
         self.audit.turn()
+        if self.node_sync.take_new_devices():
+            self.stale_udp.check_connections()
         self.history.commit(keep=self._has_changes(), error=self.sync_error)
         self.publisher.publish(make_status(self), in_force=in_force(self.audit.drift))
         if self.node_sync.attached:
@@ -366,8 +368,6 @@ class Agent:
         self.on_removal.update(self.service_sync.take_watched(), all_named=full)
 
     def _check_stale_udp(self) -> None:
-        if self.node_sync.take_new_devices():
-            self.stale_udp.check_connections()
         planner = self.service_sync.planner
         moved = planner.frontends.take_udp_moved()
         self.stale_udp.check(planner.take_backend_changes(), frontends_moved=moved)

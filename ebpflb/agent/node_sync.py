@@ -376,7 +376,7 @@ class NodeSync:
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""
         if self.datapath.programs:
-            self._set_not_served(self.datapath.attach(self.options.cgroup, self._desired.served))
+            self._note_served(self.datapath.attach(self.options.cgroup, self._desired.served))
         self.attached = True
 
     @property
@@ -407,14 +407,12 @@ class NodeSync:
 
     def restore(self) -> None:
         """Puts that back. Raises KernelError, and NodeError without a state directory."""
+        self._has_new_devices = True  # which of them had lost their programs is not known here
         self._set_not_served(self.datapath.restore(self.options.cgroup, self._desired.served))
 
     def _serve_devices(self) -> None:
         if self.attached and self.datapath.programs:
-            self._set_not_served(self.datapath.attach_devices(self._desired.served))
-            served = {device.index for device in self._desired.served}
-            self._has_new_devices |= not served <= self._served
-            self._served = served
+            self._note_served(self.datapath.attach_devices(self._desired.served))
 
     def take_new_devices(self) -> bool:
         """Whether devices got programs since the last call: packets may have come before that."""
@@ -446,6 +444,13 @@ class NodeSync:
     def _pod_cidrs(self) -> tuple[Network, ...]:
         node = self.cluster.node
         return nodes.pod_cidrs(node) if node else ()
+
+    def _note_served(self, failed: Mapping[str, str]) -> None:
+        """All devices have programs now, except those that have failed."""
+        self._set_not_served(failed)
+        served = {each.index for each in self._desired.served if each.name not in failed}
+        self._has_new_devices |= not served <= self._served
+        self._served = served
 
     def _set_not_served(self, reasons: Mapping[str, str]) -> None:
         log_new(self.not_served, reasons, _NOT_SERVED)

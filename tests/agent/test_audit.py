@@ -182,15 +182,19 @@ def test_no_map_hides_another() -> None:
 
 
 def test_told_everywhere(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    """In the log, an event and the metrics; then it is put back, and readiness returns."""
+    """In the log, an event and the metrics; then it is put back, and readiness returns. What came
+    meanwhile untranslated is looked for in conntrack.
+    """
     start(harness, sync_period=0.01)
     wait_until("it is ready", lambda: harness.health.ready)
+    searches = harness.stale_udp.checks_of_connections
     harness.datapath.taken_off.append(HOOK)
     wait_until("it is put back", lambda: bool(harness.datapath.restored))
     assert any("hook connect4 is not attached" in each.getMessage() for each in caplog.records)
     assert harness.events == ["hook connect4 is not attached"]
     assert value(harness, "ebpflb_audit_drift_total", part="hook") == 1
     harness.wait_for(lambda status: not status.drift)
+    assert harness.stale_udp.checks_of_connections > searches
     wait_until("it is ready again", lambda: harness.health.ready and harness.health.serves)
 
 

@@ -97,6 +97,18 @@ def test_device_fails(harness: Harness, caplog: pytest.LogCaptureFixture) -> Non
     assert lines == ["device eth0: no room; its packets are not served"]
 
 
+def test_what_came_before_a_device_was_served_goes(harness: Harness) -> None:
+    """Whenever a device gets programs, also late, what conntrack got before is looked for."""
+    start(harness)
+    searches = harness.stale_udp.checks_of_connections
+    harness.datapath.unattached = [{PORT.name: "no room"}]
+    harness.send(here(ETH, BRIDGE, PORT))
+    harness.wait_for(lambda status: not status.devices_not_served)
+    assert harness.stale_udp.checks_of_connections == searches + 1
+    harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
+    assert harness.stale_udp.checks_of_connections == searches + 1
+
+
 def test_what_lacks_is_no_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that cannot be served is tried again and again: nothing is heard of, none counts."""
     monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
