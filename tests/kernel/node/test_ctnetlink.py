@@ -16,7 +16,7 @@ from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.netfilter.conntrack import TuplePart
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import Connection, FlowState
+from ebpflb.plan.flow_entries import DESTINATION_NAT, Connection, FlowState
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
@@ -104,6 +104,16 @@ def test_only_what_is_wanted() -> None:
     by_protocol = conntrack.matching_filter(TuplePart(Protocol.TCP))
     listed = list(conntrack.dump(by_protocol, socket.AF_INET))
     assert len(listed) == 1, "the kernel leaves out the others"
+
+
+def test_by_what_an_entry_lacks_of_its_status() -> None:
+    """The kernel leaves out what is translated, where it can."""
+    for address in (*VIPS.values(), "127.0.0.9"):
+        say(address, 53)
+    listed = conntrack.connections(lambda *_: True, Protocol.UDP, without=DESTINATION_NAT)
+    assert [str(each.original.destination) for each in listed] == ["127.0.0.9"]
+    untranslated = conntrack.status_filter(DESTINATION_NAT)
+    assert len(list(conntrack.dump(untranslated))) == 1, "the kernel leaves out the others"
 
 
 def frontend(address: str) -> Frontend:
