@@ -2,24 +2,29 @@
 """Devices and addresses that come and go, and devices that are left alone."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
-from ebpflb.lab.agents import wait_until
+from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import CALL_SECONDS
+from ebpflb.model.packet_path import Engine
 from tests.kit import forked, requests, two_nodes
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.load import scaled
 
 FRONTENDS = Frontends(10)
 LATE = {False: "192.0.2.77", True: "fd02::77"}
 A_MOMENT = 0.3  # seconds in which nothing may happen
 A_FIRST_SEGMENT = 0.5  # seconds in which the first segment is sent, and no other
+DEVICES = scaled(60)  # pairs
 PATIENCE = 10.0  # seconds; TCP sends again after 1, 3 and 7
 
 
@@ -47,22 +52,52 @@ def test_late_client(two: TwoNodes, late: Host, send: Send, v6: bool) -> None:
     assert requests.backends(two.sockets(late), where[0], send=send).keys() == {"here", "there"}
 
 
+@contextmanager
+def stopped(agent: LabAgent) -> Iterator[None]:
+    """It does nothing meanwhile."""
+    assert agent.process
+    agent.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        agent.process.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.extended
 @families
 def test_a_pod_that_asks_before_its_device_is_served(two: TwoNodes, v6: bool) -> None:
     """Its connection comes about when its first segment is sent again."""
-    agent = two.agents[0].process
-    assert agent
-    agent.send_signal(signal.SIGSTOP)
-    pod = two.lab.pod(two.near, f"early-{v6:d}", 70 + v6, hooked=False)
     where = FRONTENDS.to("cluster", two.near, v6=v6)
-    with requests.tcp_socket(two.sockets(pod), where[0]) as client:
+    with stopped(two.agents[0]):
+        pod = two.lab.pod(two.near, f"early-{v6:d}", 70 + v6, hooked=False)
+        client = requests.tcp_socket(two.sockets(pod), where[0])
         client.settimeout(A_FIRST_SEGMENT)
-        with pytest.raises(OSError, match=r"timed out|in progress"):
+        if two.engine is Engine.NETFILTER:
+            with pytest.raises(OSError, match=r"timed out|in progress"):
+                client.connect(where)
+        else:  # the program at the bridge opens the flow
             client.connect(where)
-        agent.send_signal(signal.SIGCONT)
+    with client:
         client.settimeout(PATIENCE)
         assert client.recv(64)
+
+
+def test_devices_that_come_and_go_fail_no_connection(two: TwoNodes) -> None:
+    """Dozens at once, while clients at other devices connect without pause."""
+    pods = [FRONTENDS.to("cluster", two.near, v6=v6) for v6 in (False, True)]
+    clients = [two.start_client(two.unhooked, "tcp", *where) for where in pods]
+    nodeport = FRONTENDS.to("nodeport", two.near)
+    clients.append(two.start_client(two.outside, "tcp", *nodeport))
+    names = [f"brief{number}" for number in range(DEVICES)]
+    before = len(list(two.maps["devices"].items()))
+    two.near.ip(*(f"link add {name} up type veth peer name {name}b" for name in names))
+    wait_until(
+        "they are served",
+        lambda: len(list(two.maps["devices"].items())) >= before + 2 * DEVICES,
+    )
+    two.near.ip(*(f"link del {name}" for name in names))
+    for client in clients:
+        assert two.stop_client(client)["errors"] == {}
 
 
 @families
