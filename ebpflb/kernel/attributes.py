@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and numbers of bpf(2), from uapi/linux/bpf.h: one for each command.
+"""The structs and numbers of bpf(2), from uapi/linux/bpf.h: one struct for each command.
 
-Each is as long as its command needs, results included: the kernel writes results at their offset
-for any length that is passed (for example the revision of a query). What is beyond the length
-counts as zero.
+Each struct is as long as its command needs, results included: the kernel writes results at their
+offset whatever length is passed (for example the revision of a query). Fields beyond the passed
+length count as zero.
 """
 
 from ebpflb.kernel import declarations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """bpf(2): each function is one command of the system call. No other module calls it.
 
-cffi in ABI mode needs no compiler. The call is declared without the ellipsis of syscall(2): a
-third faster, and the same registers on x86_64 and arm64. Every failure is a KernelError.
+cffi in ABI mode needs no compiler. The call is declared without the ellipsis of syscall(2): this is
+a third faster, and uses the same registers on x86_64 and arm64. Every failure is a KernelError.
 """
 
 import errno
@@ -18,9 +18,9 @@ from ebpflb.kernel.attributes import ffi as ffi
 
 _libc = ffi.dlopen(None)
 _NUMBERS = {"x86_64": 321, "aarch64": 280}
-# A signal or a debugger that attaches ends the verifier with EAGAIN. As many attempts as libbpf's.
+# A signal or an attaching debugger ends the verifier with EAGAIN. libbpf makes as many attempts.
 _LOAD_ATTEMPTS = 5
-ENOTSUPP = 524  # an errno of the kernel that is not in errno(3)
+ENOTSUPP = 524  # an errno of the kernel that is missing in errno(3)
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
 _PROG_BY_ID, _INFO, _QUERY, _BTF_LOAD, _LOOKUP_AND_DELETE = 13, 15, 16, 18, 21
 _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 24, 26, 27
@@ -28,7 +28,7 @@ _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
 
 def bpf(command: int, what: str, attr: Any) -> int:
-    """One call; ``what`` describes it in errors. Raises KernelError, or NodeError."""
+    """Make one call; ``what`` describes it in errors. Raises KernelError, or NodeError."""
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise NodeError(f"this machine is {platform.machine()}: only x86_64 and aarch64 are known")
@@ -40,7 +40,7 @@ def bpf(command: int, what: str, attr: Any) -> int:
 
 
 def find(command: int, what: str, attr: Any) -> int | None:
-    """As bpf, but None for ENOENT."""
+    """Like bpf, but return None for ENOENT."""
     try:
         return bpf(command, what, attr)
     except KernelError as error:
@@ -54,7 +54,7 @@ def _pointer(buffer: Any) -> int:
 
 
 def btf_load(types: bytes) -> int:
-    """A descriptor of descriptions of types (Documentation/bpf/btf.rst)."""
+    """Return a descriptor of type descriptions (Documentation/bpf/btf.rst)."""
     attr = ffi.new("struct btf_load *", {"btf": _pointer(types), "size": len(types)})
     return bpf(_BTF_LOAD, "describing types", attr)
 
@@ -62,7 +62,10 @@ def btf_load(types: bytes) -> int:
 def map_create(
     *, name: str, kind: str, sizes: tuple[int, int], entries: int, flags: int, types: Sequence[int]
 ) -> int:
-    """A new map's descriptor. ``sizes`` of key and value; ``types``: a BTF, and theirs in it."""
+    """Create a map and return its descriptor.
+
+    ``sizes`` are those of key and value; ``types`` are a BTF, and the ids of key and value in it.
+    """
     attr = ffi.new("struct map_create *")
     attr.kind, attr.entries = MAP_KINDS[kind], entries
     attr.key_size, attr.value_size = sizes
@@ -80,7 +83,10 @@ def _element(map_fd: int, key: bytes, value: Any, flags: int = 0) -> tuple[Any, 
 
 
 def map_lookup(map_fd: int, key: bytes, value_size: int, *, delete: bool = False) -> bytes | None:
-    """The value, or None where the key is not there; ``delete``: the key too (hashes: 5.14)."""
+    """Return the value, or None for an unknown key.
+
+    ``delete`` also deletes the key (hashes: 5.14).
+    """
     value = bytearray(value_size)
     attr, _keep = _element(map_fd, key, value)
     found = find(_LOOKUP_AND_DELETE if delete else _LOOKUP, "map look-up", attr)
@@ -90,18 +96,21 @@ def map_lookup(map_fd: int, key: bytes, value_size: int, *, delete: bool = False
 def map_update(
     map_fd: int, key: bytes, value: bytes, *, new: bool = False, known: bool = False
 ) -> None:
-    """Inserts or replaces. E2BIG: full; EEXIST: ``new`` is there; ENOENT: ``known`` is not."""
+    """Insert or replace.
+
+    Errors: E2BIG: full; EEXIST: ``new`` key exists; ENOENT: ``known`` key missing.
+    """
     bpf(_UPDATE, "map update", _element(map_fd, key, value, 2 * known + new)[0])
 
 
 def map_delete(map_fd: int, key: bytes) -> None:
-    """Deletes a key, if it is there."""
+    """Delete a key, if it exists."""
     attr, _keep = _element(map_fd, key, None)
     find(_DELETE, "map delete", attr)
 
 
 def map_next_key(map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
-    """The key after ``key`` (None: the first one), or None at the end."""
+    """Return the key after ``key`` (None: the first one), or None at the end."""
     following = bytearray(key_size)
     attr, _keep = _element(map_fd, key if key is not None else b"", following)
     if key is None:
@@ -110,7 +119,7 @@ def map_next_key(map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
 
 
 class Batch(NamedTuple):
-    """Part of a map; ``cursor`` is None at the end, else what to pass to go on."""
+    """Part of a map; ``cursor`` is passed to the next call, None at the end."""
 
     entries: int
     cursor: bytes | None
@@ -119,7 +128,7 @@ class Batch(NamedTuple):
 def map_lookup_batch(
     map_fd: int, cursor: bytes | None, keys: bytearray, values: bytearray, count: int
 ) -> Batch:
-    """Fills keys and values with up to ``count`` entries (5.6)."""
+    """Fill keys and values with up to ``count`` entries (5.6)."""
     following = bytearray(max(16, len(keys) // count))
     attr = ffi.new("struct batch *")
     attr.map, attr.count, attr.out = map_fd, count, _pointer(following)
@@ -131,7 +140,7 @@ def map_lookup_batch(
 
 
 def map_write_batch(map_fd: int, keys: bytes, values: bytes | None, count: int) -> None:
-    """Updates, or deletes where ``values`` is None, ``count`` entries (5.6)."""
+    """Update ``count`` entries (5.6); delete them if ``values`` is None."""
     attr = ffi.new("struct batch *")
     attr.map, attr.count, attr.keys = map_fd, count, _pointer(keys)
     if values is None:
@@ -150,7 +159,10 @@ def prog_load(
     log: bytearray | None,
     log_level: int = 1,
 ) -> int:
-    """A program's descriptor; the verifier writes each step (level 1) or a summary (4) to log."""
+    """Load a program and return its descriptor.
+
+    The verifier writes each step (level 1) or a summary (level 4) to ``log``.
+    """
     attr = ffi.new("struct prog_load *")
     license_text = ffi.new("char[]", b"GPL")
     attr.kind, attr.attach, attr.name = program_type, attach_type, name[:15].encode()
@@ -169,7 +181,7 @@ def prog_load(
 
 
 def pin(fd: int, path: str) -> None:
-    """Gives an object a name in a bpffs."""
+    """Give an object a name in a bpffs."""
     attr = ffi.new("struct object *")
     text = ffi.new("char[]", path.encode())
     attr.path, attr.fd = int(ffi.cast("uintptr_t", text)), fd
@@ -177,7 +189,7 @@ def pin(fd: int, path: str) -> None:
 
 
 def get(path: str) -> int | None:
-    """The descriptor of a pinned object, or None where there is none."""
+    """Return the descriptor of a pinned object, or None if there is none."""
     attr = ffi.new("struct object *")
     text = ffi.new("char[]", path.encode())
     attr.path = int(ffi.cast("uintptr_t", text))
@@ -185,14 +197,14 @@ def get(path: str) -> int | None:
 
 
 def info(fd: int, struct: str) -> Any:
-    """What the kernel knows of an object: "map_info", "prog_info", "link_info" or "tcx_info"."""
+    """Return an object's information: "map_info", "prog_info", "link_info" or "tcx_info"."""
     out = ffi.new(f"struct {struct} *")
     info_into(fd, out)
     return out
 
 
 def info_into(fd: int, out: Any) -> None:
-    """The same into a struct whose pointers lead to where the kernel is to write more."""
+    """Read an object's information into a struct with pointers to further buffers."""
     attr = ffi.new("struct info *")
     attr.fd, attr.size = fd, ffi.sizeof(out[0])
     attr.out = int(ffi.cast("uintptr_t", out))
@@ -200,7 +212,7 @@ def info_into(fd: int, out: Any) -> None:
 
 
 def map_ids(prog_fd: int) -> set[int]:
-    """The ids of the maps that a program uses."""
+    """Return the ids of the maps that a program uses."""
     counted = info(prog_fd, "prog_info").map_count
     ids, out = ffi.new("uint32_t[]", counted), ffi.new("struct prog_info *")
     out.map_count, out.maps = counted, int(ffi.cast("uintptr_t", ids))
@@ -209,36 +221,42 @@ def map_ids(prog_fd: int) -> set[int]:
 
 
 def link_create(prog_fd: int, target: int, attach: int, flags: int = 0) -> int:
-    """Attaches a program at a cgroup's descriptor or a device's index; the link's descriptor."""
+    """Attach a program at a cgroup's descriptor or a device's index.
+
+    Return the link's descriptor.
+    """
     attr = ffi.new("struct link_create *")
     attr.program, attr.target, attr.attach, attr.flags = prog_fd, target, attach, flags
     return bpf(_LINK_CREATE, "attaching", attr)
 
 
 def link_update(link_fd: int, prog_fd: int) -> None:
-    """Replaces the link's program atomically."""
+    """Replace the link's program atomically."""
     attr = ffi.new("struct link_update *", {"link": link_fd, "program": prog_fd})
     bpf(_LINK_UPDATE, "replacing a program", attr)
 
 
 def link_detach(link_fd: int) -> None:
-    """Detaches the link's program at once (5.9); unpinning does so some time later."""
+    """Detach the link's program at once (5.9); unpinning does so some time later."""
     attr = ffi.new("struct link_update *", {"link": link_fd})
     bpf(_LINK_DETACH, "detaching a program", attr)
 
 
 def query(target: int, attach: int, *, effective: bool = False) -> list[int]:
-    """The ids of the programs at a cgroup or device, in the order in which they run."""
+    """Return the ids of the programs at a cgroup or device, in the order in which they run."""
     return _query(target, attach, "ids", int(effective))
 
 
 def query_links(ifindex: int, attach: int) -> list[int]:
-    """The ids of the tcx links at a device (6.6), in their order; 0 for a program without one."""
+    """Return the ids of the tcx links at a device (6.6), in order.
+
+    A program without a link has the id 0.
+    """
     return _query(ifindex, attach, "links", 0)
 
 
 def _query(target: int, attach: int, what: str, flags: int) -> list[int]:
-    """Kernels that do not know ``links`` reject a struct that has it."""
+    """Query one list: kernels without ``links`` reject a struct that contains it."""
     found, ids = ffi.new("uint32_t[64]"), ffi.new("uint32_t[64]")
     attr = ffi.new("struct query *")
     attr.target, attr.attach, attr.flags, attr.count = target, attach, flags, 64
@@ -249,12 +267,12 @@ def _query(target: int, attach: int, what: str, flags: int) -> list[int]:
 
 
 def prog_by_id(prog_id: int) -> int:
-    """A program's descriptor."""
+    """Return a program's descriptor."""
     attr = ffi.new("struct by_id *", {"id": prog_id})
     return bpf(_PROG_BY_ID, f"opening program {prog_id}", attr)
 
 
 def enable_stats() -> int:
-    """Makes the kernel measure every run of a program while the descriptor is open (5.8)."""
+    """Make the kernel measure every run of a program while the descriptor is open (5.8)."""
     attr = ffi.new("struct by_id *")
     return bpf(_ENABLE_STATS, "enabling run-time statistics", attr)

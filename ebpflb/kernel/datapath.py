@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node's maps and programs, as the agent uses them.
 
-How an agent uses it:
+The order in which an agent uses it:
 
 Datapath          opens the maps in the state directory, or creates them
 load              compiles the programs, or takes them from the cache, and loads them
 attach            attaches the programs in place of the old ones
-exchange          attaches programs of another variant, and the usual ones again
-attach_devices    attaches them to new devices, and detaches them from others
-faults            what is not attached or pinned any more
-restore           puts that back
+exchange          attaches programs of another variant, or the usual ones again
+attach_devices    attaches programs to new devices, and detaches them from others
+faults            lists attachments and pins that are missing or changed
+restore           puts them back
 
-map_writer has what it does with the maps.
+map_writer has the operations on the maps.
 """
 
 import resource
@@ -37,29 +37,29 @@ from ebpflb.model.drift import Drift
 from ebpflb.plan.map_contents import MapContents
 
 SOCKET_SOURCE, PACKET_SOURCE = "hooks/socket.c", "hooks/packet.c"
-# By whether packets have a link header; without one they begin with the IP header.
+# By whether packets have a link header; packets without one begin with the IP header.
 _VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
 _ATTACHING = frozenset({"attaching"})
 
 
 def socket_flags() -> tuple[str, ...]:
-    """The compiler's flags for the socket hooks on this kernel."""
+    """Return the compiler's flags for the socket hooks on this kernel."""
     return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
 
 
 def guard_flags() -> tuple[str, ...]:
-    """Those of the bind guard alone, which needs an errno first."""
+    """Return the additional flags of the bind guard, which must be able to set an errno."""
     return ("-DHAVE_KERNEL_READ",) if probe.set_retval() and probe.kernel_read() else ()
 
 
 def packet_flags(*, fast_forward: bool = False) -> tuple[str, ...]:
-    """The compiler's flags for the packet hooks on this kernel."""
+    """Return the compiler's flags for the packet hooks on this kernel."""
     clock = ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
     return (*clock, "-DFAST_FORWARD") if fast_forward else clock
 
 
 class Bytecode(NamedTuple):
-    """Of the programs for sockets, and of those for packets with and without a link header."""
+    """The socket programs, and the packet programs with and without a link header."""
 
     sockets: compiler.Compiled
     packets: dict[bool, compiler.Compiled]
@@ -75,9 +75,10 @@ class Datapath(MapWriter):
         *,
         fast_forward: bool = False,
     ) -> None:
-        """``specs``: other maps. Raises NodeError or KernelError if they cannot be opened.
+        """Open the maps. Raises NodeError or KernelError if they cannot be opened.
 
-        ``fast_forward``: established flows pass no stack.
+        ``specs``: maps to open instead of the usual ones. ``fast_forward``: established flows
+        bypass the network stack.
         """
         with suppress(ValueError, OSError):  # before 5.11; not allowed in a container
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
@@ -92,41 +93,41 @@ class Datapath(MapWriter):
         self._compiled_packets: dict[bool, compiler.Compiled] = {}
         self.packet_programs: dict[bool, list[Program]] = {}
         self.fast_forward = fast_forward
-        self.others: ProgramSet | None = None  # in the place of the usual ones
+        self.others: ProgramSet | None = None  # in force instead of the usual ones
         self.held = HeldLinks()
         self.held.hold((*state.links(), *state.devices_directory.iterdir()))  # an earlier agent's
         self.devices = DevicePrograms(state, self._load_packet_programs, self.held)
-        # Until all devices have programs packets open no flows: replies to a flow may come in at
-        # one device that has none yet, and leave by another (see SETTING_ATTACHING).
+        # Until all devices have programs, packets open no flows: replies to a flow may come in at a
+        # device that has no program yet, and leave by another (see SETTING_ATTACHING).
         unfinished = self._settings().flags >= _ATTACHING
         self._flags = _ATTACHING if unfinished or not cgroup_links.attached(state) else NO_FLAGS
 
     def close(self) -> None:
-        """Closes all descriptors; pinned maps and links keep serving."""
+        """Close all descriptors; pinned maps and links keep serving."""
         self.held.close()
         self._close_programs()
         for opened in self.maps.values():
             opened.close()
 
     def read_contents(self) -> MapContents:
-        """As the maps have it, and what programs of another layout choose."""
+        """Return the content of the maps, and the backends chosen by programs of another layout."""
         contents = super().read_contents()
         if self.state.old_layouts():
             contents.former_translations = self.netfilter.former()
         return contents
 
     def load(self, cache: Path) -> bool:
-        """Loads the programs; returns whether they had to be compiled.
+        """Load the programs; return whether they had to be compiled.
 
-        Those for packets without a link header are loaded once a device needs them: few nodes have
-        such a device, and the verifier takes as long for them as for the others.
+        Programs for packets without a link header are loaded only when a device needs them: few
+        nodes have such a device, and the verifier takes as long for them as for the others.
 
-        Raises CompileError, VerifierError, KernelError or NodeError; then those that were loaded
-        before are still there.
+        Raises CompileError, VerifierError, KernelError or NodeError; the programs loaded before
+        stay.
         """
         sockets, packets = self.compile(cache)
         self.host_netns = netns_cookie.netns_cookie(cache) or self._settings().host_netns
-        # First those that take longest.
+        # The slowest programs first.
         with_header, socket_programs = loader.load_all([packets[True], sockets], self.maps)
         self._close_programs()
         if self.others:
@@ -138,9 +139,9 @@ class Datapath(MapWriter):
         return not all(compiled.cached for compiled in (sockets, *packets.values()))
 
     def compile(self, cache: Path, *, more: tuple[str, ...] = ()) -> Bytecode:
-        """What ``load`` loads, which is in the cache then; or with ``more`` flags another variant.
+        """Return the bytecode for ``load``, which then finds it in the cache.
 
-        Safe in any thread. Raises CompileError.
+        ``more`` flags choose another variant. Safe in any thread. Raises CompileError.
         """
         flags = packet_flags(fast_forward=self.fast_forward and not more)
         of_sockets = (*socket_flags(), *guard_flags(), *more)
@@ -165,17 +166,17 @@ class Datapath(MapWriter):
 
     @property
     def programs(self) -> list[Program]:
-        """The programs that this agent has loaded; none if an earlier agent's keep serving."""
+        """The programs that this agent has loaded; empty while an earlier agent's keep serving."""
         if not self.socket_programs:
             return []
         own = [*self.socket_programs, *chain.from_iterable(self.packet_programs.values())]
         return own + self.others.programs if self.others else own
 
     def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
-        """Attaches the loaded programs, and unpins maps of other layouts; device -> error.
+        """Attach the loaded programs, and unpin maps of other layouts; return device -> error.
 
-        Raises KernelError if they cannot be attached to the cgroup, and NodeError where the state
-        directory, which somebody has removed since the maps were opened, cannot be made anew.
+        Raises KernelError if they cannot be attached to the cgroup, and NodeError if the state
+        directory was removed after the maps were opened and cannot be created again.
         """
         self.state.pin_again(self.maps)
         self._attach_sockets(cgroup)
@@ -186,11 +187,11 @@ class Datapath(MapWriter):
         return failed
 
     def exchange(self, others: ProgramSet | None, cgroup: Path, served: Devices) -> dict[str, str]:
-        """Attaches others in the place of those that are loaded, or these again; device -> error.
+        """Attach other programs instead of the loaded ones, or these again; return device -> error.
 
-        Each link's program is replaced atomically. Whatever is loaded meanwhile waits for its
-        turn. Raises KernelError or OSError: then the usual ones are in force, or the next
-        ``restore`` puts them in force, and the others are still open.
+        Each link's program is replaced atomically. The programs that are not attached stay loaded.
+        Raises KernelError or OSError: then the usual programs are in force, or the next ``restore``
+        puts them in force, and ``others`` is still open.
         """
         former, self.others = self.others, others
         self.devices.attached.clear()
@@ -212,13 +213,13 @@ class Datapath(MapWriter):
         return self.others.sockets if self.others else self.socket_programs
 
     def attach_devices(self, served: Devices) -> dict[str, str]:
-        """Attaches the programs to these devices and no others; device -> error."""
+        """Attach the programs to these devices and no others; return device -> error."""
         return self.devices.update(served)
 
     def faults(self, cgroup: Path, served: Devices) -> Iterator[Iterable[Drift]]:
-        """What is not attached or pinned as ``attach`` and ``attach_devices`` left it, bit by bit.
+        """Yield, in steps, attachments and pins that differ from ``attach`` and ``attach_devices``.
 
-        Raises KernelError, and OSError where there is no such cgroup.
+        Raises KernelError, and OSError if there is no such cgroup.
         """
         ours = {p.name: int(bpf.info(p.fd, "prog_info").id) for p in self._sockets_in_force}
         yield cgroup_links.faults(self.state, cgroup, ours or None, self.held)
@@ -226,10 +227,10 @@ class Datapath(MapWriter):
         yield from self.devices.faults(served)
 
     def restore(self, cgroup: Path, served: Devices) -> dict[str, str]:
-        """Pins and attaches again what others have removed or replaced; device -> error.
+        """Pin and attach again what others have removed or replaced; return device -> error.
 
-        Where no programs are loaded only the pins can be put back. Raises KernelError, and
-        NodeError where the state directory cannot be made anew.
+        If no programs are loaded only the pins can be restored. Raises KernelError, and NodeError
+        if the state directory cannot be created again.
         """
         self.state.restore_pins(self.maps)
         self.held.restore()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """C declarations -> cffi's types.
 
-To parse the declarations takes 60 ms, at each start of the agent and of every command. So an
-installation brings cffi's tables along, beside the programs' bytecode: a Python file for each text
-of declarations, named by its hash. Where the file is missing, the text is parsed.
+Parsing the declarations takes 60 ms at each start of the agent and of every command. So an
+installation contains cffi's tables beside the programs' bytecode: a Python file for each text of
+declarations, named by the text's hash. If the file is missing, the text is parsed.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ import _cffi_backend
 from ebpflb import files
 
 _CHECKOUT = Path(__file__).parents[2] / "bpf"
-# Beside the package in a checkout, else where setup.cfg's data_files put it.
+# Beside the package in a checkout, else where setup.cfg's data_files puts it.
 SOURCES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share/ebpflb/bpf"
 BROUGHT = SOURCES.with_name("bytecode")
 SUFFIX = ".py"
 
 
 def types(text: str, brought: Path = BROUGHT) -> Any:
-    """cffi's FFI, with the types and functions that the text declares."""
+    """Return cffi's FFI, with the types and functions that the text declares."""
     tables = _file(text, brought)
     code = tables.read_text() if tables.exists() else _parsed(text)
     names: dict[str, Any] = {}
@@ -45,8 +45,8 @@ def _file(text: str, folder: Path) -> Path:
 
 
 def _parsed(text: str) -> str:
-    """A Python module with ``ffi``."""
-    from cffi import FFI, recompiler  # its parser takes 20 ms to import
+    """Return a Python module with ``ffi``."""
+    from cffi import FFI, recompiler  # cffi's parser takes 20 ms to import
 
     parser, written = FFI(), io.StringIO()
     parser.cdef(text)

@@ -11,12 +11,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(kind: int) -> None:
-    """unshare(2): from now on this thread has a new namespace of this kind."""
+    """unshare(2): move this thread into a new namespace of this kind."""
     _check(_libc.unshare(kind))
 
 
 def setns(namespace: int, kind: int) -> None:
-    """setns(2): from now on this thread is in the namespace, which is an open file."""
+    """setns(2): move this thread into the namespace, which is an open file."""
     _check(_libc.setns(namespace, kind))
 
 

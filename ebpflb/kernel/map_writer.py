@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent does with its maps.
+"""The agent's operations on its maps.
 
-read_contents     what is in the maps, for the planner
+read_contents     returns the content of the maps, for the planner
 apply             writes a plan to the maps, in its order: so EndpointSlices become slots
 write_map         makes a small map equal to a mapping
 write_settings    writes the map of settings
-restore_secret    writes again the secret that draws of packets mix in
+restore_secret    writes again the secret of the packets' random choices
 """
 
 import secrets
@@ -29,11 +29,11 @@ from ebpflb.plan.planner import TRANSLATIONS, Plan
 
 _REMOVED = "removed_"
 NO_FLAGS = frozenset[str]()
-_MOST_MOVES, _WRITES = 2**32 - 1, 2**64  # as many as the counts' fields hold
+_MOST_MOVES, _WRITES = 2**32 - 1, 2**64  # the largest values of the counters
 
 
 def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
-    """How much the maps of these sizes hold."""
+    """Return the capacity of maps of these sizes."""
     return Capacity(
         services=specs["services"].entries,
         slots=specs["slots"].entries,
@@ -45,7 +45,7 @@ def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
 
 
 def capacity_of(maps: Mapping[str, Map]) -> Capacity:
-    """How much these maps hold; of those of the past some are missing."""
+    """Return the capacity of these maps; maps of the past may be incomplete."""
     return capacity(map_sizes.LARGEST | {name: opened.spec for name, opened in maps.items()})
 
 
@@ -53,14 +53,14 @@ CAPACITY = capacity(layout.MAPS)  # of maps with the usual sizes
 
 
 class Difference(NamedTuple):
-    """Pairs to be written, and keys to be deleted."""
+    """Pairs to write, and keys to delete."""
 
     new: list[tuple[Any, Any]]
     removed: list[Any]
 
 
 class Translations(TypingProtocol):
-    """Where the translations of plans are written (agent.netfilter_sync)."""
+    """The writer of a plan's translations (agent.netfilter_sync)."""
 
     def write(self, plan: Plan) -> None: ...
 
@@ -68,18 +68,18 @@ class Translations(TypingProtocol):
 
 
 class NoTranslations:
-    """Where nothing needs them."""
+    """Used if no engine needs translations."""
 
     def write(self, plan: Plan) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
     def former(self) -> list[Translation]:
-        """There are none."""
+        """Return no translations."""
         return []
 
 
 class MapWriter:
-    """The open maps; ``host_netns``: the cookie of the node's network namespace, 0 if unknown."""
+    """The open maps; ``host_netns`` is the cookie of the node's network namespace, 0 if unknown."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self.maps = maps
@@ -89,12 +89,13 @@ class MapWriter:
         no_frontends = maps["no_frontends"]
         assert isinstance(no_frontends, MappedArray)
         self.no_frontends = NoFrontends(no_frontends)
-        self._flags: Flags = NO_FLAGS  # added to those that a caller writes
-        self._last_settings: Settings | None = None  # that were read or written
+        self._flags: Flags = NO_FLAGS  # added to the flags that a caller writes
+        self._last_settings: Settings | None = None  # the settings last read or written
 
     def read_contents(self) -> MapContents:
-        """The content of the maps, which an earlier agent may have written. What none can have
-        written is removed.
+        """Return the content of the maps, which an earlier agent may have written.
+
+        Entries that no agent can have written are removed.
         """
         contents = sound_contents.SoundContents(self.maps, self.capacity, repair=True).read_back()
         self.no_frontends.load(contents.frontends())
@@ -102,12 +103,12 @@ class MapWriter:
         return contents
 
     def service_ranges(self) -> list[Network]:
-        """Those in the map, which an earlier agent may have written."""
+        """Return the ranges in the map, which an earlier agent may have written."""
         found = (network_of(key) for key, _ in self.maps["service_ranges"].items())
         return [network for network in found if network is not None]
 
     def apply(self, plan: Plan) -> None:
-        """Writes the plan. Raises KernelError after some of the writes, which is a safe state."""
+        """Write the plan. Raises KernelError after some of the writes, which is a safe state."""
         with self._writing(frontends_move=self._moves_frontends(plan)):
             self.netfilter.write(plan)
             reused = self._reused_ids(plan)
@@ -137,23 +138,25 @@ class MapWriter:
             choices.write_run(table.first, table.places)
 
     def _moves_frontends(self, plan: Plan) -> bool:
-        """Whether UDP frontends get another service than they have, or one where they have none."""
+        """Whether UDP frontends get another service, or their first one."""
         former = self.maps["services"].get
         udp = ((f, new.id) for f, new in plan.services if f.protocol == Protocol.UDP)
         return any(not (old := former(f)) or old.id != id for f, id in udp)
 
     def _reused_ids(self, plan: Plan) -> list[int]:
-        """Ids of removed backends that new backends get. Before that, their counters show whether
-        sockets still use them.
+        """Return ids of removed backends that new backends get.
+
+        Until then their counters show whether sockets still use them.
         """
         slots = self.maps["backend_slots"]
         return [id for id, _ in plan.backend_names if slots.get(id) == NO_SLOT]
 
     def _begin_generation(self, ids: Iterable[int]) -> None:
-        """Nothing of what these backends still have counts for the next ones with their ids.
+        """Begin a generation, so that old connections do not count for new backends with these ids.
 
-        Once when a backend is removed: when its id is used again, after the quarantine, no program
-        has read the old generation any more. And once then, for what began to be counted late.
+        A generation begins when a backend is removed: when its id is used again, after the
+        quarantine, no program has read the old generation any more. It begins again when the id is
+        reused, because of connections that were counted late.
         """
         loads = self.maps["backend_loads"]
         for id in ids:
@@ -162,27 +165,30 @@ class MapWriter:
             loads.write([(id, former._replace(open=0, generation=generation))])
 
     def _draw_secret(self) -> None:
-        """Only once: packets of one flow must agree, whichever agent or version runs."""
+        """Draw the secret, only once.
+
+        Packets of one flow must get the same choice, whichever agent or version runs.
+        """
         if not self.maps["secret"].get(0):
             self.maps["secret"].write([(0, secrets.randbits(64) | 1)])
         self._secret = self.maps["secret"].get(0)
 
     def secret_differs(self) -> bool:
-        """Whether it is no longer the one that was there when the maps were opened."""
+        """Whether the secret has changed since the maps were opened."""
         return bool(self.maps["secret"].get(0) != self._secret)
 
     def restore_secret(self) -> None:
-        """Writes that one."""
+        """Write the secret that was there when the maps were opened."""
         self.maps["secret"].write([(0, self._secret)])
 
     def map_difference(self, name: str, wanted: Mapping[Any, Any]) -> Difference:
-        """What has to be written to make a map equal to ``wanted``."""
+        """Return the writes that make a map equal to ``wanted``."""
         former = dict(self.maps[name].items())
         new = [(key, value) for key, value in wanted.items() if former.get(key) != value]
         return Difference(new, [key for key in former if key not in wanted])
 
     def write_map(self, name: str, wanted: Mapping[Any, Any]) -> None:
-        """Makes a map equal to ``wanted``, and writes only what differs."""
+        """Make a map equal to ``wanted``; only differences are written."""
         sound_contents.sound_items(self.maps[name])
         new, removed = self.map_difference(name, wanted)
         if new or removed:
@@ -191,14 +197,14 @@ class MapWriter:
                 self.maps[name].delete(removed)
 
     def settings_difference(self, values: Mapping[str, Any]) -> list[str]:
-        """The fields that ``write_settings`` would change, "writes" where it is odd."""
+        """Return the fields that ``write_settings`` would change, and "writes" if it is odd."""
         self._last_settings = None
         found, wanted = self._settings(), self._wanted_settings(values)
         fields = [name for name in found._fields if getattr(found, name) != getattr(wanted, name)]
         return [*fields, *(["writes"] if found.writes % 2 else [])]
 
     def write_settings(self, values: Mapping[str, Any]) -> None:
-        """Writes these fields of the settings and the node's netns cookie, if they differ."""
+        """Write these fields of the settings and the node's netns cookie, if they differ."""
         settings = self._wanted_settings(values)
         unfinished = bool(settings.writes % 2)
         self._write_settings(_written(settings, frontends_move=unfinished))
@@ -213,8 +219,9 @@ class MapWriter:
         return opened
 
     def _settings(self) -> Settings:
-        """Read once: the agent alone writes them, twice for each plan. Whether another program
-        has written them too, ``settings_difference`` tells.
+        """Return the settings, read once: the agent alone writes them, twice for each plan.
+
+        ``settings_difference`` detects writes of other programs.
         """
         if self._last_settings is None:
             self._last_settings = self.maps["settings"].get(0)
@@ -222,14 +229,16 @@ class MapWriter:
 
     def _write_settings(self, settings: Settings) -> None:
         if settings != self._settings():
-            self._last_settings = None  # unknown, if the write fails
+            self._last_settings = None  # unknown if the write fails
             self.maps["settings"].write([(0, settings)])
             self._last_settings = settings
 
     @contextmanager
     def _writing(self, *, frontends_move: bool = False) -> Iterator[None]:
-        """Makes the count of writes odd meanwhile: a reader that sees it odd or changed has read a
-        mixture of two states. After an error it stays odd on purpose: the maps hold such a mixture.
+        """Make the count of writes odd during the writes.
+
+        A reader that sees an odd or changed count has read a mixture of two states. After an error
+        the count stays odd on purpose: the maps hold such a mixture.
         """
         settings = self._settings()
         begun = settings._replace(writes=settings.writes + 1 - settings.writes % 2)
@@ -240,7 +249,7 @@ class MapWriter:
 
 
 def _written(settings: Settings, *, frontends_move: bool) -> Settings:
-    """The settings after a write. One that was left unfinished may have moved frontends too."""
+    """Return the settings after a write; an unfinished write may have moved frontends too."""
     moves = settings.frontend_moves
     return settings._replace(
         writes=(settings.writes + settings.writes % 2) % _WRITES,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The monitoring variant of the programs: the node's maps, and three of its own."""
+"""The monitoring variant of the programs: it uses the node's maps, and three of its own."""
 
 import hashlib
 import logging
@@ -18,29 +18,30 @@ from ebpflb.kernel.maps.records import RECORDS, Monitor, MonitorEvent
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import ProgramSet, read_members
 
-# What an agent and ``ebpflb monitor`` say to each other before events flow, and their frames.
+# The messages of an agent and ``ebpflb monitor`` before events flow, and the frames of events.
 
 FRAME = struct.Struct("=QI")
 
 
 class MonitorQuestion(msgspec.Struct):
-    """``format`` is ``format_hash()``; ``verdicts`` has a bit for each that is wanted."""
+    """``format`` is ``format_hash()``; ``verdicts`` has a bit for each wanted verdict."""
 
     format: str
     verdicts: int
 
 
 class MonitorAnswer(msgspec.Struct):
-    """Why it cannot be; nothing if it can."""
+    """``error`` says why monitoring is impossible; "" if it is possible."""
 
     error: str = ""
 
 
-# A ring buffer of the kernel's (Documentation/bpf/ringbuf.rst) whose records have one size.
+# A ring buffer of the kernel (Documentation/bpf/ringbuf.rst) whose records have one size.
 #
-# Pages of its descriptor: where the reader is, where the writers are, then the data, twice, so that
-# what goes round its end lies in one piece too. A record has a header of eight bytes, whose first
-# word is its length, with a bit while it is being written.
+# The pages of its descriptor are: the reader's position, the writers' position, then the data
+# twice, so that a record that wraps around the end is contiguous too. A record has a header of
+# eight bytes, whose first word is its length, with a bit that is set while the record is being
+# written.
 
 HEADER = 8
 _BUSY = 1 << 31  # BPF_RINGBUF_BUSY_BIT
@@ -49,10 +50,10 @@ _POSITION = struct.Struct("=Q")
 
 
 class Ring:
-    """To be read by one thread."""
+    """A reader, for one thread."""
 
     def __init__(self, opened: Map, record: int) -> None:
-        """``record`` is the size of one, in bytes. Raises OSError."""
+        """``record`` is the size of a record in bytes. Raises OSError."""
         self.stride = HEADER + -(-record // 8) * 8
         self._size = opened.spec.entries
         self._reader = mmap.mmap(opened.fd, mmap.PAGESIZE)
@@ -63,9 +64,9 @@ class Ring:
         self._words = memoryview(self._data).cast("I")
 
     def take(self) -> bytes:
-        """All records that are whole, in their order, each with its header.
+        """Return all complete records in order, each with its header.
 
-        The headers are read before the records that they are of.
+        The headers are read before their records.
         """
         begin = _POSITION.unpack_from(self._reader)[0]
         end = _POSITION.unpack_from(self._data)[0]
@@ -85,34 +86,34 @@ class Ring:
                 each.close()
 
 
-# Which decisions can be asked for, and their events as values (bpf/record/events.h).
+# Which decisions can be monitored, and their events as values (bpf/record/events.h).
 
 EVENT_RECORD = RECORDS["struct event"]
 SIZE = EVENT_RECORD.struct.size
 STRIDE = HEADER + SIZE
 HOOKS = layout.names("event_hook", "EVENT_")
 FLOW_KINDS = layout.names("flow_kind", "FLOW_")
-# Counted on the way to a verdict, and no decision of its own; and how many there are.
+# Words that are counted but are no decision: an intermediate result, and the end of the enum.
 _NO_DECISIONS = {"retried", "s"}
 DECISIONS = {word: number for number, word in layout.VERDICTS.items() if word not in _NO_DECISIONS}
-# Of every packet: shown if they are asked for by name.
+# Decisions for every packet: shown only on request.
 FREQUENT = frozenset({"passed", "established", "reply_translated"})
 USUAL = frozenset(DECISIONS) - FREQUENT
 
 
 def format_hash() -> str:
-    """Names how events are laid out: an agent and a command of two versions may differ."""
+    """Return the name of the events' layout: agent and command may have different versions."""
     text = (layout.SOURCES / "record/events.h").read_text()
     return hashlib.sha256(f"{layout.layout_hash()} {text}".encode()).hexdigest()[:12]
 
 
 def decision_mask(verdicts: Iterable[str]) -> int:
-    """A bit for each; raises KeyError for what is no decision."""
+    """Return a bit mask; raises KeyError for an unknown decision."""
     return sum(1 << DECISIONS[word] for word in verdicts)
 
 
 def unpack_decision(records: bytes) -> Iterator[MonitorEvent]:
-    """The events of ``Ring.take``."""
+    """Yield the events in the result of ``Ring.take``."""
     for at in range(0, len(records), STRIDE):
         yield EVENT_RECORD.unpack(records[at + HEADER : at + STRIDE])
 
@@ -123,12 +124,13 @@ _TASK, _BTF = "task_struct", Path("/sys/kernel/btf/vmlinux")
 
 
 class Variant:
-    """Loaded and not attached; ``ring`` is where its events come out."""
+    """The loaded programs, not attached yet; ``ring`` delivers their events."""
 
     def __init__(self, datapath: Datapath, cache: Path) -> None:
-        """Safe in any thread. Raises CompileError, VerifierError, KernelError, NodeError, OSError.
+        """Load the programs. Safe in any thread.
 
-        The programs for packets without a link header are loaded where the others' are.
+        The programs for packets without a link header are loaded if the usual ones are. Raises
+        CompileError, VerifierError, KernelError, NodeError or OSError.
         """
         bare = False in datapath.packet_programs
         compiled = datapath.compile(cache, more=(precompile.MONITOR,))
@@ -149,21 +151,24 @@ class Variant:
             self._opened = opened.pop_all()
 
     def ask(self, verdicts: int) -> None:
-        """Only these are told, a bit for each. Raises KernelError."""
+        """Select the reported verdicts, by a bit for each. Raises KernelError."""
         self._maps["monitor"].write([(0, Monitor(verdicts, *self._offsets))])
 
     def lost(self) -> int:
-        """How many events were lost because the ring buffer was full."""
+        """Return the number of events lost because the ring buffer was full."""
         (count,) = self._maps["events_lost"].get(0)
         return int(count)
 
     def close(self) -> None:
-        """All but the programs, which their owner closes."""
+        """Close everything except the programs, which their owner closes."""
         self._opened.close()
 
 
 def _task_offsets() -> tuple[int, int]:
-    """Where a task has its process's number and name; zeros where the kernel does not tell."""
+    """Return the offsets of process number and name in a task.
+
+    Zeros if the kernel's BTF lacks them.
+    """
     try:
         task = read_members(_BTF.read_bytes(), _TASK)
         return task["tgid"], task["comm"]

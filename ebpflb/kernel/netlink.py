@@ -6,14 +6,14 @@ import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Union
 
-# What the kernel tells on a netlink socket that has joined a group.
+# Notifications on a netlink socket that has joined a group.
 
-_HEADER = struct.Struct("=IH")  # the begin of struct nlmsghdr: length and type
+_HEADER = struct.Struct("=IH")  # the beginning of struct nlmsghdr: length and type
 _BUFFER_SIZE = 1 << 16
 
 
 def tells_of(news: socket.socket, kinds: Collection[int]) -> bool:
-    """Whether a message of these types has come, or messages were lost (ENOBUFS); waits for one."""
+    """Wait; return whether a message of these types came, or messages were lost (ENOBUFS)."""
     try:
         data = news.recv(_BUFFER_SIZE)
     except OSError:
@@ -32,7 +32,7 @@ _TYPE = 0x3FFF  # NLA_TYPE_MASK
 
 
 def attributes(data: bytes, at: int = 0, end: int | None = None) -> dict[int, bytes]:
-    """Kind -> content, of those that begin and end in some data."""
+    """Return kind -> content of the attributes in a range of the data."""
     found, end = {}, len(data) if end is None else end
     while at < end:
         length, kind = ATTRIBUTE.unpack_from(data, at)
@@ -42,13 +42,13 @@ def attributes(data: bytes, at: int = 0, end: int | None = None) -> dict[int, by
 
 
 def attribute(kind: int, content: bytes) -> bytes:
-    """One as it is sent."""
+    """Return an attribute in the format that is sent."""
     length = ATTRIBUTE.size + len(content)
     return (ATTRIBUTE.pack(length, kind) + content).ljust(aligned(length), b"\0")
 
 
 def nested(kind: int, *contents: bytes) -> bytes:
-    """An attribute of attributes."""
+    """Return an attribute that contains attributes."""
     return attribute(kind | NESTED, b"".join(contents))
 
 
@@ -65,12 +65,12 @@ def to_text(content: str) -> bytes:
 
 
 def to_number(content: int) -> bytes:
-    """In network order, as nf_tables has numbers."""
+    """Return a number in network order, as in nf_tables."""
     return struct.pack(">I", content & 0xFFFFFFFF)
 
 
 def list_items(data: bytes) -> Iterator[bytes]:
-    """The contents of a list's attributes, which are all of one kind."""
+    """Yield the contents of a list's attributes, which are all of one kind."""
     at = 0
     while at < len(data):
         length, _ = ATTRIBUTE.unpack_from(data, at)
@@ -79,11 +79,11 @@ def list_items(data: bytes) -> Iterator[bytes]:
 
 
 def aligned(length: int) -> int:
-    """Where the next one begins."""
+    """Return where the next attribute begins."""
     return (length + 3) & ~3
 
 
-# Nested netlink attributes as data: to be sent, and to be compared with what the kernel has.
+# Nested netlink attributes as data: for sending, and for comparing with the kernel's.
 
 Tree = Mapping[int, Union[bytes, "Tree", Sequence["Tree"]]]
 """Kind -> content. A list has attributes of kind 1 (NFTA_LIST_ELEM)."""
@@ -92,7 +92,7 @@ _LIST_ITEM = 1
 
 
 def encode(tree: Tree) -> bytes:
-    """The attributes in the order of the tree."""
+    """Return the attributes in the order of the tree."""
     return b"".join(_encode_one(kind, content) for kind, content in tree.items())
 
 
@@ -108,7 +108,7 @@ def has_attributes(data: bytes, tree: Tree) -> bool:
     """Whether all attributes of the tree are in the data; the data may have more.
 
     Within a nested attribute all others must be 0: newer kernels send more attributes. An empty
-    tree stands for any content. The kernel leaves out some attributes that are 0.
+    tree matches any content. The kernel leaves out some attributes that are 0.
     """
     existing = attributes(data)
     return all(_equals(existing.get(kind), content) for kind, content in tree.items())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which features this kernel has, found by trying them and not from its version.
 
-Nothing that others use is changed: programs and maps are not pinned, and filters are attached to
-the loopback device of a new network namespace. For tcx see attach/tcx.py.
+Nothing that other programs use is changed: programs and maps are not pinned, and filters are
+attached to the loopback device of a new network namespace. For tcx see attach/tcx.py.
 """
 
 import errno
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 _SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP, _READ_KERNEL = 187, 160, 69, 113
 _ROUTE_SOURCE = 16  # a flag of bpf_fib_lookup
 _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
-_FRAME, _BYTES = 10, 64  # the register with the end of the stack; bytes used of the stack
+_FRAME, _BYTES = 10, 64  # the register with the end of the stack; used bytes of the stack
 _CONTEXT, _STACK = "context", "stack"
 
 # The helpers that hooks/packet.c calls, except those of maps: number, then arguments.
@@ -58,7 +58,7 @@ def _allow(*before: bytes) -> bytes:
 
 
 def _argument(register: int, value: int | str) -> bytes:
-    """The context needs no instruction: it already is in the first register."""
+    """Load an argument; the context needs no instruction: it already is in the first register."""
     if value == _STACK:
         copied = _instruction(_COPY, register | _FRAME << 4)
         return copied + _instruction(_ADD, register, -_BYTES)
@@ -66,7 +66,7 @@ def _argument(register: int, value: int | str) -> bytes:
 
 
 def _calling(helper: int | str, *arguments: int | str) -> bytes:
-    """A program that calls a helper, on a stack of zeros."""
+    """Return a program that calls a helper, on a stack of zeros."""
     zeros = [_instruction(_STORE, _FRAME, offset=-at) for at in range(8, _BYTES + 8, 8)]
     loads = [_argument(register, value) for register, value in enumerate(arguments, start=1)]
     return _allow(*zeros, *loads, _instruction(_CALL, number=int(helper)))
@@ -110,7 +110,7 @@ def coarse_clock() -> bool:
 def route_source() -> bool:
     """Whether a program at a device may ask for the source that a route would choose (6.7).
 
-    The kernel checks the flag before the address family, of which there is none.
+    The kernel checks the flag before the address family, which is invalid here.
     """
     zeros = [_instruction(_STORE, _FRAME, offset=-at) for at in range(8, _BYTES + 8, 8)]
     call: tuple[int | str, ...] = (_CONTEXT, _STACK, _BYTES, _ROUTE_SOURCE)
@@ -127,7 +127,7 @@ def route_source() -> bool:
 
 
 def packet_helpers() -> dict[str, bool]:
-    """Whether a program at a device may call each of the helpers that ours call."""
+    """Return for each helper that our packet programs call whether the kernel allows it."""
     (hook,) = set(PACKET_SECTIONS.values())
     return {name: _loads(hook, _calling(*call)) for name, call in PACKET_HELPERS.items()}
 
@@ -135,7 +135,7 @@ def packet_helpers() -> dict[str, bool]:
 def clsact_filters() -> bool:
     """Whether programs can be attached to devices as clsact filters.
 
-    Raises OSError if that cannot be tried, KernelError if there are no such programs.
+    Raises OSError if this cannot be tried, KernelError if there are no such programs.
     """
     program = _load(PACKET_SECTIONS["tc/ingress"], _allow())
     try:
@@ -145,7 +145,7 @@ def clsact_filters() -> bool:
 
 
 def _filters(program: int) -> bool:
-    """Attaches to device 1, which is loopback in a new namespace."""
+    """Attach to device 1, which is loopback in a new namespace."""
     how = {"fd": program, "name": "probe", "classid": 1, "direct_action": True}
     try:
         with IPRoute() as route:
@@ -158,7 +158,7 @@ def _filters(program: int) -> bool:
 
 
 def in_new_namespace(question: Callable[[], _T]) -> _T:
-    """Calls it in a thread with a network namespace of its own, which ends with the thread."""
+    """Call the function in a thread with a network namespace that ends with the thread."""
 
     def ask() -> _T:
         try:
@@ -172,12 +172,12 @@ def in_new_namespace(question: Callable[[], _T]) -> _T:
 
 
 def map_works() -> None:
-    """Raises KernelError if bpf(2) cannot create any map."""
+    """Create a map. Raises KernelError if bpf(2) cannot create any map."""
     os.close(bpf_map.create_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
 
 
 def _small_maps() -> Iterator[MapSpec]:
-    """One for each kind of map that maps.h has, for each set of flags, and with a lock."""
+    """Yield one map for each kind and set of flags in maps.h, and one with a lock."""
     kinds = {
         (bpf_map.kernel_kind(spec), spec.flags, spec.value == bpf_map.LOCKED): spec
         for spec in layout.MAPS.values()
@@ -186,7 +186,7 @@ def _small_maps() -> Iterator[MapSpec]:
 
 
 def unmade_maps() -> list[str]:
-    """The types of maps, with their flags, that the kernel cannot create."""
+    """Return the types of maps, with their flags, that the kernel cannot create."""
     found = []
     for spec in _small_maps():
         try:
@@ -197,7 +197,7 @@ def unmade_maps() -> list[str]:
 
 
 def batches() -> dict[str, bool]:
-    """Which types of maps have batches (hashes 5.6, tries 5.13, per-CPU arrays 5.13)."""
+    """Return which types of maps have batches (hashes 5.6, tries 5.13, per-CPU arrays 5.13)."""
     return {spec.kind: _batch(spec) for spec in _small_maps()}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the recording variant of the programs with private maps, and asks it."""
+"""Load the recording variant of the programs with private maps, and ask it."""
 
 import os
 import struct
@@ -21,28 +21,29 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import Ends
 
-# Packets to be asked about: the first of a connection, and its reply. Their checksums are made up,
-# for programs update them by the difference.
+# Packets for questions: the first of a connection, and its reply.
+#
+# Their checksums are arbitrary, because programs update them by the difference.
 
 _LINK, _IPV6, _IPV4 = 14, 0x86DD, 0x0800
 _SUM, _HOPS = 0x1234, 64
 _SYN, _ACK = 0x02, 0x10
 _INIT, _INIT_ACK = 1, 2  # SCTP's chunks
-_MACS = bytes.fromhex("ffffffffffff020000000002")  # to all: to another host's it would be foreign
+_MACS = bytes.fromhex("ffffffffffff020000000002")  # broadcast: a packet for this host, too
 
 
 def request_frame(ends: Ends, protocol: Protocol) -> bytes:
-    """The frame by which a connection or flow begins."""
+    """Return the frame that begins a connection or flow."""
     return _framed(ends, protocol, _transport(ends, protocol, _SYN, _INIT))
 
 
 def reply_frame(ends: Ends, protocol: Protocol) -> bytes:
-    """The frame that answers one, with these ends."""
+    """Return the frame that answers a request, with these ends."""
     return _framed(ends, protocol, _transport(ends, protocol, _SYN | _ACK, _INIT_ACK))
 
 
 def ends_of(frame: bytes) -> Ends:
-    """Of a frame as made here, and as a program has rewritten it."""
+    """Return the ends of a frame made here, or of one that a program has rewritten."""
     is_v6 = frame[_LINK] >> 4 == 6
     size, at = (16, _LINK + 8) if is_v6 else (4, _LINK + 12)
     source, destination = frame[at : at + size], frame[at + size : at + 2 * size]
@@ -73,35 +74,35 @@ def _framed(ends: Ends, protocol: Protocol, transport: bytes) -> bytes:
     return _MACS + struct.pack("!H", kind) + header + source + destination + transport
 
 
-# The maps of a question: pinned ones, by their descriptors, where programs only read them, and
-# private copies where they write.
+# The maps for a question: pinned ones, by their descriptors, if programs only read them, and
+# private copies if they write them.
 #
-# Of large tables only the rows are copied that a question is about. Reading a row by bpf(2) does
-# not make an LRU take it for used.
+# From large tables only the rows that concern the question are copied. Reading a row by bpf(2) does
+# not count as a use for an LRU.
 
-# What the agent alone writes, and the counts of least-connections, which recording programs only
-# read. The first are not RDONLY_PROG: four are written through memory.
+# Maps that only the agent writes, and the counts of least-connections, which recording programs
+# only read. The former are not RDONLY_PROG, because four are written through memory.
 SHARED = {
     *("slots", "backend_slots", "choices", "backend_loads"),
     *("service_names", "backend_names", "sweeps"),
     *(name for name, spec in layout.MAPS.items() if "RDONLY_PROG" in spec.flags),
 }
-MOST_ROWS = 16_384  # of one table are copied
-_LRU_ENTRIES = 16_384  # entries: an LRU of few evicts while others are free on another CPU
-_PART = 65_536  # entries that are read at once
+MOST_ROWS = 16_384  # maximum copied rows of one table
+_LRU_ENTRIES = 16_384  # entries: a smaller LRU evicts while another CPU has free ones
+_PART = 65_536  # entries read at once
 
 Matches = Callable[[bytes, bytes], bool]
 
 
 class PrivateMaps:
-    """A node's maps, and private ones in place of those that programs write.
+    """A node's maps, and private ones instead of those that programs write.
 
-    ``pinned`` is every map as the node has it, to be read only, and closed by who opened it;
-    ``maps`` is what programs are loaded with.
+    ``pinned`` are the node's maps, opened for reading, and closed by their opener; ``maps`` are
+    those with which programs are loaded.
     """
 
     def __init__(self, pinned: Mapping[str, Map]) -> None:
-        """Raises KernelError."""
+        """Create the private maps. Raises KernelError."""
         self.pinned = pinned
         with ExitStack() as opened:
             made = {
@@ -129,22 +130,22 @@ class PrivateMaps:
         self._opened.close()
 
     def empty(self) -> None:
-        """Forgets what was copied, and what programs have written since."""
+        """Delete copied rows, and rows that programs have written since."""
         for private in self.maps.values():
             if private.spec.is_filled_by_programs:
                 for key, _ in list(private.packed_items()):
                     bpf.map_delete(private.fd, key)
 
     def copy_key(self, name: str, key: bytes) -> None:
-        """Copies one row of a table, if it is there."""
+        """Copy one row of a table, if it exists."""
         value = bpf.map_lookup(self.pinned[name].fd, key, layout.MAPS[name].value_size)
         if value is not None:
             bpf.map_update(self.maps[name].fd, key, value)
 
     def copy_rows(self, name: str, parts: Iterable[bytes], matches: Matches) -> bool:
-        """Copies the rows of a table in whose key or value one of ``parts`` occurs, and that match.
+        """Copy the matching rows of a table whose key or value contains one of ``parts``.
 
-        False if there are more than MOST_ROWS: then some are missing.
+        Returns False if there are more than MOST_ROWS: then some are missing.
         """
         wanted = [row for row in self._rows_with(name, tuple(parts)) if matches(*row)]
         for key, value in wanted[:MOST_ROWS]:
@@ -152,7 +153,10 @@ class PrivateMaps:
         return len(wanted) <= MOST_ROWS
 
     def _rows_with(self, name: str, parts: tuple[bytes, ...]) -> Iterator[tuple[bytes, bytes]]:
-        """A search in all bytes of many rows is fast, and most tables have none of the parts."""
+        """Yield candidate rows.
+
+        A search in all bytes of many rows is fast, and most tables contain none of the parts.
+        """
         found = self.pinned[name]
         key_size, value_size = found.spec.key_size, found.spec.value_size
         for keys, values in found.slices(_PART):
@@ -164,7 +168,7 @@ class PrivateMaps:
 
 
 def _create(usual: MapSpec) -> Map:
-    """Empty. Arrays of counters and of places need no entries: programs skip what is not there."""
+    """Create an empty map; arrays of counters and of places stay empty, as programs skip them."""
     entries = _LRU_ENTRIES if usual.is_filled_by_programs else 64
     spec = usual._replace(entries=min(usual.entries, entries))
     return bpf_map.open_map(spec, bpf_map.create_map(spec))
@@ -182,7 +186,7 @@ STEP_SOURCES = layout.names("step_source", "STEP_")
 
 
 class SocketQuestion(NamedTuple):
-    """What a socket wants: ``type`` as in socket(2); the cookies of it and of its namespace."""
+    """A socket's request: ``type`` as in socket(2); the cookies of the socket and its namespace."""
 
     frontend: Frontend
     type: int
@@ -192,7 +196,7 @@ class SocketQuestion(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step; ``kind`` by its name in C in lower case, which says what the others are."""
+    """One step; ``kind`` is its name in C in lower case, and defines the meaning of the others."""
 
     kind: str
     value: int
@@ -200,7 +204,7 @@ class Step(NamedTuple):
 
 
 def begin_steps(fd: int, question: SocketQuestion | None = None) -> None:
-    """Empties the map, on all CPUs, and asks."""
+    """Clear the map on all CPUs, and write the question."""
     steps = layout.ffi.new("struct steps *")
     if question is not None:
         steps.socket, steps.netns = question.socket, question.netns
@@ -214,7 +218,7 @@ def begin_steps(fd: int, question: SocketQuestion | None = None) -> None:
 
 
 def read_steps(fd: int) -> list[Step]:
-    """The steps of the last run, on whichever CPU it was."""
+    """Return the steps of the last run, on any CPU."""
     cpus = possible_cpus()
     packed = bpf.map_lookup(fd, _KEY, _STRIDE * cpus) or b""
     for cpu in range(cpus):
@@ -227,7 +231,7 @@ def read_steps(fd: int) -> list[Step]:
 
 
 def port_of(value: int) -> int:
-    """The port in a step's low 16 bits, where it is in network order."""
+    """Return the port in a step's low 16 bits, which are in network order."""
     return _swapped(value & 0xFFFF)
 
 
@@ -241,7 +245,7 @@ def _step(found: Any) -> Step:
     return Step(_KINDS[found.what], int(found.value), address)
 
 
-_EMPTY = bytes(64)  # the programs for sockets look at no packet
+_EMPTY = bytes(64)  # the programs for sockets read no packet
 ACTIONS = {loader.PASS: "pass", loader.DROP: "drop", loader.REDIRECT: "redirect"}
 
 
@@ -254,7 +258,7 @@ class Answer(StrEnum):
 
 
 class Handled(NamedTuple):
-    """What a program did with a packet: ``action`` is pass, drop or redirect."""
+    """What a program did with a packet; ``action`` is pass, drop or redirect."""
 
     action: str
     frame: bytes
@@ -263,13 +267,13 @@ class Handled(NamedTuple):
 
 
 class RecordingPrograms:
-    """The programs for sockets and for packets.
+    """The recording programs for sockets and for packets.
 
-    To be used in the node's network namespace, whose routes and devices the kernel takes.
+    They must be used in the node's network namespace, since the kernel uses its routes and devices.
     """
 
     def __init__(self, maps: PrivateMaps, cache: Path) -> None:
-        """Raises CompileError, VerifierError, KernelError or NodeError."""
+        """Load the programs. Raises CompileError, VerifierError, KernelError or NodeError."""
         self._steps = maps.maps["steps"].fd
         self.maps = maps
         with ExitStack() as opened:
@@ -293,7 +297,7 @@ class RecordingPrograms:
     def call(
         self, question: SocketQuestion, *, datagram: bool = False
     ) -> tuple[Answer, list[Step]]:
-        """What becomes of connect(), or of an unconnected socket's sendmsg()."""
+        """Return the result and the steps of connect(), or of an unconnected socket's sendmsg()."""
         begin_steps(self._steps, question)
         program = self._fds["explain_sendmsg" if datagram else "explain_connect"]
         ran = loader.run_program(program, _EMPTY)
@@ -302,11 +306,11 @@ class RecordingPrograms:
     def handle(
         self, hook: str, frame: bytes, *, ifindex: int, came_by: int = 0, mark: int = 0
     ) -> Handled:
-        """What becomes of a packet at "ingress" or "egress" of a device.
+        """Return the result for a packet at "ingress" or "egress" of a device.
 
-        ``came_by``: where a packet came in that is leaving; 0: the node itself sends it. Raises
-        KernelError: ENODEV where there is no such device, EINVAL where the kernel (before 5.15)
-        cannot be told ``came_by``.
+        ``came_by``: the ingress device of a packet that is leaving; 0: the node itself sends it.
+        Raises KernelError: ENODEV if there is no such device, EINVAL if the kernel (before 5.15)
+        does not support ``came_by``.
         """
         begin_steps(self._steps)
         ran = loader.run_program(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls side by side, on the cores that this process may use.
+"""Make calls in parallel, on the cores that this process may use.
 
 bpf(2) is called without Python's lock, and the kernel verifies several programs of a privileged
 process at a time, and allocates several maps.
@@ -12,14 +12,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_MOST_THREADS = 4  # the longest call takes as long as all the others in two or three
+_MOST_THREADS = 4  # the longest call takes as long as all others in two or three threads
 
 
 def side_by_side(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]) -> list[T]:
-    """What the calls return, in their order.
+    """Return the results of the calls, in order.
 
-    If one raises, those that have not begun are left out, what the others returned is passed to
-    ``discard``, and the first one's error is raised.
+    If a call raises, calls that have not begun are left out, the results of the others are passed
+    to ``discard``, and the first error is raised.
     """
     with ThreadPoolExecutor(min(_cores(), _MOST_THREADS), "side-by-side") as threads:
         futures = [threads.submit(call) for call in calls]

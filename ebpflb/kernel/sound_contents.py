@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps' content at start, without what no agent can have written.
+"""The maps' content at start, without entries that no agent can have written.
 
-Memory, another program or an operator may have damaged an entry. One with a number that is beyond
-its map would end the start, or have a program read what is not there. It is removed and named, and
-the first plan writes what is missing. A slot cannot be removed: its block counts as empty.
+Memory, another program or an operator may have damaged an entry. A number beyond the size of its
+map would end the start, or make a program read beyond the map. Such an entry is removed and logged,
+and the first plan writes the missing entries. A slot cannot be removed: its block counts as empty.
 """
 
 import logging
@@ -29,14 +29,14 @@ from ebpflb.plan.map_contents import MapContents, read_back
 
 log = logging.getLogger(__name__)
 
-_NO_BACKEND = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # of no service: their ids begin at 1
+_NO_BACKEND = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # of no service: ids begin at 1
 _NO_BLOCK = Range(0, 0)
 _PROTOCOLS, _FAMILIES = frozenset(Protocol), frozenset(Family)
 _SOURCE_RANGE_BITS = 32 + 32 + 128
 
 
 class SoundContents:
-    """What is in the maps that can be right. The rest is named, and removed if ``repair``."""
+    """The plausible content of the maps. Other entries are logged, and removed if ``repair``."""
 
     def __init__(self, maps: Mapping[str, Map], capacity: Capacity, *, repair: bool) -> None:
         self._maps, self._capacity, self._repair = maps, capacity, repair
@@ -64,7 +64,10 @@ class SoundContents:
         return found if found < self._capacity.slots else NO_SLOT
 
     def read_back(self) -> MapContents:
-        """For the planner. Slots are read in their order: so each part of them is mapped once."""
+        """Return the content for the planner.
+
+        Slots are read in order, so each part is mapped once.
+        """
         services, names = self.services(), self.service_names()
         blocks = {entry.id: entry.block for _, entry in services}
         return read_back(
@@ -78,7 +81,7 @@ class SoundContents:
         )
 
     def _backend_slots(self) -> list[int]:
-        """By id, as ``backend_slot``, but all at once."""
+        """Return the slots by id, like ``backend_slot``, but all at once."""
         found = self._maps["backend_slots"].get_range(0, self._capacity.backend_ids)
         return [each if each < self._capacity.slots else NO_SLOT for each in found]
 
@@ -112,8 +115,10 @@ def sound_items(
     *,
     repair: bool = True,
 ) -> list[tuple[Any, Any]]:
-    """A hash's entries. Those that are not sound are left out, and deleted if ``repair``; so are
-    those whose key has other bytes than we write: no packet would find them.
+    """Return a hash's plausible entries; the others are left out, and deleted if ``repair``.
+
+    An entry whose key has other bytes than an agent writes is left out too: no packet would find
+    it.
     """
     sound: list[tuple[Any, Any]] = []
     damaged: list[bytes] = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches programs to the cgroup by pinned links, which keep serving while no agent runs.
+"""Attach programs to the cgroup by pinned links, which keep serving while no agent runs.
 
 An existing link is updated in place, so that no connection finds the hook without a program (with
-detach and attach 4 % of the connections failed in a trial). A link whose cgroup was removed, or is
-another one, is replaced by a new link.
+detach and attach 4 % of the connections failed in a trial). If a link's cgroup was removed, or is
+another one, a new link replaces it.
 """
 
 import errno
@@ -19,22 +19,23 @@ from ebpflb.kernel.maps.state_dir import StateDir, mount_of
 from ebpflb.kernel.programs.loader import SECTIONS, Program
 from ebpflb.model.drift import Drift, Part
 
-# Descriptors of our links: a link serves on while one is open, whatever becomes of its pin.
+# Descriptors of our links: a link works while a descriptor is open, even if its pin is removed.
 #
-# Others may remove pins, or unmount the bpffs. Without a descriptor each link would be detached at
-# once, and packets of open connections would go untranslated until it is attached again.
+# Other programs may remove pins, or unmount the bpffs. Without a descriptor each link would be
+# detached at once, and packets of open connections would not be translated until it is attached
+# again.
 
 
 class HeldLinks:
-    """The links by their pins; to be told of every change of a pin that is our own."""
+    """The held links by their pins; must be told of every change of a pin."""
 
     def __init__(self) -> None:
         self._links: dict[Path, int] = {}
 
     def hold(self, pins: Iterable[Path]) -> None:
-        """Holds the links that have these pins now, instead of those that had them before.
+        """Hold the links that have these pins now, instead of those held before.
 
-        One that cannot be opened is not held: its pin keeps it as before.
+        A link that cannot be opened is not held: its pin keeps it as before.
         """
         for pin in pins:
             with suppress(KernelError):
@@ -44,7 +45,7 @@ class HeldLinks:
                     self._links[pin] = link
 
     def get(self, pin: Path) -> int | None:
-        """The descriptor of the link that had this pin; it stays open here."""
+        """Return the descriptor of the link that had this pin; the descriptor stays open here."""
         return self._links.get(pin)
 
     def pins(self) -> list[Path]:
@@ -57,7 +58,7 @@ class HeldLinks:
                 os.close(link)
 
     def restore(self, pins: Iterable[Path] | None = None) -> None:
-        """Pins links again whose pin is gone: these, or all. Raises KernelError."""
+        """Pin links again whose pin is missing: these, or all. Raises KernelError."""
         for pin in self.pins() if pins is None else pins:
             link = self._links.get(pin)
             if link is not None and not pin.exists():
@@ -71,10 +72,10 @@ CGROUP_HOOKS = tuple(section.partition("/")[2] for section in SECTIONS)  # progr
 
 
 def cgroup_root(chosen: Path | None = None) -> Path:
-    """The root of cgroup v2, also if it is mounted in addition to v1 (hybrid hosts).
+    """Return the root of cgroup v2, which may be mounted in addition to v1 (hybrid hosts).
 
-    ``chosen``, a cgroup of version 2, counts instead; or a directory with such a mount below it, as
-    /sys/fs/cgroup of a hybrid host. Raises NodeError if cgroup v2 is not mounted.
+    ``chosen`` overrides it: a cgroup of version 2, or a directory with such a mount below it, such
+    as /sys/fs/cgroup of a hybrid host. Raises NodeError if cgroup v2 is not mounted.
     """
     if chosen and mount_of(chosen.absolute())[1] == "cgroup2":
         return chosen
@@ -89,7 +90,7 @@ def cgroup_root(chosen: Path | None = None) -> Path:
 
 
 def cgroup_of(state: StateDir) -> Path:
-    """Where the hooks are attached, as /proc/PID/cgroup has it; the root where that is unknown."""
+    """Return the cgroup of the hooks, as in /proc/PID/cgroup; the root if it is unknown."""
     fd = bpf.get(str(state.links_directory / "connect4"))
     if fd is None:
         return Path("/")
@@ -106,10 +107,10 @@ def cgroup_of(state: StateDir) -> Path:
 
 
 def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
-    """Attaches every program to the cgroup, in place of those of an earlier agent.
+    """Attach every program to the cgroup, replacing those of an earlier agent.
 
-    Raises KernelError; then no link is new, and those of an earlier agent are still there, though
-    some of them may carry the new program.
+    Raises KernelError; then no new link exists and the links of an earlier agent stay, but some of
+    them may already have the new program.
     """
     made: list[Path] = []
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
@@ -128,7 +129,7 @@ def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
 
 
 def attached(state: StateDir) -> dict[str, int]:
-    """Program name -> program id, for every link that is attached; a pin outlives its link."""
+    """Return program name -> program id for every attached link; a pin may outlive its link."""
     found = {path.name: bpf.get(str(path)) for path in state.links()}
     links = {name: _closed(fd) for name, fd in found.items() if fd is not None}
     return {name: link.program for name, link in links.items() if link.cgroup}
@@ -140,10 +141,10 @@ def faults(
     ours: Mapping[str, int] | None = None,
     held: HeldLinks | None = None,
 ) -> list[Drift]:
-    """Which hooks are not attached to this cgroup, have lost their pin, or run another program.
+    """Return the hooks that are not attached to this cgroup, have no pin, or run another program.
 
-    ``ours``: program name -> program id; None: whichever. A link without a pin is looked for in
-    ``held``. Raises KernelError, and OSError where there is no such cgroup.
+    ``ours``: program name -> program id; None: any id. A link without a pin is looked up in
+    ``held``. Raises KernelError, and OSError if there is no such cgroup.
     """
     number = cgroup.stat().st_ino
     pins = [state.links_directory / name for name in CGROUP_HOOKS]
@@ -165,10 +166,10 @@ def _faults(
 
 
 def foreign_programs(cgroup: Path, our_maps: Collection[int]) -> dict[str, list[str]]:
-    """Section -> names of others' programs that run at this cgroup, parents included.
+    """Return section -> names of other programs that run at this cgroup, parents included.
 
-    ``our_maps`` are the ids of the state directory's maps: each of our programs uses one, also one
-    whose pin is gone, and none of another ebpflb does.
+    ``our_maps`` are the ids of the state directory's maps. Each of our programs uses one of them,
+    even a program without a pin; programs of another ebpflb use none of them.
     """
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -191,7 +192,7 @@ def _maps_of(prog_id: int) -> set[int]:
 
 
 def program_name(prog_id: int) -> str:
-    """A program's name and id, for the operator."""
+    """Return a program's name and id, for the operator."""
     fd = bpf.prog_by_id(prog_id)
     try:
         name: bytes = bpf.ffi.string(bpf.info(fd, "prog_info").name)
@@ -201,7 +202,7 @@ def program_name(prog_id: int) -> str:
 
 
 def _update_pinned(pin: Path, target: int, program: Program) -> bool:
-    """Updates the pinned link. False if there is no such link, or none that can be updated."""
+    """Update the pinned link; return False if there is no link that can be updated."""
     link = bpf.get(str(pin))
     if link is None:
         return False
@@ -215,7 +216,7 @@ def _update_pinned(pin: Path, target: int, program: Program) -> bool:
 
 
 def _update_link(link: int, program: Program) -> bool:
-    """False if the link's cgroup was removed (ENOLINK)."""
+    """Return False if the link's cgroup was removed (ENOLINK)."""
     try:
         bpf.link_update(link, program.fd)
     except KernelError as error:
@@ -238,7 +239,7 @@ def _is_at(link: int, target: int) -> bool:
 
 
 def _closed(link: int) -> Any:
-    """What the kernel knows of a link, whose descriptor is closed then."""
+    """Return the kernel's information about a link, and close its descriptor."""
     try:
         return bpf.info(link, "link_info")
     finally:

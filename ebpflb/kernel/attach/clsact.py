@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches programs to a device by clsact filters, on kernels without tcx.
+"""Attach programs to a device by clsact filters, on kernels without tcx.
 
     <folder>/<ifindex>-clsact    exists if our filters are at this device
     <folder>/<ifindex>-qdisc     exists if we have created its qdisc
 
-A filter is ours if it has our priority, our handle, and our name, which names the state
+A filter is ours if it has our priority, our handle, and our name, which contains the state
 directory; no other filter is ever replaced or removed. The qdisc is removed with our filters only
-if we have created it and it has no other filters.
+if we created it and it has no other filters.
 """
 
 import errno
@@ -26,11 +26,11 @@ from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
 
 PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
-PRIORITY = 2  # others use 1, and some remove the filters that they find there
+PRIORITY = 2  # others use 1, and some remove the filters at their priority
 HANDLE = 0xEB
 _ALL = 3  # ETH_P_ALL
 _QDISC = "clsact"
-_QDISCS = (_QDISC, "ingress")  # that have filters at ingress
+_QDISCS = (_QDISC, "ingress")  # qdiscs with filters at ingress
 
 
 class Filter(NamedTuple):
@@ -42,12 +42,12 @@ class Filter(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """For the operator, as tc(8) shows it."""
+        """The filter for the operator, as tc(8) shows it."""
         return f"{self.kind} {self.name}".strip()
 
 
 class OthersFilters(NamedTuple):
-    """Names of filters before and after our priority."""
+    """The names of filters before and after our priority."""
 
     early: list[str]
     late: list[str]
@@ -65,25 +65,28 @@ class Clsact:
         self.folder = folder
 
     def attach(self, index: int, programs: list[Program]) -> None:
-        """Attaches programs to a device. Raises KernelError: ENODEV if there is no such device."""
+        """Attach programs to a device. Raises KernelError; ENODEV: no such device."""
         with _route() as route:
             self._prepare(route, index)
             for program in programs:
                 self._replace_filter(route, index, program)
 
     def probably_attached(self) -> set[int]:
-        """The devices, by ifindex, that have our filters, unless others have removed them."""
+        """Return the devices, by ifindex, that should have our filters.
+
+        Others may have removed them.
+        """
         with _route() as route:
             return self._with_qdisc(route)
 
     def attached(self) -> set[int]:
-        """The devices with our filters at ingress and egress; takes 1 to 2 ms a device."""
+        """Return the devices with our filters at ingress and egress; takes 1 to 2 ms per device."""
         with _route() as route:
             there = self._with_qdisc(route)
             return {index for index in there if len(self._hooks(route, index)) == len(PARENTS)}
 
     def detach_others(self, wanted: set[int]) -> None:
-        """Removes our filters from all other devices."""
+        """Remove our filters from all other devices."""
         others = self.recorded() - wanted
         if not others:
             return
@@ -97,7 +100,10 @@ class Clsact:
                         self._record(index, record).rmdir()
 
     def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
-        """What is not as ``attach`` left it. Filters are told by their names, not by ``ours``."""
+        """Yield differences from the state after ``attach``.
+
+        Filters are recognized by their names, so ``ours`` is not used.
+        """
         with _route() as route:
             found = self._hooks(route, device.index)
         name, record = f"device {device.name}", self._record(device.index, "clsact")
@@ -108,18 +114,18 @@ class Clsact:
                 yield Drift(Part.DEVICE, name, text)
 
     def pins(self, index: int) -> list[Path]:
-        """None: filters have no links."""
+        """Return no pins: filters have no links."""
         return []
 
     def others(self) -> dict[tuple[int, str], OthersFilters]:
-        """Device and hook -> the filters of others there."""
+        """Return device and hook -> the filters of other programs."""
         with _route() as route:
             devices = {q["index"] for q in route.get_qdiscs() if q.get_attr("TCA_KIND") in _QDISCS}
             found = {(at, hook): _filters(route, at, hook) for at in devices for hook in PARENTS}
         return {place: self._around(place[1], filters) for place, filters in found.items()}
 
     def _around(self, hook: str, filters: list[Filter]) -> OthersFilters:
-        others = [f for f in filters if f.handle and f.name != self._name(hook)]  # 0: the chain
+        others = [f for f in filters if f.handle and f.name != self._name(hook)]  # 0: a chain
         names = {f"{f} ({hook})": f.priority < PRIORITY for f in others}
         early = [name for name, is_early in names.items() if is_early]
         return OthersFilters(early, [name for name in names if name not in early])
@@ -129,7 +135,7 @@ class Clsact:
         return self.recorded() & there
 
     def _prepare(self, route: IPRoute, index: int) -> None:
-        """Creates the qdisc. One that exists without our filters is not ours."""
+        """Create the qdisc; one that exists without our filters is not ours."""
         record = self._record(index, "qdisc")
         try:
             route.tc("add", _QDISC, index)
@@ -151,7 +157,7 @@ class Clsact:
         route.tc("replace-filter", "bpf", index, HANDLE, **_location(hook), **how)
 
     def _detach(self, route: IPRoute, index: int, hook: str) -> None:
-        """Does nothing if the device has been removed: its filters are removed with it."""
+        """Remove our filter; the filters of a removed device are already gone."""
         try:
             self._remove_filter(route, index, hook)
         except NetlinkError as error:
@@ -159,7 +165,7 @@ class Clsact:
                 raise
 
     def _remove_filter(self, route: IPRoute, index: int, hook: str) -> None:
-        """Removes our qdisc too, with the last of all filters."""
+        """Remove our filter, and our qdisc if no other filter is left."""
         if hook not in self._hooks(route, index):
             return
         route.tc("del-filter", "bpf", index, HANDLE, **_location(hook))
@@ -168,7 +174,7 @@ class Clsact:
             route.tc("del", _QDISC, index)
 
     def _hooks(self, route: IPRoute, index: int) -> list[str]:
-        """The hooks of a device that have our filter."""
+        """Return the hooks of a device that have our filter."""
         ours = {hook: Filter(PRIORITY, HANDLE, "bpf", self._name(hook)) for hook in PARENTS}
         return [hook for hook, own in ours.items() if own in _filters(route, index, hook)]
 
@@ -179,7 +185,7 @@ class Clsact:
         return self.folder / f"{index}-{what}"
 
     def recorded(self) -> set[int]:
-        """The devices, by ifindex, that have a record."""
+        """Return the devices, by ifindex, that have a record."""
         found = self.folder.glob("*-clsact") if self.folder.is_dir() else ()
         numbers = (record.name.partition("-")[0] for record in found)
         return {int(number) for number in numbers if number.isdecimal()}
@@ -199,7 +205,10 @@ def _location(hook: str) -> dict[str, int]:
 
 
 def _filters(route: IPRoute, index: int, hook: str) -> list[Filter]:
-    """All at ingress or egress of a device, in order; none if there is no clsact or no device."""
+    """Return all filters at ingress or egress of a device, in order.
+
+    There are none if the device or its clsact qdisc is missing.
+    """
     return [_filter(message) for message in route.get_filters(index, parent=PARENTS[hook])]
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The packet programs at this node's devices: two at each device, replaced in place.
 
-They are attached by tcx links if the kernel has them, else by clsact filters; which of the two is
-found by trying. A device whose packets have no link header gets another variant of the programs.
-
-Ingress opens flows and egress translates their replies, often at another device. So egress is
-attached on all devices before ingress on any; and ingress is detached everywhere before egress.
+They are attached by tcx links if the kernel supports them, else by clsact filters. A device whose
+packets have no link header gets another variant of the programs. Ingress opens flows and egress
+translates their replies, often at another device. So egress is attached on all devices before
+ingress on any, and ingress is detached everywhere before egress.
 """
 
 import errno
@@ -30,16 +29,16 @@ from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device, Devices
 from ebpflb.model.drift import Drift, Part
 
-# How often each hook has run and for how long, if the kernel counts that.
+# How often each hook has run and for how long, if the kernel counts this.
 #
-# It does while the sysctl kernel.bpf_stats_enabled is 1, or a process holds BPF_ENABLE_STATS; each
-# run then reads the clock twice. The counts stay when counting ends.
+# The kernel counts while the sysctl kernel.bpf_stats_enabled is 1, or a process holds
+# BPF_ENABLE_STATS; each run then reads the clock twice. The counts stay when counting ends.
 
 _SWITCH = Path("/proc/sys/kernel/bpf_stats_enabled")  # 5.1
 
 
 class RunTime(NamedTuple):
-    """Of one hook, at all places where it is attached."""
+    """The run time of one hook, summed over all places where it is attached."""
 
     seconds: float
     runs: int
@@ -54,10 +53,11 @@ def enabled_statistics() -> bool:
 
 
 def run_times(state: StateDir, loaded: Iterable[Program]) -> dict[str, RunTime]:
-    """By hook. If nothing was ``loaded``, the programs of an earlier agent serve: they are found by
-    their links; those attached by clsact filters are not.
+    """Return the run time by hook.
 
-    Raises KernelError; opening a program by its id takes CAP_SYS_ADMIN.
+    If nothing was ``loaded``, the programs of an earlier agent serve: they are found by their
+    links; those attached by clsact filters are not found. Raises KernelError; opening a program by
+    its id takes CAP_SYS_ADMIN.
     """
     own = [(program.name, program.fd) for program in loaded]
     if own:
@@ -86,11 +86,14 @@ def _sums(programs: Iterable[tuple[str, int]]) -> dict[str, RunTime]:
     return sums
 
 
-# Removes one state directory: attachments first, so that no program runs with half of the maps.
+# Remove one state directory: attachments first, so that no program runs with only half of the maps.
 
 
 def unpin_all(state: StateDir) -> None:
-    """Removes filters only from devices of the caller's network namespace. Raises KernelError."""
+    """Remove the state directory. Raises KernelError.
+
+    Filters are removed only from devices of the caller's network namespace.
+    """
     if not state.directory.is_dir():
         return
     unknown_pins.remove(state)
@@ -110,7 +113,7 @@ _ATTACH_ORDER = ("egress", "ingress")
 
 
 class Attacher(Protocol):
-    """Attaches programs to devices in one way; the attachments outlive the agent."""
+    """A way to attach programs to devices; the attachments outlive the agent."""
 
     name: str
     folder: Path
@@ -118,23 +121,26 @@ class Attacher(Protocol):
     def attach(self, index: int, programs: list[Program]) -> None: ...
 
     def probably_attached(self) -> set[int]:
-        """The devices, by ifindex, that seem to have our programs; a cheap look."""
+        """Return the devices, by ifindex, that seem to have our programs; a fast check."""
 
     def attached(self) -> set[int]:
-        """The devices that have our programs at ingress and egress."""
+        """Return the devices that have our programs at ingress and egress."""
 
     def detach_others(self, wanted: set[int]) -> None:
-        """Detaches from all other devices: ingress everywhere, then egress."""
+        """Detach from all other devices: ingress everywhere, then egress."""
 
     def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
-        """What is not as ``attach`` left it; ``ours``: hook -> program id, empty for whichever."""
+        """Yield differences from the state after ``attach``.
+
+        ``ours``: hook -> program id; empty: any id.
+        """
 
     def pins(self, index: int) -> list[Path]:
-        """The pins of our links at a device."""
+        """Return the pins of our links at a device."""
 
 
 def attacher(state: StateDir) -> Attacher:
-    """The one for the way that this kernel supports."""
+    """Return the attacher for the way that this kernel supports."""
     return Tcx(state.devices_directory) if tcx.works() else Clsact(state.devices_directory)
 
 
@@ -146,10 +152,10 @@ class DevicePrograms:
         self.attacher = attacher(state)
         self.held = HeldLinks() if held is None else held
         self.attached: set[int] = set()  # devices that have programs of this agent
-        self._faulty: set[int] = set()  # those of them that ``faults`` has found without
+        self._faulty: set[int] = set()  # attached devices that ``faults`` found without programs
 
     def update(self, wanted: Devices) -> dict[str, str]:
-        """Attaches the programs to these devices and no others; device -> error."""
+        """Attach the programs to these devices and no others; return device -> error."""
         self.attacher.detach_others({device.index for device in wanted})
         self._release_others(wanted)
         self._forget_removed(self.attacher.probably_attached(), wanted)
@@ -165,7 +171,7 @@ class DevicePrograms:
         return failed
 
     def restore(self, wanted: Devices) -> dict[str, str]:
-        """As ``update``, but also attaches again where ``faults`` has found no program of ours."""
+        """Like ``update``, but also attach again where ``faults`` found no program of ours."""
         for name in [device.name for device in wanted if device.index in self._faulty]:
             log.warning(_REMOVED, name)
         self.attached -= self._faulty
@@ -173,9 +179,9 @@ class DevicePrograms:
         return self.update(wanted)
 
     def faults(self, wanted: Devices) -> Iterator[list[Drift]]:
-        """What is wrong at each device that has programs of this agent, device by device.
+        """Yield the faults at each device that has programs of this agent, device by device.
 
-        A device that goes away meanwhile has no faults: the device watch will report it.
+        A device that is removed meanwhile has no faults: the device watch will report the removal.
         """
         for device in wanted:
             yield self._faults(device) if device.index in self.attached else []
@@ -194,21 +200,21 @@ class DevicePrograms:
         return found
 
     def _ids(self, device: Device) -> dict[str, int]:
-        """Hook -> id of the program that is to be there."""
+        """Return hook -> id of the program that should be there."""
         programs = self.load(device.link_header)
         return {each.name: int(bpf.info(each.fd, "prog_info").id) for each in programs}
 
     def _forget_removed(self, found: set[int], wanted: Devices) -> None:
-        """Finds devices whose programs others have removed."""
+        """Forget devices whose programs others have removed."""
         removed = {index for index in self.attached - found if _exists(index)}
         for name in [device.name for device in wanted if device.index in removed]:
             log.warning(_REMOVED, name)
         self.attached &= found
 
     def _attach(self, device: Device, hook: str, failed: dict[str, str]) -> bool:
-        """Attaches the program of one hook; an error is added to ``failed``.
+        """Attach the program of one hook; add an error to ``failed``.
 
-        A device that has been removed is not an error: the device watch will report it.
+        A device that was removed is no error: the device watch will report the removal.
         """
         try:
             programs = self.load(device.link_header)
@@ -230,7 +236,7 @@ def _exists(index: int) -> bool:
 
 
 def attached_devices(state: StateDir) -> dict[str, int]:
-    """How many devices have our programs, by tcx and by clsact. Raises KernelError.
+    """Return how many devices have our programs, by tcx and by clsact. Raises KernelError.
 
     Only devices of the caller's network namespace count.
     """
@@ -240,16 +246,16 @@ def attached_devices(state: StateDir) -> dict[str, int]:
 
 
 class OthersPrograms(NamedTuple):
-    """Device -> programs and filters of others that run before and after ours."""
+    """Device -> programs and filters of other software that run before and after ours."""
 
     before: dict[str, list[str]]
     after: dict[str, list[str]]
 
 
 def others_programs(state: StateDir) -> OthersPrograms:
-    """Only devices of the caller's network namespace that have programs of ours are looked at.
+    """Return the programs of other software at devices with our programs.
 
-    Raises KernelError.
+    Only devices of the caller's network namespace are checked. Raises KernelError.
     """
     by_tcx, by_clsact = Tcx(state.devices_directory), Clsact(state.devices_directory)
     filtered, recorded = by_clsact.others(), by_clsact.recorded()
@@ -273,6 +279,6 @@ def _tcx_programs(index: int, hook: str) -> list[int]:
     try:
         return bpf.query(index, tcx.TCX_HOOKS[hook])
     except KernelError as error:
-        if error.errno in (errno.EINVAL, errno.ENODEV):  # no tcx, or no such device any more
+        if error.errno in (errno.EINVAL, errno.ENODEV):  # no tcx, or the device was removed
             return []
         raise

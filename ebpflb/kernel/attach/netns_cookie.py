@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cookie of our network namespace, by which the hooks recognize the node's own sockets.
 
-On kernels without SO_NETNS_COOKIE (5.14), bpf/hooks/netns_cookie.c reads it: it is attached during
-one call of getsockname(), and only changes the result for a socket with its mark.
+On kernels without SO_NETNS_COOKIE (5.14) bpf/hooks/netns_cookie.c reads the cookie: it is attached
+during one call of getsockname(), and changes the result only for a socket with its mark.
 """
 
 import logging
@@ -25,7 +25,7 @@ MARK = 0x65626C62  # COOKIE_MARK in netns_cookie.c
 
 
 def netns_cookie(cache: Path) -> int | None:
-    """The cookie, or None if neither the kernel nor the program can read it."""
+    """Return the cookie, or None if neither the kernel nor the program can read it."""
     cookie = by_socket()
     if cookie is not None:
         return cookie
@@ -37,7 +37,7 @@ def netns_cookie(cache: Path) -> int | None:
 
 
 def by_socket() -> int | None:
-    """By the socket option; None if the kernel does not have it (5.14)."""
+    """Read the cookie by the socket option; None if the kernel does not have it (5.14)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             packed = any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
@@ -47,7 +47,10 @@ def by_socket() -> int | None:
 
 
 def by_program(cache: Path) -> int:
-    """By the program. Raises CompileError, VerifierError, KernelError or OSError."""
+    """Read the cookie by the program.
+
+    Raises CompileError, VerifierError, KernelError or OSError.
+    """
     with _attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
         address, port = asking.getsockname()
@@ -57,7 +60,7 @@ def by_program(cache: Path) -> int:
 
 @contextmanager
 def _attached(cache: Path) -> Iterator[None]:
-    """The link is not pinned: the kernel removes it if this process ends."""
+    """Attach the program without a pin: the kernel removes the link if this process ends."""
     attach = loader.HOOK_TYPES[loader.GETSOCKNAME4]
     code = compiler.compile_source(COOKIE_SOURCE, cache=cache).programs["netns_cookie"]
     opened = [os.open(cgroup_links.cgroup_root(), os.O_RDONLY | os.O_DIRECTORY)]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attaches programs to a device by tcx links (kernel 6.6): pinned, and replaced atomically.
+"""Attach programs to a device by tcx links (kernel 6.6): pinned, and replaced atomically.
 
     <folder>/<ifindex>-ingress, <folder>/<ifindex>-egress
 
-A link stays with a device that moves to another network namespace, and outlives a device that is
-deleted. Therefore a pin counts only if the device with its ifindex lists the link. Our programs
-are attached first: they return TC_ACT_UNSPEC, so all programs after them see every packet, whereas
-no program runs after one that returns TC_ACT_OK.
+A link stays with a device that moves to another network namespace, and outlives a deleted device.
+Therefore a pin counts only if the device with its ifindex lists the link. Our programs are attached
+first: they return TC_ACT_UNSPEC, so all programs after them see every packet, whereas no program
+runs after one that returns TC_ACT_OK.
 """
 
 import errno
@@ -23,13 +23,13 @@ from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
 
 TCX_HOOKS = {"ingress": 46, "egress": 47}  # attach types BPF_TCX_INGRESS, BPF_TCX_EGRESS
-BEFORE = 8  # BPF_F_BEFORE without a reference: at the head
+BEFORE = 8  # BPF_F_BEFORE without a reference: first in the list
 _NO_DEVICE = 2**31 - 1
 _PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPEC
 
 
 def works() -> bool:
-    """Whether the kernel has tcx: if it has, attaching fails only because there is no device."""
+    """Whether the kernel has tcx: then attaching fails only because there is no such device."""
     program = bpf.prog_load(
         name="probe", program_type=SCHED_CLS, attach_type=0, code=_PASS, log=None
     )
@@ -51,7 +51,7 @@ class Tcx:
         self.folder = folder
 
     def attach(self, index: int, programs: list[Program]) -> None:
-        """Attaches programs to a device. Raises KernelError: ENODEV if there is no such device."""
+        """Attach programs to a device. Raises KernelError; ENODEV: no such device."""
         for program in programs:
             pin = self._pin(index, program.name)
             if self._update_link(pin, index, program):
@@ -64,20 +64,20 @@ class Tcx:
                 os.close(link)
 
     def attached(self) -> set[int]:
-        """The devices, by ifindex, that have our links at ingress and egress."""
+        """Return the devices, by ifindex, that have our links at ingress and egress."""
         return {index for index in self.recorded() if self.programs(index).keys() == set(TCX_HOOKS)}
 
-    probably_attached = attached  # this is cheap
+    probably_attached = attached  # this is fast
 
     def detach_others(self, wanted: set[int]) -> None:
-        """Removes our links from all other devices, and those of removed devices."""
+        """Remove our links from all other devices, and those of removed devices."""
         others = self.recorded() - wanted
         for hook in TCX_HOOKS:  # ingress everywhere, then egress
             for index in others:
                 detach(self._pin(index, hook))
 
     def programs(self, index: int) -> dict[str, int]:
-        """The ids of our programs at a device: by "ingress" and "egress"."""
+        """Return the ids of our programs at a device, by "ingress" and "egress"."""
         found = {}
         for hook in TCX_HOOKS:
             link = bpf.get(str(self._pin(index, hook)))
@@ -91,7 +91,10 @@ class Tcx:
         return found
 
     def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
-        """What is not as ``attach`` left it. ``ours``: hook -> program id; empty: whichever."""
+        """Yield differences from the state after ``attach``.
+
+        ``ours``: hook -> program id; empty: any id.
+        """
         for hook in TCX_HOOKS:
             pin = self._pin(device.index, hook)
             link = bpf.get(str(pin))
@@ -104,11 +107,11 @@ class Tcx:
                 yield Drift(Part.DEVICE, f"device {device.name}", text)
 
     def pins(self, index: int) -> list[Path]:
-        """Of its links at a device."""
+        """Return the pins of our links at a device."""
         return [self._pin(index, hook) for hook in TCX_HOOKS]
 
     def recorded(self) -> set[int]:
-        """The devices, by ifindex, that have a pin."""
+        """Return the devices, by ifindex, that have a pin."""
         pins = self.folder.iterdir() if self.folder.is_dir() else ()
         parts = [pin.name.partition("-") for pin in pins]
         return {
@@ -119,7 +122,7 @@ class Tcx:
         return self.folder / f"{index}-{hook}"
 
     def _update_link(self, pin: Path, index: int, program: Program) -> bool:
-        """Updates the pinned link. False if it is not attached to the device."""
+        """Update the pinned link; return False if it is not attached to the device."""
         link = bpf.get(str(pin))
         if link is None:
             return False
@@ -137,7 +140,7 @@ class Tcx:
 
 
 def detach(pin: Path) -> None:
-    """Detaches a link at once and unpins it; unpinning alone would detach it some time later.
+    """Detach a link at once and unpin it; unpinning alone would detach it some time later.
 
     A link whose device or cgroup was removed is already detached.
     """
@@ -152,7 +155,10 @@ def detach(pin: Path) -> None:
 
 
 def fault(hook: str, program: int, ours: Mapping[str, int]) -> str:
-    """What is wrong with the program at a device's hook, if anything; 0: there is none of ours."""
+    """Return the fault of the program at a device's hook, or "".
+
+    ``program`` is 0 if none of ours is there.
+    """
     if not program:
         return f"has no program of the agent at {hook}"
     if ours and program != ours.get(hook):
@@ -161,14 +167,14 @@ def fault(hook: str, program: int, ours: Mapping[str, int]) -> str:
 
 
 def _program_at(link: int | None, index: int, hook: str) -> int:
-    """The link's program; 0 where there is no link, or it is not at this hook of the device."""
+    """Return the link's program; 0 if there is no link, or it is not at this hook of the device."""
     if link is None or not _is_at(link, index, hook):
         return 0
     return int(bpf.info(link, "tcx_info").program)
 
 
 def _is_at(link: int, index: int, hook: str) -> bool:
-    """False also if no device has the index."""
+    """Whether the link is at the device's hook; False if no device has the index."""
     try:
         return bpf.info(link, "tcx_info").id in bpf.query_links(index, TCX_HOOKS[hook])
     except KernelError as error:

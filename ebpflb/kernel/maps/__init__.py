@@ -3,13 +3,13 @@
 
 layout             the structs and maps of bpf/layout.h and bpf/maps.h, read from there
 records            the keys and values of each map as Python objects
-bpf_map            a map as a collection of values: what a plan holds is written here
+bpf_map            a map as a collection of values; a plan's entries are written here
 map_sizes          the sizes that an operator may choose, and the record of those in force
-no_frontends       where no frontend is, so that programs look nothing up
+no_frontends       bits that tell programs where no frontend is, so that they skip the look-up
 frontend_keys      which addresses and ports are frontends, for very many connections
 state_dir          the state directory, where maps and links are pinned
-unknown_pins       removes from it what no agent has put there
-sweep              removes idle flows, and tells programs when there are none
+unknown_pins       removes unknown objects from the state directory
+sweep              removes idle flows, and tells programs when no flow is left
 translations       which endpoint each backend's id stands for, for netfilter
 occupancy          how full the maps are that programs fill
 """

@@ -26,10 +26,10 @@ from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.layout import COUNTER_PARTS, MapSpec
 from ebpflb.model.kernel_lists import parse_ranges
 
-# An array's elements as memory of this process, read and written without a call.
+# An array's elements as memory of this process, read and written without a system call.
 #
-# What is mapped counts as the process's memory, whether it uses it or not: all arrays together are
-# 44 MB on two CPUs. So only those parts of an array are mapped that were used last.
+# Mapped memory counts as the process's memory whether used or not: all arrays together have 44 MB
+# on two CPUs. So only the most recently used parts of an array are mapped.
 
 PART = 64 << 10  # bytes that are mapped together
 PARTS_MAPPED = 8  # of an array, at a time
@@ -44,19 +44,19 @@ class _Piece(NamedTuple):
 
 
 class ArrayMemory:
-    """The elements of an MMAPABLE array, of ``size`` bytes together (5.5). Safe in any thread.
-    Raises ValueError once it is closed.
+    """The elements of an MMAPABLE array, of ``size`` bytes in total (5.5). Safe in any thread.
 
-    ``cpus``: of how many its elements are; a reader of one counter reads that of each.
+    Raises ValueError after ``close``. ``cpus``: the number of CPUs with elements in the array;
+    reading one counter reads the elements of all CPUs.
     """
 
     def __init__(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> None:
         self._fd, self._count = map_fd, max(PARTS_MAPPED, cpus)
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._parts: dict[int, mmap.mmap] = {}  # by number; the one that was used last is the last
+        self._parts: dict[int, mmap.mmap] = {}  # by number, least recently used first
         self._lock = Lock()
-        self._is_closed = False  # the descriptor may be another file's by then
+        self._is_closed = False  # then the descriptor may belong to another file
 
     def __len__(self) -> int:
         return self._size
@@ -101,7 +101,8 @@ class ArrayMemory:
 
 # All entries of a map in slices: their keys and their values, packed and joined.
 #
-# If the kernel has no batch command for a type of map they are read one by one (see ``bpf_map``).
+# If the kernel has no batch command for a type of map, entries are read one by one (see
+# ``bpf_map``).
 
 NO_BATCH = (bpf.ENOTSUPP, errno.EINVAL)
 
@@ -109,7 +110,10 @@ Slices = Iterator[tuple[bytes, bytes]]
 
 
 def hash_slices(fd: int, spec: MapSpec, size: int) -> Slices:
-    """Of up to ``size`` entries each. Raises KernelError (ENOSPC) where a bucket holds more."""
+    """Yield slices of up to ``size`` entries.
+
+    Raises KernelError (ENOSPC) if a bucket holds more.
+    """
     try:
         yield from _batches(fd, spec, size)
     except KernelError as error:
@@ -121,7 +125,7 @@ def hash_slices(fd: int, spec: MapSpec, size: int) -> Slices:
 
 
 def array_slices(memory: ArrayMemory, spec: MapSpec, stride: int, count: int) -> Slices:
-    """Indexes and elements that are not zero, joined, from ``count`` elements at a time."""
+    """Yield indexes and elements that are not zero, joined, from ``count`` elements at a time."""
     zero, elements = bytes(spec.value_size), read_element(spec, stride)
     for start in range(0, spec.entries, count):
         part = memory[start * stride : min(start + count, spec.entries) * stride]
@@ -133,7 +137,7 @@ def array_slices(memory: ArrayMemory, spec: MapSpec, stride: int, count: int) ->
 
 
 def pairs(spec: MapSpec, keys: bytes, values: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of a slice."""
+    """Yield the entries of a slice."""
     key_size, value_size = spec.key_size, spec.value_size
     for index in range(len(keys) // key_size):
         yield (
@@ -143,7 +147,7 @@ def pairs(spec: MapSpec, keys: bytes, values: bytes) -> Iterator[tuple[bytes, by
 
 
 def read_element(spec: MapSpec, stride: int) -> Struct:
-    """One element, without what pads it."""
+    """Return the struct of one element, without its padding."""
     return Struct(f"{spec.value_size}s{stride - spec.value_size}x")
 
 
@@ -157,9 +161,11 @@ def _batches(fd: int, spec: MapSpec, size: int) -> Slices:
 
 
 def _walked_items(fd: int, spec: MapSpec) -> Iterator[tuple[bytes, bytes]]:
-    """Where its key was deleted a walk begins again: what was given is passed over.
+    """Yield the entries one by one.
 
-    It ends after three times as many steps as the map has entries, whatever is deleted meanwhile.
+    If the current key is deleted, the kernel begins again at the first key: known keys are skipped.
+    The walk ends after three times as many steps as the map has entries, whatever is deleted
+    meanwhile.
     """
     key = bpf.map_next_key(fd, None, spec.key_size)
     seen: set[bytes] = set()
@@ -174,60 +180,60 @@ def _walked_items(fd: int, spec: MapSpec) -> Iterator[tuple[bytes, bytes]]:
         key = bpf.map_next_key(fd, key, spec.key_size)
 
 
-# How a map tells what is written to it; the history wants to know.
+# How a map reports its writes, for the history.
 
 Wrote = Callable[[str, bytes, bytes | None], None]
-"""Called with a map's name, the keys and the values, joined; without values they were deleted."""
+"""Called with a map's name, the joined keys and the joined values; None as values: deleted."""
 
 
 def unrecorded(name: str, keys: bytes, values: bytes | None) -> None:
-    """Nobody wants to know."""
+    """Ignore the write."""
 
 
-# What the kernel makes of a line of maps.h: the kind, and how many entries of which size.
+# The kernel's form of a line of maps.h: kind, number of entries and size.
 
 _POSSIBLE = Path("/sys/devices/system/cpu/possible")
-CPU_ARRAYS = "CPU_ARRAYS"  # an ARRAY with so many entries for each CPU (bpf/maps.h)
+CPU_ARRAYS = "CPU_ARRAYS"  # an ARRAY with these entries for each CPU (bpf/maps.h)
 
 
 def kernel_kind(spec: MapSpec) -> str:
-    """What the kernel calls a map's kind."""
+    """Return the kernel's name of a map's kind."""
     return "ARRAY" if spec.kind == CPU_ARRAYS else spec.kind
 
 
 def kernel_entries(spec: MapSpec) -> int:
-    """How many entries the kernel's map has."""
+    """Return the number of entries of the kernel's map."""
     return spec.entries * (counter_parts() if spec.kind == CPU_ARRAYS else 1)
 
 
 def stride(spec: MapSpec) -> int:
-    """The kernel lays out an array's elements in steps of eight bytes."""
+    """Return the distance of elements: the kernel aligns them to eight bytes."""
     return -(-spec.value_size // 8) * 8
 
 
 @cache
 def possible_cpus() -> int:
-    """How many CPUs the kernel lays per-CPU values out for."""
+    """Return the number of CPUs for which the kernel has per-CPU values."""
     return sum(map(len, parse_ranges(_POSSIBLE.read_text())))
 
 
 @cache
 def counter_parts() -> int:
-    """How many parts a map of counters has: one for each number that a CPU may have, up to a limit.
+    """Return the number of parts of a map of counters: one for each CPU number, up to a limit.
 
-    There may be numbers that no CPU has.
+    Some numbers may have no CPU.
     """
     return min(COUNTER_PARTS, max(each.stop for each in parse_ranges(_POSSIBLE.read_text())))
 
 
-# Values that programs lock: the kernel must be told of their type (Documentation/bpf/btf.rst).
+# Values that programs lock: the kernel must know their type (Documentation/bpf/btf.rst).
 #
-# It finds the lock by the name of its struct, bpf_spin_lock, and lets programs do nothing else to
-# it.
+# The kernel finds the lock by the name of its struct, bpf_spin_lock, and forbids programs any other
+# use of it.
 
 LOCKED = "struct rotation"  # bpf/layout/service.h: a lock and two numbers
 _NO_TYPES = (0, 0, 0)
-_INT, _STRUCT = 1 << 24, 4 << 24  # kinds, in a type's info; below them the number of members
+_INT, _STRUCT = 1 << 24, 4 << 24  # kinds, in a type's info; the low bits: number of members
 _BITS = 32  # of each number
 _STRINGS = b"\0__u32\0bpf_spin_lock\0rotation\0lock\0cluster\0local\0"
 
@@ -237,7 +243,7 @@ def _name(text: str) -> int:
 
 
 def _btf() -> bytes:
-    """Types 1 to 3: the number, the lock, and the value."""
+    """Return types 1 to 3: the number, the lock, and the value."""
     words = [_name("__u32"), _INT, 4, _BITS]
     words += [_name("bpf_spin_lock"), _STRUCT | 1, 4, _name("lock"), 1, 0]
     words += [_name("rotation"), _STRUCT | 3, 12]
@@ -249,7 +255,10 @@ def _btf() -> bytes:
 
 @contextmanager
 def lock_types(value: str) -> Iterator[tuple[int, int, int]]:
-    """For ``kernel.map_create``: of a map whose key is a number. Raises KernelError."""
+    """Yield types for ``kernel.map_create``, for a map whose key is a number.
+
+    Raises KernelError.
+    """
     if value != LOCKED:
         yield _NO_TYPES
         return
@@ -266,8 +275,8 @@ BATCH = 4096  # entries; 256 to 65,536 are equally fast
 class Map:
     """One map of maps.h behind its descriptor.
 
-    A value whose check is not that of its key counts as not there, or as an empty element of an
-    array, as it does for the programs.
+    A value whose check does not match its key counts as missing, or as an empty element of an
+    array; the programs treat it the same way.
     """
 
     def __init__(self, spec: MapSpec, fd: int) -> None:
@@ -282,7 +291,7 @@ class Map:
         os.close(self.fd)
 
     def get(self, key: Any) -> Any:
-        """The value of a key, or None where it is not there."""
+        """Return the value of a key, or None for an unknown key."""
         packed_key = self.key.pack(key)
         packed = bpf.map_lookup(self.fd, packed_key, self.spec.value_size)
         if packed is None or not self.check.is_right(packed_key, packed):
@@ -290,22 +299,22 @@ class Map:
         return self.value.unpack(packed)
 
     def get_range(self, first: int, count: int) -> list[Any]:
-        """The values of so many elements of an array, from one on."""
+        """Return the values of ``count`` elements of an array, from ``first`` on."""
         return [self.get(key) for key in range(first, first + count)]
 
     def write(self, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Inserts or replaces. Raises KernelError (E2BIG: the map is full) having written some."""
+        """Insert or replace. Raises KernelError (E2BIG: the map is full) after writing some."""
         for start in range(0, len(pairs), BATCH):
             packed = [self.packed(*pair) for pair in pairs[start : start + BATCH]]
             self._write([key for key, _ in packed], [value for _, value in packed])
 
     def packed(self, key: Any, value: Any) -> tuple[bytes, bytes]:
-        """Key and value as the map has them."""
+        """Return key and value as the map holds them."""
         packed_key = self.key.pack(key)
         return packed_key, self.check.signed(packed_key, self.value.pack(value))
 
     def delete(self, keys: Sequence[Any]) -> None:
-        """Deletes those of the keys that are there."""
+        """Delete those of the keys that exist."""
         packed = [self.key.pack(key) for key in keys]
         for key in packed:
             bpf.map_delete(self.fd, key)
@@ -313,7 +322,7 @@ class Map:
             self.wrote(self.spec.name, b"".join(packed), None)
 
     def pop(self, key: Any) -> Any:
-        """Deletes a hash's key; its last value, or None where it was not there."""
+        """Delete a hash's key; return its last value, or None for an unknown key."""
         packed, size = self.key.pack(key), self.spec.value_size
         try:
             value = bpf.map_lookup(self.fd, packed, size, delete=True)
@@ -325,11 +334,11 @@ class Map:
         return None if value is None else self.value.unpack(value)
 
     def insert(self, key: Any, value: Any) -> bool:
-        """Writes a key that is not there; False, and nothing is written, where it is."""
+        """Write a new key; return False, without writing, if the key exists."""
         return self._update(key, value, errno.EEXIST, known=False)
 
     def replace(self, key: Any, value: Any) -> bool:
-        """Writes a key that is there; False, and nothing is written, where it is not."""
+        """Write an existing key; return False, without writing, if the key does not exist."""
         return self._update(key, value, errno.ENOENT, known=True)
 
     def _update(self, key: Any, value: Any, refusal: int, *, known: bool) -> bool:
@@ -343,18 +352,21 @@ class Map:
         return True
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """All entries of a hash. Where it changes meanwhile, each bucket is as it was when read."""
+        """Yield all entries of a hash.
+
+        If it changes meanwhile, each bucket is as at its reading.
+        """
         for key, value in self.packed_items():
             if self.check.is_right(key, value):
                 yield self.key.unpack(key), self.value.unpack(value)
 
     def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
-        """As ``items``, with keys and values as the map has them."""
+        """Like ``items``, with keys and values as the map holds them."""
         for keys, values in self.slices():
             yield from pairs(self.spec, keys, values)
 
     def unpacked(self, keys: bytes, values: bytes) -> Iterator[tuple[Any, Any]]:
-        """The entries of one of ``slices``."""
+        """Yield the entries of one of ``slices``."""
         for key, value in pairs(self.spec, keys, values):
             yield self.key.unpack(key), self.value.unpack(value)
 
@@ -370,15 +382,15 @@ class Map:
         self.wrote(self.spec.name, all_keys, all_values)
 
     def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
-        """The packed keys of up to ``size`` entries, joined, and their values; until all are read.
+        """Yield the packed keys of up to ``size`` entries, joined, and their values, until the end.
 
-        Raises KernelError (ENOSPC) where a bucket of the hash holds more.
+        Raises KernelError (ENOSPC) if a bucket of the hash holds more.
         """
         return hash_slices(self.fd, self.spec, size)
 
 
 class MappedArray(Map):
-    """An MMAPABLE array: elements are read and written in place, without a call."""
+    """An MMAPABLE array: elements are read and written in place, without a system call."""
 
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
@@ -415,9 +427,9 @@ class MappedArray(Map):
             self.wrote(self.spec.name, keys, b"".join(written))
 
     def write_run(self, first: int, values: "array[int]") -> None:
-        """Writes elements that follow each other, from one on, which no program reads yet.
+        """Write consecutive elements, from ``first`` on, that no program reads yet.
 
-        ``values``: the 32-bit numbers of one after the other. For maps without a check.
+        ``values`` are the 32-bit numbers of one element after another. For maps without a check.
         """
         words, step = self.size // 4, self.stride // 4
         count = len(values) // words
@@ -429,7 +441,7 @@ class MappedArray(Map):
         self.wrote(self.spec.name, keys, values.tobytes())
 
     def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
-        """Of those elements only that are not zero."""
+        """Yield only elements that are not zero."""
         return array_slices(self.memory, self.spec, self.stride, size)
 
 
@@ -446,19 +458,19 @@ class Counters(Map):
         return tuple(map(sum, zip(*cells, strict=True)))
 
     def _cells(self, key: int) -> Iterator[bytes]:
-        """One a CPU."""
+        """Yield the element of each CPU."""
         packed = bpf.map_lookup(self.fd, self.key.pack(key), self.size)
         assert packed is not None, f"{self.spec.name} has no element {key}"
         return (packed[at : at + self.spec.value_size] for at in range(0, self.size, self.stride))
 
     def zero(self, keys: Sequence[int]) -> None:
-        """Sets counters to zero, before their ids are used again."""
+        """Set counters to zero, before their ids are used again."""
         for key in keys:
             bpf.map_update(self.fd, self.key.pack(key), bytes(self.size))
 
 
 class CpuArrays(Counters):
-    """Likewise an array for each CPU, read and written in place."""
+    """The same as an array for each CPU, read and written in place."""
 
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
@@ -483,7 +495,7 @@ class CpuArrays(Counters):
 
 
 def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
-    """The class that fits the map's kind and flags."""
+    """Return an object of the class that fits the map's kind and flags."""
     if spec.kind == "PERCPU_ARRAY":
         return Counters(spec, fd)
     if spec.kind == CPU_ARRAYS:
@@ -494,7 +506,7 @@ def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
 
 
 def create_map(spec: MapSpec) -> int:
-    """Creates a map as defined by its line in maps.h."""
+    """Create a map as defined by its line in maps.h."""
     with lock_types(spec.value) as types:
         return bpf.map_create(
             name=spec.name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which addresses and ports are frontends, to be asked for each of very many connections.
+"""Which addresses and ports are frontends, for questions about very many connections.
 
 The map's keys are read once and not unpacked: 65,536 of them take 0.1 s.
 """
@@ -19,7 +19,7 @@ _ANY = {4: bytes(4), 16: bytes(16)}  # a NodePort's address, by the length of a 
 
 
 class FrontendKeys:
-    """The frontends at the time of their first use."""
+    """The frontends at the time of the first use."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._maps = maps
@@ -48,5 +48,5 @@ class FrontendKeys:
 
 
 def _short(address: bytes) -> bytes:
-    """IPv4 in four bytes; the maps have it as v4-mapped IPv6."""
+    """Return an IPv4 address in four bytes; the maps hold it as v4-mapped IPv6."""
     return address[len(MAPPED) :] if address.startswith(MAPPED) else address

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads bpf/layout.h and bpf/maps.h, so that nothing about the maps is written twice.
+"""Read bpf/layout.h and bpf/maps.h, so that the layout of the maps is written only once.
 
-cffi parses the parts that layout.h includes, and a Record packs one of plan's entries into its
-struct. ``__be16`` and ``__u16`` are different types, so the byte order of a field is known too.
-Pin paths are named by hashes of these texts (state_dir.py).
+cffi parses the headers that layout.h includes, and a Record packs one of plan's entries into its
+struct. ``__be16`` and ``__u16`` are different types, so the byte order of a field is known too. Pin
+paths are named by hashes of these texts (state_dir.py).
 """
 
 import hashlib
@@ -31,24 +31,24 @@ MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291 2.5.5.2
 
 
 def _parts(header: str, folder: str, sources: Path = SOURCES) -> str:
-    """The joined texts of what a header includes from a folder."""
+    """Return the joined texts of the files that a header includes from a folder."""
     parts = re.findall(rf'(?m)^#include "({folder}/.+)"$', (sources / header).read_text())
     return "".join((sources / part).read_text() for part in parts)
 
 
-# The most parts of a map of counters (bpf/maps.h).
+# The maximum number of parts of a map of counters (bpf/maps.h).
 COUNTER_PARTS = int(
     re.findall(r"(?m)^#define COUNTER_PARTS (\d+)$", (SOURCES / "maps.h").read_text())[0]
 )
 _STEPS, _EVENTS = "record/steps.h", "record/events.h"
 _HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS)]
 _ALL = "".join([_TYPES, _parts("layout.h", "layout"), *_HEADERS])
-TEXT = re.sub(r"(?m)^(#|SIZE\(|DEFINE_MAP\().*$", "", _ALL)  # without what cffi does not know
+TEXT = re.sub(r"(?m)^(#|SIZE\(|DEFINE_MAP\().*$", "", _ALL)  # without lines that cffi cannot parse
 ffi = declarations.types(TEXT)
 
 
 def names(enum: str, prefix: str) -> dict[int, str]:
-    """The values of ``enum verdict`` and its like, with their names in lower case."""
+    """Return the values of an enum, such as ``enum verdict``, with their names in lower case."""
     elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
     return {
         value: name.removeprefix(prefix).lower()
@@ -68,13 +68,13 @@ _FLAGS = {
 }
 
 
-RING = "RINGBUF"  # of its records the kernel knows no size
+RING = "RINGBUF"  # the kernel does not know the size of its records
 
 
 class MapSpec(NamedTuple):
     """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names.
 
-    ``persistent``: an upgrade may keep it (bpf/maps/persistent.h).
+    ``persistent``: an upgrade may keep the map (bpf/maps/persistent.h).
     """
 
     name: str
@@ -116,21 +116,21 @@ def _map_specs(header: str, *, persistent: bool) -> dict[str, MapSpec]:
 
 _PERSISTENT = "maps/persistent.h"
 MAPS = _map_specs(_PERSISTENT, persistent=True) | _map_specs("maps/per_version.h", persistent=False)
-# Of the recording and the monitoring variant of the programs: never pinned.
+# For the recording and the monitoring variant of the programs: never pinned.
 STEPS = _map_specs(_STEPS, persistent=False)["steps"]
 MONITOR_MAPS = _map_specs(_EVENTS, persistent=False)
-PROGRAM_MAPS = MAPS | {STEPS.name: STEPS} | MONITOR_MAPS  # all that a program may refer to
+PROGRAM_MAPS = MAPS | {STEPS.name: STEPS} | MONITOR_MAPS  # all maps that a program may refer to
 
 
 @cache
 def layout_hash(sources: Path = SOURCES) -> str:
-    """Names the layout: the maps of an older one are never read, but for persistent ones."""
+    """The name of the layout: maps of another layout are never read, except persistent ones."""
     return _hash(_parts("layout.h", "layout", sources) + _parts("maps.h", "maps", sources))
 
 
 @cache
 def persistent_hash(sources: Path = SOURCES) -> str:
-    """Names the layout of persistent maps, and so the ids by which they refer to each other."""
+    """The name of the layout of persistent maps, and so of the ids in them."""
     return _hash((sources / _PERSISTENT).read_text() + _parts(_PERSISTENT, "layout", sources))
 
 
@@ -139,7 +139,7 @@ def _hash(text: str) -> str:
 
 
 def address_bytes(address: Address) -> bytes:
-    """16 bytes in network order, IPv4 as v4-mapped IPv6."""
+    """Return 16 bytes in network order, IPv4 as v4-mapped IPv6."""
     return address.packed if address.version == 6 else MAPPED + address.packed
 
 
@@ -162,7 +162,7 @@ class _Flags:
     def __init__(self, bits: dict[int, str]) -> None:
         self.bits = bits
         self.numbers = {word: bit for bit, word in bits.items()}
-        self.words: dict[int, entries.Flags] = {}  # cache: bits -> words, and back in the next one
+        self.words: dict[int, entries.Flags] = {}  # cache: bits -> words; ``sums`` is the inverse
         self.sums: dict[entries.Flags, int] = {}
 
     def to_int(self, words: entries.Flags) -> int:
@@ -182,12 +182,12 @@ _CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
 
 
 def _is_not_a_column(field: str) -> bool:
-    """Padding, and the check, which a map writes (``Check``)."""
+    """Whether the field is padding, or the check, which a map writes (``Check``)."""
     return field.startswith("pad") or field == "check"
 
 
 class Record(Generic[_T]):
-    """Packs a NamedTuple into its C struct and unpacks it, field by field of the same name."""
+    """Pack a NamedTuple into its C struct and unpack it, field by field of the same name."""
 
     def __init__(self, ctype: str, cls: type[_T], parts: dict[str, "Record[Any]"] | None = None):
         self.cls = cls
@@ -224,28 +224,28 @@ class Record(Generic[_T]):
         return _CODES[ctype.cname], None, None
 
     def pack(self, value: _T) -> bytes:
-        """The struct's bytes."""
+        """Return the struct's bytes."""
         parts = list(value)
         for index, convert in self.packers:
             parts[index] = convert(parts[index])
         return self.struct.pack(*parts)
 
     def unpack(self, packed: bytes) -> _T:
-        """The value in the struct's bytes."""
+        """Return the value in the struct's bytes."""
         parts = list(self.struct.unpack(packed))
         for index, convert in self.unpackers:
             parts[index] = convert(parts[index])
         return self.cls(*parts)
 
 
-# The checks by which elements of maps name their keys (bpf/core/check.h).
+# The checks by which elements of maps identify their keys (bpf/core/check.h).
 
 _NUMBERS = ffi.typeof("enum check_number").relements
 _FACTOR, _FIRST = _NUMBERS["CHECK_FACTOR"], _NUMBERS["CHECK_FIRST"]
 
 
 class Check:
-    """The check in the packed values of one map: a sum over the key and what precedes the check."""
+    """The check in the packed values of one map: a sum over the key and the preceding bytes."""
 
     def __init__(self, spec: MapSpec, place: int) -> None:
         self.place = place
@@ -254,11 +254,14 @@ class Check:
         self._factors = [pow(_FACTOR, _FIRST + at, 2**64) for at in range(words)]
 
     def signed(self, key: bytes, value: bytes) -> bytes:
-        """The value with the check of its key; without it no program believes it."""
+        """Return the value with the check of its key.
+
+        Programs ignore a value with a wrong check.
+        """
         return value[: self.place] + self._of(key, value) + value[self.place + 4 :]
 
     def is_right(self, key: bytes, value: bytes) -> bool:
-        """Whether a program would believe this value of the key."""
+        """Whether a program would accept this value of the key."""
         return self._of(key, value) == value[self.place : self.place + 4]
 
     def _of(self, key: bytes, value: bytes) -> bytes:
@@ -268,7 +271,7 @@ class Check:
 
 
 class NoCheck(Check):
-    """Of maps whose elements name nothing: any value is right."""
+    """For maps whose elements do not identify their keys: any value is right."""
 
     def __init__(self) -> None:
         pass
@@ -281,7 +284,7 @@ class NoCheck(Check):
 
 
 def check_in(spec: MapSpec) -> Check:
-    """What signs the values of a map."""
+    """Return the check of a map's values."""
     kind = ffi.typeof(spec.value)
     fields = dict(kind.fields) if kind.kind == "struct" else {}
     return Check(spec, fields["check"].offset) if "check" in fields else NoCheck()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of maps that an operator may choose, and the record of them in the state directory.
+"""The sizes of maps that an operator may choose, and their record in the state directory.
 
-Maps of other sizes than those of maps.h are in directories of their own (state_dir.py), with a
-record for commands that look for them; it is written when they are in force, and of a node with
-the usual sizes there is none:
+Maps of other sizes than in maps.h are in directories of their own (state_dir.py), with a record for
+commands that look for them. The record is written when the sizes are in force; a node with the
+usual sizes has none:
 
     <state-dir>/map-sizes -> "backends=262144,flows=1048576"
 """
@@ -17,7 +17,7 @@ from ebpflb.kernel.maps.layout import MAPS, MapSpec
 
 SIZES_LINK = "map-sizes"
 
-# What an operator calls them -> the maps that have as many entries.
+# The operator's name of a size -> the maps that have this number of entries.
 SIZES = {
     "frontends": ("services", "cluster_ips"),
     "backends": ("backend_slots", "backend_names", "backend_stats", "backend_loads"),
@@ -32,22 +32,22 @@ SIZES = {
     "connections": ("connections",),
 }
 LEAST_ENTRIES, MOST_ENTRIES = 1024, 1 << 24  # entries
-# The latest flows, which are half-open, have as many entries of either table (maps/persistent.h).
+# The latest flows, which are half-open, have as many entries in either table (maps/persistent.h).
 _LEAST = dict.fromkeys(("flows", "other-flows"), LEAST_ENTRIES + 2 * MAPS["half_open"].entries)
 
 MapSizes = tuple[tuple[str, int], ...]
-"""Names of SIZES with their entries, sorted, without those that are as in maps.h."""
+"""Names of SIZES with their entries, sorted, without those of maps.h."""
 
 USUAL_SIZES: MapSizes = ()
 
 
 def usual(name: str) -> int:
-    """How many entries maps.h gives."""
+    """Return the number of entries in maps.h."""
     return MAPS[SIZES[name][0]].entries
 
 
 def parse(text: str) -> MapSizes:
-    """NAME=ENTRIES,... Raises ValueError."""
+    """Parse NAME=ENTRIES,... Raises ValueError."""
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         name, _, number = part.partition("=")
@@ -68,24 +68,24 @@ def show(sizes: MapSizes) -> str:
 
 
 def sized(sizes: MapSizes) -> dict[str, MapSpec]:
-    """All maps, with these sizes."""
+    """Return the specs of all maps, with these sizes."""
     entries = {each: size for name, size in sizes for each in SIZES[name]}
     return {
         name: spec._replace(entries=entries.get(name, spec.entries)) for name, spec in MAPS.items()
     }
 
 
-# As large as they can be chosen: of maps of the past it is not known how large they were.
+# The largest possible sizes: the sizes of maps of the past are unknown.
 LARGEST = sized(tuple((name, MOST_ENTRIES) for name in SIZES))
 
 
 def suffix(sizes: MapSizes) -> str:
-    """What the names of the directories of such maps end with."""
+    """Return the suffix of the directories of such maps."""
     return f"-{hashlib.sha256(show(sizes).encode()).hexdigest()[:8]}" if sizes else ""
 
 
 def record(state: Path, sizes: MapSizes) -> None:
-    """Raises OSError."""
+    """Write the record. Raises OSError."""
     if recorded(state) != sizes:
         (state / SIZES_LINK).unlink(missing_ok=True)
         if sizes:
@@ -93,7 +93,7 @@ def record(state: Path, sizes: MapSizes) -> None:
 
 
 def recorded(state: Path) -> MapSizes:
-    """Those in force; the usual ones where none can be read."""
+    """Return the sizes in force; the usual ones if none can be read."""
     with suppress(OSError, ValueError):
         return parse(os.readlink(state / SIZES_LINK))
     return USUAL_SIZES

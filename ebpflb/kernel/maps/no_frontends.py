@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The map no_frontends: where no frontend is, programs look nothing up.
+"""The map no_frontends: its bits tell programs where no frontend is, so that they skip the look-up.
 
-Each frontend has a bit: a hash of its address, port and protocol, or, of a NodePort, its port. A
-bit is set while no frontend has it. The bits of a new map are not set: programs look everything up.
-So a bit is cleared before a frontend is written, and set after it was removed.
+Each frontend has a bit: a hash of its address, port and protocol, or for a NodePort its port. A bit
+is set while no frontend has it. In a new map no bit is set, so programs look everything up. A bit
+is cleared before a frontend is written, and set after the frontend was removed.
 """
 
 from array import array
@@ -23,14 +23,17 @@ _MAPPED = 0xFFFF << 32  # of a v4-mapped address
 
 
 class NoFrontends:
-    """``opened``: the map. Raises KernelError where it cannot be written."""
+    """The bits of all frontends; ``opened`` is the map.
+
+    Raises KernelError if it cannot be written.
+    """
 
     def __init__(self, opened: MappedArray) -> None:
         self._map = opened
         self.load(())
 
     def load(self, frontends: Iterable[Frontend]) -> None:
-        """These are all that map services has. Nothing is written before ``repair``."""
+        """Set the complete list of frontends in map services. ``repair`` writes the bits."""
         self._known = set(frontends)
         self._counts = Counter(map(bit_of, self._known))
         self._words = [_ALL] * WORDS
@@ -38,7 +41,7 @@ class NoFrontends:
             self._words[bit // 64] &= ~(1 << bit % 64)
 
     def before_writing(self, frontends: Iterable[Frontend]) -> None:
-        """Clears the bits of frontends that map services gets."""
+        """Clear the bits of frontends that map services will get."""
         new = {each for each in frontends if each not in self._known}
         self._known |= new
         taken = Counter(map(bit_of, new))
@@ -46,7 +49,7 @@ class NoFrontends:
         self._counts += taken
 
     def after_removing(self, frontends: Iterable[Frontend]) -> None:
-        """Sets the bits of frontends that map services no longer has."""
+        """Set the bits of frontends that map services no longer has."""
         gone = self._known.intersection(frontends)
         self._known -= gone
         freed = Counter(map(bit_of, gone))
@@ -54,7 +57,7 @@ class NoFrontends:
         self._flip(bit for bit in freed if bit not in self._counts)
 
     def wrong(self) -> list[int]:
-        """The numbers of the words that are not as they should be."""
+        """Return the numbers of the words that differ from the plan."""
         size = 8 * WORDS
         found, wanted = self._map.memory[:size], pack(f"={WORDS}Q", *self._words)
         if found == wanted:
@@ -62,7 +65,7 @@ class NoFrontends:
         return [at // 8 for at in range(0, size, 8) if found[at : at + 8] != wanted[at : at + 8]]
 
     def repair(self) -> None:
-        """Write all words at once if one is wrong: in a new map all are."""
+        """Write all words at once if one is wrong; in a new map all are wrong."""
         if self.wrong():
             self._map.write_run(0, array("I", pack(f"={WORDS}Q", *self._words)))
 
@@ -75,7 +78,7 @@ class NoFrontends:
 
 
 def bit_of(frontend: Frontend) -> int:
-    """As frontend_may_exist of bpf/rules/frontend.h computes it."""
+    """Return the frontend's bit, as frontend_may_exist of bpf/rules/frontend.h computes it."""
     address, port, protocol = frontend
     number = int(address)
     if not number:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many entries the maps hold that programs fill, counted once a minute if metrics are read.
 
-The kernel keeps no count of a map's entries: they are counted by reading all of them. A thread of
-its own does that, a slice at a time with pauses between; readers get what the last count found.
+The kernel keeps no count of a map's entries, so they are counted by reading all of them. A thread
+does this, a slice at a time with pauses between; readers get the result of the last count.
 """
 
 import logging
@@ -22,23 +22,26 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import BackendLoad
 from ebpflb.plan.flow_entries import Hook
 
-# How many connections each backend has, where one of the three maps that say it has lost its pin.
+# Keep the counts of open connections consistent if one of their three maps lost its pin.
 #
-# An element of sockets or connections takes from backend_loads what it has added to it
-# (bpf/core/connection.h). If one of them were made anew beside the others, what the lost elements
-# have added would stay for ever, or elements would take what was never added. So backend_loads is
-# made anew too, with a generation that no element has. An earlier agent's programs go on with
-# theirs.
+# When an element of sockets or connections ends, it subtracts from backend_loads what it has added
+# (bpf/core/connection.h). If one of the maps were created again beside the others, the counts of
+# lost elements would stay forever, or elements would subtract what was never added. So
+# backend_loads is created again too, with a generation that no element has. The programs of an
+# earlier agent keep using their own maps.
 
 _LOADS = "backend_loads"
 COUNTED = ("sockets", "connections", _LOADS)
-_GENERATION_BITS = 31  # it grows by one when a backend is removed, and must not pass 32 bits
+_GENERATION_BITS = 31  # the generation grows by one per removed backend, and must fit into 32 bits
 
 log = logging.getLogger(__name__)
 
 
 def renew_if_lost(state: StateDir, specs: Mapping[str, MapSpec]) -> None:
-    """Before maps are opened; if killed amid it, the next start finds one missing again."""
+    """Renew the counts before maps are opened.
+
+    If the agent is killed meanwhile, the next start finds a missing map again.
+    """
     lost = [name for name in COUNTED if not state.is_pinned(specs[name])]
     if 0 < len(lost) < len(COUNTED):
         log.warning(
@@ -53,9 +56,9 @@ def _begin_counts(loads: Map) -> None:
     loads.memory[0 : loads.spec.entries * loads.stride] = load * loads.spec.entries
 
 
-COUNT_INTERVAL = 60.0  # seconds from one count to the next, if someone asks for it
+COUNT_INTERVAL = 60.0  # seconds between two counts, if metrics are read
 
-# What programs fill, but for the flows, whose entries the sweeper counts (sweep.py).
+# The maps that programs fill, except the flows, which the sweeper counts (sweep.py).
 _FILLED = [n for n, s in MAPS.items() if s.is_filled_by_programs and n not in FLOW_MAPS]
 COUNTED_MAPS = (*_FILLED, "connections")
 
@@ -71,9 +74,10 @@ _UNCOUNTED = struct.Struct(f"={_UNCOUNTED_AT}xI{_LOAD_SIZE - _UNCOUNTED_AT - 4}x
 
 @dataclass(frozen=True)
 class Counts:
-    """``at`` is in seconds since the epoch; ``entries`` by map, ``flows`` by protocol.
+    """The result of one count.
 
-    ``uncounted``: connections that least-connections did not count, since the maps were created.
+    ``at`` is in seconds since the epoch; ``entries`` by map, ``flows`` by protocol. ``uncounted``
+    are connections that least-connections did not count, since the maps were created.
     """
 
     at: float
@@ -86,7 +90,7 @@ NO_COUNTS = Counts(0.0, {}, {}, 0)
 
 
 class Occupancy:
-    """Counts when it is read and the last count is old; one count at a time."""
+    """Count when the result is read and the last count is old; one count at a time."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._maps = maps
@@ -96,9 +100,9 @@ class Occupancy:
         self._thread: threading.Thread | None = None
 
     def latest(self) -> Counts:
-        """The last count's result, at once; NO_COUNTS before the first one has ended.
+        """Return the last count's result, at once; NO_COUNTS before the first one has ended.
 
-        Starts another count where the last one is older than COUNT_INTERVAL.
+        Starts another count if the last one is older than COUNT_INTERVAL.
         """
         counts, now = self._counts, time.monotonic()
         if (
@@ -112,12 +116,12 @@ class Occupancy:
         return counts
 
     def stop(self) -> None:
-        """Returns when no map is in use any more; nothing is counted after it."""
+        """Stop counting; return when no map is in use any more."""
         self._stopped.set()
         self.wait()
 
     def wait(self) -> None:
-        """Returns when a count that is under way has ended."""
+        """Return when the running count has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -140,7 +144,7 @@ class Occupancy:
         return sum(len(keys) // size for keys, _ in self._slices(name))
 
     def _flows(self) -> dict[Protocol, int]:
-        """Each flow is counted by one of its entries: the client's request at ingress."""
+        """Count each flow by one of its entries: the client's request at ingress."""
         found: Counter[int] = Counter()
         for name in FLOW_MAPS:
             for keys, values in self._slices(name):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Records of all structs that are keys and values of maps, checked at import.
 
-What the agent writes is defined in plan/entries.py, what the datapath writes is here.
+Entries that the agent writes are defined in plan/entries.py, those of the datapath here.
 """
 
 import struct
@@ -14,7 +14,7 @@ from ebpflb.model.services import PortName
 from ebpflb.plan import entries
 from ebpflb.plan.flow_entries import Flow, Tuple
 
-# What the programs remember of packets that open no flow.
+# What the programs store about packets that open no flow.
 
 
 class FragmentKey(NamedTuple):
@@ -37,7 +37,7 @@ class Forwarded(NamedTuple):
     replied: int
 
 
-# What the datapath remembers of sockets (bpf/layout/socket.h), as values.
+# What the datapath stores about sockets (bpf/layout/socket.h).
 
 NO_FRONTEND = entries.Frontend(address_from(bytes(16)), 0, 0)
 
@@ -57,7 +57,7 @@ class PeerFrontend(NamedTuple):
 
 
 class SocketEntry(NamedTuple):
-    """What is remembered of a socket; ``next`` has no port at the end of the list."""
+    """A socket's data; ``next`` has no port at the end of the list."""
 
     peer: PeerFrontend
     service: int
@@ -80,7 +80,7 @@ class AssignmentKey(NamedTuple):
     frontend: entries.Frontend
 
 
-# The working memory of the packet programs: struct scratch, and what is in it.
+# The working memory of the packet programs: struct scratch and its parts.
 
 
 class SelectedBackend(NamedTuple):
@@ -205,7 +205,7 @@ class DatagramChoice(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """``lock`` is the kernel's: no agent reads or writes it."""
+    """``lock`` belongs to the kernel: no agent reads or writes it."""
 
     lock: int
     cluster: int
@@ -352,7 +352,7 @@ RECORDS: dict[str, Record[Any]] = {
 
 
 class Codec(NamedTuple):
-    """How values of one C type become bytes and back."""
+    """Convert values of one C type to bytes and back."""
 
     pack: Callable[[Any], bytes]
     unpack: Callable[[bytes], Any]
@@ -374,7 +374,7 @@ _PLAIN = {
 
 
 def codec(ctype: str) -> Codec:
-    """The codec of a map's key or value type, as maps.h names it."""
+    """Return the codec of a map's key or value type, as maps.h names it."""
     if ctype in _PLAIN:
         return _PLAIN[ctype]
     return Codec(RECORDS[ctype].pack, RECORDS[ctype].unpack)

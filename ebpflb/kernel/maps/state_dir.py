@@ -5,12 +5,12 @@
     <state-dir>/<persistent hash>/<map> maps that an upgrade keeps (maps/persistent.h)
     <state-dir>/links/<program>         links at the cgroup, updated in place across layouts
     <state-dir>/devices/<ifindex>-...   attachments at devices: tcx.py and clsact.py
-    <state-dir>/run-dir                 where the agent's files are
-    <state-dir>/map-sizes               how large maps are, where not as usual: map_sizes.py
+    <state-dir>/run-dir                 the directory of the agent's files
+    <state-dir>/map-sizes               sizes of maps that differ from the usual ones: map_sizes.py
 
 A pinned map is adopted only if the kernel reports the type, sizes, entries and flags of maps.h.
-While the agent starts, the maps of a new layout are filled, and the old ones keep serving until
-the links are replaced.
+While the agent starts, the maps of a new layout are filled, and the old ones keep serving until the
+links are replaced.
 """
 
 import os
@@ -29,20 +29,21 @@ from ebpflb.kernel.maps.map_sizes import MapSizes
 from ebpflb.model.drift import Drift, Part
 from ebpflb.options import Paths
 
-# Where the agent of a state directory keeps its files: recorded in that directory.
+# The directory of the agent's files, recorded in the state directory.
 #
-# A bpffs has no ordinary files, but links; so the record is the text of a link that leads nowhere:
+# A bpffs has no ordinary files, but symbolic links; so the record is the text of a link without a
+# target:
 #
 #     <state-dir>/run-dir -> "<run-dir>:<state-dir>"
 #
-# The state directory's name is recorded too, as the agent sees it: from within a container the same
+# The state directory's name is recorded too, as the agent sees it: inside a container the same
 # directories may lie below a mount point such as /host.
 
 RECORD = "run-dir"
 
 
 def write_record(paths: Paths) -> None:
-    """Raises OSError."""
+    """Write the record. Raises OSError."""
     if not is_record_of(paths):
         link = paths.state / RECORD
         link.unlink(missing_ok=True)
@@ -50,7 +51,7 @@ def write_record(paths: Paths) -> None:
 
 
 def is_record_of(paths: Paths) -> bool:
-    """Whether these are recorded."""
+    """Whether these paths are recorded."""
     with suppress(OSError):
         return os.readlink(paths.state / RECORD) == _record_text(paths)
     return False
@@ -61,7 +62,7 @@ def _record_text(paths: Paths) -> str:
 
 
 def read_record(state: Path, cache: Path = Paths.cache) -> Paths | None:
-    """The paths of the state directory's agent, as they are seen here; None if none is recorded."""
+    """Return the paths of the state directory's agent, as seen here; None if none are recorded."""
     try:
         run, _, recorded = os.readlink(state / RECORD).rpartition(":")
     except OSError:
@@ -74,11 +75,14 @@ def read_record(state: Path, cache: Path = Paths.cache) -> Paths | None:
 
 
 BPFFS = Path("/sys/fs/bpf")
-_NAMED = 4  # state directories in one line
+_NAMED = 4  # state directories named in one line
 
 
 def mount_of(path: Path) -> tuple[Path, str]:
-    """The mount point of ``path``, which need not exist, and the type; the last mount counts."""
+    """Return the mount point of ``path``, which need not exist, and its type.
+
+    The last mount counts.
+    """
     mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
     mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
@@ -86,7 +90,7 @@ def mount_of(path: Path) -> tuple[Path, str]:
 
 
 def why_unseen(path: Path) -> str:
-    """Why there is no such state directory, and what helps, in one sentence; "" if there is one."""
+    """Return why there is no such state directory, and what to do; "" if there is one."""
     if path.is_dir():
         return ""
     if hidden := why_hidden(path):
@@ -104,8 +108,9 @@ def why_unseen(path: Path) -> str:
 
 
 def why_hidden(path: Path) -> str:
-    """The same where `ip netns exec` hides the bpffs, by a sysfs that it mounts over the machine's
-    and names after the network namespace; "" elsewhere.
+    """Return what to do if `ip netns exec` hides the bpffs; "" if it does not.
+
+    `ip netns exec` mounts a sysfs over the machine's, and names it after the network namespace.
     """
     if mount_of(path) != (Path("/sys"), "sysfs"):
         return ""
@@ -118,16 +123,16 @@ def why_hidden(path: Path) -> str:
 
 
 def state_directories(mount: Path) -> list[Path]:
-    """Those of agents in this bpffs, at its root or one directory below."""
+    """Return the state directories of agents in this bpffs, at its root or one directory below."""
     return sorted(it.parent for depth in ("*", "*/*") for it in mount.glob(f"{depth}/links"))
 
 
 def mount_bpffs(path: Path) -> None:
-    """Mounts a bpffs at its usual place if ``path`` is there and none is mounted yet.
+    """Mount a bpffs at its usual place if ``path`` is there and none is mounted yet.
 
     Raises NodeError if ``path`` is not in a bpffs, or mounting fails. It also refuses to mount in a
-    container on the host's directory: only the container would see that mount, and it would be
-    lost with the container.
+    container on the host's directory: only the container would see that mount, and the mount would
+    be lost with the container.
     """
     mount, kind = mount_of(path)
     if kind == "bpf":
@@ -149,7 +154,7 @@ class StateDir:
     """One node's state directory."""
 
     def __init__(self, directory: Path = Paths.state, sizes: MapSizes | None = None) -> None:
-        """``sizes``: what the maps are to have; None: as those that are in force."""
+        """``sizes``: the wanted sizes of maps; None: those in force."""
         self.directory = directory
         self.sizes = map_sizes.recorded(directory) if sizes is None else sizes
         self.specs = map_sizes.sized(self.sizes)
@@ -163,7 +168,7 @@ class StateDir:
         return f"<State {self.directory}>"
 
     def prepare(self) -> None:
-        """Makes the directories."""
+        """Create the directories."""
         mount_bpffs(self.directory)
         for directory in self.directories():
             if directory.exists() and not directory.is_dir():
@@ -174,7 +179,10 @@ class StateDir:
         return self.maps_directory.is_dir()
 
     def open_maps(self, specs: dict[str, MapSpec] | None = None) -> dict[str, Map]:
-        """Every map, or these: adopted if a pin fits, else created and pinned."""
+        """Open every map, or those of ``specs``.
+
+        A fitting pinned map is adopted, otherwise a new one is created and pinned.
+        """
         wanted = (self.specs if specs is None else specs).items()
         return {name: open_map(spec, self._adopt_or_create(spec)) for name, spec in wanted}
 
@@ -189,14 +197,14 @@ class StateDir:
             os.close(fd)
 
     def renew(self, spec: MapSpec, fill: Callable[[Map], None]) -> None:
-        """Pins a new map in the place of this one. Nobody else sees it before ``fill`` is done."""
+        """Pin a new map instead of this one; no other program sees it before ``fill`` is done."""
         with closing(open_map(spec, create_map(spec))) as made:
             fill(made)
             self._pin(spec).unlink(missing_ok=True)
             bpf.pin(made.fd, str(self._pin(spec)))
 
     def read_maps(self) -> dict[str, Map]:
-        """The pinned maps, to be read only. Raises NodeError if there are none, or others."""
+        """Open the pinned maps for reading. Raises NodeError if maps are missing or do not fit."""
         with ExitStack() as opened:
             found: dict[str, int] = {}
             for name, spec in self.specs.items():
@@ -208,7 +216,7 @@ class StateDir:
         return {name: open_map(specs[name], fd, writable=False) for name, fd in found.items()}
 
     def pin_faults(self, maps: Mapping[str, Map]) -> Iterator[Drift]:
-        """The maps, open in this process, that are not the ones pinned here. Raises KernelError."""
+        """Yield the open maps that are not the ones pinned here. Raises KernelError."""
         for name, opened in maps.items():
             if text := self._pin_fault(opened):
                 yield Drift(Part.PIN, f"map {name}", text)
@@ -218,12 +226,12 @@ class StateDir:
             )
 
     def restore_pins(self, maps: Mapping[str, Map]) -> None:
-        """As ``pin_again``, and says of which sizes the maps in force are."""
+        """Like ``pin_again``, and also record the sizes of the maps in force."""
         self.pin_again(maps)
         map_sizes.record(self.directory, self.sizes)
 
     def pin_again(self, maps: Mapping[str, Map]) -> None:
-        """Pins again these maps, which are open in this process, in place of any others.
+        """Pin these open maps again, replacing any others.
 
         Raises NodeError and KernelError.
         """
@@ -234,7 +242,7 @@ class StateDir:
                 bpf.pin(opened.fd, str(self._pin(opened.spec)))
 
     def map_ids(self) -> set[int]:
-        """The ids of all pinned maps, those of other layouts included."""
+        """Return the ids of all pinned maps, those of other layouts included."""
         others = self.old_layouts() if self.directory.is_dir() else []
         folders = [it for it in (self.maps_directory, self.persistent_directory) if it.is_dir()]
         return {
@@ -242,24 +250,24 @@ class StateDir:
         }
 
     def links(self) -> Iterator[Path]:
-        """The pins of all attachments."""
+        """Yield the pins of all attachments."""
         if self.links_directory.is_dir():
             yield from sorted(self.links_directory.iterdir())
 
     def old_layouts(self) -> list[Path]:
-        """The directories of every other layout's maps."""
+        """Return the directories of every other layout's maps."""
         own = self.directories()
         found = (entry for entry in self.directory.iterdir() if not entry.is_symlink())
         return [entry for entry in found if entry.is_dir() and entry not in own]
 
     def remove_old_layouts(self) -> None:
-        """Unpins the maps of other layouts and sizes, when no program uses them any more."""
+        """Unpin the maps of other layouts and sizes, when no program uses them any more."""
         map_sizes.record(self.directory, self.sizes)
         for directory in self.old_layouts():
             remove_tree(directory)
 
     def directories(self) -> tuple[Path, ...]:
-        """All that have pins."""
+        """Return all directories with pins."""
         maps = self.maps_directory, self.persistent_directory
         return *maps, self.links_directory, self.devices_directory
 
@@ -267,7 +275,7 @@ class StateDir:
         return (self.persistent_directory if spec.persistent else self.maps_directory) / spec.name
 
     def _pin_fault(self, opened: Map) -> str:
-        """What is wrong with the pin of an open map, if anything."""
+        """Return the fault of the pin of an open map, or ""."""
         pin = self._pin(opened.spec)
         fd = bpf.get(str(pin))
         if fd is None:
@@ -279,7 +287,10 @@ class StateDir:
         return f"is not the one that is pinned as {pin}" if is_other else ""
 
     def _get_fitting(self, spec: MapSpec) -> int:
-        """The pinned map of this name. Raises NodeError if there is none, or another object."""
+        """Return the pinned map of this name.
+
+        Raises NodeError if it is missing, or another object.
+        """
         pin = self._pin(spec)
         not_ours = f"{pin} is no map of this version: the next start of `ebpflb run` replaces it"
         try:
@@ -303,14 +314,14 @@ class StateDir:
         raise NodeError(not_ours)
 
     def why_no_maps(self) -> str:
-        """Why there are no maps, and what to do."""
+        """Return why there are no maps, and what to do."""
         if unseen := why_unseen(self.directory):
             return unseen
         where = f"no maps of this version in {self.directory}"
         return self.foreign_maps() or f"{where}: did `ebpflb run` start, with this --state-dir?"
 
     def foreign_maps(self) -> str | None:
-        """That only another version of ebpflb can read the maps, and what to do; None if not so."""
+        """Return that only another version can read the maps, and what to do, or None."""
         if self.exists() or not self.directory.is_dir() or not self.old_layouts():
             return None
         return (
@@ -332,7 +343,7 @@ class StateDir:
 
 
 def _map_id(pin: Path) -> int:
-    """0 for a pin of something else."""
+    """Return the map's id; 0 for a pin of another object."""
     try:
         fd = bpf.get(str(pin))
         if fd is None:
@@ -358,7 +369,7 @@ def _fits(fd: int, spec: MapSpec) -> bool:
 
 
 def remove_tree(directory: Path) -> None:
-    """Removes a directory with its content, if it exists; shutil.rmtree fails in a bpffs."""
+    """Remove a directory with its content, if it exists; shutil.rmtree fails in a bpffs."""
     if not directory.is_dir():
         return
     for entry in directory.iterdir():
@@ -367,21 +378,25 @@ def remove_tree(directory: Path) -> None:
     directory.rmdir()
 
 
-# The lock of a state directory: on the directory itself, whatever path or mount leads to it.
+# The lock of a state directory, held on the directory itself, whatever path or mount leads to it.
 #
-# It is held by an agent as long as it runs, and by what removes the directory. It belongs to the
-# inode, so it holds across containers and bind mounts; only root may open the directory.
+# An agent holds the lock as long as it runs; so does a command that removes the directory. The lock
+# belongs to the inode, so it holds across containers and bind mounts; only root may open the
+# directory.
 
 
 class StateLock:
-    """The lock of one state directory, which ``take`` makes if need be."""
+    """The lock of one state directory, which ``take`` creates if needed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._opened: int | None = None
 
     def take(self) -> bool:
-        """Whether nobody else has it. Raises NodeError if there cannot be such a directory."""
+        """Take the lock; return False if another process has it.
+
+        Raises NodeError if there cannot be such a directory.
+        """
         mount_bpffs(self.directory)
         while True:
             opened = self._open()
@@ -391,11 +406,12 @@ class StateLock:
             if self._is_here(opened):
                 self._opened = opened
                 return True
-            os.close(opened)  # it has been removed meanwhile
+            os.close(opened)  # the directory was removed meanwhile
 
     def holds(self) -> bool:
-        """Whether it is held, of the directory that has the name now: a bpffs that was mounted anew
-        has another one.
+        """Whether the lock is held on the directory that has the name now.
+
+        A bpffs that was mounted again has another directory.
         """
         return self._opened is not None and self._is_here(self._opened)
 
@@ -425,7 +441,10 @@ class StateLock:
 
 
 def _make_private(opened: int, directory: Path) -> None:
-    """A bpffs may let everybody make directories; others could hold the lock of one of theirs."""
+    """Refuse a directory of another user, who could hold its lock, and close it to others.
+
+    A bpffs may let every user create directories.
+    """
     found = os.fstat(opened)
     if found.st_uid not in (0, os.geteuid()):
         raise NodeError(f"{directory}: belongs to another user (uid {found.st_uid}): remove it")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweeper removes flows that have been idle for too long from their maps.
+"""The sweeper removes flows from their maps that have been idle for too long.
 
-It runs in a thread of its own and reads a map a slice at a time with pauses between, so that it
-never keeps the agent waiting. Of each entry it first reads only the time of its last use and its
-flags; if by these the flow may have expired, it reads the flow's other entries and
-decides (plan/flow_entries.py).
+It runs in a thread and reads a map a slice at a time with pauses between, so it never delays the
+agent. It first reads only the time of last use and the flags of each entry. If the flow may have
+expired by these, it reads the flow's other entries and decides (plan/flow_entries.py).
 """
 
 import itertools
@@ -24,15 +23,15 @@ from ebpflb.plan.flow_entries import Entries, Expired, Flow, Timeouts, Tuple
 
 log = logging.getLogger(__name__)
 
-SWEEP_INTERVAL = 10.0  # seconds from one sweep to the next: a flow is removed so much late at most
-SWEEP_SLICE = 512  # entries: 0.2 ms, or some 30 ms where all of them are removed
-SWEEP_PAUSE_FACTOR = 3.0  # a pause is so many times as long as its slice took: a quarter of a CPU
+SWEEP_INTERVAL = 10.0  # seconds between two sweeps: the maximum delay of a removal
+SWEEP_SLICE = 512  # entries: 0.2 ms, or some 30 ms if all of them are removed
+SWEEP_PAUSE_FACTOR = 3.0  # pause / duration of its slice: a quarter of a CPU
 
 # Map -> the protocols of its flows, in the order of the maps flow_stats and sweeps.
 FLOW_MAPS = {"tcp_flows": (Protocol.TCP,), "other_flows": (Protocol.UDP, Protocol.SCTP)}
 
 _FLAGS = names("flow_flag", "FLOW_")
-_KNOWN = 2 * max(_FLAGS) - 1  # others are of no program
+_KNOWN = 2 * max(_FLAGS) - 1  # no program sets other flags
 _KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
 _FLAGS_AT, _USED_AT = (ffi.offsetof("struct flow", name) for name in ("flags", "last_seen"))
 _FLAGS_AND_LAST_SEEN = struct.Struct(
@@ -42,7 +41,7 @@ _FLAGS_AND_LAST_SEEN = struct.Struct(
 
 @cache
 def _idle_limits(timeouts: Timeouts, protocols: tuple[Protocol, ...]) -> list[int]:
-    """By an entry's flags, in nanoseconds: how long it is idle before its flow may expire."""
+    """Return by flags after how many nanoseconds of an idle entry its flow may expire."""
     words = [
         frozenset(word for bit, word in _FLAGS.items() if bit & bits)
         for bits in range(2 * max(_FLAGS))
@@ -51,7 +50,7 @@ def _idle_limits(timeouts: Timeouts, protocols: tuple[Protocol, ...]) -> list[in
 
 
 class FlowTable:
-    """One of the two maps of flows, and the numbers that are kept of it."""
+    """One of the two maps of flows, with its counters."""
 
     def __init__(
         self, maps: Mapping[str, Map], name: str, timeouts: Timeouts | None = None
@@ -65,14 +64,14 @@ class FlowTable:
 
     @property
     def numbers(self) -> Sweep:
-        """How many entries have been swept and evicted so far, and how many there are."""
+        """The numbers of entries swept and evicted so far, and of current entries."""
         numbers: Sweep = self._sweeps.get(self.number)
         return numbers
 
     def remove(self, entries: Entries) -> list[Tuple]:
-        """Deletes a flow's entries; returns the keys that were deleted.
+        """Delete a flow's entries; return the deleted keys.
 
-        If an entry was used since it was read, those deleted before it are put back.
+        If an entry was used since it was read, the entries deleted before it are put back.
         """
         deleted: Entries = {}
         for key, former in entries.items():
@@ -84,12 +83,12 @@ class FlowTable:
         return list(deleted)
 
     def count(self, removed: int) -> None:
-        """Adds to the number of swept entries."""
+        """Add to the number of swept entries."""
         numbers = self.numbers
         self._sweeps.write([(self.number, numbers._replace(swept=numbers.swept + removed))])
 
     def sweep(self) -> Iterator[None]:
-        """Goes once through the map, a slice at each step; in the end it updates the numbers."""
+        """Go once through the map, a slice at each step; update the numbers at the end."""
         created, left = self._stats.get(self.number)[0], 0
         for keys, values in self.flows.slices(SWEEP_SLICE):
             left += self._sweep_slice(keys, values, time.monotonic_ns())
@@ -97,7 +96,7 @@ class FlowTable:
         self._update(created, left)
 
     def _sweep_slice(self, keys: bytes, values: bytes, now: int) -> int:
-        """How many entries of the slice are left."""
+        """Sweep a slice; return the number of its entries that are left."""
         before = [now - timeout for timeout in self._by_flags]
         entries = enumerate(_FLAGS_AND_LAST_SEEN.iter_unpack(values))
         idle = [index for index, (flags, last) in entries if last <= before[flags & _KNOWN]]
@@ -112,10 +111,10 @@ class FlowTable:
         return len(here.difference(map(self.flows.key.pack, removed)))
 
     def _end(self, flow: Expired) -> list[Tuple]:
-        """Deletes an expired flow; returns the keys that are deleted for good.
+        """Delete an expired flow; return the keys that are deleted for good.
 
-        They are counted as swept before: if the agent is killed meanwhile, the next one does not
-        take them for evicted.
+        The entries are counted as swept before they are deleted, so that after a kill the next
+        agent does not count them as evicted.
         """
         self.count(len(flow.entries))
         gone = self._gone(flow)
@@ -124,8 +123,10 @@ class FlowTable:
         return gone
 
     def _gone(self, flow: Expired) -> list[Tuple]:
-        """The keys that are deleted for good. Between its deletion and its return a port may get
-        another flow: then it does not rest.
+        """Return the keys that are deleted for good.
+
+        Between its deletion and its return a port may get another flow: then the old flow does not
+        rest.
         """
         deleted = self.remove(flow.entries)
         if len(deleted) < len(flow.entries):
@@ -136,7 +137,7 @@ class FlowTable:
     def _read(
         self, indexes: list[int], keys: bytes, values: bytes, removed: set[Tuple]
     ) -> Iterator[tuple[Tuple, Flow]]:
-        """These entries, without those that were removed with another entry of their flow."""
+        """Yield these entries, without those that were removed with another entry of their flow."""
         for index in indexes:
             key = self.flows.key.unpack(keys[index * _KEY_SIZE : (index + 1) * _KEY_SIZE])
             if key not in removed:
@@ -144,7 +145,7 @@ class FlowTable:
                 yield key, self.flows.value.unpack(value)
 
     def _update(self, created: int, left: int) -> None:
-        """Entries that were created and neither deleted, nor swept, nor left, have been evicted.
+        """Count as evicted the entries that were created and neither deleted, nor swept, nor left.
 
         Entries that were created or deleted during the sweep can hide evicted ones until the next
         sweep; no other entry is ever counted as evicted.
@@ -158,42 +159,45 @@ class FlowTable:
 
 
 class Gate:
-    """Tells the programs when there is no flow to be looked up (bpf/engine/flows/gate.h).
+    """Tell the programs when there is no flow to look up (bpf/engine/flows/gate.h).
 
-    A program may have been between its note that it opens a flow and the flow's first entry. So the
-    gate is closed only if two sweeps have found nothing, and nothing was opened since before the
-    first of them.
+    A program may be between noting that it opens a flow and writing the flow's first entry. So the
+    gate is closed only if two sweeps found nothing, and no flow was opened since before the first
+    of them.
     """
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         gate = maps["flow_gate"]
         assert isinstance(gate, MappedArray)
         self._gate = gate
-        self._found_empty: int | None = None  # `opened` before the last sweep, which found nothing
+        self._found_empty: int | None = None  # `opened` before the last sweep, if it found nothing
 
     def opened(self) -> int:
-        """How many flows have been opened, by programs and by agents."""
+        """Return the number of flows opened so far, by programs and by agents."""
         gate = self._gate.get(0)
         return int(gate.opened + gate.written)
 
     def swept(self, opened: int, left: int) -> None:
-        """``opened`` is of before the sweep, ``left`` how many entries it has found."""
+        """Note the result of a sweep.
+
+        ``opened`` is from before the sweep, ``left`` the number of entries that it found.
+        """
         if left == 0 and self._found_empty == opened:
             self._write("empty", opened + 1)
         self._found_empty = None if left else opened
 
     def open(self) -> None:
-        """To be called before an agent writes the first entry of a flow."""
+        """Open the gate; call this before an agent writes the first entry of a flow."""
         self._write("written", self._gate.get(0).written + 1)
 
     def _write(self, field: str, value: int) -> None:
-        """Only this field: programs add to another one."""
+        """Write only this field: programs add to another one."""
         at = ffi.offsetof("struct flow_gate", field)
         self._gate.memory[at : at + 8] = value.to_bytes(8, sys.byteorder)
 
 
 class Sweeper:
-    """Sweeps both maps every SWEEP_INTERVAL from ``start`` to ``stop``."""
+    """Sweep both maps every SWEEP_INTERVAL from ``start`` to ``stop``."""
 
     def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
         self.tables = [FlowTable(maps, name, timeouts) for name in FLOW_MAPS]
@@ -208,7 +212,7 @@ class Sweeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when no map is in use any more."""
+        """Stop; return when no map is in use any more."""
         self._stopped.set()
         if self._thread.ident:
             self._thread.join()
@@ -223,7 +227,7 @@ class Sweeper:
             self._stopped.wait(begun + SWEEP_INTERVAL - time.monotonic())
 
     def _sweep_all(self) -> None:
-        """Sweeps both maps with a pause after each slice; ends early when it is stopped."""
+        """Sweep both maps with a pause after each slice; end early if stopped."""
         begun, opened = time.monotonic(), self._gate.opened()
         for _ in itertools.chain.from_iterable(table.sweep() for table in self.tables):
             if self._stopped.wait(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which endpoint each backend id stands for, as the maps have it: what netfilter translates by."""
+"""The endpoint of each backend id in the maps; netfilter translates to it."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ _U32 = struct.Struct("=I")
 
 
 class Translations(Mapping[int, tuple[Address, int]]):
-    """Backend id -> address and port, read when it is asked for. Safe in any thread."""
+    """Backend id -> address and port, read on each access. Safe in any thread."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._backend_slots, self._slots = maps["backend_slots"], maps["slots"]
@@ -35,8 +35,9 @@ class Translations(Mapping[int, tuple[Address, int]]):
         return sum(1 for _ in self)
 
     def packed(self) -> Iterator[tuple[int, bytes]]:
-        """Each id with its endpoint as netfilter's maps have it: the address in 4 or 16 bytes, the
-        port in two, and two more. Ten times as fast as to unpack them all.
+        """Yield each id with its endpoint in netfilter's format, ten times faster than unpacking.
+
+        The format: the address in 4 or 16 bytes, the port in two, and two more.
         """
         size, entries = self._slots.spec.value_size, self._backend_slots.spec.entries
         slot_of = self._backend_slots.get_range(0, entries)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes from a state directory what no agent has put there: it would end a start, or a cleanup.
+"""Remove unknown objects from a state directory; a start or a cleanup would fail at them.
 
-What counts is the kind of each pin, and its name as the attachers and ``state_dir`` give it.
+A pin is known by its kind and its name, as the attachers and ``state_dir`` create them.
 """
 
 import logging
@@ -19,7 +19,7 @@ NOT_PINS = (state_dir.RECORD, map_sizes.SIZES_LINK)
 
 log = logging.getLogger(__name__)
 
-# What /proc calls a pinned object. A name that is not here, of a later kernel, is not looked for.
+# How /proc names a pinned object. Unknown names, of a later kernel, are not looked for.
 _MAP, _PROGRAM = "anon_inode:bpf-map", "anon_inode:bpf-prog"
 _LINKS = ("anon_inode:bpf-link", "anon_inode:bpf_link")
 _NUMBER = r"[0-9]{1,10}"
@@ -28,7 +28,7 @@ _OF_CLSACT = re.compile(rf"{_NUMBER}-(clsact|qdisc)")
 
 
 def remove(state: StateDir) -> None:
-    """Each is named in a line."""
+    """Remove the unknown objects; log a line for each."""
     for pin in list(_unknown(state)):
         log.warning("%s is not what an agent puts there: removed", pin)
         if pin.is_dir() and not pin.is_symlink():
@@ -55,7 +55,10 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_one_of(kinds: tuple[str, ...], pin: Path) -> bool:
-    """Whether such an object is pinned, or a directory. What cannot be opened is left alone."""
+    """Whether an object of these kinds is pinned, or a directory.
+
+    Unreadable ones are left alone.
+    """
     if pin.is_dir():
         return True
     try:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's table of connections (conntrack) over netlink: entries are listed and deleted.
 
-It may have hundreds of thousands of entries. Of each one only the original destination is read
-until the caller has said whether it wants the entry; the rest is decoded only then. Of 100,000
-entries that nobody wants a list takes 0.35 s of CPU, and 1.4 s if all are wanted;
-pyroute2.NFCTSocket (0.9.7), which decodes each whole entry, takes 8 s. The layout is that of
+The table may have hundreds of thousands of entries. Of each entry only the original destination is
+read until the caller has said whether it wants the entry; only then the rest is decoded. A list of
+100,000 unwanted entries takes 0.35 s of CPU, and 1.4 s if all are wanted; pyroute2.NFCTSocket
+(0.9.7), which decodes each whole entry, takes 8 s. The layout is that of
 include/uapi/linux/netfilter/nfnetlink_conntrack.h.
 """
 
@@ -24,7 +24,7 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import Connection, Ends
 
-# Messages of ctnetlink: how they are sent, and where the ones that answer begin and end.
+# Messages of ctnetlink: sending them, and finding the begin and end of answers.
 
 SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK
 NEW, GET, DELETE = SUBSYSTEM | 0, SUBSYSTEM | 1, SUBSYSTEM | 2  # IPCTNL_MSG_CT_*
@@ -35,7 +35,7 @@ _NETFILTER = 12  # NETLINK_NETFILTER
 CT_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 FAMILY = struct.Struct("=BBH")  # struct nfgenmsg
 ERROR = struct.Struct("=i")  # an errno, or 0
-FIRST = CT_HEADER.size + FAMILY.size  # where the first attribute begins: the original tuple
+FIRST = CT_HEADER.size + FAMILY.size  # offset of the first attribute, the original tuple
 BUFFER_SIZE = 1 << 18
 
 
@@ -44,7 +44,10 @@ def open_ctnetlink() -> socket.socket:
 
 
 def dump(attributes: bytes, family: int = socket.AF_UNSPEC) -> Iterator[tuple[bytes, int, int]]:
-    """Each entry's message: where it begins and ends in some data. Raises OSError."""
+    """Yield each entry's message: the data, and where the message begins and ends.
+
+    Raises OSError.
+    """
     with open_ctnetlink() as kernel:
         kernel.send(request(GET, REQUEST_AND_DUMP, attributes, family))
         while True:
@@ -73,7 +76,7 @@ def request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_UN
 
 
 def asked(kernel: socket.socket, requests: Sequence[bytes]) -> list[int]:
-    """The kernel's answers to requests that ask for an acknowledgement: 0, or a negative errno."""
+    """Send requests with acknowledgements; return the kernel's answers: 0, or a negative errno."""
     kernel.send(b"".join(requests))
     results: list[int] = []
     while len(results) < len(requests):
@@ -83,18 +86,18 @@ def asked(kernel: socket.socket, requests: Sequence[bytes]) -> list[int]:
     return results
 
 
-# Tuples of ctnetlink: the two directions of an entry, whole, or what a filter knows of them.
+# Tuples of ctnetlink: the two directions of an entry, complete, or the parts that a filter knows.
 
 ORIGINAL, REPLY = 1, 2  # CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
 
 _STATUS, _STATUS_MASK = 3, 26  # CTA_STATUS, CTA_STATUS_MASK
 _IP, _PROTO, _PROTO_NUMBER = 1, 2, 1  # CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_PROTO_NUM
 _FILTER, _ORIGINAL_FLAGS, _REPLY_FLAGS = 25, 1, 2  # CTA_FILTER, CTA_FILTER_*_FLAGS
-_BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 0, 1 << 3, 1 << 4  # the next bit: the destination's
+_BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 0, 1 << 3, 1 << 4  # the next bit: for the destination
 
 
 class TuplePart(NamedTuple):
-    """What is known of a tuple; None is unknown."""
+    """The known parts of a tuple; None is unknown."""
 
     protocol: int
     source: Address | None = None
@@ -117,7 +120,7 @@ class TuplePart(NamedTuple):
 
     @property
     def flags(self) -> bytes:
-        """The flags of a filter that compares everything that is known."""
+        """The flags of a filter that compares all known parts."""
         addresses, ports = (self.source, self.destination), self[3:]
         flags = _BY_PROTOCOL
         flags |= sum(_BY_ADDRESS << n for n, each in enumerate(addresses) if each is not None)
@@ -130,15 +133,15 @@ def family(address: Address) -> int:
 
 
 def original_tuple(protocol: int, ends: Ends) -> bytes:
-    """The attribute of a whole tuple."""
+    """Return the attribute of a complete tuple."""
     return nested(ORIGINAL, TuplePart(protocol, *ends).content)
 
 
 def tuple_to(frontend: Frontend) -> TuplePart:
-    """What a filter can compare of the original direction of connections to a frontend.
+    """Return the part of connections to a frontend that a filter can compare.
 
-    No IPv6 address: the kernel's filter (5.9 to 6.18 at least) takes those entries whose IPv6
-    address is another one. No unspecified address: it means any.
+    IPv6 addresses are left out: the kernel's filter (5.9 to 6.18 at least) takes those entries
+    whose IPv6 address differs. Unspecified addresses are left out: they mean any.
     """
     address, port, protocol = frontend
     known = address if address.version == 4 and not address.is_unspecified else None
@@ -146,11 +149,13 @@ def tuple_to(frontend: Frontend) -> TuplePart:
 
 
 def matching_filter(original: TuplePart, reply: TuplePart | None = None) -> bytes:
-    """The attributes of a filter. Linux 5.9 lists entries by it, and 6.12 deletes them by it.
+    """Return the attributes of a filter.
 
-    There is always an original tuple: a kernel that knows no filter, and is asked to delete, looks
-    for that one entry, finds the tuple incomplete, and does not delete all entries. Kernels before
-    5.15 or so cannot compare replies.
+    Linux 5.9 lists entries by it, and 6.12 deletes them by it.
+
+    An original tuple is always included: a kernel without filters that is asked to delete then
+    looks for that one entry, finds the tuple incomplete, and does not delete all entries. Kernels
+    before 5.15 or so cannot compare replies.
     """
     kept = nested(ORIGINAL, original.content)
     flags = attribute(_ORIGINAL_FLAGS, original.flags)
@@ -161,15 +166,15 @@ def matching_filter(original: TuplePart, reply: TuplePart | None = None) -> byte
 
 
 def status_filter(without: int) -> bytes:
-    """The attributes of a filter for entries that have none of these bits of the status.
+    """Return the attributes of a filter for entries with none of these bits in their status.
 
-    Kernels that do not know it list the others too. ``without`` is not 0.
+    A kernel that does not know this filter ignores it and lists all entries. ``without`` is not 0.
     """
     unset, mask = (struct.pack(">I", bits) for bits in (0, without))
     return attribute(_STATUS, unset) + attribute(_STATUS_MASK, mask)
 
 
-# Of an original destination: protocol, packed address (4 or 16 bytes), port.
+# Called with the original destination: protocol, packed address (4 or 16 bytes), port.
 Wanted = Callable[[int, bytes, int], bool]
 
 _COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
@@ -193,27 +198,27 @@ _TO_DO = {
     errno.EPERM: ": CAP_NET_ADMIN is needed",
 }
 _FAMILIES = socket.AF_INET, socket.AF_INET6
-_DELETED_AT_ONCE = 128  # so that all acknowledgements fit into the socket's buffer
+_DELETED_AT_ONCE = 128  # all acknowledgements must fit into the socket's buffer
 
 
 def count() -> int:
-    """The entries of this network namespace; 0 also where the kernel has no conntrack."""
+    """Return the entries of this network namespace; 0 also if the kernel has no conntrack."""
     return _number(_COUNT)
 
 
 def limit() -> int:
-    """How many entries the table may have; 0 where the kernel has no conntrack."""
+    """Return the maximum number of entries; 0 if the kernel has no conntrack."""
     return _number(_MOST)
 
 
 def connections(
     wanted: Wanted, protocol: Protocol | None = None, *, without: int = 0
 ) -> Iterator[Connection]:
-    """The entries of TCP, UDP and SCTP whose original destination is wanted.
+    """Yield the entries of TCP, UDP and SCTP whose original destination is wanted.
 
-    ``protocol`` lets the kernel leave out the others, where it can (5.9), and ``without`` those
-    that have one of these bits of the status: instead of 1.4 s, 100,000 entries that are left out
-    take 0.03 s of CPU. Raises NodeError.
+    With ``protocol`` the kernel leaves out the other protocols, if it can (5.9). With ``without``
+    it leaves out the entries with one of these bits in their status: to leave out 100,000 entries
+    then takes 0.03 s of CPU instead of 1.4 s. Raises NodeError.
     """
     families = _FAMILIES if protocol else (socket.AF_UNSPEC,)  # a filter needs a family
     kept = matching_filter(TuplePart(protocol)) if protocol else b""
@@ -227,9 +232,9 @@ def connections(
 
 
 def connections_to(frontend: Frontend) -> Iterator[Connection]:
-    """The entries whose original destination is this one; an unspecified address means any.
+    """Yield the entries with this original destination; an unspecified address means any.
 
-    The kernel leaves out the others, where it can (5.9). Raises NodeError.
+    The kernel leaves out the others, if it can (5.9). Raises NodeError.
     """
     to, wanted_port, protocol = frontend
 
@@ -241,7 +246,7 @@ def connections_to(frontend: Frontend) -> Iterator[Connection]:
 
 
 def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
-    """The entries of these flows, by protocol and original direction. Raises NodeError."""
+    """Yield the entries of these flows, by protocol and original direction. Raises NodeError."""
     try:
         with open_ctnetlink() as kernel:
             for protocol, ends in flows:
@@ -256,18 +261,18 @@ def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
 
 
 def statuses() -> Iterator[int]:
-    """The status of every entry, whatever its protocol. Raises OSError."""
+    """Yield the status of every entry, of any protocol. Raises OSError."""
     for data, at, end in dump(b""):
         yield _integer(attributes(data, at + FIRST, end), _STATUS)
 
 
 def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | None:
-    """Delete the entries of connections to a frontend that one backend answers, in the kernel.
+    """Delete in the kernel the entries of connections to a frontend that one backend answers.
 
-    That delays no packets: to list few entries out of very many keeps a CPU from its packets for
-    as long as the kernel searches. Returns about how many were deleted, by the size of the table,
-    which changes otherwise too; None where the kernel cannot do it: before 6.12, and for IPv6 (see
-    ``tuple_to``). An unspecified address of the frontend means any. Raises NodeError.
+    Packets are not delayed, whereas listing few entries out of very many blocks a CPU's packets
+    while the kernel searches. Returns approximately how many were deleted, by the size of the
+    table, which also changes otherwise. Returns None if the kernel cannot do it: before 6.12, and
+    for IPv6 (see ``tuple_to``). An unspecified address of the frontend means any. Raises NodeError.
     """
     address, port = backend
     if address.version == 6:
@@ -281,7 +286,7 @@ def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | N
     try:
         with open_ctnetlink() as kernel:
             (result,) = asked(kernel, [deletion])
-        if result == -errno.EINVAL:  # the original tuple is not a whole one
+        if result == -errno.EINVAL:  # the original tuple is incomplete
             return None
         _raise_unless_done(result)
     except OSError as error:
@@ -290,10 +295,10 @@ def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | N
 
 
 def delete(entries: Iterable[Connection]) -> int:
-    """How many of these were deleted; one that is not there any more is no error.
+    """Delete these entries; return how many were deleted. A missing entry is no error.
 
-    An entry that has replaced one of these meanwhile, with another backend, is not deleted: the
-    kernel looks for the tuple of replies, and its id (CTA_ID) is a hash of the other tuple.
+    If another entry with another backend has replaced one of these meanwhile, it is not deleted:
+    the kernel looks for the tuple of replies, and its id (CTA_ID) is a hash of the other tuple.
     Raises NodeError.
     """
     left = list(entries)
@@ -309,7 +314,10 @@ def delete(entries: Iterable[Connection]) -> int:
 
 
 def _delete(kernel: socket.socket, entries: Sequence[Connection]) -> int:
-    """Before 6.4 the kernel deletes none that is in a flowtable, but it finds none that expired."""
+    """Delete the entries; return how many were deleted.
+
+    Before 6.4 the kernel refuses to delete entries in a flowtable, and those must expire first.
+    """
     results = asked(kernel, [_about(entry, DELETE) for entry in entries])
     offloaded = [e for e, result in zip(entries, results, strict=True) if result == -errno.EBUSY]
     if offloaded:
@@ -326,7 +334,10 @@ def _raise_unless_done(result: int, *also_fine: int) -> None:
 
 
 def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
-    """Never without the entry's tuple: the kernel would delete all entries."""
+    """Return a request about an entry.
+
+    It always contains the entry's tuple: otherwise the kernel would delete all entries.
+    """
     if not entry.identity:
         raise ValueError(f"not from the kernel: {entry}")
     attributes_sent = entry.identity + more
@@ -334,7 +345,10 @@ def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
 
 
 def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
-    """``kept``: the kernel's filter; older kernels ignore it. Raises NodeError."""
+    """Yield the wanted entries; ``kept`` is the kernel's filter, ignored by older kernels.
+
+    Raises NodeError.
+    """
     if not count():
         return
     try:
@@ -368,17 +382,17 @@ def _connection(data: bytes, at: int, end: int) -> Connection:
 
 
 def _reason(error: OSError) -> str:
-    """With what to do. nfnetlink answers EINVAL where nobody has registered ctnetlink."""
+    """Return the error with what to do; nfnetlink answers EINVAL if ctnetlink is not registered."""
     return f"{error.strerror}{_TO_DO.get(error.errno or 0, '')}"
 
 
 def _integer(attributes: Mapping[int, bytes], kind: int) -> int:
-    """0 where there is no such attribute."""
+    """Return the number; 0 if there is no such attribute."""
     return int.from_bytes(attributes.get(kind, b""), "big")
 
 
 def _ends(content: bytes, layout: struct.Struct) -> tuple[Protocol, Ends]:
-    """A reply's tuple may be longer than the original's, by a zone at its end."""
+    """Decode a tuple; a reply's tuple may be longer than the original's, by a zone at its end."""
     packed = ATTRIBUTE.pack(0, 0) + content
     source, destination, protocol, source_port, destination_port = layout.unpack_from(packed)
     ends = ip_address(source), ip_address(destination), source_port, destination_port

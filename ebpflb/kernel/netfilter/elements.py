@@ -31,8 +31,8 @@ from ebpflb.model.addresses import Address
 
 _IN_MESSAGE = 1000  # elements, in an attribute of at most 64 KiB
 _IN_TRANSACTION = 4000  # about 5 ms
-_IN_QUESTION = 100  # elements that are asked for at once
-_LAST_PART = 100  # fewer elements than are in any part of a list that is not the last one
+_IN_QUESTION = 100  # elements in one query
+_LAST_PART = 100  # every part of a list except the last has more elements
 _ID = struct.Struct("=I")  # as `meta priority` loads it
 _PORT = struct.Struct(">H2x")
 _DIFFERENT = {errno.ENOENT, errno.EEXIST, errno.EBUSY}  # the kernel has other elements
@@ -56,7 +56,7 @@ class ElementSet:
         return struct.pack("=HHHH", 8 + size, kind | NESTED, 4 + size, 1)
 
     def encode(self, elements: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """The contents of NFTA_SET_ELEM_LIST_ELEMENTS."""
+        """Return the contents of NFTA_SET_ELEM_LIST_ELEMENTS."""
         key_head, data_head = self._key_head, self._data_head
         return b"".join(key_head + key + data_head + data for key, data in elements)
 
@@ -64,7 +64,7 @@ class ElementSet:
         return b"".join(nested(1, nested(1, attribute(1, key))) for key in keys)
 
     def decode(self, message: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Key and data of each element in a message."""
+        """Return key and data of each element in a message."""
         content = attributes(message).get(3, b"")
         size = self._struct.size
         if len(content) % size == 0:
@@ -83,7 +83,7 @@ def _decode(element: bytes) -> tuple[bytes, bytes]:
 
 
 class Change(NamedTuple):
-    """An element that is to be removed (``old``), added (``new``), or replaced."""
+    """An element to remove (``old``), to add (``new``), or to replace."""
 
     element_set: ElementSet
     key: bytes
@@ -92,11 +92,11 @@ class Change(NamedTuple):
 
     @property
     def backend_id(self) -> int | None:
-        """None where the set has no ids."""
+        """The backend's id; None if the set has no ids."""
         return int(_ID.unpack(self.key)[0]) if self.element_set.data_size else None
 
     def __str__(self) -> str:
-        """What is wrong until the change is made."""
+        """The fault that the change corrects."""
         id = self.backend_id
         name = _describe(self.key) if id is None else f"backend {id}"
         where = f"{self.element_set.name}: {name}"
@@ -108,12 +108,12 @@ class Change(NamedTuple):
 
 
 def pack(address: Address, port: int) -> bytes:
-    """An endpoint as the maps and sets have it."""
+    """Return an endpoint in the format of maps and sets."""
     return address.packed + _PORT.pack(port)
 
 
 def unpack(endpoint: bytes) -> tuple[Address, int]:
-    """The address and port of an endpoint."""
+    """Return the address and port of an endpoint."""
     return ip_address(endpoint[:-4]), int(_PORT.unpack(endpoint[-4:])[0])
 
 
@@ -136,10 +136,11 @@ def read_backends() -> dict[int, bytes]:
 
 
 class Elements:
-    """Writes and compares elements. Methods raise Refused, also where the table is missing.
+    """Write and compare elements. Methods raise Refused, also if the table is missing.
 
-    Several backends can have the same endpoint, so endpoints are counted here: ``read`` counts what
-    it reads, ``write`` what it is given, also if the kernel refuses it. ``repair`` does not count.
+    Several backends can have the same endpoint, so endpoints are counted here: ``read`` counts the
+    elements that it reads, ``write`` those that it is given, even if the kernel refuses them.
+    ``repair`` does not count.
     """
 
     def __init__(self, session: Session, options: TableOptions) -> None:
@@ -196,7 +197,7 @@ class Elements:
             yield Change(self.backend_sets[version], _ID.pack(number), previous, endpoint)
 
     def _remove(self, old: dict[int, bytes], released: list[bytes]) -> Iterator[Change]:
-        """Endpoints are removed last."""
+        """Yield the removals; endpoints are removed last."""
         for number, endpoint in old.items():
             yield Change(self.backend_sets[_version(endpoint)], _ID.pack(number), endpoint, None)
         for endpoint in chain(released, old.values()):
@@ -212,7 +213,7 @@ class Elements:
         return counts[key] == 1
 
     def _release(self, endpoint: bytes) -> bool:
-        """Whether the endpoint's last backend is gone."""
+        """Release an endpoint; return whether its last backend is gone."""
         counts, key = self._counts[_version(endpoint)], _to_key(endpoint)
         count = counts.get(key, 0)
         if count > 1:
@@ -222,7 +223,7 @@ class Elements:
         return count == 1
 
     def repair(self, changes: Iterable[Change]) -> None:
-        """Make changes; an element that the kernel has otherwise than expected is no error."""
+        """Make changes; an element that differs in the kernel from the expected one is no error."""
         iterator = iter(changes)
         while part := list(islice(iterator, _IN_TRANSACTION)):
             try:
@@ -253,7 +254,7 @@ class Elements:
             transaction.commit(self._session)
 
     def _expect(self, changes: Sequence[Change]) -> list[Change]:
-        """The same changes, with the elements that the kernel has."""
+        """Return the same changes, with the elements that the kernel has."""
         existing: dict[tuple[ElementSet, bytes], bytes] = {}
         for element_set in {change.element_set for change in changes}:
             keys = [change.key for change in changes if change.element_set is element_set]
@@ -263,10 +264,10 @@ class Elements:
         return [change for change in updated if change.old != change.new]
 
     def compare(self, wanted: Mapping[int, tuple[Address, int]]) -> Iterator[list[Change]]:
-        """Yield what ``repair`` has to change, in steps of about a millisecond.
+        """Yield the changes that ``repair`` has to make, in steps of about a millisecond.
 
-        Elements may be written between two steps, if ``wanted`` is changed at the same time: each
-        difference is looked at twice, the second time at once.
+        Elements may be written between two steps if ``wanted`` changes at the same time: each
+        difference is checked again at once before it is yielded.
         """
         for version, backends in self.backend_sets.items():
 
@@ -287,7 +288,7 @@ class Elements:
 def _compare(
     element_set: ElementSet, keys: Iterator[bytes], wanted: Callable[[bytes], bytes | None]
 ) -> Iterator[list[Change]]:
-    """``keys`` has all that are wanted, and maybe others."""
+    """Yield the differences; ``keys`` has all wanted keys, and maybe others."""
     seen: set[bytes] = set()
     with (
         closing(dump_parts(TABLE, GET_ELEMENTS, element_set.names())) as parts,
@@ -299,7 +300,7 @@ def _compare(
             candidates = [key for key, data in elements if wanted(key) != data]
             yield from _confirm(element_set, candidates, wanted)
             if place and len(elements) < _LAST_PART:
-                break  # the kernel would go on as long as elements are written
+                break  # the kernel would continue as long as elements are written
     while some := list(islice(keys, _IN_MESSAGE)):
         candidates = [key for key in some if key not in seen and wanted(key) is not None]
         yield from _confirm(element_set, candidates, wanted)
@@ -308,7 +309,10 @@ def _compare(
 def _confirm(
     element_set: ElementSet, candidates: Sequence[bytes], wanted: Callable[[bytes], bytes | None]
 ) -> Iterator[list[Change]]:
-    """At least one list. A dump that was interrupted lacks elements, and shows old ones."""
+    """Yield at least one list of confirmed differences.
+
+    A dump that was interrupted lacks elements, and shows old ones.
+    """
     for at in range(0, max(len(candidates), 1), _IN_QUESTION):
         keys = candidates[at : at + _IN_QUESTION]
         existing = dict(_get(element_set, keys))
@@ -317,7 +321,7 @@ def _confirm(
 
 
 def _get(element_set: ElementSet, keys: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """The elements with these keys, as far as the kernel has them."""
+    """Yield the elements with these keys that the kernel has."""
     for at in range(0, len(keys), _IN_QUESTION):
         some = (element_set.encode_keys([key]) for key in keys[at : at + _IN_QUESTION])
         requests = [element_set.names() + nested(3, content) for content in some]
@@ -331,7 +335,7 @@ def _version(endpoint: bytes) -> int:
 
 
 def _to_key(endpoint: bytes) -> int:
-    """An endpoint as a number, which takes less memory."""
+    """Return an endpoint as a number, which takes less memory."""
     return int.from_bytes(endpoint[:-2], "big")
 
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's flowtable, in an nft table of its own (--fast-forward with netfilter).
 
-A connection whose endpoint has answered goes on past the stack, if it was asked for at one of the
-``frontends``: at its next packet in FORWARD, behind all rules that could drop it, it enters the
-flowtable, and from then on the hook of a device sends its packets straight to the next device.
-conntrack has no sign of who has translated a connection. So there is a set of frontends for each
-family, which the original destination is looked up in: what others translate stays in the stack.
+A connection to one of the ``frontends`` bypasses the stack after its endpoint has answered: at its
+next packet in FORWARD, behind all rules that could drop it, it enters the flowtable. From then on
+the hook of a device sends its packets directly to the next device. conntrack does not show who
+translated a connection. So each family has a set of frontends, and the original destination must be
+in it: connections that other programs translate stay in the stack.
 
-The kernel itself takes TCP only when it is established and gives it back at FIN and RST, and gives
-back what is too long for the next device or at the end of its TTL. Only TCP and UDP are taken.
+The kernel takes TCP only when it is established and returns it to the stack at FIN and RST. It also
+returns packets that are too long for the next device, or whose TTL ends. Only TCP and UDP are
+taken.
 """
 
 import logging
@@ -52,7 +53,7 @@ FLOWTABLE = CHAIN = "fast-forward"
 _PRIORITY = 300  # behind the filters (0) and the tables of SELinux (50 to 225)
 _FORWARD, _INGRESS = 2, 0  # NF_INET_FORWARD, NF_NETDEV_INGRESS
 _AT_ONCE = 1000  # elements in one message, whose attribute has at most 64 KiB
-_DEVICES_AT_ONCE = 128  # of the kernel's 256 in a message (NFT_NETDEVICE_MAX)
+_DEVICES_AT_ONCE = 128  # of the kernel's maximum of 256 in a message (NFT_NETDEVICE_MAX)
 
 _REGISTER = 8  # NFT_REG32_00, the first of 16 that have 4 bytes each
 _CT_STATUS, _CT_PROTOCOL, _CT_PORT, _CT_V4, _CT_V6 = 2, 10, 12, 20, 22  # NFT_CT_*
@@ -81,7 +82,7 @@ FRONTEND_SETS = (
 
 
 class Contents(NamedTuple):
-    """``frontends`` are elements of the sets (``element``)."""
+    """The content of a flowtable; ``frontends`` are elements of the sets (``element``)."""
 
     devices: frozenset[str]
     frontends: frozenset[bytes]
@@ -91,12 +92,12 @@ EMPTY_FLOWTABLE = Contents(frozenset(), frozenset())
 
 
 def element(address: bytes, protocol: int, port: int) -> bytes:
-    """A frontend as the sets have it; ``address`` is packed, in 4 or 16 bytes."""
+    """Return a frontend in the sets' format; ``address`` is packed, in 4 or 16 bytes."""
     return address + struct.pack(">B3xH2x", protocol, port)
 
 
 def read(table: Name) -> Contents | None:
-    """What is there; None where chain, rules or flowtable are not as ``make`` makes them.
+    """Return the content; None if chain, rules or flowtable differ from those of ``make``.
 
     Raises Refused.
     """
@@ -124,8 +125,9 @@ def _elements(table: Name, frontend_set: FrontendSet) -> Iterator[bytes]:
 
 
 def make(table: Name) -> None:
-    """Makes it anew, without devices and frontends, in a table that may be missing. Raises
-    Refused.
+    """Create it again, without devices and frontends, in a table that may be missing.
+
+    Raises Refused.
     """
     remove(table)
     made = Transaction(table)
@@ -144,7 +146,7 @@ def make(table: Name) -> None:
 
 
 def _rule(frontend_set: FrontendSet) -> Iterable[bytes]:
-    """Who was answered, is translated, and asked for one of the frontends, enters the flowtable."""
+    """Yield the rule: answered, translated connections to a frontend enter the flowtable."""
     register = _REGISTER + frontend_set.address_size // 4
     yield _expression("ct", number(1, _REGISTER), number(2, _CT_STATUS))
     mask, zero = nested(4, attribute(1, _ANSWERED)), nested(5, attribute(1, bytes(4)))
@@ -164,7 +166,7 @@ def _expression(name: str, *contents: bytes) -> bytes:
 
 
 def _comment(frontend_set: FrontendSet) -> bytes:
-    """By which the rules are known again; nft(8) shows it."""
+    """Return the comment that identifies the rules; nft(8) shows it."""
     said = f"ebpflb: answered connections to {frontend_set.name}".encode() + b"\0"
     return bytes([_COMMENT, len(said)]) + said
 
@@ -176,7 +178,7 @@ def _flowtable(table: Name, devices: Iterable[str]) -> tuple[bytes, ...]:
 
 
 def add_devices(table: Name, names: Collection[str]) -> dict[str, str]:
-    """Of those that the kernel refuses: device -> why."""
+    """Add devices; return device -> reason for those that the kernel refuses."""
     names = sorted(names)
     refused: dict[str, str] = {}
     for at in range(0, len(names), _DEVICES_AT_ONCE):
@@ -188,7 +190,7 @@ def add_devices(table: Name, names: Collection[str]) -> dict[str, str]:
 
 
 def remove_devices(table: Name, names: Iterable[str]) -> None:
-    """One that has gone meanwhile, the kernel has removed."""
+    """Remove devices; the kernel has already removed a device that no longer exists."""
     for name in names:
         _change_devices(table, DELETE_FLOWTABLE, [name])
 
@@ -204,7 +206,7 @@ def _change_devices(table: Name, kind: int, names: Iterable[str]) -> Refused | N
 
 
 def change_frontends(table: Name, new: Iterable[bytes], gone: Iterable[bytes]) -> None:
-    """All at once. Raises Refused."""
+    """Apply all changes at once. Raises Refused."""
     change = Transaction(table)
     for kind, elements in ((DELETE_ELEMENTS, sorted(gone)), (NEW_ELEMENTS, sorted(new))):
         for frontend_set in FRONTEND_SETS:
@@ -221,18 +223,18 @@ def _listed(table: Name, frontend_set: FrontendSet, elements: Iterable[bytes]) -
 
 
 def remove(table: Name) -> None:
-    """Its flows go on through the stack. Raises NodeError."""
+    """Remove the flowtable; its flows continue through the stack. Raises NodeError."""
     nft.delete(table)
 
 
-# Whether this kernel has flowtables (nf_flow_table, nft_flow_offload): one is made.
+# Whether this kernel has flowtables (nf_flow_table, nft_flow_offload): one is created to find out.
 #
-# In a network namespace of its own, which ends with the probe: no packet goes through it. Parts
-# that are modules are loaded by that, if they are there.
+# The test uses a temporary network namespace, so that no packet passes it. It loads the needed
+# modules, if they are installed.
 
 
 def flowtable_obstacle() -> str | None:
-    """Why there cannot be any; None: there can."""
+    """Return why there cannot be a flowtable; None if there can."""
     with ThreadPoolExecutor(1, "probe") as thread:
         try:
             refused = thread.submit(_try).result()
@@ -242,38 +244,39 @@ def flowtable_obstacle() -> str | None:
 
 
 def _try() -> dict[str, str]:
-    """The same one as the engine's, at the new namespace's loopback."""
+    """Create the engine's flowtable at the new namespace's loopback."""
     leave()
     make(TABLE)
     return add_devices(TABLE, ["lo"])
 
 
-# What the kernel's flowtable (flowtable.py) is to hold, and that it holds it.
+# The wanted content of the kernel's flowtable (flowtable.py), and its synchronization.
 #
-# The agent's loop says what is to be in it; the thread that watches the engine's table (nat_watch)
-# writes it there, so that the loop never waits for nf_tables.
+# The agent's loop sets the content; the thread that watches the engine's table (nat_watch) writes
+# it, so that the loop never waits for nf_tables.
 
 log = logging.getLogger(__name__)
 
-_PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # those that the kernel takes
+_PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # the protocols that the kernel takes
 
 
 class InFlowtable(NamedTuple):
-    """What a flowtable is to hold."""
+    """The wanted content of a flowtable."""
 
     devices: Mapping[str, int]  # name -> ifindex
     frontends: frozenset[bytes]  # elements of the sets
 
 
 class FlowtableSync:
-    """``left_out``: device -> why the kernel does not take it, of those that are to be in it.
+    """Keep the flowtable's content.
 
-    ``on_change`` is called, in the loop's thread, when there is anything to write. Nothing is
-    written before devices and frontends are known.
+    ``left_out``: device -> why the kernel refuses it, for wanted devices. ``on_change`` is called,
+    in the loop's thread, when there is anything to write. Nothing is written before devices and
+    frontends are known.
     """
 
     def __init__(self, *, chosen: bool, missing: str | None = None) -> None:
-        """``missing``: why this kernel has no flowtable, as far as one was chosen."""
+        """``missing``: why this kernel has no flowtable, if one was chosen."""
         self.enabled, self.missing = chosen and not missing, missing
         self.on_change: Callable[[], None] = lambda: None
         self.left_out: Mapping[str, str] = {}
@@ -282,10 +285,10 @@ class FlowtableSync:
         self._addresses: frozenset[Address] = frozenset()
         self._frontends: frozenset[Frontend] | None = None
         self._changed = False
-        self._made: InFlowtable | None = None  # what was written last; None: to be looked at
+        self._made: InFlowtable | None = None  # the content last written; None: must be compared
 
     def place(self, devices: Iterable[Device], addresses: Iterable[Address]) -> None:
-        """The devices that are served, and the addresses at which NodePorts are."""
+        """Set the served devices, and the addresses of NodePorts."""
         found = {device.name: device.index for device in devices}, frozenset(addresses)
         if self.enabled and (found != (self._devices, self._addresses) or not self._made):
             with self._lock:
@@ -294,7 +297,7 @@ class FlowtableSync:
             self.on_change()
 
     def start_over(self, frontends: Iterable[Frontend]) -> None:
-        """All frontends are these."""
+        """Set the complete list of frontends."""
         if self.enabled:
             with self._lock:
                 self._frontends = frozenset(frontends)
@@ -302,7 +305,7 @@ class FlowtableSync:
             self.on_change()
 
     def written(self, plan: Plan) -> None:
-        """The frontends are now as this plan has them."""
+        """Apply a plan's changes of frontends."""
         if not self.enabled or self._frontends is None:
             return
         new = {frontend for frontend, _ in plan.services} - self._frontends
@@ -314,9 +317,9 @@ class FlowtableSync:
             self.on_change()
 
     def look(self, *, needed: bool, report_only: bool) -> list[str]:
-        """Compares the whole with what was written last; what differs from it, in words.
+        """Compare everything with the content last written; return the differences in words.
 
-        It is put back, unless ``report_only``. Raises NodeError.
+        Differences are corrected, unless ``report_only``. Raises NodeError.
         """
         if not (needed and self.enabled):
             self._remove()
@@ -330,7 +333,7 @@ class FlowtableSync:
         return differs
 
     def catch_up(self, *, needed: bool) -> None:
-        """Writes what has changed since the last time, without a look. Raises NodeError."""
+        """Write the changes since the last time, without comparing. Raises NodeError."""
         if not (needed and self.enabled and self._changed and self._is_known):
             return
         made = self._made
@@ -339,7 +342,7 @@ class FlowtableSync:
 
     @property
     def said(self) -> str | None:
-        """For the operator; None where it was not chosen."""
+        """The state for the operator; None if the flowtable was not chosen."""
         if not self.enabled:
             return self.missing and f"none: {self.missing}"
         out = "; ".join(f"{name} is left out: {why}" for name, why in sorted(self.left_out.items()))
@@ -351,7 +354,7 @@ class FlowtableSync:
         return self._devices is not None and self._frontends is not None
 
     def _write(self, found: Contents | None) -> None:
-        former, self._made = self._made, None  # until all is written
+        former, self._made = self._made, None  # None until everything is written
         wanted = self._wanted()
         if found is None:
             make(TABLE)
@@ -385,13 +388,16 @@ class FlowtableSync:
 
 
 def _still_there(refused: Mapping[str, str]) -> dict[str, str]:
-    """Without those that have gone meanwhile: the next list of devices will be without them."""
+    """Return those that still exist: the next list of devices will not have the others."""
     names = {name for _, name in socket.if_nameindex()}
     return {name: why for name, why in refused.items() if name in names}
 
 
 def elements(frontends: Iterable[Frontend], addresses: Iterable[Address]) -> frozenset[bytes]:
-    """As the sets have them: a NodePort is a frontend at each of these addresses of its family."""
+    """Return elements of the sets.
+
+    A NodePort is a frontend at each of these addresses of its family.
+    """
     addresses = tuple(addresses)
     found = set()
     for address, port, protocol in (each for each in frontends if each.protocol in _PROTOCOLS):
@@ -402,7 +408,7 @@ def elements(frontends: Iterable[Frontend], addresses: Iterable[Address]) -> fro
 
 
 def differences(found: Contents | None, made: InFlowtable) -> list[str]:
-    """What is not as it was made, in words; the kernel itself removes a device that goes."""
+    """Return the differences in words; the kernel itself removes a device that goes away."""
     if found is None:
         return ["the flowtable or its rules had been removed or changed by another program"]
     there = {name: index for index, name in socket.if_nameindex()}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """iptables in this network namespace: both families, in the legacy and the nf_tables variant.
 
-Only its own tools can read and write its rules. `iptables` alone may be either variant, so the
-tool is asked; a machine may have `iptables-legacy` and `iptables-nft` too.
+Only iptables' own tools can read and write its rules. `iptables` may be either variant, so the tool
+is asked; a machine may also have `iptables-legacy` and `iptables-nft`.
 """
 
 import re
@@ -20,13 +20,13 @@ from ebpflb.kernel import libc
 from ebpflb.kernel.netfilter import nft
 from ebpflb.model.kube_proxy import IptablesTable, parse_rules
 
-# Finds a chain of iptables-legacy by asking the kernel, without the tool.
+# Find a chain of iptables-legacy by asking the kernel, without the tool.
 #
 # iptables-legacy needs CAP_NET_RAW and a lock file; the same getsockopt(2) works on any socket with
 # CAP_NET_ADMIN (uapi/linux/netfilter_ipv4/ip_tables.h, ip6_tables.h). In the table, the name of a
 # chain is the error of its first entry.
 
-_INFO, _ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; of IPv6 the same
+_INFO, _ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same for IPv6
 _TABLE_NAME = struct.Struct("=32s")
 _SIZED = struct.Struct("=32sI4x")  # struct ipt_get_entries, before its entries
 _INFO_LENGTH = 84  # struct ipt_getinfo; its last number is the size of the entries
@@ -41,8 +41,9 @@ _ATTEMPTS = 10  # to read a table that others change meanwhile
 
 
 def legacy_tables(family: int) -> set[str]:
-    """The tables that exist, in this thread's network namespace. To read another one would create
-    it. Raises NodeError.
+    """Return the existing tables in this thread's network namespace. Raises NodeError.
+
+    Reading a table that does not exist would create it.
     """
     try:
         return set(_LEGACY_TABLES[family].read_text().split())
@@ -64,7 +65,7 @@ def legacy_has_chain(family: int, table: str, chain: str) -> bool:
 
 
 def _entries(family: int, table: str) -> bytes:
-    """The bytes of the table. Raises EAGAIN if its size changes each time it is read."""
+    """Return the bytes of the table. Raises EAGAIN if its size changes at each reading."""
     for _ in range(_ATTEMPTS):
         with suppress(BlockingIOError):
             return _read_table(family, table)
@@ -83,13 +84,13 @@ def _read_table(family: int, table: str) -> bytes:
 
 
 LEGACY, _NFT = "legacy", "nft"
-_LOCK_TIMEOUT = "10"  # seconds for the lock that all of them take
+_LOCK_TIMEOUT = "10"  # seconds to wait for the lock of the iptables tools
 FAMILY_OF_TOOL = {"iptables": AF_INET, "ip6tables": AF_INET6}
 NFT_FAMILY = {"iptables": "ip", "ip6tables": "ip6"}
 
 
 class Tool(NamedTuple):
-    """One family in one variant; ``command`` is None where it is not installed."""
+    """One family in one variant; ``command`` is None if it is not installed."""
 
     family: str  # iptables or ip6tables
     variant: str  # legacy or nft
@@ -100,11 +101,14 @@ class Tool(NamedTuple):
         return f"{self.family}-{self.variant}"
 
     def tables(self) -> list[IptablesTable]:
-        """All tables; reading them loads no module and creates no table. Raises NodeError."""
+        """Return all tables. Reading loads no module and creates no table. Raises NodeError."""
         return parse_rules(_run([f"{self.command}-save"]))
 
     def table(self, name: str) -> IptablesTable | None:
-        """One table; None if it is not there. Reading creates none. Raises NodeError."""
+        """Return one table, or None if it does not exist. Raises NodeError.
+
+        Reading creates no table.
+        """
         if not self.has(name):
             return None
         if not self.command:
@@ -118,12 +122,12 @@ class Tool(NamedTuple):
         return nft.Name(NFT_FAMILY[self.family], table) in nft.tables()
 
     def restore(self, script: str) -> None:
-        """Does all of the script or nothing. Raises NodeError with the tool's message."""
+        """Apply all of the script or nothing. Raises NodeError with the tool's message."""
         _run([f"{self.command}-restore", "-w", _LOCK_TIMEOUT, "--noflush"], script)
 
 
 def tools() -> Iterator[Tool]:
-    """Both families in both variants."""
+    """Yield both families in both variants."""
     for family in FAMILY_OF_TOOL:
         for variant in (LEGACY, _NFT):
             yield Tool(family, variant, _command(family, variant))
@@ -137,7 +141,7 @@ def _command(family: str, variant: str) -> str | None:
 
 
 def _variant(command: str) -> str:
-    """iptables(8) says "(nf_tables)" or "(legacy)" since 1.8, nothing before."""
+    """Return the variant, which iptables(8) prints since 1.8: "(nf_tables)" or "(legacy)"."""
     return _NFT if "(nf_tables)" in _run([command, "-V"]) else LEGACY
 
 

@@ -24,7 +24,7 @@ NO_SUCH_THING = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUP
 
 
 class Name(NamedTuple):
-    """A table."""
+    """The name of a table."""
 
     family: str
     table: str
@@ -34,7 +34,7 @@ class Name(NamedTuple):
 
 
 def tables() -> set[Name]:
-    """Those of the families ip, ip6 and inet. Raises NodeError."""
+    """Return the tables of the families ip, ip6 and inet. Raises NodeError."""
     names = {number: family for family, number in TABLE_FAMILIES.items()}
     found = _query("nf_tables", _ALL, lambda nft: nft.get_tables())
     found_names = [
@@ -44,7 +44,7 @@ def tables() -> set[Name]:
 
 
 def has_chain(name: Name, chain: str) -> bool:
-    """Whether the table has it. Raises NodeError."""
+    """Whether the table has the chain. Raises NodeError."""
     message = nft_chain_msg()
     message["attrs"] = [["NFTA_CHAIN_TABLE", name.table], ["NFTA_CHAIN_NAME", chain]]
     request = message, NFT_MSG_GETCHAIN, _REQUEST_AND_ACK
@@ -52,7 +52,7 @@ def has_chain(name: Name, chain: str) -> bool:
 
 
 def exists(name: Name) -> bool:
-    """Whether the table is there. Raises NodeError."""
+    """Whether the table exists. Raises NodeError."""
     return name in tables()
 
 
@@ -60,21 +60,21 @@ def has_rule(name: Name, chain: str) -> bool:
     """Whether the table has this chain and a rule in it. Raises NodeError."""
     message = nft_rule_msg()
     message["attrs"] = [["NFTA_RULE_TABLE", name.table], ["NFTA_RULE_CHAIN", chain]]
-    request = message, NFT_MSG_GETRULE  # the kernel lists those of this chain alone
+    request = message, NFT_MSG_GETRULE  # the kernel lists the rules of this chain only
     found = _query(name, TABLE_FAMILIES[name.family], lambda nft: nft.request_get(*request))
     places = ((m.get_attr("NFTA_RULE_TABLE"), m.get_attr("NFTA_RULE_CHAIN")) for m in found)
     return (name.table, chain) in places
 
 
 def chains(name: Name) -> set[str]:
-    """The table's, by name. Raises NodeError."""
+    """Return the names of the table's chains. Raises NodeError."""
     found = _query(name, TABLE_FAMILIES[name.family], lambda nft: nft.get_chains())
     own = (m for m in found if m.get_attr("NFTA_CHAIN_TABLE") == name.table)
     return {message.get_attr("NFTA_CHAIN_NAME") for message in own}
 
 
 def _query(what: object, family: int, query: Callable[[Any], Iterable[Any]]) -> list[Any]:
-    """The kernel's answer; empty if there is no such table or chain, or no nf_tables at all."""
+    """Return the kernel's answer; empty if there is no such table or chain, or no nf_tables."""
     try:
         with NFTables(nfgen_family=family) as nft:
             return list(query(nft))
@@ -85,14 +85,14 @@ def _query(what: object, family: int, query: Callable[[Any], Iterable[Any]]) -> 
 
 
 def delete(name: Name) -> None:
-    """The table and all that is in it, at once. Raises NodeError."""
+    """Delete the table with its content, at once. Raises NodeError."""
     with edit(name) as nft:
         nft.table("del", name=name.table)
 
 
 @contextmanager
 def edit(name: Name) -> Iterator[Any]:
-    """To change the table; one that is not there is no error. Raises NodeError."""
+    """Change the table; a missing table is no error. Raises NodeError."""
     try:
         with NFTables(nfgen_family=TABLE_FAMILIES[name.family]) as nft:
             yield nft

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether this kernel translates by the netfilter engine's table: one packet is sent and received.
 
-In a network namespace of its own, which ends with the probe, through a pair of veth devices. A rule
-writes the choice into the packet's priority, as the program at ingress does. Parts of the kernel
-that are modules are loaded, if they are installed.
+The test uses a temporary network namespace and a pair of veth devices. A rule writes the choice
+into the packet's priority, as the program at ingress does. Needed kernel modules are loaded, if
+they are installed.
 """
 
 import socket
@@ -29,7 +29,7 @@ _CHOICE_TABLE = nft.Name("inet", "ebpflb-choice")
 _CHOICE_PRIORITY = -300  # before conntrack
 _OPTIONS = TableOptions(0x4000, (40000, 40999), drops_invalid=True, sctp=True)
 _BACKEND = 1
-# RFC 5737: in the namespace only
+# RFC 5737: used in the namespace only
 _CLIENT, _ENDPOINT, _SERVICE = map(IPv4Address, ("203.0.113.1", "203.0.113.2", "203.0.113.3"))
 _CLIENT_PORT, _ENDPOINT_PORT, _SERVICE_PORT = 1111, 2222, 3333
 _SENDER, _RECEIVER = "probe0", "probe1"
@@ -41,7 +41,7 @@ _ATTEMPTS, _ATTEMPT_SECONDS = 3, 0.05
 
 
 def netfilter_obstacle() -> str | None:
-    """Why the netfilter engine cannot translate here; None if it can."""
+    """Return why the netfilter engine cannot translate here; None if it can."""
     try:
         is_translated = _in_scratch_namespace(_UDP)
     except NodeError as error:
@@ -60,7 +60,7 @@ def can_translate_sctp() -> bool:
 
 
 def _in_scratch_namespace(protocol: int) -> bool:
-    """Raises NodeError."""
+    """Run the test in a new namespace. Raises NodeError."""
     with ThreadPoolExecutor(1, "probe") as thread:
         try:
             return thread.submit(_is_translated, protocol).result()
@@ -80,7 +80,7 @@ def _is_translated(protocol: int) -> bool:
 
 
 def _add_devices() -> None:
-    """The receiver is set up first: the sender's queue works at once if it has a carrier."""
+    """Add the devices, the receiver first: the sender's queue works at once if it has a carrier."""
     with IPRoute() as route:
         peer = {"ifname": _RECEIVER, "address": _LINK_ADDRESSES[_RECEIVER]}
         route.link("add", ifname=_SENDER, kind="veth", peer=peer, address=_LINK_ADDRESSES[_SENDER])
@@ -120,7 +120,7 @@ def _reaches_endpoint(protocol: int) -> bool:
 
 
 def _destination_port(packet: bytes) -> int:
-    """``packet`` begins with its IPv4 header, which has no options."""
+    """Return the port; ``packet`` begins with its IPv4 header, which has no options."""
     return int.from_bytes(packet[22:24], "big")
 
 
@@ -135,7 +135,7 @@ def _frame(protocol: int, payload: bytes) -> bytes:
 
 
 def sctp_init(source: int, destination: int) -> bytes:
-    """An SCTP packet that opens an association (RFC 9260, 3.3.2), between two ports."""
+    """Return an SCTP packet that opens an association (RFC 9260, 3.3.2) between two ports."""
     ports_and_tag = struct.pack(">HHI", source, destination, 0)
     chunk = struct.pack(">BBHIIHHI", 1, 0, 20, 1, 65536, 1, 1, 1)
     checksum = _crc32c(ports_and_tag + bytes(4) + chunk)

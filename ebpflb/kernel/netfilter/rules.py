@@ -8,8 +8,8 @@ of ids:
 choose             (nat, prerouting)  a packet with a choice goes to "translate"
 translate          translates the destination, or drops the packet
 masquerade-marked  (nat, postrouting)  a packet with the masquerade mark gets an address of the node
-invalid            (filter, prerouting, if asked for)  a segment that conntrack takes for invalid
-                   goes to "untranslated"
+invalid            (filter, prerouting, if configured)  a segment that conntrack calls invalid goes
+                   to "untranslated"
 untranslated       drops the segments of served endpoints: their clients do not know the endpoint's
                    address
 
@@ -34,7 +34,7 @@ _TCP = 6
 _PROTOCOLS = {"TCP": _TCP, "UDP": 17, "SCTP": 132}
 _CHOOSE_PRIORITY = -110  # before kube-proxy's chains (-100)
 _MASQUERADE_PRIORITY = 90  # before a CNI's masquerade (100), which would leave the mark set
-_INVALID_PRIORITY = -190  # behind conntrack (-200), before NAT
+_INVALID_PRIORITY = -190  # after conntrack (-200), before NAT
 PREROUTING, _POSTROUTING = 0, 4  # NF_INET_*
 _ACCEPT, _DROP, _GOTO = 1, 0, -4
 
@@ -55,8 +55,10 @@ _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT
 
 
 class TableOptions(NamedTuple):
-    """``masquerade_mark`` is one bit of the packet's mark. ``masquerade_ports`` are the first and
-    the last port that masqueraded flows of unprivileged ports get.
+    """The options of the table.
+
+    ``masquerade_mark`` is one bit of the packet's mark. ``masquerade_ports`` are the first and the
+    last port that masqueraded flows of unprivileged ports get.
     """
 
     masquerade_mark: int
@@ -66,9 +68,11 @@ class TableOptions(NamedTuple):
 
 
 def table_options(options: Options, *, sctp: bool) -> TableOptions:
-    """Ports of masqueraded flows are others than those of the flow tables, so that a change of the
-    engine gives none to two connections; nor are they in the usual range of NodePorts, where an
-    answer would look like a request. It is the larger of the ranges below and above.
+    """Return the options; the ports of masqueraded flows differ from those of the flow tables.
+
+    So a change of the engine gives no port to two connections. The ports are also outside the usual
+    range of NodePorts, where an answer would look like a request. The larger of the ranges below
+    and above is used.
     """
     first, last = options.masquerade_ports
     below, above = (_UNPRIVILEGED, first - 1), (max(last, _LAST_NODEPORT) + 1, _LAST_PORT)
@@ -87,7 +91,7 @@ class _Family(NamedTuple):
     source_offset: int
     address_size: int
     data_type: int
-    port_register: int  # behind the address, which begins in _REGISTER; as the kernel dumps it
+    port_register: int  # after the address, which begins in _REGISTER; as the kernel dumps it
 
 
 _FAMILIES = (_Family(4, 2, 12, 4, _IPV4, 9), _Family(6, 10, 8, 16, _IPV6, _SECOND_REGISTER))
@@ -102,7 +106,7 @@ class Rule(NamedTuple):
 
     @property
     def tree(self) -> Tree:
-        """As the kernel takes and dumps it."""
+        """The attributes, as the kernel takes and dumps them."""
         comment = to_text(f"ebpflb: {self.comment}")
         userdata = bytes([_COMMENT, len(comment)]) + comment
         names = {1: to_text(TABLE.table), 2: to_text(self.chain)}
@@ -110,12 +114,12 @@ class Rule(NamedTuple):
 
 
 def sets(options: TableOptions) -> dict[str, Tree]:
-    """Name -> attributes, of sets and maps."""
+    """Return name -> attributes of sets and maps."""
     return dict(_sets(options))
 
 
 def _sets(options: TableOptions) -> Iterator[tuple[str, Tree]]:
-    """Without a size: then the kernel's hash table grows with its elements."""
+    """Yield sets without a size: then the kernel's hash table grows with its elements."""
     for family in _FAMILIES:
         endpoint = family.data_type << _CONCATENATED | _PORT, family.address_size + 4
         address = family.data_type, family.address_size
@@ -129,13 +133,13 @@ def _sets(options: TableOptions) -> Iterator[tuple[str, Tree]]:
 
 
 def _set(name: str, key: tuple[int, int], flags: int = 0) -> Tree:
-    """``key`` is the data type and the size in bytes."""
+    """Return the attributes of a set; ``key`` is the data type and the size in bytes."""
     named = {1: to_text(TABLE.table), 2: to_text(name), 3: to_number(flags)}
     return {**named, 4: to_number(key[0]), 5: to_number(key[1])}
 
 
 def chains(options: TableOptions) -> dict[str, Tree]:
-    """Name -> attributes."""
+    """Return name -> attributes of chains."""
     table = to_text(TABLE.table)
     wanted = {
         "translate": _inner_chain(table, "translate"),
@@ -155,13 +159,13 @@ def _inner_chain(table: bytes, name: str) -> Tree:
 
 
 def base_chain(table: bytes, name: str, kind: str, hook: int, priority: int) -> Tree:
-    """A chain that packets pass at a hook (NF_INET_*)."""
+    """Return a chain that packets pass at a hook (NF_INET_*)."""
     hooked: Tree = {1: to_number(hook), 2: to_number(priority)}
     return {**_inner_chain(table, name), 4: hooked, 5: to_number(_ACCEPT), 7: to_text(kind)}
 
 
 def rules(options: TableOptions) -> list[Rule]:
-    """In their order in each chain."""
+    """Return the rules, in their order in each chain."""
     return [*_choice_rules(options), *_masquerade_rules(options), *_invalid_rules(options)]
 
 
@@ -182,7 +186,10 @@ def _choice_rules(options: TableOptions) -> Iterator[Rule]:
 
 
 def _protocols(options: TableOptions) -> dict[str, int]:
-    """Each has rules of its own: nft(8) accepts no named set of protocols before a port."""
+    """Return the protocols; each has its own rules.
+
+    nft(8) accepts no named set of protocols before a port.
+    """
     return {name: it for name, it in _PROTOCOLS.items() if options.sctp or name != "SCTP"}
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All rules of netfilter in this thread's network namespace, as nft and iptables print them.
 
-Time and memory are bounded: what takes longer, or is larger, is not read.
+Time and memory are limited: rules that take longer to read, or are larger, are not read.
 """
 
 import threading
@@ -30,8 +30,9 @@ def is_known(family: str, table: str) -> bool:
 
 
 class Printed(NamedTuple):
-    """What one tool printed: "nft" in JSON, else of iptables-save under the tool's name, or of
-    "ipset" if a rule matches a set.
+    """The output of one tool: nft's JSON, iptables-save's text under the tool's name, or ipset's.
+
+    "ipset" is included only if a rule matches a set.
     """
 
     tool: str
@@ -39,14 +40,14 @@ class Printed(NamedTuple):
 
 
 class Ruleset(NamedTuple):
-    """``unread`` has a line for each tool whose rules are there and cannot be read."""
+    """``unread`` has a line for each tool whose rules exist and cannot be read."""
 
     printed: tuple[Printed, ...]
     unread: tuple[str, ...]
 
 
 def read() -> Ruleset:
-    """Reading loads no module and changes nothing."""
+    """Read all rules; loads no module and changes nothing."""
     printed, unread = [], []
     for name, command in _commands():
         try:
@@ -71,7 +72,7 @@ def are_there() -> bool:
 
 
 def _commands() -> Iterator[tuple[str, list[str] | NodeError]]:
-    """For each tool that has tables here, or why they cannot be read."""
+    """Yield the command for each tool that has tables here, or why they cannot be read."""
     try:
         tables = nft.tables()
     except NodeError:
@@ -97,7 +98,10 @@ def _has_tables(tool: Tool, tables: set[nft.Name]) -> bool:
 
 
 def _run(command: list[str]) -> bytes:
-    """Its output. Raises NodeError if it fails, takes too long or prints too much."""
+    """Return the output.
+
+    Raises NodeError if the command fails, takes too long or prints too much.
+    """
     with child.start(command) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -112,7 +116,7 @@ def _run(command: list[str]) -> bytes:
         finally:
             process.kill()
             timer.cancel()
-            errors.join(1.0)  # not longer: its own children may hold the pipe
+            errors.join(1.0)  # not longer: child processes of the tool may hold the pipe
     if status < 0:
         raise NodeError(f"no answer in {MOST_SECONDS:g} s: not compared")
     if status:
@@ -121,7 +125,7 @@ def _run(command: list[str]) -> bytes:
 
 
 class _Drain(threading.Thread):
-    """Reads what a tool says about errors, and keeps the beginning of it as one line."""
+    """Read a tool's error output, and keep its beginning as one line."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(daemon=True)
@@ -129,7 +133,7 @@ class _Drain(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with suppress(ValueError):  # it has been closed
+        with suppress(ValueError):  # the stream has been closed
             said = self._stream.read(1000)
             self.line = " ".join(said.decode(errors="replace").split())
             while self._stream.read(1 << 16):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The netfilter engine's nft table: builds it, and compares it with what the kernel has.
+"""The netfilter engine's nft table: create it, and compare it with the kernel's.
 
-Where the kernel can (Linux 6.9) the table belongs to the agent's socket: no other process can
+If the kernel supports it (Linux 6.9) the table belongs to the agent's socket: no other process can
 change it, ``nft flush ruleset`` leaves it alone, and it stays when the agent ends. The next agent
 takes it over. On older kernels the table is an ordinary one, and the Keeper (Linux 5.12) keeps
-established connections alive while it is missing.
+established connections alive while the table is missing.
 """
 
 import errno
@@ -51,27 +51,33 @@ _NAME = to_text(TABLE.table)
 
 
 class NetfilterTable:
-    """The table, in the network namespace of the thread that makes this object.
+    """The table, in the network namespace of the thread that creates this object.
 
-    ``session`` is the socket that may write to the table; ``is_owned`` says whether no other may.
+    ``session`` is the socket that may write to the table; ``is_owned`` says whether only it may.
     """
 
     def __init__(self, options: TableOptions, *, owns: bool = True) -> None:
-        """With ``owns`` the table belongs to the session if the kernel can. Raises NodeError."""
+        """With ``owns`` the table belongs to the session if the kernel supports it.
+
+        Raises NodeError.
+        """
         self.options, self.session = options, Session()
         self.is_owned = False
         self._flags = (OWNER | PERSIST, 0) if owns else (0,)
         self._sets, self._chains, self._rules = sets(options), chains(options), rules(options)
 
     def close(self) -> None:
-        """The table stays; from now on another process can own or change it."""
+        """Close the session.
+
+        The table stays, and from now on another process can own or change it.
+        """
         self.session.close()
 
     def build(self) -> bool:
-        """Make the whole table; return whether all elements of maps were kept.
+        """Create the whole table; return whether all elements of maps were kept.
 
-        One transaction replaces all chains and rules. The maps that are as they should be keep
-        their elements. Raises NodeError.
+        One transaction replaces all chains and rules. Intact maps keep their elements. Raises
+        NodeError.
         """
         existing = _read()
         intact = {n for n, tree in self._sets.items() if _is_intact(existing.sets, n, tree)}
@@ -88,7 +94,10 @@ class NetfilterTable:
         raise NodeError(_advice(refused)) from refused
 
     def _replace(self, existing: "_Existing", kept: set[str] | None, flags: int) -> None:
-        """``kept`` are names of sets; None replaces the table itself. Raises Refused."""
+        """Replace the table's content, except the sets named in ``kept``.
+
+        With None the table itself is replaced. Raises Refused.
+        """
         change = Transaction(TABLE)
         if kept is None:
             change.add(DELETE_TABLE, encode({1: _NAME}))
@@ -113,13 +122,13 @@ class NetfilterTable:
         change.commit(self.session)
 
     def is_intact(self) -> bool:
-        """Whether the table is whole; the elements of maps are not compared. Raises NodeError."""
+        """Whether the table is complete, except for the elements of maps. Raises NodeError."""
         return not self.differences()
 
     def differences(self) -> list[str]:
-        """What of the table is missing or changed, in words.
+        """Return the missing or changed parts of the table, in words.
 
-        Any process can ask. The elements of maps are not compared. Raises NodeError.
+        Any process can call this. The elements of maps are not compared. Raises NodeError.
         """
         existing = _read()
         if existing.flags is None:
@@ -138,7 +147,7 @@ class NetfilterTable:
 
 @dataclass
 class _Existing:
-    """What the kernel has; ``flags`` is None where there is no table."""
+    """The kernel's state; ``flags`` is None if there is no table."""
 
     flags: int | None = None
     sets: dict[str, bytes] = field(default_factory=dict)
@@ -147,7 +156,7 @@ class _Existing:
 
 
 def _read() -> _Existing:
-    """Raises NodeError."""
+    """Read the kernel's state. Raises NodeError."""
     existing = _Existing()
     if flags := [attributes(it)[2] for it in dump(TABLE, GET_TABLE) if attributes(it)[1] == _NAME]:
         existing.flags = int.from_bytes(flags[0], "big")
@@ -203,18 +212,18 @@ def _advice(refused: Refused) -> str:
 
 
 class Keeper:
-    """A table that only keeps conntrack's and NAT's hooks: for kernels before 6.9.
+    """A table that only keeps the hooks of conntrack and NAT: for kernels before 6.9.
 
     It belongs to this object's socket, so ``nft flush ruleset`` leaves it alone and connections
-    stay established until the NetfilterTable is built again. It goes with ``close``, or with the
-    process.
+    stay established until the NetfilterTable is created again. The kernel removes it at ``close``,
+    or when the process ends.
     """
 
     def __init__(self) -> None:
         self._session: Session | None = None
 
     def open(self) -> bool:
-        """Make the table unless it exists; return whether the kernel can. Raises NodeError."""
+        """Create the table unless it exists; return whether the kernel can. Raises NodeError."""
         if self._session:
             return True
         session, name = Session(), to_text(KEEPER.table)
@@ -233,7 +242,7 @@ class Keeper:
         return True
 
     def close(self) -> None:
-        """The kernel removes the table with the socket."""
+        """Close the socket; the kernel removes the table with it."""
         if self._session:
             self._session.close()
             self._session = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of one nft table that the kernel makes all at once, or not at all; and what is in it.
+"""Read an nft table, and change it in transactions: all at once, or not at all.
 
-For parts of nf_tables that pyroute2 does not encode, and for tables that belong to a socket. The
-layout is that of include/uapi/linux/netfilter/nf_tables.h.
+This is for parts of nf_tables that pyroute2 does not encode, and for tables that belong to a
+socket. The layout is that of include/uapi/linux/netfilter/nf_tables.h.
 """
 
 import errno
@@ -37,11 +37,11 @@ _BUFFER_SIZE = 1 << 18
 _SOCKET_BUFFER = 1 << 22  # a whole set of frontends is one transaction
 _SEND_BUFFER, _RECEIVE_BUFFER = 32, 33  # SO_SNDBUFFORCE, SO_RCVBUFFORCE
 _SOL_NETLINK, _SHORT_ERRORS = 270, 10  # NETLINK_CAP_ACK: errors do not repeat the request
-_MOST_DUMPS = 10  # until a list was not changed while it was read
+_MOST_DUMPS = 10  # attempts to read a list without a change meanwhile
 
 
 class Refused(NodeError):
-    """The kernel's answer; ``number`` is the errno."""
+    """The kernel refused a change; ``number`` is the errno."""
 
     def __init__(self, table: Name, number: int) -> None:
         super().__init__(f"{table}: {os.strerror(number)}")
@@ -49,11 +49,11 @@ class Refused(NodeError):
 
 
 class Interrupted(Refused):
-    """A list was changed while it was read: it may lack things, or have them twice."""
+    """A list was changed while it was read: entries may be missing, or appear twice."""
 
 
 class Message(NamedTuple):
-    """What the kernel has sent; ``generation`` is the low half of the rules' generation."""
+    """A message of the kernel; ``generation`` is the low half of the rules' generation."""
 
     kind: int
     flags: int
@@ -63,18 +63,18 @@ class Message(NamedTuple):
 
     @property
     def error(self) -> int:
-        """The errno, or 0. Of errors and the end of a list only."""
+        """The errno, or 0; only for errors and the end of a list."""
         return -int(_ERROR.unpack_from(self.content)[0])
 
 
 class Session:
-    """A socket for transactions: the kernel lets only this one change the tables that it owns.
+    """A socket for transactions: only this socket can change the tables that it owns.
 
-    Threads can share a session. Tables with an owner lose it with ``close``.
+    Threads can share a session. ``close`` gives up the ownership of tables.
     """
 
     def __init__(self) -> None:
-        """Raises NodeError."""
+        """Open the socket. Raises NodeError."""
         try:
             self._socket = _opened()
         except OSError as error:
@@ -85,14 +85,14 @@ class Session:
         self._socket.close()
 
     def send_batch(self, data: bytes, last: int) -> int:
-        """The first refused message's errno, or 0. Raises OSError."""
+        """Send the messages; return the first refused message's errno, or 0. Raises OSError."""
         with self._lock:
             self._drop_replies()
             self._socket.send(data)
             return _first_refusal(self._socket, last)
 
     def _drop_replies(self) -> None:
-        """After a refusal, the errors of further messages are left."""
+        """Drop the errors of further messages that follow a refusal."""
         try:
             while True:
                 self._socket.recv(_BUFFER_SIZE, socket.MSG_DONTWAIT)
@@ -111,13 +111,13 @@ class Transaction:
         return bool(self._messages)
 
     def add(self, kind: int, *attributes: bytes) -> None:
-        """A message: what it would make and is there already is no error."""
+        """Add a message; an object that already exists is no error."""
         self._messages.append((kind, b"".join(attributes)))
 
     def commit(self, session: Session | None = None) -> None:
-        """Sends by a socket of its own unless a session is given.
+        """Send the messages, by a new socket unless a session is given.
 
-        Raises Refused, and NodeError where there is no nf_tables.
+        Raises Refused, and NodeError if there is no nf_tables.
         """
         family, last = TABLE_FAMILIES[self._table.family], len(self._messages)
         data = [_message(_BEGIN, _REQUEST, 0, 0, b"", resource=_SUBSYSTEM)]
@@ -138,7 +138,7 @@ class Transaction:
 
 
 def dump(table: Name, kind: int, *attributes: bytes) -> list[bytes]:
-    """The attributes of each thing that the kernel lists; none where it has no such table.
+    """Return the attributes of each object that the kernel lists; empty if there is no such table.
 
     A list that was changed while it was read is read again. Raises Refused; Interrupted if the list
     was changed each time.
@@ -150,7 +150,7 @@ def dump(table: Name, kind: int, *attributes: bytes) -> list[bytes]:
 
 
 def dump_parts(table: Name, kind: int, *attributes: bytes) -> Generator[list[bytes], None, None]:
-    """What ``dump`` returns, in parts of at most 32 KiB as the kernel sends them.
+    """Yield the result of ``dump`` in parts of at most 32 KiB, as the kernel sends them.
 
     Raises Refused; Interrupted after the last part if anything was changed meanwhile.
     """
@@ -168,7 +168,7 @@ def dump_parts(table: Name, kind: int, *attributes: bytes) -> Generator[list[byt
 
 
 def get(table: Name, kind: int, requests: Sequence[bytes]) -> list[bytes | None]:
-    """The attributes of each thing that is asked for by its own; None where there is none.
+    """Return the attributes of each object requested by name; None if it does not exist.
 
     Raises Refused.
     """
@@ -208,8 +208,9 @@ def _message(
 
 
 def _first_refusal(kernel: socket.socket, last: int) -> int:
-    """The first message's that was refused; 0 after the last one's acknowledgement. Raises
-    OSError.
+    """Return the errno of the first refused message; 0 after the last one's acknowledgement.
+
+    Raises OSError.
     """
     while True:
         for message in _split(kernel.recv(_BUFFER_SIZE)):
@@ -219,7 +220,7 @@ def _first_refusal(kernel: socket.socket, last: int) -> int:
 
 
 def _listed(kernel: socket.socket) -> Iterator[list[bytes]]:
-    """Raises OSError."""
+    """Yield the parts of a list. Raises OSError."""
     generations: set[int] = set()
     is_interrupted = False
     while True:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the nft table of the engine netfilter: what others remove of it is put back at once.
+"""Keep the nft table of the netfilter engine: parts that others remove are put back at once.
 
-`nft flush ruleset`, or a firewall that loads its rules again, removes all tables that their process
-does not own (before Linux 6.9 also ours). Until the table is back new connections to services fail;
-so the kernel is asked to tell of changes (NFNLGRP_NFTABLES), and the table is looked at after each
-removal, besides once a minute. Nothing removes the table when the agent ends, for its flows go on.
-With --audit=report nothing is put back either.
+`nft flush ruleset`, or a firewall that reloads its rules, removes all tables that their process
+does not own (before Linux 6.9 also ours). Until the table is back new connections to services fail.
+So the watch subscribes to the kernel's notifications (NFNLGRP_NFTABLES), and checks the table after
+each removal and once a minute. The table stays when the agent ends, because its flows continue.
+With --audit=report nothing is put back.
 """
 
 import logging
@@ -27,16 +27,16 @@ from ebpflb.model.events import SourceStatus
 from ebpflb.plan.flow_entries import DESTINATION_NAT
 from ebpflb.readable import readable
 
-# Keeps conntrack and NAT at work in this network namespace while translated connections are open.
+# Keep conntrack and NAT working in this network namespace while translated connections are open.
 #
-# The kernel translates a connection by its conntrack entry, also when the rule that made the entry
-# has been removed since. But without a rule that uses conntrack, or without a chain of type nat,
-# the kernel has no hooks for them in the network namespace: with the last such rule every
-# translated connection breaks. The table HOLD has both: a chain of type nat, and in it an
-# expression that reads conntrack's state and does nothing. An empty chain would not do. It is there
-# from the removal of kube-proxy's rules until kube-proxy's connections have ended.
+# The kernel translates a connection by its conntrack entry, even after the rule that created the
+# entry was removed. But without a rule that uses conntrack, or without a chain of type nat, the
+# kernel has no hooks for them in the network namespace: with the last such rule every translated
+# connection breaks. The table HOLD has both: a chain of type nat, and in it an expression that
+# reads conntrack's state and has no effect. An empty chain would not suffice. The table exists from
+# the removal of kube-proxy's rules until kube-proxy's connections have ended.
 #
-# FORMER is the same of an ebpflb before the engine netfilter.
+# FORMER is the same table of an ebpflb older than the netfilter engine.
 
 FORMER = nft.Name("inet", "ebpflb-conntrack")
 HOLD = nft.Name("inet", "ebpflb-nat")
@@ -47,9 +47,9 @@ _CT_STATE, _REGISTER = 0, 1  # NFT_CT_STATE, NFT_REG_VERDICT + 1
 
 
 def has_dnat_connections() -> bool:
-    """Whether there are connections whose destination is translated: up to the first one is read.
+    """Whether there are connections with a translated destination; stops at the first one.
 
-    True also if the kernel tracks connections and cannot list them: then there may be some.
+    True also if the kernel tracks connections and cannot list them, since some may exist.
     """
     try:
         return any(status & DESTINATION_NAT for status in conntrack.statuses())
@@ -58,10 +58,10 @@ def has_dnat_connections() -> bool:
 
 
 def keep_nat_hooks(table: nft.Name) -> bool:
-    """Keeps conntrack and NAT at work for both families, whatever rules are removed.
+    """Keep conntrack and NAT working for both families, whatever rules are removed.
 
-    Returns whether anything had to be made: the table, or what others have removed of it. Raises
-    NodeError where this kernel has no NAT by nf_tables.
+    Returns whether the table, or removed parts of it, had to be created. Raises NodeError if this
+    kernel has no NAT by nf_tables.
     """
     if keeps_nat_hooks(table):
         return False
@@ -71,7 +71,7 @@ def keep_nat_hooks(table: nft.Name) -> bool:
         edit.chain("add", **chain, type="nat", hook="prerouting", priority=_DSTNAT)
         match = genex("ct", {"key": _CT_STATE, "dreg": _REGISTER})
         edit.rule("add", table=table.table, chain=_CHAIN, expressions=([match],))
-    if not keeps_nat_hooks(table):  # ``edit`` takes a missing part of nf_tables for a missing table
+    if not keeps_nat_hooks(table):  # ``edit`` reports a missing part of nf_tables as no table
         raise NodeError(
             f"{table}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
         )
@@ -79,17 +79,17 @@ def keep_nat_hooks(table: nft.Name) -> bool:
 
 
 def keeps_nat_hooks(table: nft.Name) -> bool:
-    """Whether the table is there, with all that it needs. Raises NodeError."""
+    """Whether the table exists and is complete. Raises NodeError."""
     return nft.has_rule(table, _CHAIN)
 
 
 def release_nat_hooks(table: nft.Name) -> None:
-    """Removes the table. Raises NodeError."""
+    """Remove the table. Raises NodeError."""
     nft.delete(table)
 
 
 def release_when_unused(table: nft.Name) -> bool:
-    """Removes the table unless a translated connection may need it; whether it is gone now.
+    """Remove the table unless a translated connection may need it; return whether it is gone.
 
     Raises NodeError.
     """
@@ -105,7 +105,7 @@ log = logging.getLogger(__name__)
 
 _NAME = "netfilter table"
 _INTERVAL_SECONDS = 60.0
-_TABLE_RETRY_SECONDS = 1.0  # where it could not be put back, or it is not known if it is needed
+_TABLE_RETRY_SECONDS = 1.0  # after a failure, or while it is unknown whether the table is needed
 
 _NETFILTER = 12  # NETLINK_NETFILTER
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
@@ -116,7 +116,7 @@ _REMOVALS = {_TABLES | kind for kind in (2, 5, 8, 11, 24)}
 
 
 class KeptTable(Protocol):
-    """What is kept (agent.netfilter_sync)."""
+    """The table to keep (agent.netfilter_sync)."""
 
     def differences(self) -> list[str]: ...
     def restore(self) -> list[str]: ...
@@ -124,14 +124,14 @@ class KeptTable(Protocol):
 
 
 class NatWatch:
-    """Watches in a thread from ``start`` to ``stop``; ``emit`` gets errors, and their end.
+    """Watch in a thread from ``start`` to ``stop``; ``emit`` gets errors, and their end.
 
-    ``needed`` says whether the engine serves now, or None as long as that is not known. Where it
-    does not, the watch removes the table that an earlier engine has left, as soon as no connection
-    is translated any more. ``lacking``: what of the table was missing or changed at the last look,
-    in words. It is put back, but with ``report_only``; ``on_removed`` is called in either case.
-    ``flowtable`` is that of --fast-forward; ``differs`` collects in words what was not as it had
-    been written there, until it is taken.
+    ``needed`` says whether the engine is in use, or None while this is unknown. If it is not in
+    use, the watch removes the table of an earlier engine as soon as no connection is translated any
+    more. ``lacking``: the parts of the table that were missing or changed at the last check, in
+    words. They are put back, except with ``report_only``; ``on_removed`` is called in both cases.
+    ``flowtable`` belongs to --fast-forward; ``differs`` collects in words how it differed from the
+    last write, until taken.
     """
 
     def __init__(
@@ -149,24 +149,24 @@ class NatWatch:
         self.report_only, self.on_removed = report_only, on_removed
         self.table = table
         self.lacking: list[str] = []
-        self.put_back = 0  # how often
+        self.put_back = 0  # number of repairs
         self.flowtable = flowtable or FlowtableSync(chosen=False)
         self.flowtable.on_change = self._wake
         self.differs: list[str] = []
-        self._whole = True  # the next look compares everything, not only what is to be changed
+        self._whole = True  # the next check compares everything, not only pending changes
         self._poll = Poller(_NAME, self._look, emit)
         self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
         self._end, self._news = os.eventfd(0), os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="netfilter-table", daemon=True)
 
     def start(self) -> None:
-        """Subscribes before it looks, so that no removal is missed."""
+        """Subscribe before the first check, so that no removal is missed."""
         self._changes.bind((0, 0))
         self._changes.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _TABLES_GROUP)
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when nothing is changed any more; the table stays."""
+        """Stop; return when nothing is changed any more. The table stays."""
         os.eventfd_write(self._end, 1)
         if self._thread.ident:
             self._thread.join()
@@ -181,7 +181,7 @@ class NatWatch:
     def _run(self) -> None:
         due = 0.0
         while True:
-            is_known = self.needed() is not None  # before the look: it may become known during it
+            is_known = self.needed() is not None  # before the check, which may make it known
             looked = self._poll() and is_known
             if self._whole or not looked:
                 due = time.monotonic() + (self.seconds if looked else _TABLE_RETRY_SECONDS)
@@ -190,7 +190,7 @@ class NatWatch:
             self._whole = whole
 
     def _wait(self, due: float) -> bool | None:
-        """Whether all is to be looked at, or only what the agent wants is new; None: it ends."""
+        """Return whether everything must be checked, or only new changes written; None: stop."""
         kernel = self._changes.fileno()
         while (left := due - time.monotonic()) > 0:
             ready = readable([kernel, self._end, self._news], left)
@@ -204,7 +204,7 @@ class NatWatch:
         return True
 
     def _look(self) -> None:
-        """Raises NodeError."""
+        """Check once. Raises NodeError."""
         needed = self.needed()
         if needed is None:
             return
@@ -223,7 +223,7 @@ class NatWatch:
             self.on_removed()
 
     def take_differs(self) -> list[str]:
-        """What has differed since the last call; with ``report_only``, what differs now."""
+        """Return the differences since the last call; with ``report_only``, the current ones."""
         if self.report_only:
             return self.differs
         taken, self.differs = self.differs, []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask for a service on this machine: network namespaces by process, name, address and pod.
+"""Clients on this machine: network namespaces by process, name, address and pod.
 
 Kubernetes gives the processes of a pod the pod's name as their host name, unless the pod is on the
-node's network. Only the kernel's own (sethostname) tells it: what a process has in its environment
-it may have written itself.
+node's network. Only the kernel's host name (sethostname) is reliable: a process may have changed
+its environment.
 """
 
 import os
@@ -30,20 +30,20 @@ _T = TypeVar("_T")
 
 
 def cookie(path: Path) -> int | None:
-    """A namespace's; None if the kernel has no option for it (5.14).
+    """Return a namespace's cookie; None if the kernel has no option for it (5.14).
 
-    Raises NodeError where the namespace has gone.
+    Raises NodeError if the namespace is gone.
     """
     return _in(path, _own_cookie)
 
 
 def addresses(path: Path) -> tuple[Address, ...]:
-    """What a namespace's own packets may have as their source. Raises NodeError as ``cookie``."""
+    """Return the possible source addresses of a namespace's own packets. Raises NodeError."""
     return _in(path, own_addresses)
 
 
 def own_addresses() -> tuple[Address, ...]:
-    """The same of the namespace of this thread."""
+    """Return the same for the namespace of this thread."""
     with IPRoute() as route:
         return tuple(
             ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
@@ -53,12 +53,12 @@ def own_addresses() -> tuple[Address, ...]:
 
 
 def by_cookie(wanted: int) -> Path | None:
-    """The namespace that has this cookie; our own where it is that."""
+    """Return the namespace with this cookie; it may be our own."""
     return next((path for path in _all() if _tried(path) == wanted), None)
 
 
 def by_address(wanted: Address) -> Path | None:
-    """The namespace, but our own, that has this address; one with a device to ours before others.
+    """Return the namespace with this address, except our own; those linked to ours come first.
 
     Namespaces of other networks on the machine may have the same addresses.
     """
@@ -70,15 +70,15 @@ def by_address(wanted: Address) -> Path | None:
 
 
 def by_name(name: str) -> Path | None:
-    """A namespace by the name that ip(8) or a container runtime gave it, or by its path."""
+    """Return a namespace by the name that ip(8) or a container runtime gave it, or by its path."""
     candidates = [Path(name)] if name.startswith("/") else [it / name for it in namespaces.NAMED]
     return next((path for path in candidates if namespaces.is_network(path)), None)
 
 
 def by_host_name(name: str) -> list[Path]:
-    """The namespaces whose processes have this host name: those of pods that are called so."""
+    """Return the namespaces whose processes have this host name: those of pods with this name."""
     own, found = namespaces.identity(namespaces.OWN_NETNS), dict[Any, Path]()
-    asked = set[Any]()  # a container's processes are alike: one that has not ended is enough
+    asked = set[Any]()  # a container's processes are alike: one running process is enough
     for process in processes():
         kinds = tuple(namespaces.identity(process / "ns" / it) for it in ("net", "uts", "user"))
         place = kinds[0]
@@ -92,9 +92,10 @@ def by_host_name(name: str) -> list[Path]:
 
 
 def host_name(process: Path) -> str:
-    """The host name that a container runtime has given a process; "" if it has the node's.
+    """Return the host name that a container runtime gave a process; "" if it has the node's.
 
-    No name counts that a process could give itself, in a user namespace that it has made.
+    A name does not count if the process could have set it itself, in a user namespace that it
+    created.
     """
     if namespaces.identity(process / "ns/uts") == namespaces.identity(_OWN_UTS) or (
         namespaces.identity(process / "ns/user") != namespaces.identity(_OWN_USER)
@@ -106,14 +107,14 @@ def host_name(process: Path) -> str:
 
 
 def processes() -> Iterator[Path]:
-    """The folders of all processes in /proc."""
+    """Yield the folders of all processes in /proc."""
     for entry in os.scandir(namespaces.PROCESSES):
         if entry.name.isdigit():
             yield Path(entry.path)
 
 
 def members(path: Path) -> Iterator[Path]:
-    """The folders in /proc of the processes in a namespace."""
+    """Yield the folders in /proc of the processes in a namespace."""
     wanted = namespaces.identity(path)
     return (it for it in processes() if namespaces.identity(it / "ns/net") == wanted)
 

@@ -36,25 +36,25 @@ from ebpflb.model.kube_proxy import DEVICE
 from ebpflb.model.route_sources import RouteSource
 from ebpflb.readable import HasFileno, readable
 
-# Tells at once that something may have been taken away that the agent has attached or pinned.
+# Report at once that something may have been removed that the agent has attached or pinned.
 #
 # Two kinds of removal have an event: of a qdisc or filter of a device (rtnetlink), and of a name in
-# the state directory (inotify, which a bpffs has as every file system). A link that is detached or
-# updated has none, nor has a bpffs that is unmounted lazily; those are looked for every two
+# the state directory (inotify, which works in a bpffs as in every file system). There is no event
+# when a link is detached or updated, or a bpffs is unmounted lazily; these are checked every two
 # seconds.
 
 log = logging.getLogger(__name__)
 
-_WATCH_RETRY_SECONDS = 2.0  # until a folder is watched that was not there, or is another one now
+_WATCH_RETRY_SECONDS = 2.0  # before watching a folder again that was missing or has changed
 _TRAFFIC_CONTROL = 1 << 3  # RTMGRP_TC
 _REMOVALS = {37, 45}  # RTM_DELQDISC, RTM_DELTFILTER
 _MASK = flags.DELETE | flags.MOVED_FROM | flags.DELETE_SELF | flags.UNMOUNT
 
 
 class RemovalWatch:
-    """Calls ``emit`` from a thread, from ``start`` to ``stop``, once for removals close together.
+    """Call ``emit`` from a thread, from ``start`` to ``stop``; once for removals close together.
 
-    Without inotify, or a folder, only the other removals are told.
+    Without inotify, or without a folder, only the other removals are reported.
     """
 
     def __init__(self, emit: Callable[[], None], folders: Sequence[Path]) -> None:
@@ -65,7 +65,7 @@ class RemovalWatch:
         self._thread = threading.Thread(target=self._run, name="removals", daemon=True)
 
     def start(self) -> None:
-        """What is removed from now on is told."""
+        """Start: removals from now on are reported."""
         self._changes.bind((0, _TRAFFIC_CONTROL))
         try:
             self._inotify = INotify()
@@ -98,7 +98,7 @@ class RemovalWatch:
             self._watch_folders()
 
     def _watch_folders(self) -> None:
-        """A watch belongs to the inode: one that is there already is the same again."""
+        """Watch the folders; a watch belongs to the inode, so an existing one stays the same."""
         if self._inotify is None:
             return
         for folder in self._folders:
@@ -113,15 +113,15 @@ _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
 _ADDRESSES = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
 _ROUTES = RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE
-RELIST_SECONDS = 1.0  # pause after a failure to list
+RELIST_SECONDS = 1.0  # pause after a failed listing
 
 
 @dataclass(frozen=True, slots=True)
 class DevicesChanged:
     """All devices that exist now, except the one of kube-proxy's ipvs mode.
 
-    That has every cluster IP, none of which is an address of the node. ``route_sources`` are listed
-    only where they are asked for.
+    That device has every cluster IP, and none of them is an address of the node. ``route_sources``
+    are listed only on request.
     """
 
     devices: Devices
@@ -134,7 +134,7 @@ class DevicesChanged:
 
 
 def list_devices(*, route_sources: bool = False) -> DevicesChanged:
-    """The devices in this network namespace. Raises NodeError."""
+    """Return the devices in this network namespace. Raises NodeError."""
     try:
         with IPRoute() as route:
             devices = _devices(route)
@@ -169,7 +169,10 @@ def _device(link: Any, addresses: list[Any]) -> Device:
 
 
 def _address(message: Any) -> Address:
-    """On a point-to-point link IFA_ADDRESS is the peer's; IFA_LOCAL, if there is one, is ours."""
+    """Return our address of a device.
+
+    It is IFA_LOCAL, if present: on a point-to-point link IFA_ADDRESS is the peer's.
+    """
     return ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
 
 
@@ -178,10 +181,10 @@ def _is_source(message: Any) -> bool:
 
 
 class DeviceWatch:
-    """Emits the list of devices at once and after every change, from a thread of its own.
+    """Emit the list of devices at once and after every change, from a thread.
 
-    A list that fails is tried again until it succeeds. The socket is a plain one: since release
-    0.9 pyroute2's may be used only by the thread that made them.
+    A failed listing is repeated until it succeeds. The socket is a plain one: since release 0.9
+    pyroute2's may be used only by the thread that created them.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class DeviceWatch:
         self._poll = Poller("devices", self._report, emit)
 
     def start(self) -> None:
-        """Subscribes before it lists, so that no change is missed. Raises NodeError."""
+        """Subscribe before the first listing, so that no change is missed. Raises NodeError."""
         self.changes.bind((0, _ADDRESSES | _ROUTES if self.route_sources else _ADDRESSES))
         self._report()
         threading.Thread(target=self._run, name="devices", daemon=True).start()
@@ -211,7 +214,7 @@ class DeviceWatch:
         self.emit(list_devices(route_sources=self.route_sources))
 
     def _wait(self) -> None:
-        """Returns after a change, or after changes were lost (ENOBUFS): both need a new list."""
+        """Return after a change, or after changes were lost (ENOBUFS): both need a new list."""
         try:
             self.changes.recv(1 << 16)
             while self.changes.recv(1 << 16, socket.MSG_DONTWAIT):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that a former kube-proxy left in this network namespace, and how to remove it.
+"""Everything that a former kube-proxy left in this network namespace, and its removal.
 
 Each leftover is removed in one step, so that no packet meets half of it. The order of the list
-matters: rules that match an ipset are removed before the ipset. What kube-proxy set besides rules
-(sysctls such as route_localnet, nfacct counters) is not found here.
+matters: rules that match an ipset are removed before the ipset. Other settings of kube-proxy
+(sysctls such as route_localnet, nfacct counters) are not found here.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,18 +38,21 @@ from ebpflb.model.services import PROTOCOLS
 
 # IPVS in this network namespace, the device that holds its addresses, and ipsets; by netlink.
 #
-# Nothing here makes the kernel load a module: without /proc/net/ip_vs there is no server.
+# No call here makes the kernel load a module: without /proc/net/ip_vs there is no server.
 
 SERVERS = Path("/proc/net/ip_vs")
 
 
 def virtual_servers() -> list[VirtualServer]:
-    """All virtual servers that have an address."""
+    """Return all virtual servers that have an address."""
     return parse_virtual_servers(SERVERS.read_text()) if SERVERS.exists() else []
 
 
 def remove_virtual_servers(unused: list[VirtualServer]) -> None:
-    """Ends the connections through them: IPVS drops packets without server. Raises NodeError."""
+    """Remove servers and end their connections: IPVS drops packets without server.
+
+    Raises NodeError.
+    """
     with _node_errors("IPVS"), IPVS() as ipvs:
         for server in unused:
             address = {"addr": str(server.address), "port": server.port}
@@ -57,7 +60,7 @@ def remove_virtual_servers(unused: list[VirtualServer]) -> None:
 
 
 def dummy_addresses(device: str) -> set[Address] | None:
-    """The addresses of a device; None if there is no such device. Raises NodeError."""
+    """Return the addresses of a device; None if there is no such device. Raises NodeError."""
     with _node_errors(device), IPRoute() as route:
         index = route.link_lookup(ifname=device)
         if not index:
@@ -67,14 +70,14 @@ def dummy_addresses(device: str) -> set[Address] | None:
 
 
 def remove_dummy_device(device: str) -> None:
-    """Raises NodeError."""
+    """Remove the device. Raises NodeError."""
     with _node_errors(device), IPRoute() as route:
         for index in route.link_lookup(ifname=device):
             route.link("del", index=index)
 
 
 def ipsets() -> set[str]:
-    """The names of all ipsets; none if the kernel does not support removed."""
+    """Return the names of all ipsets; none if the kernel does not support them."""
     try:
         with IPSet() as ipset:
             found = list(ipset.list(flags=IPSET_FLAG_LIST_SETNAME))
@@ -84,7 +87,10 @@ def ipsets() -> set[str]:
 
 
 def service_ports(name: str) -> set[int]:
-    """The ports in a set of ports, or of addresses with ports (bitmap:port, hash:ip,port)."""
+    """Return the ports in a set of ports, or of addresses with ports.
+
+    The types of these sets are bitmap:port and hash:ip,port.
+    """
     with _node_errors(name), IPSet() as ipset:
         found = list(ipset.list(name))
     members = [m.get_attr("IPSET_ATTR_ADT") for m in found]
@@ -97,7 +103,7 @@ def service_ports(name: str) -> set[int]:
 
 
 def remove_ipset(name: str) -> None:
-    """Raises NodeError, also if a rule still matches it."""
+    """Remove the ipset. Raises NodeError, also if a rule still matches it."""
     with _node_errors(f"ipset {name}"), IPSet() as ipset:
         ipset.destroy(name)
 
@@ -116,7 +122,7 @@ _NFT_TABLES = {nft.Name("ip", NFT_TABLE), nft.Name("ip6", NFT_TABLE)}
 
 
 class Leftover(NamedTuple):
-    """One leftover, and what removes it; ``remove`` raises NodeError."""
+    """One leftover, and its removal; ``remove`` raises NodeError."""
 
     what: str
     remove: Callable[[], None]
@@ -124,7 +130,10 @@ class Leftover(NamedTuple):
 
 @dataclass
 class LeftoverSurvey:
-    """``removable`` leftovers; ``retained``: used by others; ``unreadable``: may be leftovers."""
+    """All leftovers.
+
+    ``retained`` ones are used by other programs; ``unreadable`` ones may be leftovers.
+    """
 
     removable: list[Leftover] = field(default_factory=list)
     retained: list[str] = field(default_factory=list)
@@ -132,7 +141,7 @@ class LeftoverSurvey:
 
 
 def survey() -> LeftoverSurvey:
-    """Finds all leftovers and changes nothing."""
+    """Find all leftovers without changing anything."""
     found = LeftoverSurvey()
     for table in sorted(nft.tables() & _NFT_TABLES):
         found.removable.append(Leftover(str(table), partial(nft.delete, table)))
@@ -145,7 +154,7 @@ def survey() -> LeftoverSurvey:
 
 
 def visible_rules() -> list[str]:
-    """Where kube-proxy's rules are; the cost does not grow with their number."""
+    """Return where kube-proxy's rules are; the cost does not grow with their number."""
     names = [str(table) for table in nft.tables() & _NFT_TABLES]
     names += [f"chains of {tool.name}" for tool in tools() if _has_services(tool)]
     device = [] if dummy_addresses(DEVICE) is None else [f"device {DEVICE}"]
@@ -153,7 +162,7 @@ def visible_rules() -> list[str]:
 
 
 def _has_services(tool: Tool) -> bool:
-    """Its modes by iptables and ipvs have KUBE-SERVICES in nat."""
+    """Whether the nat table has KUBE-SERVICES, as in kube-proxy's modes iptables and ipvs."""
     if tool.variant == LEGACY:
         return iptables.legacy_has_chain(FAMILY_OF_TOOL[tool.family], "nat", "KUBE-SERVICES")
     return nft.has_chain(nft.Name(NFT_FAMILY[tool.family], "nat"), "KUBE-SERVICES")
@@ -181,7 +190,7 @@ def _iptables(tool: Tool, found: LeftoverSurvey) -> None:
 
 
 def _unreadable(tool: Tool) -> str:
-    """The tables with rules of kube-proxy that cannot be read because the tool is missing."""
+    """Return the tables with rules of kube-proxy that are unreadable without their tool."""
     if tool.command:
         return ""
     if tool.variant == LEGACY:
@@ -195,7 +204,7 @@ def _unreadable(tool: Tool) -> str:
 
 
 def _restore(tool: Tool, removal: Removal) -> None:
-    """Tries once more if the table has changed since it was read."""
+    """Apply the removal; try once more if the table has changed since it was read."""
     try:
         tool.restore(removal.script)
     except NodeError:
@@ -205,7 +214,7 @@ def _restore(tool: Tool, removal: Removal) -> None:
 
 
 def _ipvs(found: LeftoverSurvey) -> None:
-    """kube-proxy's virtual servers, by its device's addresses and its sets of NodePorts."""
+    """Find kube-proxy's virtual servers, by its device's addresses and its sets of NodePorts."""
     addresses = dummy_addresses(DEVICE)
     there = virtual_servers()
     sets = ipsets()

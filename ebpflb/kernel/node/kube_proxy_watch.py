@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects a kube-proxy in this network namespace, or what one left (kube-proxy.md 13.2, 17).
+"""Detect a kube-proxy in this network namespace, or its leftovers (kube-proxy.md 13.2, 17).
 
-A kube-proxy is detected by its process, which cannot be seen from within a pod; by what answers
-/proxyMode on loopback with a mode of kube-proxy, even as part of another program, as in k3s; or by
-its rules, if they return after they were gone.
+A kube-proxy is detected by its process, which is invisible inside a pod; by a program that answers
+/proxyMode on loopback with a mode of kube-proxy, which may be part of another program, as in k3s;
+or by its rules, if they return after they were gone.
 """
 
 import threading
@@ -25,7 +25,7 @@ _MAX_LENGTH = 32  # bytes of an answer
 
 
 def detect() -> Detection:
-    """What can be detected now. Raises NodeError if something cannot be read."""
+    """Return everything that can be detected now. Raises NodeError if something cannot be read."""
     answers = tuple(_proxy_modes())
     rules = tuple(kube_proxy_leftovers.visible_rules())
     unseen = not process.sees_the_machine()
@@ -33,7 +33,7 @@ def detect() -> Detection:
 
 
 class KubeProxyWatch:
-    """Emits the first detection at once, and then every one that differs from the last.
+    """Emit the first detection at once, and then every one that differs from the last.
 
     While something cannot be read the last detection stays.
     """
@@ -48,7 +48,7 @@ class KubeProxyWatch:
         self._reported: Detection | None = None
 
     def start(self) -> None:
-        """Detects once before it returns."""
+        """Detect once before returning."""
         self._poll()
         threading.Thread(target=self._watch, name=_NAME, daemon=True).start()
 
@@ -67,10 +67,10 @@ class KubeProxyWatch:
 
 
 def _pids() -> Iterator[int]:
-    """Its processes in this network namespace: a machine may have several nodes."""
+    """Yield kube-proxy's processes in this network namespace: a machine may have several nodes."""
     here = _netns(Path("/proc/self"))
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or may not be read
+        with suppress(OSError):  # the process has ended, or may not be read
             if _is_kube_proxy(folder) and _netns(folder) == here:
                 yield int(folder.name)
 
@@ -86,7 +86,7 @@ def _netns(folder: Path) -> int:
 
 
 def _proxy_modes() -> Iterator[tuple[str, str]]:
-    """Addresses and modes of what answers as a kube-proxy; ebpflb itself answers "ebpf"."""
+    """Yield addresses and modes of programs that answer as kube-proxy; ebpflb answers "ebpf"."""
     for address in _LOOPBACKS:
         mode = _proxy_mode(address)
         if mode in PROXY_MODES:

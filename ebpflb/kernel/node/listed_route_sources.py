@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which source the kernel's routes would choose, by device and destination (rtnetlink).
 
-Programs ask the kernel themselves where they can (``probe.route_source``). For others its answers
-are listed here, for devices that have more than one address to choose from.
+Programs ask the kernel themselves if they can (``probe.route_source``). Otherwise the kernel's
+answers are listed here, for devices that have more than one address to choose from.
 """
 
 import errno
@@ -20,7 +20,7 @@ from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.devices import Device, Devices
 from ebpflb.model.route_sources import DeviceRoute, RouteSource
 
-MOST_ROUTES = 10_000  # of one family; a router may have a million
+MOST_ROUTES = 10_000  # per family; a router may have a million
 
 
 _FAMILY_NUMBERS = {Family.IPV4: 2, Family.IPV6: 10}
@@ -36,7 +36,7 @@ _NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODEV, errno.EINVAL, 
 
 
 def list_route_sources(ipr: IPRoute, devices: Devices) -> tuple[RouteSource, ...]:
-    """Raises NetlinkError or OSError."""
+    """Return the route sources. Raises NetlinkError or OSError."""
     found: list[RouteSource] = []
     for each in Family:
         routes = _routes(ipr, each)
@@ -64,7 +64,7 @@ def _of_device(
 
 
 def _ask(ipr: IPRoute, ifindex: int, destination: Address) -> Address | None:
-    """The source of a packet that leaves by this device; None if no route leads there by it."""
+    """Return the source of a packet that leaves by this device; None if no route does so."""
     try:
         answers = list(ipr.route("get", dst=str(destination), oif=ifindex))
     except NetlinkError as error:
@@ -79,7 +79,7 @@ def _ask(ipr: IPRoute, ifindex: int, destination: Address) -> Address | None:
 
 
 def _routes(ipr: IPRoute, wanted: Family) -> dict[int, dict[Network, DeviceRoute]]:
-    """By device and destination. The main table's come first, then by their metrics."""
+    """Return the routes by device and destination; main table first, then by metric."""
     listed = islice(ipr.get_routes(family=_FAMILY_NUMBERS[wanted]), MOST_ROUTES)
     messages = [message for message in listed if message["type"] == _UNICAST_TYPE]
     found: defaultdict[int, dict[Network, DeviceRoute]] = defaultdict(dict)
@@ -95,7 +95,7 @@ def _rank(message: Any) -> tuple[bool, int]:
 
 
 def _devices(message: Any) -> list[int]:
-    """A route of several paths has several."""
+    """Return the route's devices; a route with several paths has several."""
     if (ifindex := message.get_attr("RTA_OIF")) is not None:
         return [ifindex]
     return [path["oif"] for path in message.get_attr("RTA_MULTIPATH") or ()]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network namespaces of this node: a function is called in each of them.
 
-They are found by the names that container runtimes give them and by the processes inside them; one
-that has neither is not found. Entering a namespace takes CAP_SYS_ADMIN, and finding it by another
-user's process CAP_SYS_PTRACE too.
+They are found by the names that container runtimes give them and by the processes inside them; a
+namespace with neither is not found. Entering a namespace takes CAP_SYS_ADMIN, and finding it by
+another user's process CAP_SYS_PTRACE too.
 """
 
 import errno
@@ -33,16 +33,16 @@ _T = TypeVar("_T")
 
 
 class Namespaces:
-    """All that can be found; warns once if they may not be entered."""
+    """All namespaces that can be found; warns once if they may not be entered."""
 
     def __init__(self) -> None:
         self._warned = False
 
     def each(self, function: Callable[[], _T]) -> Iterator[tuple[bool, _T]]:
-        """Calls ``function`` in each, in our own first: whether it is our own, and the result.
+        """Call ``function`` in each, in our own first; yield whether it is our own, and the result.
 
-        Those that cannot be entered, because they have been deleted or it is forbidden, are left
-        out.
+        Namespaces that cannot be entered, because they were deleted or it is forbidden, are
+        skipped.
         """
         yield True, function()
         for path in others():
@@ -60,9 +60,9 @@ class Namespaces:
 
 
 def call_in(path: Path, function: Callable[[], _T], kind: int = _NETWORK) -> _T:
-    """Calls it in a thread that enters the namespace and ends there: no other thread enters it.
+    """Call the function in a new thread that enters the namespace; no other thread enters it.
 
-    ``kind``: what the namespace is of. Raises OSError if the namespace cannot be entered, or is of
+    ``kind`` is the kind of namespace. Raises OSError if the namespace cannot be entered, or is of
     another kind.
     """
 
@@ -87,7 +87,7 @@ def _enter(path: Path, kind: int) -> None:
 def _open(path: Path) -> int:
     """Open a namespace and nothing else: a path may lead to a FIFO, which would block.
 
-    O_PATH names a file without opening it. Raises OSError, EINVAL for other files.
+    O_PATH names a file without opening it. Raises OSError; EINVAL for other files.
     """
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -113,7 +113,7 @@ def is_network(path: Path) -> bool:
 
 
 def others() -> Iterator[Path]:
-    """Paths of all namespaces that can be found but our own, one for each."""
+    """Yield one path for each namespace that can be found, except our own."""
     seen = {identity(OWN_NETNS)}
     for path in _paths():
         place = identity(path)
@@ -123,9 +123,9 @@ def others() -> Iterator[Path]:
 
 
 def linked() -> Iterator[Path]:
-    """As ``others``, but those alone that have a device with its other end in our own: pods.
+    """Like ``others``, but only those that have a device with its other end in our own: pods.
 
-    With most CNIs; a pod that has only a device of its own (SR-IOV) is left out.
+    This holds with most CNIs; a pod that has only a device of its own (SR-IOV) is left out.
     """
     with IPRoute() as route:
         for path in others():
@@ -137,7 +137,7 @@ def linked() -> Iterator[Path]:
 
 
 def _is_linked(route: Any, path: Path) -> bool:
-    """The kernel numbers the namespaces that a device of ours leads to."""
+    """Whether a device of ours leads to the namespace: the kernel numbers such namespaces."""
     namespace = _open(path)
     try:
         found = route.get_netnsid(fd=namespace)
@@ -147,7 +147,7 @@ def _is_linked(route: Any, path: Path) -> bool:
 
 
 def _paths() -> Iterator[Path]:
-    """Names first: they last longer than processes, and reading them takes no capability."""
+    """Yield names first: they last longer than processes, and reading them takes no capability."""
     for folder in NAMED:
         yield from sorted(folder.iterdir()) if folder.is_dir() else ()
     for entry in os.scandir(PROCESSES):
@@ -156,7 +156,7 @@ def _paths() -> Iterator[Path]:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """What tells namespaces apart, however they are reached; None for one that has gone."""
+    """Return the identity of a namespace, however it is reached; None if it is gone."""
     try:
         found = path.stat()
     except OSError:

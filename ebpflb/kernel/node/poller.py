@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check that a thread repeats: its errors are reported once, and the thread goes on."""
+"""A check that a thread repeats: an error is reported once, and the thread continues."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from ebpflb.model.events import SourceStatus
 
 
 class Poller:
-    """Each call runs ``poll``, and emits a SourceStatus when that fails or has recovered."""
+    """Each call runs ``poll``, and emits a SourceStatus when it fails or recovers."""
 
     def __init__(
         self, source: str, poll: Callable[[], None], emit: Callable[[SourceStatus], None]
@@ -17,7 +17,10 @@ class Poller:
         self._error: str | None = None
 
     def __call__(self) -> bool:
-        """Whether it succeeded. Raises nothing: nobody would notice that the thread has ended."""
+        """Return whether it succeeded.
+
+        Raises nothing, because the end of the thread would go unnoticed.
+        """
         failure = None
         try:
             self._poll()

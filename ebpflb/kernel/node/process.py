@@ -7,8 +7,8 @@ bpf(2) and netlink need these capabilities (capabilities(7)):
     CAP_NET_ADMIN   attaching to sockets and devices, network sysctls, ending sockets
     CAP_PERFMON     the verifier lets a program compute with pointers, as ours do (5.8)
 
-The kernel accepts CAP_SYS_ADMIN for the first and the last. deploy/ grants no more than is here and
-in values.yaml; which user they are granted to does not matter.
+The kernel accepts CAP_SYS_ADMIN for the first and the last. deploy/ grants only the capabilities
+listed here and in values.yaml; they may be granted to any user.
 """
 
 import logging
@@ -29,14 +29,17 @@ NEEDED_CAPABILITIES = ("CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON")
 OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 
 _STATUS = Path("/proc/self/status")
-_CLOCKS = Path("/proc/self/timens_offsets")  # absent where the kernel has no time namespaces
+_CLOCKS = Path("/proc/self/timens_offsets")  # missing if the kernel has no time namespaces
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _MACHINES_PIDS = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _IMPLIED = {"CAP_BPF", "CAP_PERFMON"}  # by CAP_SYS_ADMIN
 
 
 def capabilities(status: str | None = None) -> set[str]:
-    """The effective ones of CAPABILITIES; ``status`` is the text of /proc/PID/status."""
+    """Return the effective capabilities among CAPABILITIES.
+
+    ``status``: text of /proc/PID/status.
+    """
     lines = (status or _STATUS.read_text()).splitlines()
     (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
     found = {name for name, number in CAPABILITIES.items() if mask >> number & 1}
@@ -44,13 +47,16 @@ def capabilities(status: str | None = None) -> set[str]:
 
 
 def missing_capabilities(status: str | None = None) -> list[str]:
-    """The needed ones that this process does not have."""
+    """Return the needed capabilities that this process does not have."""
     held = capabilities(status)
     return [name for name in NEEDED_CAPABILITIES if name not in held]
 
 
 def clock_shift(clocks: Path = _CLOCKS) -> float:
-    """Seconds by which CLOCK_MONOTONIC is ahead of the machine's here (time_namespaces(7))."""
+    """Return the seconds by which CLOCK_MONOTONIC is ahead of the machine's.
+
+    See time_namespaces(7).
+    """
     lines = clocks.read_text().splitlines() if clocks.exists() else ()
     for name, seconds, nanoseconds in map(str.split, lines):
         if name == "monotonic":
@@ -59,13 +65,15 @@ def clock_shift(clocks: Path = _CLOCKS) -> float:
 
 
 def sees_the_machine(namespace: Path = _PID_NAMESPACE) -> bool:
-    """Whether the machine's processes are in /proc, and not only those of a container."""
+    """Whether /proc shows the machine's processes, and not only those of a container."""
     return namespace.stat().st_ino == _MACHINES_PIDS
 
 
 def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:
-    """Which process is ended first when memory is short: from -1000, never, to 1000. If that is
-    not allowed (a lower value needs CAP_SYS_RESOURCE) it is only logged, as in kube-proxy.
+    """Set how early this process is killed when memory is short: from -1000, never, to 1000.
+
+    If this is not allowed (a lower value needs CAP_SYS_RESOURCE) it is only logged, as in
+    kube-proxy.
     """
     try:
         if int(path.read_text()) != value:
@@ -75,8 +83,10 @@ def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:
 
 
 def raise_file_limit() -> None:
-    """Allows as many open files as possible, as programs in Go do: each health-check NodePort has
-    a socket for each family, and the soft limit of systemd and containerd is 1024.
+    """Allow as many open files as possible, as programs in Go do.
+
+    Each health-check NodePort has a socket for each family, and the soft limit of systemd and
+    containerd is 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -13,17 +13,17 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.node.device_watch import list_devices
 from ebpflb.model.addresses import Address
 
-# By which device this thread's network namespace would send replies to clients outside.
+# The device by which this thread's network namespace would send replies to clients outside.
 #
-# The kernel is asked for each route, so its routing rules count too; nothing is sent.
+# The kernel is asked for each route, so its routing rules count too; no packet is sent.
 
-# Of no node and no pod, in networks that are routed like the rest of the Internet.
+# Addresses of no node and no pod, in networks that are routed like the rest of the Internet.
 FAR_CLIENTS = (ip_address("1.0.0.1"), ip_address("2000::1"))
 _REPLY_FAMILIES = {4: AF_INET, 6: AF_INET6}
 
 
 class ReplyRoute(NamedTuple):
-    """From an address of a device to a client; ``leaves_by`` is a device, "" without a route."""
+    """The route from an address of a device to a client; ``leaves_by`` is "" without a route."""
 
     address: Address
     device: str
@@ -32,7 +32,10 @@ class ReplyRoute(NamedTuple):
 
 
 def replies(addresses: Collection[Address], clients: Collection[Address]) -> list[ReplyRoute]:
-    """Of those of the addresses that are here, on other devices than loopback. Raises NodeError."""
+    """Return the routes from those addresses that are here, on devices except loopback.
+
+    Raises NodeError.
+    """
     devices = [device for device in list_devices().devices if not device.loopback]
     names = {device.index: device.name for device in devices}
     here = [(a, d.name) for d in devices for a in d.addresses if a in addresses]
@@ -49,7 +52,7 @@ def replies(addresses: Collection[Address], clients: Collection[Address]) -> lis
 
 
 def gateways() -> set[Address]:
-    """Those of default routes: clients beyond the node's pods. Raises NodeError."""
+    """Return the gateways of default routes: clients beyond the node's pods. Raises NodeError."""
     try:
         with IPRoute() as route:
             return set(_gateways(route))
@@ -66,7 +69,7 @@ def _gateways(route: Any) -> Iterator[Address]:
 
 
 def _leaves_by(route: Any, address: Address, client: Address) -> int:
-    """The index of a device; 0 where the kernel has no route, or one that drops packets."""
+    """Return the index of a device; 0 if the kernel has no route, or one that drops packets."""
     family = _REPLY_FAMILIES[address.version]
     try:
         (found, *_) = route.route("get", family=family, dst=str(client), src=str(address))
@@ -75,11 +78,11 @@ def _leaves_by(route: Any, address: Address, client: Address) -> int:
     return found.get_attr("RTA_OIF") or 0
 
 
-# The routing rules of this network namespace (ip rule), as far as marks choose a table.
+# The routing rules of this network namespace (ip rule) that choose a table by a mark.
 
 
 def rule_marks() -> set[int]:
-    """The marks, under their masks. Raises NodeError."""
+    """Return the marks, under their masks. Raises NodeError."""
     try:
         with IPRoute() as route:
             rules = [rule for family in (AF_INET, AF_INET6) for rule in route.get_rules(family)]
@@ -95,9 +98,9 @@ _AF = {4: 2, 6: 10}
 
 
 class Route(NamedTuple):
-    """``ifindex`` is 0 where the packet goes nowhere, and ``why`` says so.
+    """A route; ``ifindex`` is 0 if the packet is dropped, and ``why`` says why.
 
-    ``local``: it is for this namespace itself. ``gateway``: None for a neighbour.
+    ``local``: the destination is this namespace itself. ``gateway``: None for a neighbour.
     """
 
     ifindex: int
@@ -111,9 +114,9 @@ class Route(NamedTuple):
 def route_to(
     destination: Address, source: Address | None = None, came_by: int = 0, mark: int = 0
 ) -> Route:
-    """Of a packet of this node, or with ``came_by`` of one that came in by that device.
+    """Return the route of a packet of this node, or of one that came in by device ``came_by``.
 
-    Raises OSError where rtnetlink cannot be asked.
+    Raises OSError if rtnetlink is not available.
     """
     words: dict[str, Any] = {"dst": str(destination)}
     if source is not None and came_by:
@@ -131,7 +134,7 @@ def route_to(
 
 
 def without_route(destinations: Iterable[Address]) -> Iterator[tuple[Address, str]]:
-    """Those to which this node has no route, or one that lets nothing through; and why."""
+    """Yield the destinations without a usable route from this node, and why."""
     with IPRoute() as ipr:
         for each in destinations:
             try:
@@ -141,7 +144,7 @@ def without_route(destinations: Iterable[Address]) -> Iterator[tuple[Address, st
 
 
 def default_devices(version: int) -> Iterator[int]:
-    """The devices of default routes, that of the lowest metric first."""
+    """Yield the devices of default routes, lowest metric first."""
     with IPRoute() as ipr:
         found = [it for it in ipr.get_default_routes(family=_AF[version]) if it.get_attr("RTA_OIF")]
     for route in sorted(found, key=lambda it: it.get_attr("RTA_PRIORITY") or 0):

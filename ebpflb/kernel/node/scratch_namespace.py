@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network namespace that is joined to this one as a pod is, and that nobody has to remove.
+"""A network namespace that is connected to this one as a pod is, and removes itself.
 
-It has no name: a thread is in it, and with that thread, however its process ends, the kernel
-removes it, the pair of veth devices, and the routes and neighbours at them. Its addresses have a
-route of their own length to the device, and both ends know each other's link address, so that
-neither an address of the node nor a sysctl is needed.
+It has no name: a thread is in it, and when the thread ends, however its process ends, the kernel
+removes the namespace, the pair of veth devices, and their routes and neighbours. Each of its
+addresses has a host route to the device, and both ends know each other's link address, so neither
+an address of the node nor a sysctl is needed.
 """
 
 import errno
@@ -26,10 +26,8 @@ from ebpflb.kernel.node.namespaces import OWN_NETNS
 from ebpflb.model.addresses import Address, Family
 
 VETH_PREFIX = "ebpflb-dr"  # of the devices' names here; the other end is eth0
-GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}  # which no one has
-_V4 = ip_network(
-    "203.0.113.0/24"
-)  # RFC 5737: for documentation, so nobody's; clouds use RFC 2544's
+GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}  # unused addresses
+_V4 = ip_network("203.0.113.0/24")  # RFC 5737: for documentation, so unused; clouds use RFC 2544's
 _FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: the route itself, not a clone for the destination
 _NODAD = 0x02  # IFA_F_NODAD
 _PERMANENT = 0x80  # NUD_PERMANENT
@@ -41,7 +39,7 @@ _T = TypeVar("_T")
 
 
 def unused_address(family: Family, taken: Collection[Address]) -> Address:
-    """One that no route but a default one leads to, and that is not ``taken``. Raises NodeError."""
+    """Return an address that is not ``taken`` and has only a default route. Raises NodeError."""
     with IPRoute() as route:
         for _ in range(_DRAWS):
             found = _drawn(family)
@@ -51,7 +49,7 @@ def unused_address(family: Family, taken: Collection[Address]) -> Address:
 
 
 def _drawn(family: Family) -> Address:
-    """IPv6: with a random global id (RFC 4193)."""
+    """Return a random address; for IPv6 with a random global id (RFC 4193)."""
     if family is Family.IPV4:
         return _V4[1 + secrets.randbelow(_V4.num_addresses - 2)]
     return IPv6Address(0xFD << 120 | secrets.randbits(40) << 80 | 1)
@@ -61,15 +59,15 @@ def _is_routed(route: Any, address: Address) -> bool:
     try:
         found = next(iter(route.route("get", dst=str(address), flags=_FIB_MATCH)))
     except NetlinkError as error:
-        return bool(error.code != errno.ENETUNREACH)  # others are of routes that let nothing pass
-    return bool(found["dst_len"] > 1)  # or half of the default one
+        return bool(error.code != errno.ENETUNREACH)  # other errors are of routes that drop packets
+    return bool(found["dst_len"] > 1)  # or half of the default route
 
 
 class ScratchNamespace:
-    """Its name is that of the device here. ``close`` removes it."""
+    """The namespace; its name is that of the device here. ``close`` removes it."""
 
     def __init__(self, addresses: Collection[Address]) -> None:
-        """Raises NodeError that says what is missing."""
+        """Create the namespace. Raises NodeError that says what is missing."""
         self.name = VETH_PREFIX + secrets.token_hex(3)
         self.addresses = {Family(it.version): it for it in addresses}
         self.index = 0
@@ -85,18 +83,21 @@ class ScratchNamespace:
             raise NodeError(f"no scratch namespace can be made: {_why(error)}") from error
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Its result, called in the namespace; one at a time."""
+        """Call the function in the namespace and return its result; one call at a time."""
         return self._thread.submit(function).result()
 
     def close(self) -> None:
-        """Removes the devices at once: the kernel removes a namespace some time later."""
+        """Remove the devices at once: the kernel removes a namespace some time later."""
         with suppress(OSError, NetlinkError), IPRoute() as route:
             if self.index:
                 route.link("del", index=self.index)
         self._thread.shutdown()
 
     def _join(self) -> None:
-        """The link addresses are ours: udev would soon change one that the kernel has drawn."""
+        """Connect the namespace, with link addresses drawn here.
+
+        udev would soon change a link address that the kernel has drawn.
+        """
         with IPRoute() as route:
             namespace = self.call(lambda: os.open(OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC))
             try:
@@ -119,7 +120,7 @@ class ScratchNamespace:
 
 
 def _link_address() -> str:
-    """A random one: local, of one station."""
+    """Return a random link address: locally administered, unicast."""
     drawn = [0x02 | secrets.randbits(8) & 0xFC, *secrets.token_bytes(5)]
     return ":".join(f"{byte:02x}" for byte in drawn)
 
@@ -132,12 +133,12 @@ def _why(error: Exception) -> str:
 
 
 def leave() -> None:
-    """This thread is in a namespace of its own from now on."""
+    """Move this thread into a new network namespace."""
     libc.unshare(libc.NEW_NETWORK)
 
 
 def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:
-    """In the namespace; returns the link address of its device."""
+    """Set up the device in the namespace; return its link address."""
     with IPRoute() as route:
         index = route.link_lookup(ifname="eth0")[0]
         route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")
@@ -160,7 +161,7 @@ def _own_device_is_up() -> None:
 
 
 def _wait_until_up(route: Any, index: int) -> None:
-    """The kernel notices some time after both ends are up; it drops what is sent before."""
+    """Wait until the device is up: the kernel drops packets sent before it notices both ends."""
     until = time.monotonic() + _UP_SECONDS
     while route.get_links(index)[0].get_attr("IFLA_OPERSTATE") != "UP":
         if time.monotonic() > until:

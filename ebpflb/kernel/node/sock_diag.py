@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NETLINK_SOCK_DIAG: lists the connected sockets of a network namespace, and ends one of them.
+"""NETLINK_SOCK_DIAG: list the connected sockets of a network namespace, and end one of them.
 
-A socket is ended by the id and cookie with which the kernel listed it, so never another one that
-has the same ends by now. Its owner gets ECONNABORTED, and a UDP socket keeps its own port
+A socket is ended by the id and cookie with which the kernel listed it, so never another socket that
+now has the same ends. Its owner gets ECONNABORTED, and a UDP socket keeps its own port
 (SOCK_DESTROY; TCP 4.5, UDP 4.9). A kernel built without CONFIG_INET_DIAG_DESTROY answers
-EOPNOTSUPP; one without the protocol's diag module (udp_diag) answers ENOENT, as it does where
-there is no such socket.
+EOPNOTSUPP. A kernel without the protocol's diag module (udp_diag) answers ENOENT, as for an unknown
+socket.
 
 The messages are packed here and not by pyroute2.DiagSocket (0.9.7), which
 
 - discards the kernel's errors, because NLMSG_ERROR has the number of AF_INET: a socket that could
   not be ended looks ended, and a protocol without a diag module looks unused;
-- opens another socket in each thread that uses it, in that thread's namespace: one that was made
+- opens another socket in each thread that uses it, in that thread's namespace: one that was created
   inside a pod's namespace lists the node's sockets outside;
-- takes 1.2 to 1.8 s (0.8 s of CPU) to list 10,000 sockets; this takes 0.05 s (0.02 s).
+- takes 1.2 to 1.8 s (0.8 s of CPU) to list 10,000 sockets; this module takes 0.05 s (0.02 s).
 """
 
 import errno
@@ -30,8 +30,8 @@ from ebpflb.model.addresses import Address
 _SOCK_DIAG, _LIST, _DESTROY = 4, 20, 21  # NETLINK_SOCK_DIAG, SOCK_* (uapi/linux/sock_diag.h)
 _REQUEST, _ACK, _DUMP = 1, 4, 0x300  # NLM_F_*
 _ERROR, _DONE = 2, 3  # NLMSG_*
-_CONNECTED = 1 << 1  # TCP_ESTABLISHED: so a datagram socket that has a peer is called too
-# TCP's states in which a socket has, or asks for, a connection: neither listening nor over.
+_CONNECTED = 1 << 1  # TCP_ESTABLISHED: also the state of a datagram socket with a peer
+# TCP's states of a socket that has, or asks for, a connection: neither listening nor closed.
 _OF_CONNECTIONS = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
 _STATES = {socket.IPPROTO_UDP: _CONNECTED, socket.IPPROTO_TCP: _OF_CONNECTIONS}
 _ANY_STATE = 0xFFFFFFFF
@@ -47,7 +47,7 @@ class Connected(NamedTuple):
     """A socket that has a peer; ``id`` is struct inet_diag_sockid, which includes its cookie."""
 
     protocol: int
-    family: int  # AF_INET6 also where its ends are v4-mapped
+    family: int  # AF_INET6 also if its ends are v4-mapped
     id: bytes
 
     @property
@@ -72,10 +72,10 @@ class Connected(NamedTuple):
 
 
 class SockDiag:
-    """For the network namespace in which it was made, also when another one uses it."""
+    """Works on the network namespace in which it was created, whichever thread uses it."""
 
     def __init__(self) -> None:
-        """Raises KernelError where the kernel has no sock_diag."""
+        """Open the socket. Raises KernelError if the kernel has no sock_diag."""
         try:
             self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
         except OSError as error:
@@ -88,10 +88,10 @@ class SockDiag:
         self.socket.close()
 
     def connected(self, protocol: int, port: int = 0) -> Iterator[Connected]:
-        """All sockets that have a peer; with ``port`` those whose peer has that port.
+        """Yield all sockets that have a peer; with ``port`` only those whose peer has that port.
 
-        Of TCP also those that are still connecting, and that one side has closed.
-        Raises KernelError: ENOENT where the protocol has no diag module.
+        For TCP also sockets that are still connecting, or closed by one side. Raises KernelError;
+        ENOENT: the protocol has no diag module.
         """
         wanted = bytes(2) + port.to_bytes(2, "big")
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -102,9 +102,9 @@ class SockDiag:
                 yield Connected(protocol, *_LISTED.unpack_from(listed))
 
     def cookies(self, protocol: int) -> set[int]:
-        """Those of all sockets, but of closed stream sockets and of some that were never bound.
+        """Return the cookies of all sockets, except closed stream sockets and some never bound.
 
-        Raises KernelError: ENOENT where the protocol has no diag module.
+        Raises KernelError; ENOENT: the protocol has no diag module.
         """
         return {
             Connected(protocol, *_LISTED.unpack_from(listed)).cookie
@@ -115,7 +115,7 @@ class SockDiag:
         }
 
     def destroy(self, one: Connected) -> bool:
-        """Ends it; False where the kernel finds no such socket, or another with the same ends.
+        """End the socket; return False if it is unknown, or another socket has the same ends.
 
         Raises KernelError: EOPNOTSUPP, or EPERM without CAP_NET_ADMIN.
         """
@@ -129,7 +129,7 @@ class SockDiag:
         return True
 
     def _request(self, command: int, flags: int, body: bytes) -> Iterator[bytes]:
-        """Sends a request; the bodies of what the kernel answers."""
+        """Send a request; yield the bodies of the kernel's answers."""
         header = _HEADER.pack(_HEADER.size + len(body), command, _REQUEST | flags, 1, 0)
         self.socket.send(header + body)
         while True:
@@ -145,14 +145,14 @@ class SockDiag:
 
 
 def _check(body: bytes) -> None:
-    """Raises KernelError: NLMSG_DONE and NLMSG_ERROR begin with the number of an error, or 0."""
+    """Raise KernelError if NLMSG_DONE or NLMSG_ERROR begins with an errno other than 0."""
     (number,) = struct.unpack_from("=i", body)
     if number:
         raise KernelError("sock_diag", -number, os.strerror(-number))
 
 
 def can_destroy() -> bool:
-    """Tries whether the kernel ends a UDP socket on request (INET_DIAG_DESTROY)."""
+    """Whether the kernel ends a UDP socket on request (INET_DIAG_DESTROY); tries it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
         try:
             own.bind((_LOOPBACK, 0))
@@ -163,7 +163,7 @@ def can_destroy() -> bool:
 
 
 def can_destroy_tcp() -> bool:
-    """The same of a TCP socket, whose diag module is another one (tcp_diag)."""
+    """Whether the kernel ends a TCP socket, which has another diag module (tcp_diag)."""
     with socket.socket() as listening, socket.socket() as own:
         try:
             listening.bind((_LOOPBACK, 0))
@@ -175,7 +175,7 @@ def can_destroy_tcp() -> bool:
 
 
 def _is_ended(own: socket.socket, protocol: int) -> bool:
-    """Ends it. Raises KernelError where the kernel cannot."""
+    """End the socket; return whether it is ended. Raises KernelError if the kernel cannot."""
     cookie = int.from_bytes(own.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8), "little")
     with SockDiag() as diag:
         for one in list(diag.connected(protocol, own.getpeername()[1])):
@@ -185,7 +185,7 @@ def _is_ended(own: socket.socket, protocol: int) -> bool:
 
 
 def can_list() -> bool:
-    """Tries whether the kernel lists UDP sockets (module udp_diag)."""
+    """Whether the kernel lists UDP sockets (module udp_diag); tries it."""
     try:
         with SockDiag() as diag:
             list(diag.connected(socket.IPPROTO_UDP, 1))

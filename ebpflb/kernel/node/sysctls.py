@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ebpflb reads and sets below /proc/sys: conntrack, reserved ports, bridges, families.
+"""The sysctls that ebpflb reads and sets: conntrack, reserved ports, bridges, families.
 
 First the sysctls of connection tracking that kube-proxy sets at start (kube-proxy.md 11.3).
-
-ebpflb's own flows do not need them. But hostPorts, other rules of the node and connections that
-began under kube-proxy are tracked by the kernel, and a node that had kube-proxy keeps its values.
-A value that is right is not written. Timeouts belong to a network namespace; the size of the table
-belongs to the machine, and another program may be responsible for it.
+ebpflb's own flows do not need them. But the kernel tracks hostPorts, other rules of the node and
+connections that began under kube-proxy, and a node that had kube-proxy keeps its values. A correct
+value is not written. Timeouts belong to a network namespace; the size of the table belongs to the
+machine, and another program may be responsible for it.
 """
 
 import errno
@@ -35,7 +34,7 @@ HOST = Path("/host/proc/sys")
 
 
 def sysctl_path(name: str) -> Path:
-    """The file of a sysctl such as "net/ipv4/ip_forward"; it need not exist."""
+    """Return the file of a sysctl such as "net/ipv4/ip_forward"; it need not exist."""
     mounted = HOST / name
     return mounted if mounted.exists() else OWN_PROC_SYS / name
 
@@ -44,7 +43,7 @@ def sysctl_path(name: str) -> Path:
 
 
 def bridge_calls() -> dict[Family, bool]:
-    """By family; without the module br_netfilter there are no such sysctls."""
+    """Return the answer by family; without the module br_netfilter there are no such sysctls."""
     return {family: _is_on(name) for family, name in SYSCTLS.items()}
 
 
@@ -55,11 +54,11 @@ def _is_on(name: str) -> bool:
         return False
 
 
-# Reserves ebpflb's source ports: the node's own sockets do not get them while ebpflb runs.
+# Reserve ebpflb's source ports: the node's own sockets do not get them while ebpflb runs.
 #
 # The kernel never picks a port in net.ipv4.ip_local_reserved_ports for a socket (both families; one
-# list for each network namespace). The list may hold others' ports too, so a file records what was
-# added here, and only that is removed again.
+# list for each network namespace). The list may also hold ports of other programs, so a file
+# records the ports added here, and only these are removed again.
 
 log = logging.getLogger(__name__)
 
@@ -69,25 +68,25 @@ _NETNS = Path("/proc/self/ns/net")
 
 
 class Reservation(msgspec.Struct):
-    """What was added to the list of one network namespace."""
+    """The ports added to the list of one network namespace."""
 
     netns: int
     ports: str
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what are no ports, as a file may have them."""
+        """Raises ValueError for invalid ports, as a file may have."""
         if any(each.stop > _PORTS for each in parse_ranges(self.ports)):
             raise ValueError(f"{self.ports} are no ports")
 
 
 def reserve_ports(record: Path, first: int, last: int) -> None:
-    """Reserves these ports and no others for ebpflb. Raises OSError if that is not allowed."""
+    """Reserve these ports and no others for ebpflb. Raises OSError if that is not allowed."""
     reserved, before = parse_numbers(RESERVED.read_text()), _reserved_by_us(record)
     others = reserved - before
     added = set(range(first, last + 1)) - others
     if others | added == reserved:
         return
-    _remember(record, added | before)  # before the list, so that a crash loses nothing
+    _remember(record, added | before)  # before the list is written, so that a crash loses nothing
     try:
         RESERVED.write_text(format_numbers(others | added) + "\n")
     except OSError:
@@ -97,7 +96,7 @@ def reserve_ports(record: Path, first: int, last: int) -> None:
 
 
 def try_to_reserve_ports(record: Path, first: int, last: int) -> str | None:
-    """As reserve, but returns the error: the node's sockets may then get the same ports."""
+    """Like reserve_ports, but return the error: the node's sockets may then get the same ports."""
     try:
         reserve_ports(record, first, last)
     except OSError as error:
@@ -108,7 +107,7 @@ def try_to_reserve_ports(record: Path, first: int, last: int) -> str | None:
 
 
 def release_ports(record: Path) -> None:
-    """Removes what was added here, if anything. Raises OSError if that is not allowed."""
+    """Remove the ports added here, if any. Raises OSError if that is not allowed."""
     added = _reserved_by_us(record)
     if added:
         RESERVED.write_text(format_numbers(parse_numbers(RESERVED.read_text()) - added) + "\n")
@@ -116,7 +115,7 @@ def release_ports(record: Path) -> None:
 
 
 def _reserved_by_us(record: Path) -> set[int]:
-    """Nothing if the file is of another network namespace."""
+    """Return the recorded ports; none if the file belongs to another network namespace."""
     added = files.decode_regular(record, Reservation)
     return parse_numbers(added.ports) if added and added.netns == _here() else set()
 
@@ -135,7 +134,7 @@ _PROC = Path("/proc")
 
 
 def supported_families(proc: Path = _PROC) -> frozenset[Family]:
-    """IPv6 unless the kernel is without it or it is switched off on every device."""
+    """Return the families: IPv6 unless the kernel lacks it or it is disabled on every device."""
     try:
         disabled = (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"
     except OSError:
@@ -149,7 +148,7 @@ HASH_SIZE = Path("/sys/module/nf_conntrack/parameters/hashsize")
 ONLINE = Path("/sys/devices/system/cpu/online")
 _MOST_ENTRIES = 1 << 20  # entries, however many CPUs there are
 
-# It cannot be set here: no permission, or not the machine's first network namespace.
+# Errors of a sysctl that cannot be set here: no permission, or not the initial network namespace.
 _NOT_SETTABLE = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
 
 
@@ -160,9 +159,9 @@ def set_up_conntrack(
     *,
     former: dict[Path, str] | None = None,
 ) -> None:
-    """Raises NodeError if a value cannot be set; kube-proxy exits then.
+    """Set the sysctls. Raises NodeError if a value cannot be set; kube-proxy exits then.
 
-    What was there before is added to ``former`` for each file that is written.
+    For each written file the previous value is added to ``former``.
     """
     former = {} if former is None else former
     if not (proc / "nf_conntrack_max").exists():
@@ -179,13 +178,13 @@ def set_up_conntrack(
 
 
 def restore_conntrack(path: Path, former: str) -> None:
-    """Writes back what ``set_up`` has found of one setting. Raises OSError."""
+    """Write back the previous value that ``set_up_conntrack`` found. Raises OSError."""
     path.write_text(former)
     log.info("%s: %s again", path.name, former.strip())
 
 
 def table_size(options: ConntrackOptions, cores: int) -> int:
-    """The minimum of nf_conntrack_max; 0: it is not changed."""
+    """Return the minimum of nf_conntrack_max; 0: it is not changed."""
     scaled = options.max_per_core * cores
     if scaled > _MOST_ENTRIES:
         return _MOST_ENTRIES
@@ -193,7 +192,7 @@ def table_size(options: ConntrackOptions, cores: int) -> int:
 
 
 def cpus(online: Path = ONLINE) -> int:
-    """How many the machine has, even if this process may not run on all of them."""
+    """Return the machine's number of CPUs, even if this process may not run on all of them."""
     try:
         found = sum(map(len, parse_ranges(online.read_text())))
     except (OSError, ValueError):
@@ -214,7 +213,7 @@ def _sysctls(options: ConntrackOptions) -> dict[str, int]:
 def _raise_size(
     former: dict[Path, str], path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE
 ) -> None:
-    """Never lowers it. If it cannot be set here it is only logged, as in kube-proxy."""
+    """Raise the value, never lower it; a failure is only logged, as in kube-proxy."""
     try:
         if int(found := path.read_text()) < least:
             path.write_text(f"{least}\n")

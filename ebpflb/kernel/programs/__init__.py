@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From bpf/ to programs in the kernel: compiled, and loaded with their maps.
 
-compiler        bpf/ -> bytecode: brought along, from the cache, or by bcc_child
-precompile      makes the bytecode that an installation brings along
+compiler        bpf/ -> bytecode: from the installation, from the cache, or by bcc_child
+precompile      makes the bytecode of an installation
 bcc_child       the process that runs BCC
 loader          bytecode -> programs in the kernel
 """

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles with BCC in a process of its own, for a second. No other module imports bcc.
+"""Compile with BCC in a process of its own, for a second. No other module imports bcc.
 
     stdin   a Job
     stdout  msgpack {program: bytecode}, map references still numbered
     stderr  the compiler's messages
 
-After importing bcc it changes to the user nobody, if it may (CAP_SETUID, CAP_SETGID; a container
-need not grant them), and drops all capabilities; then it compiles. The sources are copied to a
-temporary folder, because nobody may not be allowed to read a private checkout.
-It imports nothing of ebpflb, because it is started by its path, with isolated Python.
+After importing bcc the process changes to the user nobody, if it may (CAP_SETUID, CAP_SETGID; a
+container need not grant them), and drops all capabilities; then it compiles. The sources are copied
+to a temporary folder, because the user nobody may be unable to read a private checkout. The module
+imports nothing of ebpflb, because it is started by its path, with isolated Python.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ NO_CONST = "-Wno-incompatible-pointer-types-discards-qualifiers"
 
 
 class Job(msgspec.Struct):
-    """What to compile: a folder that holds bpf/, the file in it, and the compiler's flags."""
+    """A compilation: a folder that holds bpf/, the file in it, and the compiler's flags."""
 
     folder: str
     source: str

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/ -> bytecode: brought along, from the cache, or by the compiler process (bcc_child).
+"""bpf/ -> bytecode: from the installation, from the cache, or by the compiler process (bcc_child).
 
-The child is started by its file, with isolated Python: no module of it is looked for in the working
-directory, or where the environment says.
+The child is started by its file, with isolated Python: none of its modules is searched in the
+working directory, or in paths of the environment.
 
 A cache entry is named by the hash of all sources, the flags and BCC's version, which is read
 without importing bcc. With a warm cache nothing is compiled. LLVM is never loaded into the agent.
 
-An installation can bring bytecode along (precompile.py). Its entries are looked up first. Their
-names have no version of BCC, for the node may have another BCC or none: what counts is that
-sources and flags are the same. What is not there is compiled as ever.
+An installation can contain bytecode (precompile.py), which is looked up first. The names of its
+entries have no version of BCC, because the node may have another BCC or none; sources and flags
+must be the same. Missing bytecode is compiled as usual.
 """
 
 import fcntl
@@ -35,17 +35,18 @@ from ebpflb.kernel.declarations import BROUGHT as BROUGHT
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import bcc_child
 
-# The folder in which one compilation finds its sources, and those that a kill has left.
+# The folder in which one compilation finds its sources, and the folders left by killed
+# compilations.
 #
-# A folder in use is locked; the kernel ends the lock with its process. So a folder of this user's
-# that nobody has locked is left over, and the next start removes it.
+# A folder in use is locked; the kernel ends the lock with its process. So an unlocked folder of
+# this user is left over, and the next start removes it.
 
 PREFIX = "ebpflb-compile-"
 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A new folder, removed at the end. Raises OSError."""
+    """Yield a new folder, removed at the end. Raises OSError."""
     folder, lock = _new_folder()
     try:
         yield folder
@@ -55,14 +56,17 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def remove_leftover_folders() -> None:
-    """Removes the folders of compilations that were killed."""
+    """Remove the folders of compilations that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             _remove_unlocked(folder)
 
 
 def _new_folder() -> tuple[Path, int]:
-    """Its path and the descriptor that locks it. Until it is locked others may remove it."""
+    """Return the folder's path and the descriptor that locks it.
+
+    Until the folder is locked, another process may remove it.
+    """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         with suppress(FileNotFoundError):
@@ -87,13 +91,13 @@ def _remove_unlocked(folder: Path) -> None:
         os.close(opened)
 
 
-# Compiled bytecode in files, each named by the hash of what it was compiled from.
+# Compiled bytecode in files, each named by the hash of everything that it was compiled from.
 #
 #     32 bytes    SHA-256 of the file's name and of the rest
 #     the rest    msgpack {program: bytecode}
 #
-# What is loaded into the kernel must be what was compiled: an entry counts only if its digest fits,
-# and if nobody but root and this user could have written it. Any other one is compiled anew.
+# Only compiled bytecode may be loaded into the kernel: an entry counts only if its digest fits, and
+# if only root and this user could have written it. Otherwise the source is compiled again.
 
 SUFFIX = ".msgpack"
 _DIGEST = hashlib.sha256().digest_size
@@ -103,7 +107,7 @@ _INSTRUCTION = 8  # bytes
 
 
 def read_cached(entry: Path) -> dict[str, bytes] | None:
-    """Bytecode by program name; None if there is no such entry, or not a whole one of ours."""
+    """Return bytecode by program name; None if there is no valid entry."""
     try:
         return _programs(entry, _content(entry))
     except (OSError, ValueError, RecursionError, files.UnusableFile):
@@ -111,7 +115,7 @@ def read_cached(entry: Path) -> dict[str, bytes] | None:
 
 
 def write_cached(entry: Path, programs: dict[str, bytes]) -> None:
-    """If the cache cannot be written, the next start compiles again, for a second."""
+    """Write an entry; if this fails, the next start compiles again, for a second."""
     with suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True)
         packed = msgspec.msgpack.encode(programs)
@@ -141,14 +145,14 @@ def _digest(entry: Path, packed: bytes) -> bytes:
 
 
 MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.PROGRAM_MAPS)}
-COMPILE_SECONDS = 300.0  # two are usual, and a minute has been seen on a node that was starved
+COMPILE_SECONDS = 300.0  # usually 2; a minute was measured on an overloaded node
 ANY_BCC = "any"
 NO_BCC = "BCC is missing: apt install python3-bpfcc (the package called bcc on PyPI is another)"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Bytecode by program name, whether it had to be compiled, and for which sections."""
+    """Bytecode and section by program name; ``cached``: it did not have to be compiled."""
 
     programs: dict[str, bytes]
     sections: dict[str, str]
@@ -156,7 +160,7 @@ class Compiled:
 
 
 def sections(source: str, sources: Path = layout.SOURCES) -> dict[str, str]:
-    """Program name -> section, from the PROGRAM lines of a file in bpf/."""
+    """Return program name -> section, from the PROGRAM lines of a file in bpf/."""
     text = (sources / source).read_text()
     return {
         name: section
@@ -165,7 +169,7 @@ def sections(source: str, sources: Path = layout.SOURCES) -> dict[str, str]:
 
 
 def bcc_version() -> str | None:
-    """The version of the installed BCC, or None; without importing it."""
+    """Return the version of the installed BCC, or None; without importing it."""
     spec = importlib.util.find_spec("bcc")
     if spec is None or not spec.origin:
         return None
@@ -181,7 +185,7 @@ def compile_source(
     cache: Path,
     sources: Path = layout.SOURCES,
 ) -> Compiled:
-    """The bytecode of one file in bpf/hooks, wherever it is had from.
+    """Return the bytecode of one file in bpf/hooks, from any source.
 
     Raises CompileError: with the compiler's text, if BCC is missing, or for any other obstacle,
     such as a full disk, too many processes, or a compiler that does not end.
@@ -191,7 +195,7 @@ def compile_source(
 
 
 def brought(source: str, flags: tuple[str, ...], sources: Path = layout.SOURCES) -> Compiled | None:
-    """What the installation has of it; None if nothing, or nothing that counts."""
+    """Return the installation's bytecode; None if it has no valid one."""
     return _kept(entry(BROUGHT, source, flags, ANY_BCC, sources), sections(source, sources))
 
 
@@ -202,7 +206,7 @@ def compile_here(
     cache: Path,
     sources: Path = layout.SOURCES,
 ) -> Compiled:
-    """The same by this machine's own BCC. Raises CompileError."""
+    """Return the bytecode compiled by this machine's own BCC. Raises CompileError."""
     with _obstacles_reported(source):
         return _compiled(source, flags, cache, sources)
 
@@ -244,7 +248,7 @@ def entry(
     version: str,
     sources: Path = layout.SOURCES,
 ) -> Path:
-    """The file in a folder, named by everything that the bytecode is made from."""
+    """Return the file in a folder, named by everything that the bytecode is made from."""
     made_from = (source, flags, version, sys.byteorder, MAP_NUMBERS)
     digest = hashlib.sha256(repr(made_from).encode())
     for path in sorted(sources.rglob("*.[ch]")):
@@ -277,6 +281,6 @@ def _run_child(
 
 
 def _open_to_all(folder: Path) -> None:
-    """Makes the copied sources readable for the user nobody, who runs the compiler."""
+    """Make the copied sources readable for the user nobody, who runs the compiler."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

@@ -19,22 +19,22 @@ from ebpflb.kernel.programs import compiler
 from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.kernel.side_by_side import side_by_side
 
-# Reads BTF, the kernel's description of its own types (Documentation/bpf/btf.rst).
+# Read BTF, the kernel's description of its own types (Documentation/bpf/btf.rst).
 
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("<HBBIIIII")
 _WORDS = 3  # of struct btf_type: name, info, size or type
 _MEMBER = struct.Struct("<III")  # of struct btf_member: name, type, offset
 _STRUCT = 4
-# What follows a type, by its kind: words, and words for each of its elements (uapi/linux/btf.h).
+# The size of the data after a type, by kind: words, and words per element (uapi/linux/btf.h).
 _KINDS = 32
 _AFTER = [{1: 1, 3: 3, 14: 1, 17: 1}.get(kind, 0) for kind in range(_KINDS)]
 _FOR_EACH = [{4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}.get(kind, 0) for kind in range(_KINDS)]
-_OFFSET_BITS = 0xFFFFFF  # of a member's offset; above them its size, if it is a bit field
+_OFFSET_BITS = 0xFFFFFF  # of a member's offset; the upper bits are its size, if it is a bit field
 
 
 def read_members(raw: bytes, name: str) -> dict[str, int]:
-    """The members of a struct of the kernel, with their offsets in bytes.
+    """Return the members of a struct of the kernel, with their offsets in bytes.
 
     ``raw`` is /sys/kernel/btf/vmlinux. Raises ValueError if it is no BTF or has no such struct.
     """
@@ -63,22 +63,24 @@ def _members(members: bytes, strings: bytes) -> dict[str, int]:
     }
 
 
-# BPF_PROG_TEST_RUN: runs a program of type SCHED_CLS on a packet, without any device.
+# BPF_PROG_TEST_RUN: run a program of type SCHED_CLS on a packet, without any device.
 #
 # The kernel (net/bpf/test_run.c) makes an skb of the frame: its protocol is the frame's EtherType,
-# its device the one of ``ifindex`` in our network namespace, or loopback. Of ``__sk_buff`` it takes
-# the fields below and rejects any other that is not zero. A redirect is only returned, not done.
+# its device the one of ``ifindex`` in our network namespace, or loopback. From ``__sk_buff`` it
+# takes the fields below and rejects any other that is not zero. A redirect is only returned, not
+# done.
 
 PASS, DROP, REDIRECT = 0xFFFFFFFF, 2, 7  # TC_ACT_UNSPEC, _SHOT, _REDIRECT (uapi/linux/pkt_cls.h)
 
 _TEST_RUN, _COMPLETE = 10, 4  # BPF_F_TEST_SKB_CHECKSUM_COMPLETE
-_CONTEXTS = 8  # as many of ours are as large as the whole __sk_buff of any kernel
-_GROWTH = 4096  # for what a program adds to its packet
+_CONTEXTS = 8  # together as large as the whole __sk_buff of any kernel
+_GROWTH = 4096  # for data that a program adds to its packet
 
 
 class Ran(NamedTuple):
-    """What the program returned; the frame, the mark and skb->priority as it left them; and the
-    mean time of a run.
+    """The result of a run: return value, and the frame, mark and skb->priority afterwards.
+
+    ``nanoseconds`` is the mean time of a run.
     """
 
     retval: int
@@ -99,15 +101,14 @@ def run_program(
     priority: int = 0,
     complete: bool = False,
 ) -> Ran:
-    """Runs a program ``repeat`` times on one Ethernet frame of at least 14 bytes.
+    """Run a program ``repeat`` times on one Ethernet frame of at least 14 bytes.
 
-    From the second run on, the program gets the packet as the run before has left it. With
-    ``complete`` the packet has a checksum of the whole (CHECKSUM_COMPLETE), which the program has
-    to update.
+    From the second run on, the program gets the packet as the run before left it. With ``complete``
+    the packet has a checksum of the whole (CHECKSUM_COMPLETE), which the program has to update.
 
-    Raises KernelError: EINVAL for a shorter frame or one longer than about a page, or where the
-    kernel does not know ``complete``; ENODEV where there is no such device; EBADMSG for a sum
-    that is wrong afterwards.
+    Raises KernelError: EINVAL for a shorter frame or one longer than about a page, or if the kernel
+    does not know ``complete``; ENODEV if there is no such device; EBADMSG for a wrong sum
+    afterwards.
     """
     ffi = bpf.ffi
     context = ffi.new("struct skb_context *")
@@ -140,7 +141,7 @@ _LOG_LINES = 12
 class HookType(NamedTuple):
     """The kernel's numbers for a section: program type and attach type (uapi/linux/bpf.h).
 
-    A packet program is loaded without an attach type: it goes to tcx and to clsact alike.
+    A packet program is loaded without an attach type, because it is attached by tcx or clsact.
     """
 
     program_type: int
@@ -161,7 +162,7 @@ SECTIONS = {
     "cgroup/getpeername6": HookType(_SOCK_ADDR, 30),
     "cgroup/sock_release": HookType(_SOCK, 34),
 }
-GETSOCKNAME4 = "cgroup/getsockname4"  # only used by netns_cookie.py
+GETSOCKNAME4 = "cgroup/getsockname4"  # used only by netns_cookie.py
 PACKET_SECTIONS = {"tc/ingress": HookType(SCHED_CLS, 0), "tc/egress": HookType(SCHED_CLS, 0)}
 HOOK_TYPES = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: HookType(_SOCK_ADDR, 31)}
 
@@ -175,7 +176,7 @@ class Program(NamedTuple):
 
 
 def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
-    """The bytecode with map numbers replaced by descriptors."""
+    """Return the bytecode with map numbers replaced by descriptors."""
     patched = bytearray(code)
     at = 0
     while at < len(patched):
@@ -187,12 +188,12 @@ def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
 
 
 def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
-    """Every program of a source file, as ``load_all`` does."""
+    """Load every program of a source file, as ``load_all`` does."""
     return load_all([compiled], maps)[0]
 
 
 def load_all(sources: Sequence[compiler.Compiled], maps: Mapping[str, Map]) -> list[list[Program]]:
-    """Every program of these source files, loaded side by side with these maps; all or none.
+    """Load every program of these source files in parallel with these maps; all or none.
 
     Raises VerifierError with the program's name and the log's last lines, or KernelError if the
     kernel rejects it for another reason.
@@ -212,7 +213,7 @@ def _load(name: str, compiled: compiler.Compiled, fds: Mapping[int, int]) -> Pro
 
 
 def load_one(name: str, hook: HookType, code: bytes) -> int:
-    """One program's descriptor; loads again with the verifier's log if it is rejected."""
+    """Load one program and return its descriptor; a rejected one is loaded again with a log."""
     try:
         return _prog_load(name, hook, code)
     except KernelError as error:
@@ -223,7 +224,7 @@ def load_one(name: str, hook: HookType, code: bytes) -> int:
 
 
 def close(programs: list[Program]) -> None:
-    """Closes the descriptors; attached programs stay."""
+    """Close the descriptors; attached programs stay."""
     for program in programs:
         os.close(program.fd)
 
@@ -248,11 +249,11 @@ def _verifier_log(name: str, hook: HookType, code: bytes) -> str:
     return ""
 
 
-# The programs of one variant that may take the place of those that serve.
+# The programs of one variant, which may replace those in force.
 
 
 class ProgramSet:
-    """Loaded with ``maps``; those for packets without a link header when they are asked for.
+    """Programs loaded with ``maps``; those for packets without a link header only on request.
 
     Raises VerifierError, KernelError or NodeError.
     """
@@ -278,5 +279,5 @@ class ProgramSet:
         return [*self.sockets, *chain.from_iterable(self._packets.values())]
 
     def close(self) -> None:
-        """Those that are attached stay."""
+        """Close the descriptors; attached programs stay."""
         close(self.programs)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every program in every variant that an agent can ask for, compiled ahead for nodes without BCC.
+"""Compile every program in every variant that an agent can load, for nodes without BCC.
 
     python -m ebpflb.kernel.programs.precompile [FOLDER]
 
-Without FOLDER it is written to where agents of this installation look first (compiler.BROUGHT). The
-image's recipe does that, so its nodes start no compiler.
+Without FOLDER the result is written to the place where agents of this installation look first
+(compiler.BROUGHT). The image's recipe does that, so its nodes start no compiler.
 """
 
 import os
@@ -20,10 +20,10 @@ from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import compiler
 
 RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
-READ = "-DHAVE_KERNEL_READ"  # only beside RETVAL: the bind guard needs both
+READ = "-DHAVE_KERNEL_READ"  # only with RETVAL: the bind guard needs both
 MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
 FAST = "-DFAST_FORWARD"  # with --fast-forward
-RECORDING = "-DRECORD"  # of `ebpflb explain`, whose packets all have a link header
+RECORDING = "-DRECORD"  # for `ebpflb explain`, whose packets all have a link header
 EXPLAIN = "hooks/explain.c"
 SOCKET_END = "hooks/socket_end.c"
 CONNECTION_END = "hooks/connection_end.c"
@@ -61,10 +61,9 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def write(folder: Path, cache: Path) -> None:
-    """A file for each variant and each text of declarations, and no others; the cache makes a
-    repetition fast.
+    """Write a file for each variant and each text of declarations, and remove all others.
 
-    Raises CompileError, also where the folder cannot be written.
+    The cache makes a repetition fast. Raises CompileError, also if the folder cannot be written.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         written = set(pool.map(lambda it: _write_one(it[0], it[1], folder, cache), _each()))
@@ -75,7 +74,7 @@ def write(folder: Path, cache: Path) -> None:
 
 
 def is_brought() -> bool:
-    """Whether this installation has all of them, and none needs a compiler."""
+    """Whether this installation has all of them, so that no compiler is needed."""
     return all(compiler.brought(source, flags) is not None for source, flags in _each())
 
 
