@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of objects: the Kubernetes API or a directory of manifests, both as the same events.
 
-source              what every source can do, and all that the agent needs to know of one
-retry               the loop, backoff and timeouts of all of them
+source              the interface of every source; the agent needs no other
+retry               the loop, backoff and timeouts of all sources
 
 The Kubernetes API:
 
@@ -10,13 +10,13 @@ api_source      a thread for each kind that lists and watches
 list_watch      list, watch, and resume the watch
 api             requests to the API server
 access          its address, TLS and credentials; these two modules import ``kubernetes``
-event_recorder  Kubernetes events about the Node and its Services, sent to the API server; how many
+event_recorder  Kubernetes events about the Node and its Services, sent to the API server
 
 A directory of manifests:
 
 manifest_source     follows the directory with inotify
 manifest_directory  the objects of all files together, and the events for a changed file
-manifest_file       one file -> its documents -> objects, or what is wrong with them
+manifest_file       one file -> its documents -> objects, or errors
 
 Both:
 

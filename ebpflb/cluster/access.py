@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the API server is reached: address, TLS and credentials, of a kubeconfig or of a pod.
+"""The access to the API server: address, TLS and credentials, from a kubeconfig or from a pod.
 
-Here and in ``api`` alone is ``kubernetes`` imported. All is checked before anything is sent; no
-error quotes a credential, nor what a credential plugin has printed.
+Only this module and ``api`` import ``kubernetes``. Everything is checked before anything is sent.
+No error quotes a credential, or the output of a credential plugin.
 """
 
 import base64
@@ -27,19 +27,19 @@ from ebpflb.cluster import manifest_file
 from ebpflb.errors import ClusterError, in_words
 from ebpflb.files import UnusableFile, read_regular
 
-# Files that exist in this process alone: nothing of them is left when it is killed.
+# Files that exist in this process only: they disappear when it is killed.
 #
-# TLS keys have to be files, and those of a kubeconfig may be in its text.
+# TLS keys have to be files, and a kubeconfig may contain its keys as text.
 
 
 class MemoryFiles:
-    """They are closed when nothing refers to this object any more."""
+    """Files that are closed when no reference to this object is left."""
 
     def __init__(self) -> None:
         self._opened: list[int] = []
 
     def add(self, content: bytes) -> Path:
-        """Where this process can open a file with this content."""
+        """Return a path at which this process can open a file with this content."""
         opened = os.memfd_create("ebpflb")
         self._opened.append(opened)
         with open(opened, "wb", closefd=False) as file:
@@ -51,10 +51,10 @@ class MemoryFiles:
             os.close(opened)
 
 
-# A kubeconfig -> the values that the client of Kubernetes takes.
+# A kubeconfig -> the values that the Kubernetes client takes.
 #
-# Files that it names are told by their absolute paths. What it contains of certificates and keys is
-# put into memory files, where the client would write it to /tmp. No error quotes the text.
+# File names become absolute paths. Certificates and keys in the text are put into memory files,
+# whereas the client would write them to /tmp. No error quotes the text.
 
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _INLINE = {f"{name}-data": name for name in _FILES[:3]}
@@ -63,7 +63,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def parse_kubeconfig(data: bytes, folder: Path, files: MemoryFiles) -> dict[str, Any]:
-    """``folder`` is where relative paths begin. Raises ClusterError."""
+    """Parse a kubeconfig; relative paths begin at ``folder``. Raises ClusterError."""
     try:
         config = next(manifest_file.load_documents(data), None)
     except ValueError as error:
@@ -80,7 +80,7 @@ def parse_kubeconfig(data: bytes, folder: Path, files: MemoryFiles) -> dict[str,
 
 
 def _reason(error: ValueError) -> str:
-    """Where the text is wrong; what is quoted may be a token."""
+    """Return where the text is wrong, without quotations, since one may contain a token."""
     cause = error.__cause__
     if not isinstance(cause, yaml.MarkedYAMLError):
         return f"neither YAML nor JSON: {_QUOTED.sub('...', in_words(error))}"
@@ -100,7 +100,7 @@ def _complete(section: dict[str, Any], folder: Path, files: MemoryFiles) -> None
 
 
 def _readable(name: str, path: Path) -> Path:
-    """A pipe or a device is never opened. Who reads a file that is not there names it."""
+    """Return the path, and refuse pipes and devices; a missing file is reported by its reader."""
     if path.exists() and not path.is_file():
         raise ClusterError(f"{name}: {path}: not a regular file")
     return path
@@ -114,7 +114,7 @@ def _decoded(name: str, content: object) -> bytes:
 
 
 def _remember_secrets(value: object) -> None:
-    """Those of a user, and of the credential plugin's environment; and passwords in URLs."""
+    """Remember secrets: of a user, of the credential plugin's environment, and in URLs."""
     if isinstance(value, list):
         for each in value:
             _remember_secrets(each)
@@ -133,10 +133,10 @@ _EXIT_STATUS = re.compile(r"process returned (-?\d+)")
 
 
 class Access:
-    """The client's configuration, as the kubeconfig was when this was made.
+    """The client's configuration, by the kubeconfig at this object's creation.
 
-    Without ``path`` it is that of the pod, or of ``master`` alone, without credentials. ``master``
-    is the server's URL in any case. Raises ClusterError.
+    Without ``path`` it is that of the pod, or ``master`` alone, without credentials. ``master``
+    always overrides the server's URL. Raises ClusterError.
     """
 
     def __init__(self, path: Path | None, master: str = "") -> None:
@@ -149,23 +149,23 @@ class Access:
             elif not master:
                 cast(Any, config).load_incluster_config(self.configuration)
             self._use_server(master or self.configuration.host)
-        except Exception as error:  # the loaders do not translate the errors that they meet
+        except Exception as error:  # the loaders do not translate their errors
             where = path or "no kubeconfig, nor in a pod"
             raise ClusterError(f"{where}: {_without_output(error)}") from None
         self.url: str = self.configuration.host
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the kubeconfig has another content by now."""
+        """Whether the kubeconfig has changed since."""
         try:
             return self._path is not None and _digest(read_regular(self._path)) != self._digest
         except (OSError, UnusableFile):
             return False
 
     def headers(self) -> dict[str, str]:
-        """For each request anew: the client renews a token of a pod or a credential plugin.
+        """Return the headers for one request: the client renews expired tokens.
 
-        Raises ClusterError.
+        A pod or a credential plugin may have such tokens. Raises ClusterError.
         """
         try:
             settings: Any = self.configuration.auth_settings()
@@ -199,7 +199,7 @@ class Access:
 
 
 class _Loader(KubeConfigLoader):
-    """The client's, but its errors end the start, and what a plugin has printed stays unsaid."""
+    """The client's loader; but errors stop the start, and a plugin's output is never quoted."""
 
     files: MemoryFiles
 
@@ -230,7 +230,7 @@ class _Loader(KubeConfigLoader):
 
 
 def _without_output(error: Exception) -> str:
-    """In words, without what a process has printed."""
+    """Return the error in words, without the output of a process."""
     if isinstance(error, config.ConfigException):
         text = str(error)
         if found := _EXIT_STATUS.search(text):
@@ -243,7 +243,7 @@ def _without_output(error: Exception) -> str:
 
 
 def _check_tls(configuration: Configuration) -> None:
-    """Raises ClusterError for files that are no certificates, or keys."""
+    """Check the files. Raises ClusterError for files that are no certificates, or keys."""
     context = ssl.create_default_context()
     for what, file in (
         ("certificate-authority", configuration.ssl_ca_cert),
@@ -259,7 +259,7 @@ def _check_tls(configuration: Configuration) -> None:
 
 
 def _header(value: str) -> str:
-    """ "Bearer TOKEN" as it can be sent; a token's file may end in a line break."""
+    """Return "Bearer TOKEN" as it can be sent; a token's file may end in a line break."""
     scheme, _, credential = value.partition(" ")
     credential = credential.strip()
     redaction.remember(credential)

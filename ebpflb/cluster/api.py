@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the API server. Here and in ``access`` alone is ``kubernetes`` imported.
+"""Requests to the API server. Only this module and ``access`` import ``kubernetes``.
 
-Import it only when there is an API server: the client costs 16 MB and 0.4 s, and before release 37,
-which imports its typed models when they are used, 40 MB. No supported import takes less: the
+Import this module only if there is an API server: the client costs 16 MB and 0.4 s, and 40 MB
+before release 37, which imports its typed models on use. No supported import is cheaper: the
 package's ``__init__`` imports every part, with requests, oauthlib and pydantic. The models are not
-used: they would take four times the time and eight times the memory of msgspec.
-Requests go through the client's own urllib3 pool (certificates, proxy), unretried, as bytes.
+used: they would take four times the time and eight times the memory of msgspec. Requests go through
+the client's own urllib3 pool (certificates, proxy), without retries, as bytes.
 """
 
 import logging
@@ -30,9 +30,9 @@ from ebpflb.errors import ClusterError, in_words
 from ebpflb.model.events import Kind
 from ebpflb.redaction import redact
 
-# What the API server answers, read within bounded memory, whatever it sends.
+# Read the API server's answers within bounded memory, whatever it sends.
 #
-# Compressed answers are not asked for, and not expanded: they count as garbage.
+# Compressed answers are not requested, and not expanded: they count as invalid.
 
 # An object has up to 1.5 MB in etcd, but most are small. The watch cache sends all objects of a
 # kind in one page: 100,000 endpoints have some 40 MB.
@@ -40,7 +40,10 @@ LARGEST_PAGE, LARGEST_LINE, LARGEST_STATUS = 512 << 20, 16 << 20, 1 << 20  # byt
 
 
 def read_parts(response: BaseHTTPResponse, largest: int) -> Iterator[bytes]:
-    """Raises ClusterError for more than ``largest`` bytes, and what the connection raises."""
+    """Yield the parts of an answer.
+
+    Raises ClusterError for more than ``largest`` bytes, and the errors of the connection.
+    """
     size = 0
     for part in response.stream(decode_content=False):
         size += len(part)
@@ -50,8 +53,10 @@ def read_parts(response: BaseHTTPResponse, largest: int) -> Iterator[bytes]:
 
 
 def read_lines(response: BaseHTTPResponse) -> Iterator[bytes]:
-    """The lines that have an end; raises ClusterError for one of more than LARGEST_LINE bytes, and
-    what the connection raises.
+    """Yield the complete lines of an answer.
+
+    Raises ClusterError for a line of more than LARGEST_LINE bytes, and the errors of the
+    connection.
     """
     begun, size = list[bytes](), 0
     for part in response.stream(decode_content=False):
@@ -74,7 +79,7 @@ API_PATHS = {
     Kind.NODE: "/api/v1/nodes",
     Kind.SERVICE_CIDR: "/apis/networking.k8s.io/v1/servicecidrs",
 }
-KEEPALIVE = [  # an API server that vanished is noticed after 30 + 9 * 15 s, not at the watch's end
+KEEPALIVE = [  # a vanished API server is noticed after 30 + 9 * 15 s, not at the watch's end
     (IPPROTO_TCP, TCP_NODELAY, 1),
     (SOL_SOCKET, SO_KEEPALIVE, 1),
     (IPPROTO_TCP, TCP_KEEPIDLE, 30),
@@ -85,11 +90,10 @@ UNAUTHORIZED = 401
 
 
 class Server:
-    """An API server, by kubeconfig or, if that is None, the one of the pod that we run in.
+    """An API server, by kubeconfig or, if that is None, the server of the pod that we run in.
 
-    ``master`` is its URL where that is not the kubeconfig's; alone it does without credentials.
-
-    Raises ClusterError if the configuration cannot be used; nothing is sent yet.
+    ``master`` overrides the kubeconfig's URL; alone it means no credentials. Raises ClusterError if
+    the configuration cannot be used; the constructor sends nothing.
     """
 
     def __init__(
@@ -110,10 +114,10 @@ class Server:
         self._closed = False
 
     def page(self, kind: Kind, query: dict[str, str]) -> Iterator[bytes]:
-        """One page of a list, as it arrives.
+        """Yield one page of a list, as it arrives.
 
-        Raises ClusterError, or ResourceExpired for a version or a continue token that the server
-        does not have.
+        Raises ClusterError, or ResourceExpired for a version or a continue token that the server no
+        longer has.
         """
         with (
             self._get(kind, query, read_timeout=self._timing.answer_timeout) as response,
@@ -123,10 +127,10 @@ class Server:
 
     @contextmanager
     def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
-        """The lines of a watch, until it ends or its connection breaks.
+        """Yield the lines of a watch, until it ends or its connection breaks.
 
-        Raises ClusterError, ResourceExpired if the history does not reach back so far, and
-        WatchSilent, also while lines are read, if nothing comes for ``Timing.watch_silence``.
+        Raises ClusterError, ResourceExpired if the history does not reach back far enough, and
+        WatchSilent, also while lines are read, if nothing arrives for ``Timing.watch_silence``.
         """
         seconds = self._timing.watch_seconds()
         query = query | {"watch": "true", "timeoutSeconds": str(seconds)}
@@ -135,7 +139,7 @@ class Server:
             yield self._lines(response, silence)
 
     def create(self, path: str, body: bytes) -> None:
-        """Creates an object (JSON). Raises ClusterError, or RequestRejected if it is invalid."""
+        """Create an object (JSON). Raises ClusterError, or RequestRejected if it is invalid."""
         with _as_cluster_errors():
             response = self._request(
                 "POST",
@@ -150,7 +154,7 @@ class Server:
             raise error_from_write(answer, response.status)
 
     def close(self) -> None:
-        """Ends every answer that is being read: the reading thread sees a broken connection."""
+        """End every answer that is being read: the reading thread sees a broken connection."""
         with self._lock:
             self._closed = True
             for response in self._open:
@@ -183,8 +187,9 @@ class Server:
             yield response
 
     def _request(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
-        """Tries again if the kubeconfig, or the file of its token, has another content by now: the
-        token, the CA or the address of the server may have been renewed.
+        """Send a request; try again if the kubeconfig, or the file of its token, has changed.
+
+        The token, the CA or the address of the server may have been renewed.
         """
         access, refused = self._access, self._headers()
         try:
@@ -211,14 +216,14 @@ class Server:
             self._observe(method, self.url, code, time.monotonic() - began)
 
     def _configure(self) -> None:
-        """Reads the kubeconfig and the files that it names. Raises ClusterError."""
+        """Read the kubeconfig and the files that it names. Raises ClusterError."""
         access = Access(*self._config_source)
         access.configuration.socket_options = KEEPALIVE
         try:
             pool: PoolManager = RESTClientObject(access.configuration).pool_manager
-        except (HTTPError, ValueError) as error:  # a proxy that is none
+        except (HTTPError, ValueError) as error:  # an invalid proxy
             raise ClusterError(f"proxy: {redact(in_words(error))}") from None
-        weakref.finalize(pool, id, access)  # whose files last as long as it makes connections
+        weakref.finalize(pool, id, access)  # its files last as long as the pool
         self._access, self._pool, self.url = access, pool, access.url
 
     def _headers(self) -> dict[str, str]:
@@ -245,14 +250,17 @@ def _status(response: BaseHTTPResponse) -> bytes:
 
 
 def _shut_down(response: BaseHTTPResponse) -> None:
-    """shutdown(2), not close(2): it wakes a thread that is reading."""
+    """Call shutdown(2), not close(2): it wakes a thread that is reading."""
     with suppress(ValueError, RuntimeError, OSError):
         response.shutdown()
 
 
 @contextmanager
 def _as_cluster_errors() -> Iterator[None]:
-    """Errors of the libraries become ClusterError, without the original: it may quote a header."""
+    """Turn errors of the libraries into ClusterError.
+
+    The original error is left out, because it may quote a header.
+    """
     try:
         yield
     except ClusterError:

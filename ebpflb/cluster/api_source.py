@@ -29,8 +29,10 @@ class ApiSource:
         observe: Observe = unobserved,
         on_silent: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """Without ``kubeconfig`` the configuration is that of a pod. ``node_name`` is the Node to
-        watch; ``master`` replaces the URL of the server. ``first_version``: see ListWatch.
+        """Without ``kubeconfig`` the configuration is that of a pod.
+
+        ``node_name`` is the Node to watch; ``master`` replaces the URL of the server.
+        ``first_version``: see ListWatch.
         """
         self._emit = emit
         self._node_name = node_name
@@ -44,7 +46,7 @@ class ApiSource:
         self._loops: dict[Kind, RetryLoop] = {}
 
     def prepare(self) -> None:
-        """Raises ClusterError if the configuration cannot be used; nothing is sent."""
+        """Check the configuration. Raises ClusterError if it cannot be used; sends nothing."""
         from ebpflb.cluster import api
 
         self._server = api.Server(
@@ -52,7 +54,7 @@ class ApiSource:
         )
 
     def start(self) -> None:
-        """Raises ClusterError if the configuration cannot be used."""
+        """Start the threads. Raises ClusterError if the configuration cannot be used."""
         from ebpflb.cluster import api
 
         if not hasattr(self, "_server"):
@@ -82,18 +84,18 @@ class ApiSource:
             thread.start()
 
     def received(self) -> dict[str, float]:
-        """Of each kind; of one that the server lacks, nothing."""
+        """Return the times by kind, without kinds that the server lacks."""
         times = {str(kind): loop.received for kind, loop in self._loops.items()}
         return {kind: time for kind, time in times.items() if time is not None}
 
     def _end_other_pauses(self, recovered: RetryLoop) -> None:
-        """The server can be reached again: the other kinds, too, are asked for at once."""
+        """Ask for the other kinds at once too: the server can be reached again."""
         for loop in list(self._loops.values()):
             if loop is not recovered:
                 loop.end_pause()
 
     def stop(self) -> None:
-        """A request whose answer has not begun cannot be cancelled: its thread ends later."""
+        """Stop; a request without an answer yet cannot be cancelled, so its thread ends later."""
         self._stopped.set()
         for loop in self._loops.values():
             loop.end_pause()

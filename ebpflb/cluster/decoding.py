@@ -23,8 +23,8 @@ from ebpflb.model.services import PROXY_NAME_LABEL
 
 # Which objects are needed: sent to the API as selectors, applied here to manifests.
 #
-# kube-proxy.md 1.1. A label is tested for presence, its value does not matter. An object that no
-# longer matches is emitted as removed, one that now matches as changed; the API does so by itself.
+# See kube-proxy.md 1.1. A label is tested for presence, its value does not matter. An object that
+# no longer matches is emitted as removed, one that now matches as changed, as the API does.
 
 FIELDS: dict[str, Callable[[Object], str]] = {
     "metadata.name": lambda item: item.metadata.name,
@@ -34,7 +34,7 @@ FIELDS: dict[str, Callable[[Object], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FieldTest:
-    """``field`` must be ``value`` or, if not ``equal``, anything else."""
+    """``field`` must equal ``value``, or differ from it if not ``equal``."""
 
     field: str
     equal: bool
@@ -49,13 +49,13 @@ class FieldTest:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Objects without the label ``absent`` that pass ``test``; None: no condition."""
+    """Objects without the label ``absent`` that pass ``test``; None means no condition."""
 
     absent: str | None = None
     test: FieldTest | None = None
 
     def query(self) -> dict[str, str]:
-        """The parameters of a list or watch request."""
+        """Return the parameters of a list or watch request."""
         query = {}
         if self.absent:
             query["labelSelector"] = f"!{self.absent}"
@@ -70,7 +70,7 @@ class Selector:
 
 
 def selectors(node_name: str) -> dict[Kind, Selector]:
-    """The objects that the node of this name needs."""
+    """Return the selectors of the objects that the node of this name needs."""
     return {
         Kind.SERVICE: Selector(PROXY_NAME_LABEL, FieldTest("spec.clusterIP", False, "None")),
         Kind.ENDPOINT_SLICE: Selector(HEADLESS_LABEL),
@@ -87,7 +87,7 @@ TYPES: dict[Kind, type[Object]] = {
 }
 EXPIRED = {400, 410, 504}  # 400, 504: our version is newer than a server restored from a backup
 _NOT_FOUND = 404
-RETRIABLE = {401, 408, 429}  # of all 4xx: a token may be renewed, the load may fall
+RETRIABLE = {401, 408, 429}  # the 4xx that may pass: a token may be renewed, the load may fall
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -96,7 +96,7 @@ class ResourceExpired(ClusterError):
 
 
 class ResourceNotFound(ClusterError):
-    """The server does not have the resource: it is older than that."""
+    """The server does not have the resource: it is too old."""
 
 
 class WatchSilent(ClusterError):
@@ -120,7 +120,7 @@ class Page(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True):
-    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, and of what."""
+    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, and the object."""
 
     type: str
     object: Raw
@@ -144,7 +144,7 @@ class _Named(Struct, frozen=True):
 
 
 class Identity(NamedTuple):
-    """Which object it is, even if the rest cannot be decoded; a bookmark has no key."""
+    """The identity of an object, even if the rest cannot be decoded; a bookmark has no key."""
 
     key: Key | None
     version: str
@@ -158,7 +158,7 @@ _objects = {kind: msgspec.json.Decoder(type) for kind, type in TYPES.items()}
 
 
 def page(data: bytes) -> Page:
-    """Raises ClusterError if this is not a page of a list."""
+    """Decode a page of a list. Raises ClusterError if it is none."""
     try:
         return _pages.decode(data)
     except DECODE_ERRORS as error:
@@ -169,7 +169,7 @@ def page(data: bytes) -> Page:
 # in one page, tens of megabytes in a large cluster.
 
 _BATCH = 1 << 20  # bytes of a list that are decoded at once
-# Of the list itself, whose metadata has no array.
+# The first item; the list's metadata contains no array.
 _FIRST_ITEM = re.compile(rb'[^[]*"items"\s*:\s*\[\s*(\{\s*"[^"]*"\s*:)')
 
 
@@ -185,11 +185,12 @@ def read_list(parts: Iterable[bytes], add: Callable[[Raw], None]) -> ListMetadat
 
 
 class _ArrivingList:
-    """A list of which a part has arrived; ``add`` has been called with the items before ``_rest``.
+    """A partly arrived list; ``add`` was called with the items before ``_rest``.
 
     All items of a list begin with the same key, so this beginning shows where an item may end. It
-    may also stand within an item: then the bytes before it are not the JSON of whole items, because
-    no part of a JSON object is a JSON object, and they are decoded later, together with more.
+    may also occur within an item: then the bytes before it are not the JSON of complete items,
+    because no part of a JSON object is a JSON object, and they are decoded later, together with
+    more.
     """
 
     def __init__(self, add: Callable[[Raw], None]) -> None:
@@ -205,14 +206,17 @@ class _ArrivingList:
             self._enough = _BATCH if self._take_items() else 2 * len(self._rest)
 
     def end(self) -> ListMetadata:
-        """Raises ClusterError if what has arrived is not a whole list."""
+        """Add the last items; return the metadata.
+
+        Raises ClusterError if the list is incomplete.
+        """
         last = page(self._start + self._rest)
         for item in last.items or ():
             self._add(item)
         return last.metadata
 
     def _take_items(self) -> bool:
-        """Whether some items have ended."""
+        """Add the items that have ended; return whether there are any."""
         if not self._start and not self._find_first():
             return False
         end = self._rest.rfind(self._item_start)
@@ -233,14 +237,14 @@ class _ArrivingList:
         if first is None:
             return False
         begin, self._item_start = first.start(1), bytes(first[1])
-        del first  # it keeps ``_rest`` from shrinking
+        del first  # the match keeps ``_rest`` from shrinking
         self._start = bytes(self._rest[:begin])
         del self._rest[:begin]
         return True
 
 
 def line(data: bytes) -> Line:
-    """Raises InvalidObject if this is not a line of a watch."""
+    """Decode a line of a watch. Raises InvalidObject if it is none."""
     try:
         return _lines.decode(data)
     except DECODE_ERRORS as error:
@@ -264,7 +268,7 @@ def convert(kind: Kind, value: Any) -> Object:
 
 
 def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadObject]:
-    """An object by its key: the object itself, or why it cannot be decoded or read.
+    """Return an object by its key: the object itself, or the error of decoding it.
 
     Raises InvalidObject if not even its name can be decoded.
     """
@@ -274,14 +278,15 @@ def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadOb
         key = identify(data).key
         if key is None:
             raise
-        invalid = InvalidObject(error.field, error.reason)  # a new one, that refers to no bytes
+        invalid = InvalidObject(error.field, error.reason)  # new, without reference to the bytes
         return key, ReadObject(invalid, source)
     return key_of(found), ReadObject(compact(found), source)
 
 
 def compact(found: Object) -> Object | ReadSlice | InvalidObject:
-    """A slice as it will be stored: as it was decoded it is several times as large, and a list of
-    all is held until it is complete.
+    """Return a slice in its stored form; other objects are returned unchanged.
+
+    A decoded slice is several times as large, and a list of all is held until it is complete.
     """
     if not isinstance(found, EndpointSlice):
         return found
@@ -292,7 +297,7 @@ def compact(found: Object) -> Object | ReadSlice | InvalidObject:
 
 
 def identify(data: bytes | Raw) -> Identity:
-    """Only name and resource version, as far as they can be decoded."""
+    """Decode only name and resource version, as far as possible."""
     try:
         name = _named.decode(data).metadata
     except DECODE_ERRORS:
@@ -301,7 +306,10 @@ def identify(data: bytes | Raw) -> Identity:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Compare resource versions: decimal numbers of any length. Others cannot be compared."""
+    """Compare resource versions, which are decimal numbers of any length.
+
+    False for other versions, which cannot be compared.
+    """
     if not (version.isdigit() and than.isdigit()):
         return False
     return (len(version), version) < (len(than), than)
@@ -314,7 +322,7 @@ def key_of(object: Object) -> Key:
 
 
 def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
-    """The error that a Status reports; ``code`` is the HTTP status, if there was one."""
+    """Return the error that a Status reports; ``code`` is the HTTP status, if there was one."""
     try:
         status = msgspec.json.decode(data, type=ApiStatus)
     except DECODE_ERRORS:
@@ -331,13 +339,13 @@ def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
 
 
 def error_from_write(data: bytes, code: int) -> ClusterError:
-    """The same for a request that writes: RequestRejected if trying again cannot help."""
+    """Return the error of a write: RequestRejected if trying again cannot help."""
     error = error_from_status(data, code)
     return RequestRejected(str(error)) if code // 100 == 4 and code not in RETRIABLE else error
 
 
 def _invalid(error: Exception) -> InvalidObject:
-    """msgspec says: Expected `int`, got `str` - at `$.spec.ports[0].port`."""
+    """Parse msgspec's message: Expected `int`, got `str` - at `$.spec.ports[0].port`."""
     reason, _, path = str(error).partition(" - at ")
     field = re.sub("[`$]", "", path).strip(". ") or "object"
     return InvalidObject(field, in_json_words(reason))

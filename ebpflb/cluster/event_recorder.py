@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes events (events.k8s.io/v1) about the Node and its Services, as kube-proxy's.
+"""Kubernetes events (events.k8s.io/v1) about the Node and its Services, like kube-proxy's.
 
-To record an event takes no time, however many are recorded: they are limited for each object and
-for the node. A thread sends events to the API server, and tries again while that cannot be reached;
-of too many the oldest are dropped. Without an API server events are log lines.
+Recording an event takes no time, however many are recorded: they are limited for each object and
+for the node. A thread sends events to the API server, and tries again while the server cannot be
+reached; if too many wait, the oldest are dropped. Without an API server events are log lines.
 """
 
 import logging
@@ -31,17 +31,17 @@ MOST_KEYS = 4096  # remembered, as in client-go; the least recently used one is 
 
 
 class RateLimit:
-    """For each key ``burst`` reports at once, and from then on one in ``seconds``."""
+    """Allow ``burst`` reports at once for each key, and then one per ``seconds``."""
 
     def __init__(
         self, burst: int, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``clock`` is a monotonic one, in seconds."""
+        """``clock`` is a monotonic clock, in seconds."""
         self._spare, self._seconds, self._clock = (burst - 1) * seconds, seconds, clock
         self._paid_until: dict[Hashable, float] = {}  # each report pays for ``seconds``
 
     def allows(self, key: Hashable) -> bool:
-        """Whether one more report about ``key`` may be made now; then it counts as made."""
+        """Whether one more report about ``key`` may be made now; if so, count it as made."""
         now = self._clock()
         paid_until = max(self._paid_until.pop(key, now), now)
         is_allowed = paid_until - now <= self._spare
@@ -52,7 +52,7 @@ class RateLimit:
 
 
 def object_limit(clock: Callable[[], float] = time.monotonic) -> RateLimit:
-    """The limit for each object: client-go's for its events."""
+    """Return client-go's limit for events of each object."""
     return RateLimit(25, 300.0, clock)
 
 
@@ -61,9 +61,9 @@ log = logging.getLogger(__name__)
 CONTROLLER = "ebpflb"
 QUEUE_SIZE = 100  # events that wait to be sent
 ATTEMPTS = 12  # for one event; client-go's number
-# For all objects except the Node: so many events at once, then one in so many seconds.
+# For all objects except the Node: this many events at once, then one per NODE_SECONDS.
 NODE_BURST, NODE_SECONDS = 100, 10.0
-MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
+MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses more
 
 _VERSIONS: dict[str, str] = {Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1"}
 
@@ -71,7 +71,7 @@ Severity = Literal["Normal", "Warning"]
 
 
 class Reference(NamedTuple):
-    """An object; its name stands for its uid, as in kube-proxy (and `kubectl describe node`)."""
+    """An object; its name is also used as uid, as in kube-proxy (and `kubectl describe node`)."""
 
     kind: str
     key: Key
@@ -81,7 +81,7 @@ class Reference(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happened to which object; ``action``: what ebpflb was doing."""
+    """An event about an object; ``action`` is what ebpflb was doing."""
 
     about: Reference
     severity: Severity
@@ -91,7 +91,7 @@ class Event(NamedTuple):
 
 
 class EventRecorder(Protocol):
-    """Where events go. ``is_log``: they are log lines and nothing else."""
+    """The receiver of events. ``is_log``: they become log lines only."""
 
     is_log: bool
 
@@ -100,14 +100,14 @@ class EventRecorder(Protocol):
     def event(
         self, about: Reference, severity: Severity, reason: str, action: str, note: str
     ) -> None:
-        """Returns at once, and never fails."""
+        """Record an event; returns at once, and never fails."""
 
     def stop(self) -> None:
-        """Waits a short time for events that are still to be sent."""
+        """Wait a short time for unsent events."""
 
 
 class EventServer(Protocol):
-    """The part of ``api.Server`` that is used here."""
+    """The used part of ``api.Server``."""
 
     def create(self, path: str, body: bytes) -> None: ...
 
@@ -126,7 +126,7 @@ class LogRecorder:
     is_log = True
 
     def start(self) -> None:
-        """Nothing to be done."""
+        """Do nothing."""
 
     def event(
         self, about: Reference, severity: Severity, reason: str, action: str, note: str
@@ -135,11 +135,11 @@ class LogRecorder:
         log.log(level, "%s", f"event: {about}: {reason}: {note}".rstrip(": "))
 
     def stop(self) -> None:
-        """Nothing to be done."""
+        """Do nothing."""
 
 
 class ApiRecorder:
-    """Events for an API server; ``make_server`` is called when there is a first one to send."""
+    """Send events to an API server; ``make_server`` is called for the first event."""
 
     is_log = False
 
@@ -152,7 +152,7 @@ class ApiRecorder:
         clock: Callable[[], float] = time.monotonic,
         stop_timeout: float = 2.0,
     ) -> None:
-        """``stop_timeout``: seconds that ``stop`` waits for what is still to be sent."""
+        """``stop_timeout``: seconds that ``stop`` waits for unsent events."""
         self.dropped = 0
         self._make_server = make_server
         self._server: EventServer | None = None
@@ -191,7 +191,7 @@ class ApiRecorder:
             self._condition.notify_all()
 
     def _allows(self, about: Reference) -> bool:
-        """Events about the Node are not limited by what tenants do to their objects."""
+        """Apply the limits; tenants' events do not use up the limit of events about the Node."""
         is_tenants = bool(about.key.namespace)
         return self._of_object.allows(about) and (not is_tenants or self._of_node.allows(None))
 
@@ -239,14 +239,14 @@ class ApiRecorder:
             return self._condition.wait_for(lambda: self._stopped, seconds)
 
     def _report_error(self, reason: str) -> None:
-        """Once for errors that repeat."""
+        """Log the error, once if it repeats."""
         if reason != self._last_error:
             log.warning("events cannot be sent to the API server: %s", reason)
         self._last_error = reason
 
 
 def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
-    """Where to POST the event, and its JSON; ``now`` is nanoseconds since the epoch."""
+    """Return the path to POST the event to, and its JSON; ``now``: nanoseconds since the epoch."""
     key = event.about.key
     namespace = key.namespace or "default"
     regarding = {"kind": event.about.kind, "apiVersion": _VERSIONS.get(event.about.kind, "v1")}
@@ -271,7 +271,10 @@ def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
 def server_factory(
     kubeconfig: Path | None, master: str = "", observe: Observe = unobserved
 ) -> Callable[[], EventServer]:
-    """What connects to the API server; the arguments are those of ``api_source.ApiSource``."""
+    """Return a function that connects to the API server.
+
+    Arguments as of ``api_source.ApiSource``.
+    """
 
     def make() -> EventServer:
         from ebpflb.cluster import api

@@ -3,21 +3,21 @@
 
 Each kind has a thread, and a resource version up to which everything has been emitted. First the
 objects are listed and emitted as one ``Replaced``. Then they are watched from that version on:
-every line, bookmarks too, gives a newer version. A watch that ends or breaks is resumed from it and
-misses nothing. So is one that sends nothing, not even bookmarks: its connection may be dead though
-TCP does not know.
+every line, bookmarks too, gives a newer version. A watch that ends or breaks is resumed from the
+newest version and misses nothing. A watch that sends nothing, not even bookmarks, is resumed too:
+its connection may be dead without TCP knowing.
 
-The objects are listed again after 410 Gone, as an answer or within a watch. They are also listed
-again after ``Timing.list_interval``, between two watches: an event that a watch has lost is missing
-no longer than that. client-go has no such lists.
+The objects are listed again after 410 Gone, as an answer or within a watch, and after
+``Timing.list_interval``, between two watches: this limits how long an event that a watch lost is
+missing. client-go has no such lists.
 
-Lists are asked for as client-go does, so that the agents of all nodes do not read etcd: the first
-list may be as old as the watch cache of the API server, later ones must not be older than what has
-been emitted. Only if the server does not have such a version, its newest one is asked for, which
+Lists are requested as by client-go, so that the agents of all nodes do not read etcd: the first
+list may be as old as the watch cache of the API server, later ones must not be older than the
+emitted state. Only if the server does not have such a version, its newest one is requested, which
 the server reads from etcd.
 
-A server that is too old for an optional kind counts as one that has no object of it.
-api_source.py has the threads.
+If the server is too old for an optional kind, the kind counts as empty. api_source.py has the
+threads.
 """
 
 import logging
@@ -36,14 +36,14 @@ from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
 
-ANY, NEWEST = "0", ""  # versions to list: whatever the server has at hand, or what etcd has
+ANY, NEWEST = "0", ""  # versions to list: any that the server has at hand, or the one in etcd
 PAGE_LIMIT = 500  # objects per page, as kubectl and client-go ask for
 OPTIONAL_KINDS = frozenset({Kind.SERVICE_CIDR})  # since Kubernetes 1.33
 SHORT_WATCH = 1.0  # seconds: a watch that ends sooner and had no event counts as a failure
 
 
 class ListServer(Protocol):
-    """The part of ``api.Server`` that is used here."""
+    """The used part of ``api.Server``."""
 
     @property
     def url(self) -> str: ...
@@ -74,10 +74,10 @@ class ListWatch:
         ``on_silent`` is called with the kind for each watch that sent nothing.
         """
         self._version = first_version  # where the next watch resumes; no list may be older
-        self._must_list = True  # there is nothing yet that a watch could resume from
+        self._must_list = True  # no version yet from which a watch could resume
         self._list_due = 0.0  # by the loop's clock
         self._on_silent = on_silent
-        self._silent = False  # the last watch sent nothing, and was opened anew for that
+        self._silent = False  # the last watch sent nothing, and was therefore opened again
         self._kind = kind
         self._query = selector.query()
         self._server = server
@@ -88,10 +88,8 @@ class ListWatch:
     def list_and_watch(self) -> None:
         """List if there is nothing to resume from, or if it is time, then watch.
 
-        Raises ClusterError.
-
-        A watch that sent nothing is an error once: if the next one is opened and sends nothing
-        either, the server has no bookmarks to send, as of a kind that nobody has ever changed.
+        Raises ClusterError. A watch that sent nothing is an error once: if the next one also sends
+        nothing, the server has no bookmarks to send, as for a kind without any changes so far.
         """
         try:
             if self._must_list:
@@ -100,7 +98,7 @@ class ListWatch:
                 self._try_to_list()
             self._watch()
         except decoding.ResourceExpired:
-            if self._must_list:  # it was the list that failed
+            if self._must_list:  # the list itself failed
                 self._version = NEWEST
             self._must_list = True
             raise
@@ -115,7 +113,7 @@ class ListWatch:
             self._handle_missing(error)
 
     def _handle_missing(self, error: ClusterError) -> None:
-        """What was received before stays, as it does after any other error."""
+        """Treat a missing resource as an empty list; objects received before stay."""
         self._must_list = True
         self._loop.clear_error()
         if not self._listed:
@@ -125,9 +123,9 @@ class ListWatch:
         self._loop.wait_for_resource()
 
     def _try_to_list(self) -> None:
-        """After an error the next watch resumes, and the objects are listed after it.
+        """List again; after an error the next watch resumes, and the objects are listed after it.
 
-        A server that does not have the version any more also tells the watch.
+        A server that no longer has the version also tells the watch.
         """
         try:
             self._list()
@@ -136,7 +134,7 @@ class ListWatch:
             self._list_due = self._loop.monotonic() + self._loop.timing.watch_seconds()
 
     def _list(self) -> None:
-        """Raises ClusterError, or ResourceExpired if the list is older than what was emitted."""
+        """List and emit. Raises ClusterError, or ResourceExpired if the list is too old."""
         objects: dict[Key, ReadObject] = {}
         metadata = self._read_page(self._which(), objects)
         while metadata.token:
@@ -153,7 +151,7 @@ class ListWatch:
         self._list_due = self._loop.monotonic() + self._loop.timing.list_seconds()
 
     def _which(self) -> dict[str, str]:
-        """Parameters of the query, as client-go has them.
+        """Return parameters of the query, as in client-go.
 
         With a limit the API server would read etcd instead of its watch cache, except for ANY.
         """
@@ -167,7 +165,7 @@ class ListWatch:
     def _read_page(
         self, which: dict[str, str], objects: dict[Key, ReadObject]
     ) -> decoding.ListMetadata:
-        """Adds one page to ``objects``. Raises ClusterError."""
+        """Add one page to ``objects``. Raises ClusterError."""
 
         def add(item: Raw) -> None:
             objects.update(self._read_object(item))
@@ -186,11 +184,11 @@ class ListWatch:
             self._read_lines(lines, asked)
 
     def _read_lines(self, lines: Iterator[bytes], asked: float) -> None:
-        """Handles the lines until the watch ends. ``asked``: when it was asked for, by the loop's
-        clock.
+        """Handle the lines until the watch ends.
 
-        Raises ClusterError if the watch breaks, or ends as soon as it began. Unless it was short
-        and had no event, the next pause is the shortest one.
+        ``asked`` is when the watch was requested, by the loop's clock. Raises ClusterError if the
+        watch breaks, or ends as soon as it began. Unless it was short and had no event, the next
+        pause is the shortest one.
         """
         received, wrong = False, ""
         try:
@@ -211,8 +209,10 @@ class ListWatch:
             raise ClusterError(wrong or "the watch ended as soon as it began")
 
     def _handle_line(self, data: bytes) -> None:
-        """Emits what one line reports. Raises ResourceExpired or ClusterError for type ERROR, and
-        InvalidObject for what is no event.
+        """Emit the event of one line.
+
+        Raises ResourceExpired or ClusterError for type ERROR, and InvalidObject for an invalid
+        line.
         """
         line = decoding.line(data)
         if line.type == "ERROR":
@@ -220,7 +220,7 @@ class ListWatch:
         self._emit_line(line)
 
     def _name_wrong_line(self, error: InvalidObject) -> str:
-        """Logs the first line of a watch that is no event; returns what is wrong."""
+        """Log the first invalid line of a watch; return the error."""
         wrong = f"not a watch event: {error}"
         log.warning("%s: %s", self._loop.source, wrong)
         return wrong
@@ -238,7 +238,7 @@ class ListWatch:
         self._version = identity.version or self._version
 
     def _read_object(self, data: Raw) -> dict[Key, ReadObject]:
-        """An object by its key; only a log line if the key cannot be read."""
+        """Return an object by its key; if the key cannot be read only a line is logged."""
         try:
             return dict([decoding.read_object(self._kind, data, self._server.url)])
         except InvalidObject as error:

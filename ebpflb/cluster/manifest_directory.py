@@ -2,9 +2,9 @@
 """The objects that the files of a directory define together, and the events for a changed file.
 
 A file is parsed again when its signature changed (see ``_signature``) or inotify named it. If
-several files define an object the first by name counts; an object that stays equal gives no event.
-Bad input never removes anything: an object that cannot be decoded is emitted as InvalidObject, and
-a document or file that cannot be read is reported as an error, with its former objects in place.
+several files define an object, the first by name counts; an unchanged object gives no event. Bad
+input never removes anything: an object that cannot be decoded is emitted as InvalidObject, and an
+unreadable document or file is reported as an error, while its former objects stay.
 """
 
 import logging
@@ -42,7 +42,7 @@ UNREADABLE: _Signature = ()
 class _File:
     signature: _Signature | None = None
     objects: Mapping[ObjectName, Found] = field(default_factory=dict)
-    error: str | None = None  # what could not be read
+    error: str | None = None  # the unreadable part
 
 
 class ManifestDirectory:
@@ -58,11 +58,10 @@ class ManifestDirectory:
         self._listed = False
 
     def scan(self, *, skip: Set[str] = frozenset(), everything: bool = False) -> list[Event]:
-        """The events for all files whose signature changed, or simply for all of them, except those
-        in ``skip``.
+        """Return the events for all files whose signature changed, or for all if ``everything``.
 
-        The first scan gives one Replaced for each kind, and errors. Raises ClusterError if there
-        is no directory.
+        Files in ``skip`` are left out. The first scan gives one Replaced for each kind, and errors.
+        Raises ClusterError if there is no directory.
         """
         now = self._signatures()
         before = {name: file.signature for name, file in self._files.items()}
@@ -74,7 +73,7 @@ class ManifestDirectory:
         return [*self._replace_all(), *(it for it in events if isinstance(it, SourceStatus))]
 
     def read(self, names: Iterable[str]) -> list[Event]:
-        """The events for the files of these names, which need not exist any more."""
+        """Return the events for the files of these names, which need not exist any more."""
         changed: set[ObjectName] = set()
         errors: list[Event] = []
         for name in sorted(names):
@@ -96,7 +95,7 @@ class ManifestDirectory:
         return {name: signature for name, signature in found if signature is not None}
 
     def _replace(self, name: str, before: _File, after: _File) -> set[ObjectName]:
-        """Returns the names of all objects that the file defines or defined."""
+        """Replace a file; return the names of all objects that it defines or defined."""
         if after.signature is not None:
             self._files[name] = after
         for removed in before.objects.keys() - after.objects.keys():
@@ -106,9 +105,9 @@ class ManifestDirectory:
         return before.objects.keys() | after.objects.keys()
 
     def _parse(self, name: str, before: _File) -> _File:
-        """If the file cannot be read, or some of it, its former objects stay."""
+        """Parse the file; if it is completely or partly unreadable, its former objects stay."""
         path = self._directory / name
-        signature = _signature(path)  # before the bytes: a later change then differs from it
+        signature = _signature(path)  # taken before reading, so that a later change differs
         if signature is None:
             return _File()
         try:
@@ -123,7 +122,7 @@ class ManifestDirectory:
         return _File(signature, objects)
 
     def _update(self, name: ObjectName) -> Event | None:
-        """The event for an object whose files have changed; None if it stays equal."""
+        """Return the event for an object whose files changed; None if it stays equal."""
         found = self._first_definition(name)
         if found and not self._is_selected(name, found.object):
             found = None
@@ -134,13 +133,13 @@ class ManifestDirectory:
         return None if found == served else Changed(name.kind, name.key, found)
 
     def _compact(self, name: ObjectName, found: Object | InvalidObject) -> Found:
-        """A slice as it will be stored, if its labels, which are not, select it."""
+        """Return a slice in its stored form, if its labels, which are not stored, select it."""
         if isinstance(found, InvalidObject) or not self._is_selected(name, found):
             return found
         return decoding.compact(found)
 
     def _is_selected(self, name: ObjectName, object: Found) -> bool:
-        """Of an object that cannot be decoded only the name is known."""
+        """Whether an object is selected; if it cannot be decoded only its name is known."""
         if isinstance(object, ReadSlice):
             return True
         if isinstance(object, InvalidObject):
@@ -165,7 +164,7 @@ class ManifestDirectory:
 
 
 def _services_last(name: ObjectName) -> tuple[bool, ObjectName]:
-    """The agent may take the events of one file in two turns: what a Service needs comes first."""
+    """Sort Services last: the agent may take one file's events in two turns, dependencies first."""
     return name.kind is Kind.SERVICE, name
 
 
@@ -174,7 +173,7 @@ def is_manifest(name: str) -> bool:
 
 
 def _signature(path: Path) -> _Signature | None:
-    """What changes when the file behind the name changes; None if there is no file."""
+    """Return values that change when the file behind the name changes; None if there is no file."""
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One manifest file -> its objects, and what is wrong with it.
+"""One manifest file -> its objects, and its errors.
 
-YAML is read as kubectl reads it: several documents in a file, ``kind: List``, and the namespace
-"default" if there is none. Objects of other kinds are skipped. JSON is read five times as fast.
+YAML is read as kubectl reads it: several documents in a file, ``kind: List``, and "default" as the
+default namespace. Objects of other kinds are skipped. JSON is read five times as fast.
 """
 
 import logging
@@ -25,8 +25,8 @@ from ebpflb.model.objects import Object
 
 # Which kind of object a manifest defines, and whether its name is misspelt.
 #
-# Objects of other kinds are none of ours, and skipped. But in the API groups that hold our kinds
-# all kinds are known, so what is not one of them is a mistake, and would be ignored in silence.
+# Objects of other kinds are skipped. But in the API groups of our kinds all kinds are known, so an
+# unknown kind is a mistake, which would otherwise be ignored silently.
 
 KINDS = {
     ("v1", "Service"): Kind.SERVICE,
@@ -34,7 +34,7 @@ KINDS = {
     ("v1", "Node"): Kind.NODE,
     ("networking.k8s.io/v1", "ServiceCIDR"): Kind.SERVICE_CIDR,
 }
-# The others of these groups, in Kubernetes 1.36.
+# The other kinds of these groups, in Kubernetes 1.36.
 _OTHERS = {
     "v1": "Binding ComponentStatus ConfigMap Endpoints Event LimitRange List Namespace"
     " PersistentVolume PersistentVolumeClaim Pod PodTemplate ReplicationController ResourceQuota"
@@ -47,7 +47,10 @@ _GROUPS = {version.rpartition("/")[0] for version in _OTHERS}
 
 
 def read_kind(api_version: str, kind: str) -> Kind | None:
-    """None for a kind of others. Raises InvalidObject if one of ours seems to be meant."""
+    """Return the kind, or None for kinds that are not used here.
+
+    Raises InvalidObject if one of our kinds seems to be meant.
+    """
     found = KINDS.get((api_version, kind))
     if found or kind in _OTHERS.get(api_version, "").split():
         return found
@@ -59,7 +62,10 @@ def read_kind(api_version: str, kind: str) -> Kind | None:
 
 
 def _check_version(api_version: str, kind: str) -> None:
-    """Other groups may have a kind of the same name, as Knative has a Service."""
+    """Refuse a wrong version.
+
+    Other groups may have an equally named kind, as Knative has a Service.
+    """
     wanted = _VERSIONS[kind]
     group = api_version.rpartition("/")[0]
     if group in _GROUPS or get_close_matches(api_version, [wanted], cutoff=0.8):
@@ -74,18 +80,18 @@ def _hint(kind: str, api_version: str) -> str:
 
 # YAML of unknown origin -> plain values, within limits.
 #
-# libyaml's events cost a twentieth of the values that are made of them, so a file is first read as
-# events: they show how deep it is nested, and how large what its aliases and merge keys refer to
-# would be. Without that a file of a kilobyte could need all memory, or end the process.
+# libyaml's events cost a twentieth of the values made from them, so a file is first read as events:
+# they show its depth, and its size with all aliases and merge keys expanded. Without this check a
+# file of a kilobyte could use all memory, or crash the process.
 
 MAX_DEPTH = 1000  # levels of nesting; real manifests have about ten
-MAX_NODES = 500_000  # values of one document, aliases expanded; each takes 400 bytes for a moment
+MAX_NODES = 500_000  # values of one document, aliases expanded; each temporarily takes 400 bytes
 
 
 def load_documents(data: bytes) -> Iterator[Any]:
-    """The documents, one at a time: all at once would take 200 MB for 10,000 services.
+    """Yield the documents one at a time: all at once would take 200 MB for 10,000 services.
 
-    Raises ValueError, with a message for the operator, for whatever is not within the limits or
+    Raises ValueError, with a message for the operator, for any text that exceeds the limits or
     cannot be parsed.
     """
     try:
@@ -96,7 +102,7 @@ def load_documents(data: bytes) -> Iterator[Any]:
 
 
 def describe_yaml_error(error: Exception) -> str:
-    """In words, also if it says nothing but a value."""
+    """Return the error in words, even if its text is only a value."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     known = isinstance(error, yaml.YAMLError | ValueError)
@@ -104,8 +110,10 @@ def describe_yaml_error(error: Exception) -> str:
 
 
 def check_values(data: bytes) -> None:
-    """Raises ValueError for deep nesting, which would be a segmentation fault in libyaml, and for
-    too many values. What is no YAML raises YAMLError.
+    """Check depth and size. Raises YAMLError for invalid YAML.
+
+    Raises ValueError for deep nesting, which would be a segmentation fault in libyaml, and for too
+    many values.
     """
     document = _Document()
     for event in yaml.parse(data, Loader=Loader):
@@ -123,11 +131,11 @@ def check_values(data: bytes) -> None:
 
 
 class _Document:
-    """Counts the values of one document, with those that aliases stand for."""
+    """Count the values of one document, including those that aliases stand for."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str | None, int]] = []  # collections: anchor, values before it
-        self._sizes: dict[str, int] = {}  # by anchor; of a collection that is open, 0
+        self._sizes: dict[str, int] = {}  # by anchor; 0 for an open collection
         self._count = 0
 
     def begin(self, anchor: str | None) -> None:
@@ -151,7 +159,7 @@ class _Document:
             self._sizes[anchor] = size
 
     def size_of(self, anchor: str | None) -> int:
-        """An alias of nothing is left to the parser."""
+        """Return the size of an alias; unknown aliases are left to the parser."""
         size = self._sizes.get(anchor or "", 1)
         if not size:
             raise ValueError(f"the alias {anchor} is within what it refers to")
@@ -176,17 +184,17 @@ Loader.add_implicit_resolver(
 log = logging.getLogger(__name__)
 
 MAX_JSON_VALUES = 2_000_000  # of a file; each takes 70 bytes
-MAX_NAME = 253  # characters of a name, as the API has it
+MAX_NAME = 253  # characters of a name, the API's limit
 _repr = reprlib.Repr()  # of values that may be very large
 _repr.maxlevel = 1
 
 
 class UnreadableFile(ClusterError):
-    """It may be readable the next time, though nothing of it has changed."""
+    """The file may be readable the next time, even without a change."""
 
 
 class ObjectName(NamedTuple):
-    """Which object of which kind."""
+    """The identity of an object: kind and key."""
 
     kind: Kind
     key: Key
@@ -197,7 +205,7 @@ class ObjectName(NamedTuple):
 
 @dataclass(slots=True)
 class Content:
-    """The objects of a file, or what is wrong with them.
+    """The objects of a file, or their errors.
 
     ``unnamed``: errors in documents that do not even name their object. If there are any, an object
     that is missing here may still be meant to exist.
@@ -208,8 +216,9 @@ class Content:
 
 
 def read(path: Path) -> Content:
-    """Raises ClusterError if the file cannot be read or is not YAML; UnreadableFile if it may be
-    readable the next time.
+    """Read a file. Raises ClusterError if it cannot be read or is not YAML.
+
+    Raises UnreadableFile if the file may be readable the next time.
     """
     content = Content()
     for where, document in _documents(path):
@@ -221,7 +230,7 @@ def read(path: Path) -> Content:
 
 
 def _documents(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each document, those inside a List too, with its position in words."""
+    """Yield each document, including those inside a List, with its position in words."""
     for number, document in enumerate(_parse(path), 1):
         if not isinstance(document, dict) or document.get("kind") != "List":
             yield f"document {number}", document
@@ -232,7 +241,7 @@ def _documents(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parse(path: Path) -> Iterator[Any]:
-    """Each document that is not empty. Raises ClusterError."""
+    """Yield each document that is not empty. Raises ClusterError."""
     try:
         data = files.read_regular(path)
         found = _json(data) if path.suffix == ".json" else load_documents(data)
@@ -252,7 +261,7 @@ def _json(data: bytes) -> Iterator[Any]:
 
 
 def _add(path: Path, document: Any, content: Content) -> None:
-    """Raises InvalidObject if the document does not name its object."""
+    """Add the document's object. Raises InvalidObject if the document does not name it."""
     if not isinstance(document, dict):
         raise InvalidObject("document", "not a mapping")
     kind = read_kind(_text(document, "apiVersion"), _text(document, "kind"))
@@ -270,7 +279,7 @@ def _add(path: Path, document: Any, content: Content) -> None:
 
 
 def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], ObjectName]:
-    """The document with its namespace filled in, and the name of its object."""
+    """Return the document with its namespace filled in, and the name of its object."""
     metadata = document.get("metadata")
     if not isinstance(metadata, dict):
         raise InvalidObject("metadata", "not a mapping")

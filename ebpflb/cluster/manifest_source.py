@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory of manifests as a source: scanned, then followed with inotify.
 
-A file that inotify names is read again when it has been closed: half a file would not be YAML or,
-worse, would define fewer objects. Any other change in the directory, such as the ``..data`` link
-that a ConfigMap mount replaces, causes a scan. So does ``Timing.rescan_interval``: a scan finds
-what inotify cannot see, such as changes to the target of a link. When inotify's queue overflows it
-has lost events: then every file is read again.
+A file that inotify names is read again when it has been closed: half a file would be invalid YAML
+or, worse, would define fewer objects. Any other change in the directory, such as the ``..data``
+link that a ConfigMap mount replaces, causes a scan. So does ``Timing.rescan_interval``: a scan
+finds changes that inotify cannot see, such as those of the target of a link. After inotify's queue
+overflowed, events are lost, and every file is read again.
 """
 
 import logging
@@ -27,14 +27,14 @@ from ebpflb.errors import ClusterError
 from ebpflb.model.events import Event
 from ebpflb.readable import readable
 
-# Which files of a directory are being written, as far as inotify has reported.
+# Which files of a directory are being written, according to inotify.
 #
-# When its queue overflows, events are lost, and nobody knows whether a file that was open has been
-# closed since. Such a file counts as open until it has not been changed for a while.
+# When inotify's queue overflows, events are lost, and it is unknown whether an open file has been
+# closed since. Such a file counts as open until it has not changed for a while.
 
 
 class OpenFiles:
-    """``clock`` gives seconds since the epoch, as files' times do."""
+    """``clock`` returns seconds since the epoch, as files' times do."""
 
     def __init__(
         self, directory: Path, timing: Timing, clock: Callable[[], float] = time.time
@@ -46,7 +46,7 @@ class OpenFiles:
         self._unsure: set[str] = set()  # were open when events were lost
 
     def is_finished(self, event: InotifyEvent) -> bool:
-        """Whether the file that the event is about can be read; a link can once it is created."""
+        """Whether the file of the event can be read; a link can as soon as it is created."""
         path = self._directory / event.name
         begun = event.mask & (flags.CREATE | flags.MODIFY)
         if begun and path.is_file() and not path.is_symlink():
@@ -57,18 +57,18 @@ class OpenFiles:
         return True
 
     def events_lost(self) -> None:
-        """Whatever was open may be closed by now."""
+        """Note that events were lost: open files may be closed by now."""
         self._unsure |= self._open
         self._open.clear()
 
     def clear(self) -> None:
-        """It is another directory."""
+        """Forget all files: the directory is another one."""
         self._open.clear()
         self._unsure.clear()
 
     @property
     def unsure(self) -> bool:
-        """Whether ``names`` may get fewer without an event."""
+        """Whether ``names`` may lose a file without an event."""
         return bool(self._unsure)
 
     def names(self) -> set[str]:
@@ -97,7 +97,7 @@ _INOTIFY_MASK = (
     | flags.MOVE_SELF
     | flags.ONLYDIR
 )
-MAX_BACKOFF = 1.0  # seconds: how soon a directory that comes back is noticed
+MAX_BACKOFF = 1.0  # seconds: how soon a returning directory is noticed
 
 
 class ManifestSource:
@@ -119,18 +119,18 @@ class ManifestSource:
         )
 
     def prepare(self) -> None:
-        """Raises ClusterError if there is no such directory."""
+        """Check the directory. Raises ClusterError if there is none."""
         if not self._directory.is_dir():
             raise ClusterError(f"{self._directory}: not a directory")
 
     def start(self) -> None:
-        """Raises ClusterError if there is no such directory."""
+        """Start the thread. Raises ClusterError if there is no such directory."""
         self.prepare()
         self._wake = os.eventfd(0)
         self._thread.start()
 
     def received(self) -> dict[str, float]:
-        """Of all kinds alike: a scan reads whatever has changed."""
+        """Return one time for all kinds: a scan reads every change."""
         return {} if self._loop.received is None else {"manifests": self._loop.received}
 
     def stop(self) -> None:
@@ -139,11 +139,11 @@ class ManifestSource:
         if self._thread.is_alive():
             os.eventfd_write(self._wake, 1)
             self._thread.join(1)
-            if not self._thread.is_alive():  # else the thread may still poll it
+            if not self._thread.is_alive():  # otherwise the thread may still poll it
                 os.close(self._wake)
 
     def _follow_directory(self) -> None:
-        """Returns when the path has become another directory."""
+        """Follow the directory; return when the path has become another directory."""
         self._open_files.clear()
         with self._inotify() as inotify:
             watch = self._watch(inotify)
@@ -151,7 +151,7 @@ class ManifestSource:
                 pass
 
     def _follow(self, inotify: INotify) -> bool:
-        """Scans once and follows the changes; returns whether it is time for the next scan."""
+        """Scan once and follow the changes; return whether it is time for the next scan."""
         skip, everything = self._open_files.names(), self._events_lost
         self._emit(self._manifests.scan(skip=skip, everything=everything))
         self._events_lost = False
@@ -176,7 +176,7 @@ class ManifestSource:
         self._events_lost = True
 
     def _inotify(self) -> INotify:
-        """Raises ClusterError if there are too many instances, after a scan."""
+        """Create an instance. Raises ClusterError if there are too many, after a scan."""
         try:
             return INotify()
         except OSError as error:
@@ -185,7 +185,7 @@ class ManifestSource:
             raise ClusterError(reason) from error
 
     def _watch(self, inotify: INotify) -> int:
-        """The watch descriptor: it is the same as long as it is the same directory."""
+        """Return the watch descriptor, which stays the same for the same directory."""
         try:
             return int(inotify.add_watch(self._directory, _INOTIFY_MASK))
         except OSError as error:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source can do, and all that the agent needs to know of one.
+"""The interface of every source; the agent needs no other.
 
-The two are ``api_source.ApiSource`` and ``manifest_source.ManifestSource``. Each emits every kind
-first as ``Replaced``, then as ``Changed`` and ``Removed``; ApiSource sometimes as ``Replaced``.
+The two sources are ``api_source.ApiSource`` and ``manifest_source.ManifestSource``. Each emits
+every kind first as ``Replaced``, then as ``Changed`` and ``Removed``; ApiSource sometimes as
+``Replaced`` again.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,11 @@ Emit = Callable[[Event], None]
 
 Observe = Callable[[str, str, int | None, float], None]
 """Receives method, URL and status of each request to an API server, and the seconds until its
-answer began; the status is None if none came. It is called from any thread.
+answer began.
+
+The status is None without an answer.
+
+Called from any thread.
 """
 
 
@@ -24,18 +29,23 @@ def unobserved(method: str, url: str, code: int | None, seconds: float) -> None:
 
 
 class Source(Protocol):
-    """Started once, stopped once; in between it emits events from threads of its own."""
+    """A source: started once, stopped once; in between it emits events from its threads."""
 
     def received(self) -> Mapping[str, float]:
-        """When the source last sent anything, by kind of object or for all alike: in seconds since
-        the epoch. What never came is not in it. May be called from any thread.
+        """Return when the source last sent anything, by kind of object or for all kinds together.
+
+        The times are in seconds since the epoch; a kind that never arrived is missing. May be
+        called from any thread.
         """
 
     def prepare(self) -> None:
-        """Raises ClusterError if what was configured cannot work at all; nothing is changed."""
+        """Check the configuration.
+
+        Raises ClusterError if it cannot work at all; changes nothing.
+        """
 
     def start(self) -> None:
-        """Begin to emit. Raises ClusterError if what was configured cannot work at all."""
+        """Begin to emit. Raises ClusterError if the configuration cannot work at all."""
 
     def stop(self) -> None:
-        """Emit no more; the threads end within about a second."""
+        """Stop emitting; the threads end within about a second."""
