@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a connection goes where it goes: asks the datapath itself (datapath/recording), and says in
-words what its programs have noted.
+"""Explain why a connection goes where it goes.
 
-asking    who asks: the node, a pod, or a client outside
+The datapath itself is run with recording programs (kernel/recording.py), and the recorded steps are
+put into words.
+
+asking    the client: the node, a pod, or a client outside
 words     steps -> sentences
 ways      a socket's call, and a packet from device to device and its reply back
-answer    all of it
+answer    the complete answer
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole answer: the way of a connection, each endpoint with its chance, and the verdict."""
+"""The complete answer: the way of a connection, each endpoint with its chance, and the verdict."""
 
 import random
 from contextlib import ExitStack
@@ -20,23 +20,23 @@ from ebpflb.tools.explain.asking import OUTSIDE_CLIENT, Client, MapFacts, Share,
 from ebpflb.tools.explain.ways import PacketWay, Way, call
 from ebpflb.tools.explain.words import Row, affinity_key
 
-_LOCAL_PORTS = (32_768, 60_999)  # net.ipv4.ip_local_port_range, as it is by default
+_LOCAL_PORTS = (32_768, 60_999)  # the default of net.ipv4.ip_local_port_range
 _FLOWS = ("tcp_flows", "other_flows")
 _SERVICE_AT = layout.ffi.offsetof("struct flow", "service")
 
 
 class ExitStatus(IntEnum):
-    """What becomes of it, and the command's exit status."""
+    """The outcome of the connection, and the command's exit status."""
 
-    ENDPOINT = 0  # an endpoint gets it, or the flow that it belongs to goes on
-    LEFT_ALONE = 3  # it is to no service: the datapath does not touch it
+    ENDPOINT = 0  # an endpoint gets it, or its existing flow continues
+    LEFT_ALONE = 3  # it is to no service: the datapath leaves it alone
     REFUSED = 4
     DROPPED = 5  # it times out
 
 
 @dataclass
 class Explained:
-    """``shares`` is empty where no endpoint was to be chosen."""
+    """The answer; ``shares`` is empty if no endpoint had to be chosen."""
 
     asked: Frontend
     client: Client
@@ -53,7 +53,7 @@ class Explained:
         return Protocol(self.asked.protocol).name.lower()
 
     def as_data(self) -> dict[str, Any]:
-        """The answer as JSON and YAML have it; all endpoints, whatever their number."""
+        """Return the answer for JSON and YAML, with all endpoints."""
         client = self.client
         return {
             "to": str(self.asked),
@@ -77,9 +77,9 @@ class Explained:
 def explain(
     state: StateDir, cache: Path, asked: Frontend, sender: str, port: int | None = None
 ) -> Explained:
-    """Asks the datapath of this state directory, in its node's network namespace.
+    """Ask the datapath of this state directory, in its node's network namespace.
 
-    Raises NodeError and other errors of ours, each saying what to do, or OSError.
+    Raises NodeError and other errors of ebpflb, each saying what to do, or OSError.
     """
     with ExitStack() as opened:
         pinned = state.read_maps()
@@ -121,7 +121,7 @@ def _explain(
 
 
 def _of_another_node(asked: Frontend, facts: MapFacts) -> str:
-    """That a NodePort is asked for at an address that this node does not have; "" if it is not."""
+    """Return that the address of a NodePort belongs to another node; "" if it does not."""
     nodeport = asked._replace(address=type(asked.address)(0))
     service = facts.service_at(nodeport)
     if not service or asked.address.is_loopback or asked.address in clients.own_addresses():
@@ -145,7 +145,7 @@ def _facts(state: StateDir, maps: PrivateMaps) -> MapFacts:
 
 
 def copy_memory(maps: PrivateMaps, facts: MapFacts, asked: Frontend, client: Client) -> list[str]:
-    """What programs remember of this client and this service: session affinity, and flows."""
+    """Copy the programs' state of this client and this service: session affinity, and flows."""
     ids = facts.service_ids(asked)
     for is_packet in (True, False):
         for number in ids:
@@ -171,7 +171,7 @@ def copy_memory(maps: PrivateMaps, facts: MapFacts, asked: Frontend, client: Cli
 def _way(
     recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: Client, port: int
 ) -> Way:
-    """The socket's call, where hooks see it; then its packets, unless the call was the end."""
+    """Return the way of the socket's call, if hooks see it, and of its packets, if any."""
     way = Way()
     if client.hooked:
         way = call(recorder, facts, asked, client)
@@ -201,7 +201,7 @@ _SENDS = {"translated", "masqueraded", "port_changed"}
 
 
 def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
-    """Its name, in words, and the status."""
+    """Return the verdict's name, its words, and the exit status."""
     name = (way.noted.verdict if way.noted else None) or "passed"
     if name == "refused" or way.went == "refused":
         return "refused", _refusal(way), ExitStatus.REFUSED
@@ -224,7 +224,7 @@ def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
 
 
 def _client_seen(way: Way, verdict: str) -> str:
-    """The source that the endpoint sees: the flow tables set it at egress, after the verdict."""
+    """Return who the endpoint sees as client: the flow tables set the source at egress."""
     if way.is_masqueraded:
         return "this node as its client"
     return "the client, with another port" if verdict == "port_changed" else "the client"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks: a process of the node, a pod on it, or a client outside. The thread has to be in the
-node's network namespace.
+"""The client: a process of the node, a pod on it, or a client outside.
+
+The thread must be in the node's network namespace.
 """
 
 import re
@@ -27,14 +28,14 @@ from ebpflb.plan.entries import (
     service_name,
 )
 
-# What a connection is to: ADDRESS:PORT, and a protocol.
+# The destination of a connection: ADDRESS:PORT, and a protocol.
 
 _FORM = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<v4>[^:\[\]]*)):(?P<port>\d{1,5})(?:/(?P<name>\w+))?")
 EXAMPLE = "such as 10.96.0.10:80, [fd00::a]:53/udp or 192.0.2.1:30080/sctp"
 
 
 def parse_question(text: str) -> Frontend:
-    """Raises ValueError with a message for the operator."""
+    """Parse the destination. Raises ValueError with a message for the operator."""
     found = _FORM.fullmatch(text)
     if not found:
         raise ValueError(f'"{one_line(text)}" is not ADDRESS:PORT[/tcp|udp|sctp], {EXAMPLE}')
@@ -49,11 +50,11 @@ def parse_question(text: str) -> Frontend:
     return Frontend(address, port, PROTOCOLS[protocol])
 
 
-# The rows that steps refer to, each read from its map when it is asked for.
+# The rows that steps refer to, each read from its map on access.
 
 
 class Share(NamedTuple):
-    """A backend of a service, and how likely a new connection gets it, from 0 to 1."""
+    """A backend of a service, and the probability that a new connection gets it, from 0 to 1."""
 
     slot: int
     endpoint: str
@@ -65,10 +66,10 @@ class Share(NamedTuple):
 
 
 class MapFacts:
-    """The pinned maps as a question needs them.
+    """The pinned maps, as needed for a question.
 
-    ``cgroup`` is where the socket hooks are attached, as paths in /proc have it; ``socket_hooks``:
-    whether they are; ``devices``: those that have programs.
+    ``cgroup`` is where the socket hooks are attached, as a path in /proc; ``socket_hooks``: whether
+    they are attached; ``devices``: those with programs.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class MapFacts:
         return found
 
     def service_ids(self, frontend: Frontend) -> list[int]:
-        """Of the services that it may be: by its address, and as a NodePort."""
+        """Return the ids of services with this frontend, by address or as a NodePort."""
         nodeport = frontend._replace(address=type(frontend.address)(0))
         found = (self.service_at(frontend), self.service_at(nodeport))
         return [service.id for service in found if service]
@@ -107,21 +108,24 @@ class MapFacts:
         return found
 
     def endpoint(self, backend: Backend | None) -> str:
-        """ADDRESS:PORT, and the pod."""
+        """Return ADDRESS:PORT, and the pod."""
         if backend is None:
             return "an endpoint that has gone"
         pod = self.name(backend.id).target
         return host_port(backend.address, backend.port) + (f" ({pod})" if pod else "")
 
     def endpoints_of(self, pod: str) -> Iterator[tuple[Address, str]]:
-        """The address and node of the backends whose pod is called so."""
+        """Yield the address and node of the backends of pods with this name."""
         for number, name in self.maps["backend_names"].items():
             backend = self.backend(number) if name.target == pod else None
             if backend and backend.id == number:
                 yield backend.address, name.node
 
     def shares(self, service: ServiceEntry, chosen: Range, only: int | None) -> Iterator[Share]:
-        """The service's block, slot by slot; of ``chosen`` one gets it, unless it is ``only``."""
+        """Yield the service's slots.
+
+        One of ``chosen`` gets the connection, or the backend ``only``.
+        """
         chances = self._chances(service, chosen)
         for slot in range(service.cluster.base, service.cluster.base + service.slots):
             backend = self.slot(slot)
@@ -134,7 +138,7 @@ class MapFacts:
             yield Share(slot, where, chance, *name, note)
 
     def _chances(self, service: ServiceEntry, chosen: Range) -> dict[int, float]:
-        """Slot -> its part of all that is drawn, from the slots or from the service's table."""
+        """Return slot -> probability, drawn from the slots or from the service's table."""
         if not service.table.size:
             slots = range(chosen.base, chosen.base + chosen.size)
             return dict.fromkeys(slots, 1 / max(1, chosen.size))
@@ -156,21 +160,20 @@ class MapFacts:
 
 
 NODE_CLIENT, POD_CLIENT, OUTSIDE_CLIENT = "node", "pod", "outside"
-# Of networks for documentation (RFC 5737, 3849, 9637): nobody has them, and the default route leads
-# there.
+# Addresses for documentation (RFC 5737, 3849, 9637): unused, and reached by the default route.
 _NOBODY = {
     4: ("198.51.100.77", "203.0.113.77", "192.0.2.77"),
     6: ("2001:db8:ffff::77", "3fff::77"),
 }
-UNKNOWN_COOKIE = 2**64 - 1  # of a pod, where the kernel does not tell (before 5.14)
+UNKNOWN_COOKIE = 2**64 - 1  # for a pod, if the kernel has no option for it (before 5.14)
 FORMS = "a pod (NAME or NAMESPACE/NAME), an address, a network namespace, a PID, node or outside"
 
 
 @dataclass(frozen=True)
 class Client:
-    """``address`` is None for a pod without one of the question's family.
+    """The client; ``address`` is None for a pod without an address of the question's family.
 
-    ``hooked``: whether socket hooks see its sockets; ``notes``: what could not be found out.
+    ``hooked``: whether socket hooks see its sockets; ``notes``: unknown facts.
     """
 
     kind: str
@@ -188,7 +191,7 @@ class Client:
 
 
 def find_client(text: str, version: int, facts: MapFacts) -> Client:
-    """Raises NodeError that says what to do."""
+    """Find the client. Raises NodeError that says what to do."""
     if text == NODE_CLIENT:
         return _node(version, facts)
     if text == OUTSIDE_CLIENT:
@@ -259,7 +262,7 @@ def _named(text: str, version: int, facts: MapFacts) -> Client:
 
 
 def _endpoint(text: str, pod: str, version: int, facts: MapFacts) -> Client:
-    """By the names that backends have in the maps."""
+    """Find a pod by the names of backends in the maps."""
     for address, node in facts.endpoints_of(pod):
         path = clients.by_address(address)
         if path:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A socket's call, and a packet from device to device and its reply back, asked of the datapath."""
+"""Ask the datapath about a socket's call, and about a packet through the devices and its reply."""
 
 import errno
 import socket
@@ -24,14 +24,14 @@ _TYPES = {Protocol.TCP: 1, Protocol.UDP: 2, Protocol.SCTP: 1}  # SOCK_STREAM, SO
 
 @dataclass
 class Way:
-    """What has been told so far; ``noted`` is of the program that decided."""
+    """The steps so far; ``noted`` comes from the program that decided."""
 
     rows: list[Row] = field(default_factory=list)
     noted: Noted | None = None
     answer: Answer | None = None
     errno: int = 0
-    ends: Ends | None = None  # of the packet as it leaves, or arrives here
-    is_masqueraded: bool = False  # it arrives with an address of this node as its source
+    ends: Ends | None = None  # of the packet when it leaves, or arrives here
+    is_masqueraded: bool = False  # the packet arrives with an address of this node as its source
     went: str = ""  # "", "dropped", "refused"
 
     def say(self, step: str, says: str, name: str = "", row: str = "") -> None:
@@ -39,7 +39,7 @@ class Way:
 
 
 def call(recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: Client) -> Way:
-    """What becomes of connect() to this frontend; ``way.answer`` says whether packets are next."""
+    """Return the result of connect() to this frontend; ``way.answer``: whether packets follow."""
     protocol, way = Protocol(asked.protocol), Way()
     question = SocketQuestion(asked, _TYPES[protocol], client.netns)
     way.say("hook", f"connect{asked.address.version} at the cgroup of {client}")
@@ -67,7 +67,7 @@ class PacketWay:
         client: Client,
         port: int,
     ) -> None:
-        """Raises NodeError for a client without an address."""
+        """Prepare the packet. Raises NodeError for a client without an address."""
         if client.address is None:
             raise NodeError(f"{client} has no IPv{asked.address.version} address to send from")
         self.recorder, self.facts, self.asked, self.client = recorder, facts, asked, client
@@ -76,7 +76,7 @@ class PacketWay:
         self.way = Way()
 
     def go(self) -> Way:
-        """The whole of it. Raises KernelError, NodeError or OSError."""
+        """Follow the whole way. Raises KernelError, NodeError or OSError."""
         if self.client.kind == NODE_CLIENT:
             self._from_node()
         else:
@@ -114,7 +114,10 @@ class PacketWay:
             self._leave(handled, ends, came, out)
 
     def _leave(self, handled: Handled, ends: Ends, came: Route, out: Route) -> None:
-        """From the route on: egress, unless it is for this node, and the reply."""
+        """Follow the packet from the route on, and the reply.
+
+        The packet passes egress unless it is for this node.
+        """
         chosen = next((step.value for step in handled.steps if step.kind == "chosen"), 0)
         if out.local:
             self.way.say("route", "for a process of this node itself")
@@ -127,14 +130,14 @@ class PacketWay:
                 return
             ends = left
         self.way.ends = ends
-        # Neither engine masquerades what is for a process of this node.
+        # Neither engine masquerades packets to a process of this node.
         marked = chosen & Chosen.MASQUERADE and not out.local
         self.way.is_masqueraded = bool(marked) or ends.source != self.first.source
         if ends != self.first:
             self._reply(ends, came, out, by_netfilter=bool(chosen))
 
     def _egress(self, ends: Ends, came: Route, out: Route, packet: bytes) -> Ends | None:
-        """The packet as it leaves; None if it does not."""
+        """Return the packet's ends as it leaves; None if it does not."""
         if recording.ends_of(packet) != ends:
             packet = recording.request_frame(ends, self.protocol)
         try:
@@ -142,7 +145,7 @@ class PacketWay:
         except KernelError as error:
             if error.errno != errno.EINVAL:
                 raise
-            if ends == self.first:  # before 5.15 it would count as the node's own
+            if ends == self.first:  # before 5.15 the packet would count as the node's own
                 return ends
             handled = self._handle("egress", packet, out, 0)
         noted = Words(self.facts, self.asked, self.client, is_packet=True).noted(handled.steps)
@@ -159,7 +162,7 @@ class PacketWay:
         return left
 
     def _reply(self, ends: Ends, came: Route, out: Route, *, by_netfilter: bool) -> None:
-        """The endpoint's reply, from where the request went to, back to the client."""
+        """Follow the endpoint's reply back to the client."""
         back, client = ends.reversed(), self.first.reversed()
         back = client if by_netfilter else self._reply_by_flows(back, came, out)
         by = "netfilter" if by_netfilter else "the flow's entries"
@@ -191,7 +194,7 @@ class PacketWay:
         return self.recorder.handle(hook, packet, ifindex=route.ifindex, came_by=came_by)
 
     def _decided(self, handled: Handled) -> bool:
-        """Notes what the first hook decided; whether the packet goes on."""
+        """Note the decision of the first hook; return whether the packet goes on."""
         words = Words(self.facts, self.asked, self.client, is_packet=True)
         self.way.noted = words.noted(handled.steps)
         self.way.rows += self.way.noted.rows
@@ -202,7 +205,7 @@ class PacketWay:
         return not self.way.went
 
     def _translated(self, handled: Handled) -> Ends:
-        """The packet behind the hook and netfilter's PREROUTING."""
+        """Return the packet's ends behind the hook and netfilter's PREROUTING."""
         chosen = next((it for it in handled.steps if it.kind == "chosen"), None)
         if known := self._known():
             to = host_port(known.reply.source, known.reply.source_port)
@@ -218,13 +221,13 @@ class PacketWay:
         return self._to(backend.address, backend.port)
 
     def _known(self) -> Connection | None:
-        """The client's open connection in conntrack, if netfilter translates it."""
+        """Return the client's open connection in conntrack, if netfilter translates it."""
         found = conntrack.find([(self.protocol, self.first)])
         is_open = (it for it in found if it.is_translated and it.state not in _OVER)
         return next(is_open, None)
 
     def _backend_at(self, noted: Noted, known: Connection) -> int | None:
-        """The id of the endpoint that the connection has; None if it has left the service."""
+        """Return the id of the connection's endpoint; None if it has left the service."""
         if noted.service is None:
             return None
         block = noted.service.block

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps as rows: what was asked, what came of it, and in which row of which map it stands."""
+"""Steps as rows: the question, its result, and the row of the map that decided."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ _NO_ADDRESS = address_from(bytes(16))
 
 
 class Row(NamedTuple):
-    """One row of the answer; ``map`` and ``row`` are empty where no map says it."""
+    """One row of the answer; ``map`` and ``row`` are empty if no map is involved."""
 
     step: str
     says: str
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """What one run of a program decided, beside its rows."""
+    """The decisions of one run of a program, besides its rows."""
 
     rows: list[Row]
     verdict: str | None
@@ -60,7 +60,7 @@ class Noted(NamedTuple):
     backend: int | None
 
 
-# The rows of steps that always say the same.
+# The rows of steps with a constant text.
 ALWAYS_SAID = {
     "left_to_packets": Row(
         "socket",
@@ -89,12 +89,12 @@ ALWAYS_SAID = {
     ),
 }
 
-# Steps without a row: what came of them is in the rows of others, or in the verdict.
+# Steps without a row: their results are in other rows, or in the verdict.
 WITHOUT_ROW = frozenset({"affinity_remembered", "answer", "direct", "errno", "verdict"})
 
 
 class Words:
-    """The words of one run: of a socket's call, or of one packet."""
+    """The words for one run: for a socket's call, or for one packet."""
 
     def __init__(
         self, facts: MapFacts, asked: Frontend, client: Client, *, is_packet: bool
@@ -105,7 +105,7 @@ class Words:
         self.chosen_from: Range | None = None
         self.only: int | None = None
         self.backend: int | None = None
-        self._is_new = False  # affinity is asked in the map new_affinity
+        self._is_new = False  # affinity is looked up in the map new_affinity
 
     def noted(self, found: list[Step]) -> Noted:
         rows = [row for row in map(self._row, found) if row]
@@ -122,7 +122,7 @@ class Words:
         return ALWAYS_SAID.get(step.kind)
 
     def _without_memory(self, rows: list[Row], found: list[Step]) -> list[Row]:
-        """A client that no row of affinity is used for: its answer comes before any choice."""
+        """Add a row for a client without a row of affinity, before any choice."""
         if any(step.kind in ("affinity_expired", "affinity_gone") for step in found):
             return rows
         at = next((i for i, row in enumerate(rows) if row.step == "endpoint"), len(rows))
@@ -217,7 +217,7 @@ class Words:
         return Row("SNAT", f"source {step.address}, {how}", name, row or ("route" if name else ""))
 
     def _chosen(self, step: Step) -> Row:
-        """Which element of netfilter's table translates the packet."""
+        """Return which element of netfilter's table translates the packet."""
         self.backend = step.value & Chosen.ID
         masquerades = step.value & Chosen.MASQUERADE
         said = f"netfilter translates to {self._endpoint(self.backend)}"
@@ -237,7 +237,7 @@ class Words:
         return f"ClientIP, {self.service.affinity_seconds if self.service else 0} s"
 
     def _memory(self) -> tuple[str, str]:
-        """The map and the row in which a client's affinity stands."""
+        """Return the map and the row of a client's affinity."""
         who = str(self.client.address) if self.is_packet else f"netns {self.client.netns}"
         number = self.service.id if self.service else 0
         return "new_affinity" if self._is_new else "affinity", f"{who} #{number}"
@@ -256,7 +256,7 @@ class Words:
         return affinity_key(self.client, service, is_packet=self.is_packet)
 
 
-# Kind of step -> what says it, by what the step found and the steps before it.
+# Kind of step -> the function that makes its row, from the step and the steps before.
 SAID_BY_STATE: dict[str, Callable[[Words, Step], Row | None]] = {
     "foreign": Words._foreign,
     "service": Words._service,
@@ -278,7 +278,7 @@ SAID_BY_STATE: dict[str, Callable[[Words, Step], Row | None]] = {
 
 
 def affinity_key(client: Client, service: int, *, is_packet: bool) -> Any:
-    """The key by which a client's session affinity is remembered (bpf/rules/affinity.h)."""
+    """Return the key of a client's session affinity (bpf/rules/affinity.h)."""
     if is_packet and client.address is not None:
         return AffinityKey(0, client.address, service)
     return AffinityKey(client.netns, _NO_ADDRESS, service)

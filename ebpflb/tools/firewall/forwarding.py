@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether iptables' FORWARD drops requests of clients outside to pods of this node, by its rules.
 
-kube-proxy's chains accept what it masquerades, in its modes by iptables and ipvs. ebpflb has no
-such rule, and does not masquerade what stays on the node. Where no other rule accepts requests to
-pods they time out as soon as ebpflb serves; with --masquerade-local-backends, once kube-proxy's
-rules have gone. A rule is read plainly: one that may accept such a request counts as one that does.
+kube-proxy's chains accept the traffic that it masquerades, in its modes by iptables and ipvs.
+ebpflb has no such rule, and does not masquerade traffic that stays on the node. If no other rule
+accepts requests to pods, they time out as soon as ebpflb serves; with --masquerade-local-backends,
+when kube-proxy's rules are gone. A rule is read literally: one that may accept such a request
+counts as accepting it.
 """
 
 from collections import defaultdict
@@ -27,7 +28,7 @@ from ebpflb.tools.firewall.read_iptables import options
 from ebpflb.tools.firewall.rules import addresses, number, ports
 
 _DEEPEST = 16  # the kernel's NFT_JUMP_STACK_SIZE
-_MOST_SLOTS, _MOST_PODS = 4096, 8  # that are looked at
+_MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search
 _ENDS = {"ACCEPT": True, "DROP": False, "REJECT": False}
 _KUBE_MARK = "0x4000/0x4000"
 _SILENT = {"-j", "-g", "-m", "--comment", "--reject-with"}
@@ -40,8 +41,9 @@ Endpoint = tuple[Address, int]
 class Request:
     """A new TCP connection of a client outside to a pod, by the devices ``came_by`` and ``leaves``.
 
-    ``near`` are the addresses of the node at the first one; ``inside`` those at other devices, and
-    the pod's: networks with them have no clients outside. ``marked``: as kube-proxy's chains ask.
+    ``near`` are the addresses of the node at the first device; ``inside`` those at other devices,
+    and the pod's: networks with them have no clients outside. ``marked``: with the mark that
+    kube-proxy's chains test.
     """
 
     pod: Address
@@ -54,8 +56,9 @@ class Request:
 
 
 class Dropping(NamedTuple):
-    """What one tool's rules drop. ``now``: already; else ebpflb may make the difference, or it is
-    unknown.
+    """The traffic that one tool's rules drop.
+
+    ``now``: already now; otherwise ebpflb may cause the drop, or it is unknown.
     """
 
     tool: str
@@ -68,7 +71,7 @@ class Dropping(NamedTuple):
 
 
 def dropping(state_directory: Path) -> list[Dropping]:
-    """What FORWARD drops, or may drop, in the network namespace of this thread."""
+    """Return the traffic that FORWARD drops, or may drop, in this thread's network namespace."""
     found = list[Dropping]()
     for tool in tools():
         try:
@@ -88,7 +91,7 @@ def _drops_by_default(table: IptablesTable) -> bool:
 
 
 def _judged(tool: Tool, table: IptablesTable, state_directory: Path) -> Iterator[Dropping]:
-    """At most one, for the first pod whose requests are dropped."""
+    """Yield at most one result, for the first pod whose requests are dropped."""
     for request in _requests(tool, state_directory):
         if accepts(table, request, kube_proxy=False):
             continue
@@ -111,7 +114,7 @@ def accepts(table: IptablesTable, request: Request, *, kube_proxy: bool) -> bool
 def _walk(
     table: IptablesTable, chain: str, request: Request, kube_proxy: bool, depth: int
 ) -> bool | None:
-    """What the chain does: True for a request that it may accept, None for one that goes on."""
+    """Return True if the chain may accept the request, False if it drops it, None if neither."""
     for rule in table.rules if depth <= _DEEPEST else ():
         if rule.chain != chain or not _may_match(rule.text, request):
             continue
@@ -131,7 +134,7 @@ def _asks_only(text: str, names: set[str]) -> bool:
 
 
 def _may_match(text: str, request: Request) -> bool:
-    """What cannot be read may match, negated or not."""
+    """Whether a rule may match; an unreadable option may match, negated or not."""
     return all(_may_hold(*option, request) for option in options(text))
 
 
@@ -176,7 +179,10 @@ _READERS: dict[str, Callable[[str, Request], bool]] = {
 
 
 def _requests(tool: Tool, state_directory: Path) -> Iterator[Request]:
-    """To some pods with a Service for clients outside. Raises NodeError if they are unknown."""
+    """Yield requests to some pods with a Service for clients outside.
+
+    Raises NodeError if the pods are unknown.
+    """
     version = 6 if tool.family == "ip6tables" else 4
     devices = device_watch.list_devices().devices
     own = {address for device in devices for address in device.addresses}
@@ -193,8 +199,9 @@ def _requests(tool: Tool, state_directory: Path) -> Iterator[Request]:
 
 
 def _endpoints(tool: Tool, state_directory: Path) -> tuple[set[Endpoint], bool]:
-    """Those that clients outside may ask, and whether such requests are masqueraded. Raises
-    NodeError.
+    """Return the endpoints for clients outside, and whether requests to them are masqueraded.
+
+    Raises NodeError.
     """
     try:
         maps = StateDir(state_directory).read_maps()
@@ -210,7 +217,7 @@ def _endpoints(tool: Tool, state_directory: Path) -> tuple[set[Endpoint], bool]:
 
 
 def _endpoints_in_maps(maps: Mapping[str, Map]) -> set[Endpoint]:
-    """Those on this node."""
+    """Return the endpoints on this node."""
     blocks = {
         entry.block
         for frontend, entry in maps["services"].items()
@@ -221,7 +228,7 @@ def _endpoints_in_maps(maps: Mapping[str, Map]) -> set[Endpoint]:
 
 
 def _endpoints_of_kube_proxy(tool: Tool) -> set[Endpoint]:
-    """Those of its NodePorts, in its mode by iptables. Raises NodeError."""
+    """Return the endpoints of kube-proxy's NodePorts, in its mode by iptables. Raises NodeError."""
     table = tool.table("nat")
     if table is None or "KUBE-NODEPORTS" not in table.chains:
         raise NodeError("pods are known when an agent runs")

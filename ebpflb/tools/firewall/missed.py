@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rules name a Service and may not match requests to it, or may drop them, with ebpflb.
 
-A rule is read by itself: what else it asks (source, device, state) is taken to be true, and rules
-before it are not considered. It is tried with the destination that a request has at its hook beside
-kube-proxy, and with the endpoint, which it has where ebpflb has translated it already: at sockets,
-and on the flow tables (docs/firewalls.md).
+A rule is read by itself: its other conditions (source, device, state) are assumed to hold, and
+rules before it are not considered. It is tried with the destination that a request has at its hook
+with kube-proxy, and with the endpoint, which it has if ebpflb has already translated it: at
+sockets, and with the flow tables (docs/firewalls.md).
 """
 
 from bisect import bisect_left, bisect_right
@@ -37,16 +37,16 @@ from ebpflb.tools.firewall.rules import (
 )
 from ebpflb.tools.snapshot import Snapshot, kind
 
-# The Services that firewall rules may name, and what of the node's settings matters to them.
+# The Services that firewall rules may name, and the node's settings that matter to them.
 
 CLUSTER_IP, LOAD_BALANCER = "ClusterIP", "LoadBalancer"
 _NODEPORTS = range(30000, 32768)  # the API server's default --service-node-port-range
-_MOST_ADDRESSES = 16  # of the node, at which a NodePort is looked for
+_MOST_ADDRESSES = 16  # of the node, at which NodePorts are compared
 _MOST_ENDPOINTS = 8  # of a Service, that are compared
 
 
 class Settings(NamedTuple):
-    """What is in force on the node; ``own`` are its addresses."""
+    """The settings in force on the node; ``own`` are its addresses."""
 
     engine: Engine
     own: frozenset[int] = frozenset()
@@ -55,8 +55,10 @@ class Settings(NamedTuple):
 
 
 class Frontend(NamedTuple):
-    """``title`` names it and its Service. ``endpoints`` are addresses and ports. ``by_flows``: the
-    flow tables serve it on either engine.
+    """A frontend with its endpoints; ``title`` names it and its Service.
+
+    ``endpoints`` are addresses and ports. ``by_flows``: the flow tables serve it with either
+    engine.
     """
 
     kind: str
@@ -70,8 +72,9 @@ class Frontend(NamedTuple):
 
 
 class Frontends:
-    """All of them, those for clients outside first, and by address and port: their own, and those
-    of their endpoints.
+    """All frontends, those for clients outside first, also indexed by address and by port.
+
+    The indexes contain their own addresses and ports, and those of their endpoints.
     """
 
     def __init__(self, found: Iterable[Frontend]) -> None:
@@ -93,15 +96,16 @@ class _Index:
         self._numbers = [entry[0] for entry in self._entries]
 
     def within(self, ranges: Ranges) -> Iterator[Frontend]:
-        """Those with a number in the ranges."""
+        """Yield the frontends with a number in the ranges."""
         for first, last in ranges.pairs:
             begin, end = bisect_left(self._numbers, first), bisect_right(self._numbers, last)
             yield from (frontend for _, frontend in self._entries[begin:end])
 
 
 def in_force(state_directory: Path, engine: Engine) -> tuple[Settings, list[Frontend], bool]:
-    """From the maps; the last is False if there are none. ``engine`` is the one to expect then.
-    Raises NodeError.
+    """Return settings and frontends from the maps; the last value is False without maps.
+
+    Without maps ``engine`` is the expected one. Raises NodeError.
     """
     addresses = device_watch.list_devices().addresses
     own = frozenset(map(number, addresses))
@@ -125,8 +129,9 @@ def in_force(state_directory: Path, engine: Engine) -> tuple[Settings, list[Fron
 
 
 def _programmed(maps: Mapping[str, Map], *, sctp: bool) -> Iterator[Frontend]:
-    """Those in the maps that have endpoints: others are not translated. ``sctp``: whether the
-    kernel's NAT can translate it.
+    """Yield the frontends in the maps that have endpoints; others are not translated.
+
+    ``sctp``: whether the kernel's NAT can translate SCTP.
     """
     snapshot = Snapshot.read(maps)
     serving = _of_node(address for address, _ in maps["node_addresses"].items())
@@ -152,9 +157,7 @@ def _programmed(maps: Mapping[str, Map], *, sctp: bool) -> Iterator[Frontend]:
 
 
 def _expected(addresses: Iterable[Address]) -> Iterator[Frontend]:
-    """Where nothing is programmed yet: every NodePort that a Service may get; its endpoint is not
-    known.
-    """
+    """Yield every NodePort that a Service may get, without an endpoint, if no map exists yet."""
     serving = _of_node(addresses)
     for port, protocol, family in product(_NODEPORTS, (Protocol.TCP, Protocol.UDP), (4, 6)):
         title = f"NodePort {port}"
@@ -162,7 +165,7 @@ def _expected(addresses: Iterable[Address]) -> Iterator[Frontend]:
 
 
 def _of_node(addresses: Iterable[Address]) -> dict[int, tuple[int, ...]]:
-    """Those at which clients outside reach a NodePort, by family."""
+    """Return the addresses at which clients outside reach a NodePort, by family."""
     found = [it for it in addresses if not (it.is_loopback or it.is_link_local)]
     return {
         family: tuple(sorted(number(it) for it in found if it.version == family))[:_MOST_ADDRESSES]
@@ -174,7 +177,7 @@ _EARLY = ("ingress", "prerouting", "output")  # where NAT of the destination hap
 _HOOKS = (*_EARLY, "input", "forward", "postrouting")
 _HOOKS_OF_PODS = ("output", "postrouting")
 _MOST_STEPS = 1_000_000
-_TRANSLATED_AT = -110  # priority of netfilter's table of ours in PREROUTING
+_TRANSLATED_AT = -110  # priority of our table of the netfilter engine in PREROUTING
 _DROPS, _MARKS = {"DROP", "REJECT"}, {"MARK", "CONNMARK"}
 _REDIRECTS = {"REDIRECT", "DNAT", "TPROXY"}
 _ADDRESSES, _PORTS = (
@@ -195,7 +198,7 @@ BY_CLIENT = (
 
 
 class Missed(NamedTuple):
-    """A rule, what becomes of requests to which Service, and what to do instead."""
+    """A rule, its effect on requests to which Service, and the remedy."""
 
     where: str  # its table, chain and hook
     rule: str
@@ -207,8 +210,10 @@ class Missed(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A hook; ``early``: NAT of the destination comes later. ``unasked``: a chain of type nat in
-    PREROUTING behind our own, which has translated already.
+    """A hook.
+
+    ``early``: NAT of the destination comes later. ``unasked``: a chain of type nat in PREROUTING
+    after our own, which has already translated.
     """
 
     hook: str
@@ -218,24 +223,26 @@ class _Place(NamedTuple):
 
     @property
     def of_sockets(self) -> bool:
-        """What passes it comes from sockets of its own namespace."""
+        """Whether traffic there comes from sockets of its own namespace."""
         return self.in_pod or self.hook == "output"
 
 
 class _Seen(NamedTuple):
-    """What a rule sees of a request: its destination now, and the one that conntrack has kept."""
+    """A request as a rule sees it: its current destination, and the original one in conntrack."""
 
     protocol: int
     address: int
     port: int
     original: tuple[int, int]
-    is_translated: bool  # by NAT, beside kube-proxy: "ct status dnat" and its mark
+    is_translated: bool  # by NAT, with kube-proxy: "ct status dnat" and its mark
     is_local: bool
 
 
 class Search:
-    """``skipped``: how many rules could not be read; ``steps`` are left of those allowed: each
-    compares a rule with a Service.
+    """The search for such rules.
+
+    ``skipped``: the number of unreadable rules; ``steps``: comparisons of a rule with a Service
+    that are still allowed.
     """
 
     def __init__(self, frontends: Frontends, settings: Settings, steps: int = _MOST_STEPS) -> None:
@@ -244,7 +251,7 @@ class Search:
         self.skipped, self.steps = 0, steps
 
     def missed(self, table: Table, *, in_pod: bool = False) -> Iterator[Missed]:
-        """The rules of this table that are to be named."""
+        """Yield the rules of this table to report."""
         for base in table.chains.values():
             if base.hook not in (_HOOKS_OF_PODS if in_pod else _HOOKS):
                 continue
@@ -255,7 +262,7 @@ class Search:
                     yield Missed(f"{table.title}, chain {name}{hook}", rule.text, *found)
 
     def _find(self, rule: Rule, place: _Place, family: int) -> tuple[str, str] | None:
-        """Once for equal rules: those in pods often are."""
+        """Judge a rule, once for equal rules: rules in pods often are equal."""
         key = rule.options, place, family
         try:
             if key not in self._judged:
@@ -265,7 +272,7 @@ class Search:
         return self._judged.get(key)
 
     def _judge(self, rule: Rule, place: _Place, family: int) -> tuple[str, str] | None:
-        """What is said, and the remedy. Raises ValueError for a rule that cannot be read."""
+        """Return the effect and the remedy. Raises ValueError for an unreadable rule."""
         if place.in_pod and rule.targets & _REDIRECTS and self._is_redirecting(rule):
             said = "may get the endpoint as the original destination of requests to Services"
             return None if self._settings.host_sockets else (said, _HOST_SOCKETS)
@@ -284,12 +291,13 @@ class Search:
         return None
 
     def _is_redirecting(self, rule: Rule) -> bool:
-        """Whether it is about all destinations, or about some Service."""
+        """Whether the rule concerns all destinations, or some Service."""
         return any(True for _ in _candidates(rule, self._frontends))
 
     def _is_bypassed(self, place: _Place, frontend: Frontend) -> bool:
-        """Whether requests have the endpoint's address at this hook where they did not have it
-        beside kube-proxy. Clients outside ask all frontends but cluster IPs, which pods ask.
+        """Whether requests have the endpoint's address at this hook, but not with kube-proxy.
+
+        Clients outside use all frontends except cluster IPs, which pods use.
         """
         settings = self._settings
         by_sockets = frontend.protocol != Protocol.SCTP
@@ -302,7 +310,7 @@ class Search:
         return settings.engine is Engine.FLOWS or frontend.by_flows or place.unasked
 
     def _differences(self, rule: Rule, place: _Place, frontend: Frontend) -> Iterator[str]:
-        """What becomes of the rule, in words."""
+        """Yield the effects on the rule, in words."""
         for address, endpoint in product(frontend.addresses, frontend.endpoints):
             to_service = self._seen(frontend, address, frontend.port)
             now = _holds(rule, self._seen(frontend, *endpoint))
@@ -324,17 +332,20 @@ class Search:
         return seen._replace(original=(address, frontend.port), is_translated=True)
 
     def _is_marked_for(self, rule: Rule) -> bool:
-        """Whether it asks for NAT, and packets have --packet-mark in its place."""
+        """Whether the rule tests for NAT, and packets have --packet-mark instead."""
         return self._settings.packet_mark and any(map(_asks_for_nat, rule.options))
 
     def _may_drop(self, rule: Rule, place: _Place, frontend: Frontend) -> bool:
-        """Rules before it are to accept --packet-mark, where it is set."""
+        """Whether the rule may drop requests.
+
+        With --packet-mark, earlier rules should accept those.
+        """
         is_asked = not place.of_sockets and frontend.kind != CLUSTER_IP
         return bool(rule.targets & _DROPS) and is_asked and not self._settings.packet_mark
 
 
 def unjudged(table: Table) -> Iterator[str]:
-    """The chains with rules at hooks that are not compared."""
+    """Yield the chains with rules at hooks that are not compared."""
     for chain in table.chains.values():
         if chain.rules and chain.hook in ("bridge", "egress"):
             yield f"{table.title}, chain {chain.name}"
@@ -348,8 +359,9 @@ def _place(base: Chain, in_pod: bool) -> _Place:
 
 
 def _asks(rule: Rule) -> bool:
-    """Whether it names a destination, or asks for what NAT leaves. That a destination is the node's
-    own counts where packets are marked for it, or others dropped.
+    """Whether the rule names a destination, or tests for an effect of NAT.
+
+    A test for the node's own addresses counts if the rule marks such packets, or drops others.
     """
     return any(
         (option.name in _ADDRESSES | _PORTS and not option.negated)
@@ -367,8 +379,10 @@ def _asks_for_nat(option: Option) -> bool:
 
 
 def _concerns(rule: Rule, place: _Place, frontend: Frontend) -> bool:
-    """A rule for a port alone is about NodePorts and, before NAT, about external addresses; one for
-    neither port nor address is about what comes from outside.
+    """Whether the rule concerns this frontend.
+
+    A rule for a port alone concerns NodePorts and, before NAT, external addresses; one for neither
+    port nor address concerns traffic from outside.
     """
     names = {option.name for option in rule.options if not option.negated}
     if names & _ADDRESSES:
@@ -380,7 +394,7 @@ def _concerns(rule: Rule, place: _Place, frontend: Frontend) -> bool:
 
 
 def _candidates(rule: Rule, frontends: Frontends) -> Iterable[Frontend]:
-    """All that a rule can be about, and maybe more."""
+    """Return all frontends that a rule can concern, and maybe more."""
     asked = {option.name: option.value for option in rule.options if not option.negated}
     for name in _ADDRESSES & asked.keys():
         return frontends.by_address.within(addresses(asked[name]))
@@ -390,7 +404,7 @@ def _candidates(rule: Rule, frontends: Frontends) -> Iterable[Frontend]:
 
 
 def _holds(rule: Rule, seen: _Seen) -> bool:
-    """Whether it matches, as far as its options are about the destination. Raises ValueError."""
+    """Whether the options about the destination match. Raises ValueError."""
     return all(
         _READERS[option.name](option.value, seen) != option.negated
         for option in rule.options
@@ -412,7 +426,7 @@ def _has_state(value: str, seen: _Seen) -> bool:
 
 
 def _has_mark(value: str, seen: _Seen) -> bool:
-    """Other bits than kube-proxy's are not known."""
+    """Whether the mark matches; only kube-proxy's bits are known."""
     mark, mask = mark_and_mask(value)
     return KUBE_MARK not in (mark, mask) or bool(mark & KUBE_MARK) == seen.is_translated
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what iptables-save prints (iptables-extensions(8)), and the ipsets that its rules match."""
+"""Read the output of iptables-save (iptables-extensions(8)), and ipsets that rules match."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from ebpflb.tools.firewall.rules import MANGLE, NAT_DST, RAW, Chain, Option, Rul
 
 _PRIORITIES = {"raw": RAW, "mangle": MANGLE, "nat": NAT_DST}
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
-_LONGEST = 160  # of a rule's text that is shown
+_LONGEST = 160  # characters shown of a rule's text
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
 _DIMENSIONS = {"ip": "-d", "net": "-d", "port": "--dports"}
 
@@ -20,22 +20,23 @@ _OfSet = Callable[[Option], list[Option]]
 
 
 class Ipset(NamedTuple):
-    """``kinds`` has one word for each dimension: ip, net, port; ``members`` as they are saved."""
+    """``kinds`` has one word for each dimension: ip, net, port; ``members`` as in `ipset save`."""
 
     kinds: list[str]
     members: list[list[str]]
 
 
 def read(saved: str, tool: str, ipsets: Mapping[str, Ipset]) -> list[Table]:
-    """The tables; ``tool`` is iptables or ip6tables with its variant, as "iptables-nft". Raises
-    ValueError or LookupError.
+    """Return the tables. Raises ValueError or LookupError.
+
+    ``tool`` is iptables or ip6tables with its variant, such as "iptables-nft".
     """
     of_set = cache(lambda option: list(_of_ipset(option, ipsets)))
     return [_table(found, tool, of_set) for found in kube_proxy.parse_rules(saved)]
 
 
 def read_ipsets(saved: str) -> dict[str, Ipset]:
-    """Of `ipset save`. Members that are exceptions ("nomatch") are left out."""
+    """Parse the output of `ipset save`, without members that are exceptions ("nomatch")."""
     found: dict[str, Ipset] = {}
     for line in saved.splitlines():
         command, name, rest, *flags = [*line.split(" "), "", ""]
@@ -47,7 +48,7 @@ def read_ipsets(saved: str) -> dict[str, Ipset]:
 
 
 def options(text: str) -> Iterator[Option]:
-    """Each option with the words that follow it; negated if a "!" is before it."""
+    """Yield each option with the words that follow it; negated if a "!" precedes it."""
     found: list[tuple[str, list[str], bool]] = []
     negated = False
     for word in _WORD.findall(text):
@@ -75,7 +76,7 @@ def _table(found: kube_proxy.IptablesTable, tool: str, of_set: _OfSet) -> Table:
 
 
 def _of_ipset(option: Option, ipsets: Mapping[str, Ipset]) -> Iterator[Option]:
-    """The destinations of its members; one that cannot be read for a set that is not known."""
+    """Yield the destinations of a set's members; for an unknown set an unreadable option."""
     name, _, directions = option.value.partition(" ")
     if "dst" not in directions.split(","):
         yield option

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what `nft -j list ruleset` prints (libnftables-json(5)), in the words of iptables-save.
+"""Read the output of `nft -j list ruleset` (libnftables-json(5)), in the words of iptables-save.
 
-The columns of a concatenation are read as matches of their own, without which belongs to which.
+The columns of a concatenation are read as separate matches, without their combination.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ebpflb.errors import in_json_words
 from ebpflb.tools.firewall.rules import Chain, Option, Rule, Table
 
 _FAMILIES = {"ip": 4, "ip6": 6}
-_UNREADABLE = (  # what JSON of another form leads to
+_UNREADABLE = (  # errors caused by JSON of another form
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -25,7 +25,7 @@ _TARGETS = {"queue": "NFQUEUE", "dup": "TEE"} | {
     verdict: verdict.upper()
     for verdict in ("accept", "drop", "reject", "return", "log", "dnat", "redirect", "tproxy")
 }
-_OTHER = "(other)"  # what a rule asks or does that is not about destinations
+_OTHER = "(other)"  # a condition or action that does not concern destinations
 _NAMES = {
     ("payload", "daddr"): "-d",
     ("payload", "dport"): "--dports",
@@ -42,7 +42,7 @@ _NAMES = {
     ("ct", "proto-dst"): "--ctorigdstport",
     ("fib", "type"): "--dst-type",
 }
-_LONGEST = 60  # of a rule's comment that is shown
+_LONGEST = 60  # characters shown of a rule's comment
 
 Key = tuple[str, str]  # family and name of a table
 
@@ -52,7 +52,7 @@ class _Listing(msgspec.Struct):
 
 
 def read(listed: bytes, without: set[Key]) -> list[Table]:
-    """The tables but those of ``without``. Raises ValueError for what is no list of objects."""
+    """Return the tables except those of ``without``. Raises ValueError for invalid JSON."""
     try:
         objects = msgspec.json.decode(listed, type=_Listing).nftables
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -61,7 +61,7 @@ def read(listed: bytes, without: set[Key]) -> list[Table]:
 
 
 class _Reader:
-    """Rules are read last: they may name sets and chains that are listed after them."""
+    """Read rules last: they may name sets and chains that are listed after them."""
 
     def __init__(self, without: set[Key]) -> None:
         self._without = without
@@ -98,7 +98,7 @@ class _Reader:
             self._sets[key, value["name"]] = value.get("elem", [])
 
     def _add_rule(self, value: dict[str, Any]) -> None:
-        """A rule of another form becomes one that cannot be read."""
+        """Add a rule; a rule of another form becomes an unreadable rule."""
         try:
             key = value["family"], value["table"]
             chain = self._tables[key].chains[value["chain"]]
@@ -112,7 +112,7 @@ class _Reader:
             chain.rules.append(Rule(text, (Option("-d", "cannot be read"),)))
 
     def _options(self, key: Key, statements: list[Any]) -> list[tuple[Option, ...]]:
-        """Those of one rule, or of one for each verdict of a verdict map."""
+        """Return the options of one rule, or of one rule for each verdict of a verdict map."""
         found: list[Option] = []
         verdicts: list[list[Option]] = [[]]
         for statement in statements:
@@ -158,7 +158,7 @@ class _Reader:
                 yield Option("-p", str(part["payload"]["protocol"]))
 
     def _texts(self, key: Key, right: Any, column: int | None) -> str:
-        """All values with commas between them; those of a named set are made once."""
+        """Return all values, separated by commas; those of a named set are computed once."""
         if not (isinstance(right, str) and right.startswith("@")):
             return ",".join(_texts(right, column))
         known = key, right, column
@@ -188,7 +188,7 @@ def _texts(value: Any, column: int | None) -> Iterator[str]:
 
 
 def _name(expression: dict[str, Any]) -> str:
-    """The option of iptables that asks for the same."""
+    """Return the option of iptables with the same meaning."""
     ((kind, value),) = expression.items()
     if kind == "&":
         return _name(value[0])
@@ -208,7 +208,7 @@ def _mark(left: dict[str, Any], right: Any, negated: bool) -> Option:
 
 
 def _done(kind: str, body: Any) -> Iterator[Option]:
-    """What a statement does."""
+    """Yield the options for a statement."""
     if kind in ("jump", "goto"):
         yield Option("-j", str(body["target"]))
     elif kind in _TARGETS:
@@ -226,7 +226,10 @@ def _done(kind: str, body: Any) -> Iterator[Option]:
 
 
 def _bits(value: Any) -> int:
-    """Of a number, or of "mark or number"; 0 for others, which clear bits or copy them."""
+    """Return a number, or the number in "mark or number".
+
+    The result is 0 for other values, which clear or copy bits.
+    """
     if isinstance(value, dict) and "|" in value:
         value = value["|"][1]
     return value if isinstance(value, int) else 0

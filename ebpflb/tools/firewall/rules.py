@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables, chains and rules of netfilter in the words of iptables-save, whoever has printed them.
+"""Tables, chains and rules of netfilter in the words of iptables-save, whichever tool printed them.
 
 Addresses are numbers of 128 bits, IPv4 as v4-mapped IPv6.
 """
@@ -21,7 +21,7 @@ _ALL_BITS, _V4 = 0xFFFFFFFF, 0xFFFF << 32
 
 
 class Option(NamedTuple):
-    """One option of iptables-save: "--dport", "80". What nft asks is written as one."""
+    """One option of iptables-save, such as "--dport", "80"; nft's conditions are written as one."""
 
     name: str
     value: str = ""
@@ -29,20 +29,20 @@ class Option(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """``text`` shows it to the operator."""
+    """A rule; ``text`` shows it to the operator."""
 
     text: str
     options: tuple[Option, ...]
 
     @property
     def targets(self) -> set[str]:
-        """What it does, and the chain that it jumps to."""
+        """The actions, and the chain that the rule jumps to."""
         return {option.value for option in self.options if option.name in ("-j", "-g")}
 
 
 @dataclass
 class Chain:
-    """``hook`` is netfilter's name in lower case, "" for a chain that only others jump to."""
+    """``hook`` is netfilter's name in lower case, "" for a chain that only other chains jump to."""
 
     name: str
     hook: str = ""
@@ -53,8 +53,9 @@ class Chain:
 
 @dataclass
 class Table:
-    """``title`` says whose it is: "table inet filter", "iptables-legacy, table nat". ``family`` is
-    4 or 6 where it has packets of one family only, else 0.
+    """``title`` names the table: "table inet filter", "iptables-legacy, table nat".
+
+    ``family`` is 4 or 6 if the table has packets of one family only, else 0.
     """
 
     title: str
@@ -62,8 +63,9 @@ class Table:
     chains: dict[str, Chain] = field(default_factory=dict)
 
     def reached_from(self, chain: Chain) -> Iterator[tuple[str, Rule]]:
-        """The rules of a chain and of those that it leads to, each with its chain's name. Those of
-        kube-proxy are left out.
+        """Yield the rules of a chain and of those that it leads to, each with its chain's name.
+
+        kube-proxy's chains are left out.
         """
         names = {chain.name: None}
         waiting = [chain]
@@ -94,18 +96,18 @@ class Ranges:
 
 @lru_cache(maxsize=1024)
 def addresses(value: str) -> Ranges:
-    """Of addresses, ADDRESS/LENGTH and FIRST-LAST with commas between them. Raises ValueError."""
+    """Parse addresses, ADDRESS/LENGTH and FIRST-LAST, separated by commas. Raises ValueError."""
     return Ranges(map(_address_range, filter(None, value.split(","))))
 
 
 @lru_cache(maxsize=1024)
 def ports(value: str) -> Ranges:
-    """Of N, N:M and N-M with commas between them. Raises ValueError."""
+    """Parse N, N:M and N-M, separated by commas. Raises ValueError."""
     return Ranges(map(_port_range, filter(None, value.split(","))))
 
 
 def mark_and_mask(value: str) -> tuple[int, int]:
-    """Of MARK or MARK/MASK. Raises ValueError."""
+    """Parse MARK or MARK/MASK. Raises ValueError."""
     mark, _, mask = value.partition("/")
     return int(mark, 0), int(mask, 0) if mask else _ALL_BITS
 

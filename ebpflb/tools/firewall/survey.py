@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the rules of this node and of its pods' network namespaces, and returns the findings."""
+"""Read the rules of this node and of its pods' network namespaces, and return the findings."""
 
 import errno
 from collections.abc import Collection, Generator, Iterator
@@ -24,9 +24,11 @@ _LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)} | rule
 
 @dataclass
 class FirewallSurvey:
-    """``found``: each rule that may not see requests to Services, and the remedy; ``notes``: what
-    was not compared, and why; ``scope``: which Services the rules were compared with;
-    ``per_packet``: the rules of the node that do something with each packet.
+    """The findings.
+
+    ``found``: each rule that may not see requests to Services, and the remedy; ``notes``: rules
+    that were not compared, and why; ``scope``: the Services with which the rules were compared;
+    ``per_packet``: the rules of the node that act on each packet.
     """
 
     scope: str
@@ -36,7 +38,10 @@ class FirewallSurvey:
 
 
 def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
-    """``engine`` is the one to expect where no agent has run. Raises NodeError."""
+    """Read and compare all rules. Raises NodeError.
+
+    ``engine`` is the expected one if no agent has run.
+    """
     settings, frontends, known = in_force(state_directory, engine)
     scope = "misses a Service" if known else "names a NodePort (Services are known after a start)"
     result = FirewallSurvey(scope)
@@ -54,7 +59,7 @@ def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
 
 
 def _rulesets(notes: list[str]) -> Iterator[tuple[str, Ruleset]]:
-    """The rules of the node's own namespace, then those of its pods, with their addresses."""
+    """Yield the rules of the node's own namespace, then those of its pods, with their addresses."""
     yield "", rulesets.read()
     for path in namespaces.linked():
         try:
@@ -67,7 +72,7 @@ def _rulesets(notes: list[str]) -> Iterator[tuple[str, Ruleset]]:
 
 
 def _pod() -> tuple[str, Ruleset]:
-    """Called in a pod's namespace: its addresses, and its rules if it has tables at all."""
+    """Return the pod's addresses, and its rules if it has tables at all; runs in its namespace."""
     found = sorted(
         str(address)
         for device in device_watch.list_devices().devices
@@ -78,7 +83,7 @@ def _pod() -> tuple[str, Ruleset]:
 
 
 def tables(printed: Collection[Printed], notes: list[str]) -> Iterator[Table]:
-    """Those of iptables-nft as iptables-save prints them, the rest as nft does."""
+    """Yield the tables: iptables-nft's as iptables-save prints them, others as nft does."""
     left_out = set(_LEFT_OUT)
     texts = {each.tool: each.text for each in printed}
     ipsets = read_iptables.read_ipsets(texts.pop(IPSET, b"").decode(errors="replace"))
@@ -111,11 +116,11 @@ def _shortened(result: FirewallSurvey) -> FirewallSurvey:
     return replace(result, found=found[:MOST_SHOWN], notes=notes[:MOST_SHOWN])
 
 
-# Rules that do something with each packet of a connection between devices: with --fast-forward they
-# miss those of established flows (docs/limits.md).
+# Rules that act on each packet of a connection between devices: with --fast-forward they miss
+# packets of established flows (docs/limits.md).
 #
-# Left out are rules that come after one that takes all established connections, those for other
-# states, and NAT, which is asked for openings alone.
+# Left out are rules after one that takes all established connections, rules for other states, and
+# NAT, which only sees the first packet.
 
 _HOOKS = ("prerouting", "forward", "postrouting")
 _STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
@@ -134,7 +139,7 @@ _MARKS = ("--set-xmark", "--set-mark", "--or-mark")
 
 
 def per_packet(table: Table) -> Iterator[str]:
-    """A line for each such rule."""
+    """Yield a line for each such rule."""
     taking: dict[str, bool] = {}
     for chain in table.chains.values():
         if chain.hook in _HOOKS and not chain.is_nat:
@@ -142,8 +147,9 @@ def per_packet(table: Table) -> Iterator[str]:
 
 
 def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[str, None, bool]:
-    """Returns whether the chain takes every packet of established connections; what was returned
-    of chains before stands in ``taking``.
+    """Return whether the chain takes every packet of established connections.
+
+    ``taking`` has the results for earlier chains.
     """
     if chain.name in taking or kube_proxy.is_chain(chain.name):
         return taking.get(chain.name, False)
@@ -164,7 +170,10 @@ def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[
 
 
 def _done(rule: Rule) -> str:
-    """A mark that is cleared or restored is left out, and what asks for flags of TCP: for SYN."""
+    """Return the action.
+
+    A mark that is cleared or restored is left out, and tests for TCP's SYN.
+    """
     names = {option.name for option in rule.options}
     if names & {"--tcp-flags", "--syn"}:
         return ""
@@ -180,7 +189,7 @@ def _sets_bits(option: Option) -> bool:
 
 
 def _states(rule: Rule) -> frozenset[str]:
-    """The connection states that it asks for; none for any."""
+    """Return the connection states that the rule tests for; empty for any."""
     for option in rule.options:
         asked = _STATES.intersection(option.value.lower().split(","))
         if option.name in ("--ctstate", "--state") and asked:
