@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: it keeps the maps of one node as the cluster's objects want them.
+"""The agent keeps the maps of one node in the state that the cluster's objects require.
 
 loop              takes events, applies them, plans, writes, publishes; runs as long as the agent
-inspection        answers what commands ask about services
-canary_sync       service ports of doctor's own, for a short time
-monitoring        what it does for `ebpflb monitor`
-node_sync         writes what the datapath knows of this node: devices, addresses, settings
-fresh_list        what a fresh list asks for that the maps do not hold
-program_loader    loads the programs, again where that failed
+inspection        answers the questions of commands about services
+canary_sync       service ports for doctor's own check, for a short time
+monitoring        serves `ebpflb monitor`
+node_sync         writes the facts about this node: devices, addresses, settings
+fresh_list        compares a fresh list of objects with the maps
+program_loader    loads the programs, and tries again after a failure
 service_sync      selects, plans and writes the services that changed
-audit             compares the kernel with what is planned, and puts back what differs
-reporter          health and metrics, from what the loop does
-due_worker        a thread that does something whenever it is due
+audit             compares the kernel with the plan, and corrects differences
+reporter          health and metrics, from the loop's actions
+due_worker        a thread that acts whenever something is due
 missed_ends       ends sockets and counted connections whose end no program saw
-netfilter_sync    keeps the nft table of the engine netfilter, an element for each backend
-on_removal        resets connections to endpoints that have gone
-stale_udp         moves UDP clients off endpoints that serve no longer
-build             builds all of these, and what works beside them
+netfilter_sync    keeps the nft table of the netfilter engine, an element for each backend
+on_removal        resets connections to removed endpoints
+stale_udp         moves UDP clients away from endpoints that no longer serve
+build             creates all of these objects, and the workers beside them
 """
 
 from ebpflb.agent.build import build_agent

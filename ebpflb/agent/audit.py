@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit: what is in the kernel is compared with what is planned, and what differs is put back.
+"""The audit compares the kernel's state with the plan, and corrects differences.
 
-It runs in the agent's loop, so nothing changes the plan while it compares. Each check is a sequence
-of small steps; a turn takes as many as fit into BUDGET_SECONDS, then messages are handled, and the
-check goes on PAUSE_SECONDS later. What a turn finds is put back in the same turn. Then the check is
-repeated at once: it ends what is reported as drift, if nothing differs any more.
+It runs in the agent's loop, so nothing changes the plan during a comparison. Each check is a
+sequence of small steps; a turn takes as many as fit into BUDGET_SECONDS, then messages are handled,
+and the check continues PAUSE_SECONDS later. The differences that a turn finds are corrected in the
+same turn. Then the check is repeated at once: if nothing differs any more, the drift is no longer
+reported.
 """
 
 import logging
@@ -29,24 +30,24 @@ from ebpflb.plan import comparison
 from ebpflb.plan.comparison import Wrong
 from ebpflb.serve.agent_lock import AgentLock
 
-# What the agent's audit compares.
+# The comparisons of the agent's audit.
 
 log = logging.getLogger(__name__)
 
-MAP_PERIODS = 4  # sync periods from one comparison of the maps to the next
+MAP_PERIODS = 4  # sync periods between two comparisons of the maps
 _ENTRIES_A_STEP = 256  # entries in one step
 _HASHES = ("services", "service_names", "backend_names", "cluster_ips")
 HOOKS_AND_PINS = "hooks and pins"
-HOOK_SECONDS = 2.0  # from one look at hooks and devices to the next, at the longest
+HOOK_SECONDS = 2.0  # maximum time between two checks of hooks and devices
 
 
 class HooksCheck:
-    """Every link, filter and pin: attached, ours, and there; and the state directory is ours."""
+    """Compare every link, filter and pin, and check that the state directory is ours."""
 
     name = HOOKS_AND_PINS
 
     def __init__(self, node_sync: NodeSync, lock: AgentLock, end: Callable[[], None]) -> None:
-        """``end`` ends the agent: another one has the state directory now."""
+        """``end`` ends the agent, because another agent has the state directory now."""
         self._node_sync, self._lock, self._end = node_sync, lock, end
         self.period = min(HOOK_SECONDS, node_sync.options.sync_period)
 
@@ -67,7 +68,7 @@ class HooksCheck:
 
 
 class MapsCheck:
-    """Every entry of the maps that the agent writes."""
+    """Compare every entry of the maps that the agent writes."""
 
     name = "maps"
 
@@ -82,7 +83,10 @@ class MapsCheck:
         return self._service_sync.complete and not self._node_sync.changed
 
     def steps(self) -> Iterator[Iterable[Drift]]:
-        """Ends where the services are planned anew from what the maps hold."""
+        """Yield the differences.
+
+        End if the services are planned again from the content of the maps.
+        """
         planner = self._service_sync.planner
         self._wrong, self._node_differs = [], False
         yield from self._node()
@@ -106,7 +110,7 @@ class MapsCheck:
             yield drifts
 
     def _services(self) -> Iterator[list[Wrong]]:
-        """Forwards by what is planned, then backwards by what is there."""
+        """Compare forwards by the plan, then backwards by the content of the maps."""
         planner, maps = self._service_sync.planner, self._datapath.maps
         read = {name: opened.get for name, opened in maps.items()}
         for port in list(planner.actual):
@@ -122,7 +126,7 @@ class MapsCheck:
             yield list(comparison.removed_backends(planner, ((id, slots.get(id)) for id in ids)))
 
     def _source_ranges(self) -> Iterator[list[Wrong]]:
-        """A look-up would find a shorter prefix, so what is missing is known when all is read."""
+        """Compare all entries: a look-up would find a shorter prefix instead of a missing entry."""
         planner, opened = self._service_sync.planner, self._datapath.maps["source_ranges"]
         planned, seen = planner.source_ranges.snapshot(), set[object]()
         for packed_keys, packed_values in opened.slices(_ENTRIES_A_STEP):
@@ -139,14 +143,14 @@ def _unpacked(opened: Map, keys: bytes) -> list[object]:
     return [opened.key.unpack(keys[at : at + size]) for at in range(0, len(keys), size)]
 
 
-# The audit of the nft table of the engine netfilter: its rules, and its elements.
+# The audit of the netfilter engine's nft table: its rules, and its elements.
 
 TABLE_NAME, ELEMENTS_NAME = "netfilter table", "netfilter elements"
 _REMOVED = "had been removed or changed by another program"
 
 
 class TableCheck:
-    """The watch looks at once after a removal, and puts back itself; here that is reported."""
+    """Report the repairs of the watch, which checks at once after each removal."""
 
     name = TABLE_NAME
 
@@ -166,11 +170,11 @@ class TableCheck:
         yield [Drift(Part.FLOWTABLE, str(flowtable.TABLE), said) for said in differs]
 
     def repair(self) -> None:
-        """The watch has done it already."""
+        """Do nothing: the watch has already repaired it."""
 
 
 class ElementsCheck:
-    """An element for each backend id; one whose id is in quarantine may still be there."""
+    """Compare the element of each backend id; one whose id is in quarantine may still exist."""
 
     name = ELEMENTS_NAME
 
@@ -199,40 +203,40 @@ class ElementsCheck:
 
 
 BUDGET_SECONDS = 0.01  # of one turn of the loop
-PAUSE_SECONDS = 0.1  # until the next turn goes on
-IMPOSSIBLE_SECONDS = 1.0  # until it is asked again whether a check is possible
-FIRST_RETRY = 1.0  # seconds after a failure; each further one doubles them, up to the period
-SHARE = 20  # a check that takes a second is not begun again for this many
+PAUSE_SECONDS = 0.1  # until the check continues
+IMPOSSIBLE_SECONDS = 1.0  # until asking again whether a check is possible
+FIRST_RETRY = 1.0  # seconds after a failure; doubled after each further one, up to the period
+SHARE = 20  # a check that took a second rests for this many
 
 
 class AuditCheck(Protocol):
-    """One thing to be compared."""
+    """One comparison."""
 
     name: str
 
     @property
     def period(self) -> float:
-        """Seconds from one comparison to the next."""
+        """Seconds between two comparisons."""
 
     @property
     def possible(self) -> bool:
-        """Whether there is anything planned now that could be compared."""
+        """Whether there is a plan to compare with."""
 
     def steps(self) -> Iterator[Iterable[Drift]]:
-        """What differs, in steps of about a millisecond. Raises EbpflbError or OSError."""
+        """Yield the differences, in steps of about a millisecond. Raises EbpflbError or OSError."""
 
     def repair(self) -> None:
-        """Puts back what the steps since the last call have found. Raises EbpflbError, OSError."""
+        """Correct the differences found since the last call. Raises EbpflbError, OSError."""
 
 
 OnDrift = Callable[[list[Drift]], None]
-"""Receives what a turn has found and what the turns before had not."""
+"""Receives the differences that a turn found and earlier turns did not."""
 
 
 class RepeatedCheck:
-    """One check, again and again.
+    """One check, repeated.
 
-    ``drift`` is what the last comparison found; what is found meanwhile is added to it.
+    ``drift`` is the result of the last comparison, plus the differences found meanwhile.
     """
 
     def __init__(
@@ -240,7 +244,7 @@ class RepeatedCheck:
     ) -> None:
         self.check = check
         self.drift: list[Drift] = []
-        self.error: str | None = None  # why the last comparison, or putting back, has failed
+        self.error: str | None = None  # why the last comparison or correction failed
         self.completed = 0  # comparisons
         self.due = clock()
         self._on_drift, self._report_only, self._clock = on_drift, report_only, clock
@@ -252,7 +256,7 @@ class RepeatedCheck:
         self._retry = FIRST_RETRY
 
     def wake(self) -> None:
-        """The next comparison is due now, but for what the last one took of the time."""
+        """Make the next comparison due now, except for the rest after the last one."""
         rested = self._ended + SHARE * self._spent
         self.due = min(self.due, max(self._clock(), rested))
 
@@ -274,7 +278,7 @@ class RepeatedCheck:
             self.due = self._clock() + PAUSE_SECONDS
 
     def _compare(self, begun: float) -> tuple[list[Drift], bool]:
-        """What the steps of one turn find, and whether the last one was among them."""
+        """Return the differences found in one turn, and whether the last step was reached."""
         if self._steps is None:
             self._steps, self._found, self._spent = self.check.steps(), [], 0.0
         found: list[Drift] = []
@@ -298,7 +302,7 @@ class RepeatedCheck:
             self.check.repair()
 
     def _complete(self) -> None:
-        """After something was put back the next comparison begins at once, but only once."""
+        """End a comparison; after a correction the next one begins at once, but only once."""
         if self.drift and not self._found:
             log.info("audit: the %s are as planned again", self.check.name)
         self.drift, self.error, self._steps = self._found, None, None
@@ -318,7 +322,7 @@ class RepeatedCheck:
 
 
 class Audit:
-    """All checks. ``turn`` is called by the loop, in each of its turns."""
+    """All checks; the loop calls ``turn`` in each of its turns."""
 
     def __init__(
         self,
@@ -328,7 +332,7 @@ class Audit:
         report_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``report_only``: nothing is put back. ``clock`` is a monotonic one, in seconds."""
+        """``report_only``: nothing is corrected. ``clock`` is a monotonic clock, in seconds."""
         self.passes = {
             check.name: RepeatedCheck(check, on_drift, report_only=report_only, clock=clock)
             for check in checks
@@ -341,7 +345,7 @@ class Audit:
         return min(each.due for each in self.passes.values())
 
     def wake(self, check: str) -> None:
-        """Something of what this check compares may be gone."""
+        """Note that something may be gone that this check compares."""
         if check in self.passes:
             self.passes[check].wake()
 
@@ -352,10 +356,10 @@ class Audit:
 
     @property
     def drift(self) -> list[Drift]:
-        """What differs, as far as is known."""
+        """All known differences."""
         return [found for each in self.passes.values() for found in each.drift]
 
     @property
     def errors(self) -> dict[str, str]:
-        """Check -> why it cannot compare, or not put back what it found."""
+        """Check -> why it cannot compare, or cannot correct a difference."""
         return {name: each.error for name, each in self.passes.items() if each.error}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds every object of one node's agent."""
+"""Create every object of one node's agent."""
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -58,18 +58,18 @@ from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
 
-# What of an agent reaches beyond its process: the API, the kernel, files, ports.
+# The parts of an agent that reach beyond its process: the API, the kernel, files, ports.
 
 
 class Works(Protocol):
-    """What works beside the loop."""
+    """A worker beside the loop."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
 
 def start(stack: ExitStack, *they: Works) -> None:
-    """Starts them in this order; the stack stops them."""
+    """Start the workers in this order; the stack stops them."""
     for each in they:
         stack.callback(stopping.run_all, each.stop)
         each.start()
@@ -77,7 +77,10 @@ def start(stack: ExitStack, *they: Works) -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What reaches beyond this process; ``host`` and later ones are opened once ``source`` can."""
+    """The parts that reach beyond this process.
+
+    All from ``host`` on are opened after ``source``.
+    """
 
     options: Options
     metrics: Metrics
@@ -93,7 +96,7 @@ class Parts:
 
 
 def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inbox: Inbox) -> Parts:
-    """In this order; the stack closes them."""
+    """Open the parts in order; the stack closes them."""
     metrics = Metrics()
     stack.callback(metrics.close)
     source = make_source(options, inbox.put, metrics)
@@ -132,13 +135,16 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
 
 
 def cluster_state(options: Options) -> ClusterState:
-    """The state of the cluster as these options see it, still empty."""
+    """Return the empty state of the cluster for these options."""
     bind_address, admission = options.bind_address, options.admission
     return ClusterState(options.node_name, bind_address=bind_address, admission=admission)
 
 
 def make_source(options: Options, emit: Emit, metrics: Metrics, first_version: str = ANY) -> Source:
-    """What emits the cluster's objects, not yet started. ``first_version``: see ListWatch."""
+    """Return the source of the cluster's objects, not yet started.
+
+    ``first_version``: see ListWatch.
+    """
     if options.manifests is not None:
         return ManifestSource(emit, directory=options.manifests, node_name=options.node_name)
     return ApiSource(
@@ -182,14 +188,13 @@ def _recorder(options: Options, metrics: Metrics) -> EventRecorder:
 def build_agent(
     options: Options, flags: Mapping[str, str], lock: AgentLock, inbox: Inbox
 ) -> Iterator[Agent]:
-    """An agent that is ready to run. What works beside its loop, in other threads, is started.
+    """Yield an agent that is ready to run, with its workers started in other threads.
 
-    ``flags`` are those in force, for /flagz; ``lock`` is held. A ``Stop`` may be in the inbox.
-    At the end everything is stopped, in reverse order.
-    Raises ClusterError if the objects' source is configured so that it cannot work; nothing is
-    changed before that is known.
-    Raises NodeError for a port that must be had and cannot, or an engine that was chosen and cannot
-    work, and KernelError for unreadable maps.
+    ``flags`` are those in force, for /flagz; ``lock`` is held. A ``Stop`` may be in the inbox. At
+    the end everything is stopped, in reverse order. Raises ClusterError if the objects' source is
+    configured so that it cannot work; nothing is changed before that is known. Raises NodeError for
+    a required port that cannot be opened, or a chosen engine that cannot work, and KernelError for
+    unreadable maps.
     """
     with loop.startup(), ExitStack() as stack:
         parts = open_parts(options, flags, stack, inbox)
@@ -211,7 +216,7 @@ def build_agent(
 
 
 def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
-    """The loop and what it calls."""
+    """Return the loop with everything that it calls."""
     options, metrics, inbox, datapath = parts.options, parts.metrics, parts.inbox, parts.datapath
     cluster = cluster_state(options)
     node_sync = NodeSync(options, datapath, cluster, parts.engine, parts.flowtable)
@@ -249,7 +254,7 @@ def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
 
 
 def _reset_worker(parts: Parts, former: status.AgentStatus | None) -> ResetWorker:
-    """With --shadow the connections of conntrack are a kube-proxy's, and left alone."""
+    """Return the worker; with --shadow conntrack's connections belong to a kube-proxy."""
     maps = parts.datapath.maps
     sockets = SocketConnections(maps, Namespaces().each, sock_diag.can_destroy_tcp)
     own = (sockets, FlowConnections(maps))
@@ -275,11 +280,11 @@ def _reporter(servers: HttpServers, metrics: Metrics) -> Reporter:
 
 
 def _removal_watches(parts: Parts) -> tuple[NatWatch, RemovalWatch]:
-    """What starts the audit at once that something was removed."""
+    """Return the watches that start the audit as soon as something is removed."""
     options, inbox, engine = parts.options, parts.inbox, parts.engine
 
     def on_removed() -> None:
-        """Elements that a plan had written just before are gone with the table."""
+        """Start both audits: elements that a plan had just written are gone with the table."""
         inbox.put(Disturbed(TABLE_NAME))
         inbox.put(Disturbed(ELEMENTS_NAME))
 
@@ -296,7 +301,7 @@ def _removal_watches(parts: Parts) -> tuple[NatWatch, RemovalWatch]:
 
 
 def _read(metrics: Metrics, agent: Agent, datapath: Datapath, servers: HttpServers) -> None:
-    """Lets the metrics read the others when they are asked for."""
+    """Connect the metrics to the objects that they read on request."""
     metrics.read(datapath, lambda: agent.service_sync.planner, lambda: agent.status)
     metrics.health(lambda: servers.health.healthy)
     metrics.ready(lambda: servers.health.ready)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Service ports of `ebpflb doctor`'s own in the maps, for as long as it asks for them.
+"""The canary: service ports in the maps for a check by `ebpflb doctor`, while it needs them.
 
-Doctor connects through them to an endpoint of its own, so what it tries is what the programs in
-force do with the maps that they read. Doctor takes a lease of some seconds and renews it, so if it
-is killed they are gone soon after; with the agent they are withdrawn, or by the next one. They
-take no space that a Service could need: where a map is nearly full doctor is refused.
+Doctor connects through them to an endpoint of its own, so it tests the programs in force with the
+maps that they read. Doctor takes a lease of some seconds and renews it, so if it is killed the
+canary soon disappears; when the agent ends, it or the next agent withdraws the canary. The canary
+takes no space that a Service could need: if a map is nearly full doctor is refused.
 """
 
 import math
@@ -36,11 +36,11 @@ _NONE: CanaryPorts = {}
 
 
 class CanaryRefused(EbpflbError):
-    """Why there is no canary now."""
+    """The reason why there is no canary now."""
 
 
 class CanaryWish(NamedTuple):
-    """What doctor brings: of each family its client, endpoint, and what the node is admitted as."""
+    """Doctor's request: per family its client, its endpoint, and the node's admitted address."""
 
     addresses: tuple[tuple[Address, Address, Address], ...]
     port: int
@@ -48,7 +48,7 @@ class CanaryWish(NamedTuple):
 
 
 class CanarySync:
-    """All is called by the agent's loop. ``clock`` is a monotonic one, in seconds."""
+    """Keeps the canary; called by the agent's loop. ``clock`` is a monotonic clock, in seconds."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class CanarySync:
         write: Callable[[CanaryPorts], str | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``write``: as ServiceSync.write_canary."""
+        """``write``: like ServiceSync.write_canary."""
         self._options, self._cluster, self._node_sync = options, cluster, node_sync
         self._service_sync, self._write, self._clock = service_sync, write, clock
         self._id = ""
-        self.due = math.inf  # when it is withdrawn
+        self.due = math.inf  # when the canary is withdrawn
 
     def begin(self, wish: CanaryWish) -> CanaryLease:
-        """It is in the maps when this returns. Raises CanaryRefused, or KernelError."""
+        """Write the canary into the maps. Raises CanaryRefused, or KernelError."""
         self._check(wish)
         made = [it for each in wish.addresses if (it := self._canary(wish, *each))]
         if not made:
@@ -83,23 +83,23 @@ class CanarySync:
         return lease
 
     def renew(self, lease: str) -> None:
-        """Raises CanaryRefused where it has ended."""
+        """Renew the lease. Raises CanaryRefused if it has ended."""
         if not self._id or lease != self._id or not self._service_sync.has_canary:
             raise CanaryRefused("the agent has withdrawn the canary meanwhile: try again")
         self.due = self._clock() + LEASE_SECONDS
 
     def end(self, lease: str) -> None:
-        """Raises KernelError."""
+        """End the lease. Raises KernelError."""
         if self._id and lease == self._id:
             self._end()
 
     def turn(self) -> None:
-        """Withdraws it in time."""
+        """Withdraw the canary when its lease has ended."""
         if self._clock() >= self.due:
             self.withdraw()
 
     def withdraw(self) -> None:
-        """Raises nothing: what cannot be written is written with all else."""
+        """Withdraw the canary. Raises nothing: a failed write is repeated with all others."""
         try:
             self._end()
         except KernelError:
@@ -111,7 +111,7 @@ class CanarySync:
             self._write(_NONE)
 
     def _check(self, wish: CanaryWish) -> None:
-        """Raises CanaryRefused."""
+        """Check whether a canary is possible. Raises CanaryRefused."""
         if self._options.shadow:
             raise CanaryRefused("the agent runs with --shadow: no connection is translated")
         if not self._options.served.is_all:
@@ -162,7 +162,7 @@ class CanarySync:
         return Canary(found, client, endpoint, node, wish.port, wish.nodeport) if found else None
 
 
-# What `ebpflb doctor` asks of the canary, over the local socket; the loop carries it out.
+# The requests of `ebpflb doctor` about the canary, over the local socket; the loop executes them.
 #
 # /v1/canary/begin?client=&endpoint=&node=&port=&nodeport=   the first three once for each family
 # /v1/canary/renew?id=
@@ -175,11 +175,11 @@ _Do = Callable[[CanarySync], CanaryLease]
 
 
 class Order(Question[CanaryLease]):
-    """The loop answers it with the canary, which it may change."""
+    """A request to the loop, which may change the canary and answers with it."""
 
 
 class CanaryRequests:
-    """A handler of the local socket, before ``others``; ``put`` is that of the inbox."""
+    """A handler of the local socket, before ``others``; ``put`` belongs to the inbox."""
 
     def __init__(self, put: Callable[[Order], None], others: Handler) -> None:
         self._put, self._others = put, others
@@ -209,7 +209,7 @@ class CanaryRequests:
 
 
 def local_pages(put: Callable[[Any], None]) -> Handler:
-    """All that the local socket answers; ``put`` is that of the inbox."""
+    """Return the handler of the local socket; ``put`` belongs to the inbox."""
     return CanaryRequests(put, Inspection(put).respond).respond
 
 

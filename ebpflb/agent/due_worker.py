@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread that does something whenever it is due."""
+"""A thread that acts whenever something is due."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 
 class DueWorker(ABC):
-    """Runs ``turn`` in a thread, from ``start`` to ``stop``, each time that ``due`` has come.
+    """Run ``turn`` in a thread, from ``start`` to ``stop``, each time that ``due`` has come.
 
-    ``clock``: a monotonic one, in seconds. Who makes something due notifies ``_changed``.
+    ``clock`` is a monotonic clock, in seconds. A caller that makes something due notifies
+    ``_changed``.
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
@@ -21,17 +22,17 @@ class DueWorker(ABC):
     @property
     @abstractmethod
     def due(self) -> float:
-        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        """When ``turn`` is due, by the clock; infinity means not before the next change."""
 
     @abstractmethod
     def turn(self) -> None:
-        """What the thread does when something is due. Raises nothing."""
+        """Do the due work. Raises nothing."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when ``turn`` does not run any more."""
+        """Stop; return when ``turn`` does not run any more."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -43,7 +44,7 @@ class DueWorker(ABC):
             self.turn()
 
     def _wait(self) -> bool:
-        """Returns when something is due; False at the stop."""
+        """Wait until something is due; return False at the stop."""
         with self._changed:
             while not self._stopped:
                 wait = self.due - self._clock()

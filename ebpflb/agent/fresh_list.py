@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fresh list of the cluster's objects asks for, against what the maps hold; nothing is
-written.
+"""Compare a fresh list of the cluster's objects with the maps, without writing.
 
-It is what an agent would plan that starts now: where the maps are as they should be, nothing.
+The result is the plan of an agent that starts now: empty if the maps are correct.
 """
 
 import time
@@ -33,9 +32,9 @@ NONE: Set[PortName] = frozenset()
 
 
 def listed(options: Options) -> ClusterState:
-    """The state of the cluster by a fresh list.
+    """Return the state of the cluster by a fresh list.
 
-    Raises ClusterError if the lists are not complete within LIST_SECONDS, with the last reason.
+    Raises ClusterError, with the last reason, if the lists are not complete within LIST_SECONDS.
     """
     cluster, inbox = cluster_state(options), SimpleQueue[Event]()
     source = make_source(options, inbox.put, Metrics(), NEWEST)
@@ -57,8 +56,9 @@ def listed(options: Options) -> ClusterState:
 
 
 class Missing(NamedTuple):
-    """What would have to be written for the maps to be as the cluster asks, and what each service
-    port would have then.
+    """The writes that would make the maps match the cluster.
+
+    ``entries`` are those that each service port would then have.
     """
 
     plan: Plan
@@ -72,7 +72,7 @@ def missing(
     shares: Shares,
     but: Set[PortName] = NONE,
 ) -> Missing:
-    """Of all service ports but these, and `ebpflb doctor`'s canary, which no object asks for."""
+    """Return the difference for all service ports except these and `ebpflb doctor`'s canary."""
     starts, now = SlowStarts(), time.monotonic()
     desired = {
         port.name: starts.apply(
@@ -91,7 +91,7 @@ def missing(
 
 
 def _without(contents: MapContents, but: Set[PortName]) -> MapContents:
-    """Without their addresses too, as far as no other service port has them."""
+    """Return the contents without these service ports and the addresses that only they have."""
     entries = {name: it for name, it in contents.entries.items() if name not in but}
     gone = _addresses(it for name, it in contents.entries.items() if name in but)
     gone -= _addresses(entries.values())

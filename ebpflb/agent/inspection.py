@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent answers to ``ebpflb services``: a page of one Service, or a list of them.
+"""The agent's answers to ``ebpflb services``: a page of one Service, or a list of Services.
 
-A handler in a thread of its own puts a Question into the inbox. The loop answers it with values
-that do not change any more, which takes microseconds; the thread makes the page of them. So a page
-is of one moment, and no request, however large, keeps the loop busy for long.
+A handler in its own thread puts a Question into the inbox. The loop answers it with immutable
+values, which takes microseconds; the thread makes the page from them. So a page shows one moment,
+and no request, however large, keeps the loop busy for long.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,9 +31,9 @@ from ebpflb.plan.service_page import (
 )
 from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
 
-ANSWER_SECONDS = 2.0  # a loop that starts, or waits for the kernel, does not answer
+ANSWER_SECONDS = 2.0  # a loop that is starting, or waiting for the kernel, does not answer
 MOST_SERVICES = 500  # in one answer
-AT_ONCE = 100  # services that the loop is asked for at once
+AT_ONCE = 100  # services in one question to the loop
 NOTHING_SERVED = "nothing to serve: no cluster IP (headless, ExternalName), or another proxy's"
 
 _Answer = TypeVar("_Answer")
@@ -43,12 +43,12 @@ class Question(Generic[_Answer]):
     """A message to the loop; ``ask`` may only read."""
 
     def __init__(self, ask: Callable[..., _Answer]) -> None:
-        """``ask`` gets what the loop calls ``answer`` with: the cluster's state and the planner."""
+        """``ask`` gets the arguments of ``answer``: the cluster's state and the planner."""
         self._ask = ask
         self._answer: Future[_Answer] = Future()
 
     def answer(self, *about: object) -> None:
-        """Called by the loop. Raises nothing."""
+        """Answer the question; called by the loop. Raises nothing."""
         if not self._answer.set_running_or_notify_cancel():
             return
         try:
@@ -57,11 +57,11 @@ class Question(Generic[_Answer]):
             self._answer.set_exception(error)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the question: its answer is no longer needed."""
         self._answer.cancel()
 
     def result(self, seconds: float | None = None) -> _Answer:
-        """Raises TimeoutError where the loop does not begin to answer in time."""
+        """Return the answer. Raises TimeoutError if the loop does not begin to answer in time."""
         try:
             return self._answer.result(seconds or ANSWER_SECONDS)
         except TimeoutError:
@@ -71,13 +71,13 @@ class Question(Generic[_Answer]):
 
 
 class Inspection:
-    """The handler of the local socket; ``put`` is that of the inbox."""
+    """The handler of the local socket; ``put`` belongs to the inbox."""
 
     def __init__(self, put: Callable[[Question[Any]], None]) -> None:
         self._put = put
 
     def respond(self, request: Request) -> Response:
-        """/v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=."""
+        """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=."""
         pages = {"/v1/service": self._service, "/v1/services": self._services}
         page = pages.get(request.path)
         if page is None:
@@ -103,7 +103,10 @@ class Inspection:
         return answer(make_service_page(facts))
 
     def _services(self, query: dict[str, list[str]]) -> Response:
-        """In the order of their names; ``more`` of them come after the last one."""
+        """Return Services in the order of their names.
+
+        ``more`` is the number of those after the last.
+        """
         patterns, after = query.get("match", ["*"]), _only(query, "after")
         limit = min(int(_only(query, "limit") or MOST_SERVICES), MOST_SERVICES)
         selector = services.parse_requirements(_only(query, "selector"))
@@ -126,12 +129,12 @@ class Inspection:
 
 
 def _labelled(cluster: ClusterState) -> dict[Key, str]:
-    """Every Service, and its labels."""
+    """Return every Service with its labels."""
     return {key: cluster.labels.get(key, "") for key in cluster.services}
 
 
 def _facts(key: Key, cluster: ClusterState, planner: Planner) -> ServiceFacts | None:
-    """None: there is no such Service."""
+    """Return the facts about a Service; None if there is no such Service."""
     invalid = cluster.invalid.get((Kind.SERVICE, key))
     if key not in cluster.services and not invalid:
         return None

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's loop: take an event, apply it to the cluster state, plan, apply the plan, publish.
 
-Sources put messages into the inbox, each from a thread of its own. One thread runs the loop. In
-each turn it waits for messages and takes all that are there; then it syncs if a sync is due, which
-writes to the maps what differs from them; then it publishes the agent's status.
+Sources put messages into the inbox, each from its own thread. One thread runs the loop. In each
+turn it waits for messages and takes all waiting ones; then it syncs if a sync is due, which writes
+the differences to the maps; then it publishes the agent's status.
 
 Nothing is written before Services, EndpointSlices and the Node have been received. The programs are
-put in force after the first sync that wrote everything, so nothing is ever served from maps that
-are half filled: not at a start, an upgrade or a restart. What cannot be written is named in the
-status and tried again every second, and meanwhile what is in the maps goes on serving.
+put in force after the first sync that wrote everything, so half-filled maps are never served: not
+at a start, an upgrade or a restart. A failed write is named in the status and tried again every
+second; meanwhile the content of the maps keeps serving.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ from ebpflb.options import Options
 from ebpflb.plan.entries import host_port
 from ebpflb.serve.status import AgentStatus
 
-# What other threads tell the agent's loop.
+# The messages of other threads to the agent's loop.
 
 
 class Stop:
@@ -59,51 +59,51 @@ Message = Event | DevicesChanged | Detection | Disturbed | ConnectionsReset | _A
 
 
 class Inbox:
-    """The messages, in their order. Any thread puts them, and may ask for the age; one takes them.
+    """The messages in order; any thread may put them and read the age, one thread takes them.
 
-    ``clock`` is a monotonic one, in seconds.
+    ``clock`` is a monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._messages: SimpleQueue[Message] = SimpleQueue()
-        self._put_at: deque[float] = deque()  # of the messages that are not handled yet
+        self._put_at: deque[float] = deque()  # of messages not handled yet
 
     def put(self, message: Message) -> None:
         self._put_at.append(self._clock())
         self._messages.put(message)
 
     def take(self, seconds: float) -> Message | None:
-        """The next message; waits so long for one."""
+        """Return the next message; wait for one up to ``seconds``."""
         try:
             return self._messages.get(timeout=seconds)
         except Empty:
             return None
 
     def handled(self, count: int) -> None:
-        """The oldest messages that were taken have had their effect."""
+        """Note that the oldest ``count`` taken messages have had their effect."""
         for _ in range(count):
             self._put_at.popleft()
 
     @property
     def age(self) -> float:
-        """Seconds since the oldest message was put that is not handled; 0 where there is none."""
+        """Seconds since the oldest unhandled message was put; 0 if there is none."""
         try:
             return self._clock() - self._put_at[0]
         except IndexError:
             return 0.0
 
 
-GATHERING = 0.005  # seconds that changes of a burst wait for others to share their sync
-_CLOSE = 0.005  # seconds between two turns of a burst, at most, without the gathering
+GATHERING = 0.005  # seconds for which changes of a burst wait for others to share their sync
+_CLOSE = 0.005  # maximum seconds between two turns of a burst, without the gathering
 _MANY = 5  # such turns in succession are a burst
 
 
 class Bursts:
-    """Takes messages from the inbox; those of a burst, above some 200 a second, several at a time.
+    """Take messages from the inbox; in a burst, above some 200 per second, several at a time.
 
-    A message that comes alone, among a few others, or among 100 a second, never waits. ``clock`` is
-    a monotonic one, in seconds.
+    A message that comes alone, among a few others, or among 100 per second, never waits. ``clock``
+    is a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class Bursts:
         self._inbox, self._clock, self._sleep = inbox, clock, sleep
         self._last = -math.inf  # when a turn with messages began
         self._close = 0  # such turns in succession
-        self._taken = 0  # messages, by the last call
+        self._taken = 0  # messages taken by the last call
 
     def waiting(self, seconds: float) -> list[Message]:
-        """All messages that are there; waits so long for the first one.
+        """Return all waiting messages; wait for the first one up to ``seconds``.
 
-        Those of the call before are handled.
+        The messages of the previous call count as handled.
         """
         self._inbox.handled(self._taken)
         messages = self._taking(seconds)
@@ -141,20 +141,20 @@ class Bursts:
         return messages
 
 
-# When Python's cyclic garbage collector runs, and what malloc(3) keeps: all of the policy.
+# When Python's cyclic garbage collector runs, and what malloc(3) keeps: the whole policy.
 #
 # A large cluster's objects are created at the start and stay as long as the agent runs. While they
 # are created, each full collection would go through all of them and find nothing. So the collector
-# is off until everything is programmed; then the objects that exist are frozen, and from then on it
-# only looks at objects that are created later.
+# is off until everything is programmed; then the existing objects are frozen, and from then on it
+# only checks objects that are created later.
 
-_ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # mallopt(3), glibc's alone
-_LARGE = 256 << 10  # bytes: a page of a list has more
+_ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # mallopt(3), glibc only
+_LARGE = 256 << 10  # bytes: smaller than a page of a list
 
 
 @contextmanager
 def startup() -> Iterator[None]:
-    """No collections until ``end_startup``, or until the end of the block."""
+    """Disable collections until ``end_startup``, or until the end of the block."""
     _set_allocator()
     gc.disable()
     try:
@@ -164,7 +164,7 @@ def startup() -> Iterator[None]:
 
 
 def end_startup() -> None:
-    """What exists now is never looked at again. Does nothing from the second call on."""
+    """Freeze all existing objects: they are never checked again. Later calls do nothing."""
     if not gc.isenabled():
         gc.collect()
         _return_freed_memory()
@@ -173,10 +173,10 @@ def end_startup() -> None:
 
 
 def _set_allocator() -> None:
-    """One arena for all threads, and what is large goes back to the kernel when it is freed.
+    """Use one arena for all threads, and return large blocks to the kernel when they are freed.
 
-    Else each thread that reads the maps or a list leaves an arena of some megabytes, which is used
-    again only by a thread that happens to get it: 4.7 MB for each checkpoint of the history.
+    Otherwise each thread that reads the maps or a list leaves an arena of some megabytes, which is
+    used again only by a thread that happens to get it: 4.7 MB for each checkpoint of the history.
     """
     choose = getattr(ctypes.CDLL(None), "mallopt", None)
     if choose:
@@ -185,7 +185,7 @@ def _set_allocator() -> None:
 
 
 def _return_freed_memory() -> None:
-    """glibc keeps what lists and programs took (malloc_trim(3)); other libraries lack the call."""
+    """Return memory that glibc keeps after lists and programs (malloc_trim(3)), if it can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)
@@ -193,12 +193,12 @@ def _return_freed_memory() -> None:
 
 log = logging.getLogger(__name__)
 
-WRITE_RETRY_SECONDS = 1.0  # until what could not be written is tried again
+WRITE_RETRY_SECONDS = 1.0  # between two attempts to write
 
 
 @dataclass(eq=False)
 class Agent:
-    """One node's agent. Other threads may read ``status``, the one that was published last."""
+    """One node's agent. Other threads may read ``status``, the last published one."""
 
     options: Options
     inbox: Inbox
@@ -222,7 +222,7 @@ class Agent:
         self.last_sync = -math.inf  # when it ended; all times are of the monotonic clock
         self.next_check = self.clock() + self.options.sync_period
         self.source_errors: dict[str, str] = {}
-        self.kube_proxy: str | None = None  # what one does on this node, or has left there
+        self.kube_proxy: str | None = None  # a kube-proxy that runs on this node, or its leftovers
         self.kube_proxy_runs = False
         self.ports_not_reserved: str | None = None
         self.burst = Bursts(self.inbox, self.clock)
@@ -235,12 +235,14 @@ class Agent:
         return self.publisher.status
 
     def run(self) -> None:
-        """Raises CompileError, VerifierError or KernelError where there are no programs at all to
-        serve, ConfigurationError for addresses that do not fit the Node, and NodeError for settings
-        of conntrack that cannot be set.
+        """Run the loop.
+
+        Raises CompileError, VerifierError or KernelError if no programs at all can serve,
+        ConfigurationError for addresses that do not fit the Node, and NodeError for conntrack
+        settings that cannot be set.
         """
         self.device_watch.start()
-        self.source.start()  # its lists are received while the kernel verifies the programs
+        self.source.start()  # its lists arrive while the kernel verifies the programs
         try:
             self.loader.load()
             while not self.stopped:
@@ -274,7 +276,7 @@ class Agent:
             self.reporter.turned()
 
     def _wait(self) -> list[Message]:
-        """All messages in the inbox. Waits for the first one until something else is due."""
+        """Return all messages in the inbox; wait for the first one until something else is due."""
         due = min(self._next_sync(), self.next_check, self.audit.due, self.loader.due)
         due = min(due, self.service_sync.due, self.canary.due, self.node_sync.engine.due)
         return self.burst.waiting(max(due - self.clock(), 0.0))
@@ -284,7 +286,7 @@ class Agent:
             case Replaced() | Changed() | Removed():
                 applied = self.cluster.apply(message)
                 if isinstance(message, Replaced) and message.kind is Kind.SERVICE:
-                    self.service_sync.plan_all()  # whatever is wrong with the plan, but hours apart
+                    self.service_sync.plan_all()  # repairs any fault of the plan, hours apart
                 self.reporter.event_applied(applied, self.cluster.node)
                 self.history.event(message, applied)
             case DevicesChanged():
@@ -314,16 +316,16 @@ class Agent:
                 self.stopped = True
 
     def _has_changes(self) -> bool:
-        """Whether there is anything new to write; nothing before the needed lists are received."""
+        """Whether there is anything new to write; False before the needed lists are received."""
         services = bool(self.cluster.changed_services or self.service_sync.backlog)
         changed = services or self.node_sync.changed or not self.in_sync
         return self.cluster.complete and changed
 
     def _next_sync(self) -> float:
-        """When the next sync is due; infinity where only a message can make one necessary.
+        """When the next sync is due; infinity means only a message can make one necessary.
 
-        Changes wait for the minimal sync period after a sync (kube-proxy.md 16.2); after a failed
-        one, and for what could not be done, it is WRITE_RETRY_SECONDS.
+        Changes wait for the minimal sync period after a sync (kube-proxy.md 16.2). After a failed
+        sync, and for unfinished work, the pause is WRITE_RETRY_SECONDS.
         """
         if self._has_changes() and not self.sync_error:
             pause = 0.0 if self.service_sync.backlog else self.options.min_sync_period
@@ -340,10 +342,10 @@ class Agent:
             self.last_sync = self.clock()
 
     def _sync(self, *, has_changes: bool) -> None:
-        """Writes what changed, and tries again what could not be done.
+        """Write the changes, and retry unfinished work.
 
-        If a step fails the others still run; programs are attached only when all have succeeded.
-        A sync of which nothing changed is not reported. kube-proxy.md 16.7: the order at the end.
+        If a step fails the others still run; programs are attached only when all have succeeded. A
+        sync without changes is not reported. kube-proxy.md 16.7 gives the order at the end.
         """
         full, begun = not self.in_sync, self.clock()
         if full and not self.sync_error:
@@ -374,7 +376,7 @@ class Agent:
 
     def _write_canary(self, wanted: CanaryPorts) -> str | None:
         self.history.because(CANARY)
-        was_in_sync, self.in_sync = self.in_sync, False  # whatever is raised
+        was_in_sync, self.in_sync = self.in_sync, False  # for any exception
         try:
             full = self.service_sync.write_canary(wanted)
         except KernelError as error:
@@ -399,15 +401,16 @@ class Agent:
         )
 
     def _choose_engine(self) -> None:
-        """Once per sync period, since nothing tells of a bridge's settings when they change; and
-        when a reason for another engine has lasted long enough.
+        """Choose the engine once per sync period, since bridge settings change without an event.
+
+        The engine is also chosen when a reason for another engine has lasted long enough.
         """
         if self.clock() >= min(self.next_check, self.node_sync.engine.due):
             self.next_check = self.clock() + self.options.sync_period
             self.node_sync.choose_engine()
 
     def _set_error(self, error: KernelError) -> None:
-        """The next sync is a full one. It may follow in the same turn."""
+        """Note a failed write; the next sync is a full one, and may follow in the same turn."""
         self.history.write_failed()
         if str(error) != self.sync_error:
             log.error("%s; trying again every %g s", error, WRITE_RETRY_SECONDS)

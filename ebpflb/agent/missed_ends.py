@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends sockets and counted connections whose end no program saw.
+"""End sockets and counted connections whose end no program saw.
 
-Two threads sweep the maps. What two sweeps in a row have missed is ended by a program, which
-deletes the element and counts that in one call.
+Two threads sweep the maps. If two sweeps in a row miss a socket or connection, a program ends it:
+it deletes the element and counts the end in one call.
 """
 
 import logging
@@ -34,10 +34,10 @@ _LINK_HEADER = bytes(14)
 
 
 class MissedEnds(ABC):
-    """Sweeps every ``interval`` seconds in a thread, from ``start`` to ``stop``.
+    """Sweep every ``interval`` seconds in a thread, from ``start`` to ``stop``.
 
-    ``source``: of the program that ends what is found; it is loaded when there is something to end.
-    ``cache``: of compiled bytecode. ``failing``: what an error leaves as it is, for the log.
+    ``source`` is the program that ends a missed element; it is loaded when first needed. ``cache``
+    holds compiled bytecode. ``failing`` describes for the log the effect of an error.
     """
 
     name: ClassVar[str]
@@ -54,13 +54,16 @@ class MissedEnds(ABC):
 
     @abstractmethod
     def sweep(self) -> int:
-        """How many were ended. Raises CompileError, VerifierError or KernelError."""
+        """Sweep once; return the number of ended elements.
+
+        Raises CompileError, VerifierError or KernelError.
+        """
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when no map is in use any more."""
+        """Stop; return when no map is in use any more."""
         self._stopped.set()
         if self._thread.ident:
             self._thread.join()
@@ -95,17 +98,17 @@ _EachNamespace = Callable[[Callable[[], _Opened]], Iterator[tuple[bool, _Opened]
 
 
 def _open() -> _Opened:
-    """Of the namespace that the calling thread is in: its cookie (5.14), and what lists it."""
+    """Return the cookie (5.14) and the lister of the calling thread's namespace."""
     return by_socket(), SockDiag()
 
 
 class UnreleasedSockets(MissedEnds):
-    """Forgets sockets that the kernel does not release: its own (NFS), and MPTCP's.
+    """Forget sockets that the kernel does not release: its own (NFS), and MPTCP's.
 
-    The hook sock_release is called for sockets of processes alone. A socket that the kernel does
-    not list in two sweeps in a row is forgotten by a program (bpf/hooks/socket_end.c), which counts
-    its connections as closed. The kernel lists sockets by network namespace: those of one that this
-    agent has never entered are left alone.
+    The hook sock_release is called only for sockets of processes. If the kernel does not list a
+    socket in two sweeps in a row, a program (bpf/hooks/socket_end.c) forgets it and counts its
+    connections as closed. The kernel lists sockets by network namespace: sockets of a namespace
+    that this agent has never entered are left alone.
     """
 
     name, interval = "sockets", SOCKETS_INTERVAL
@@ -125,7 +128,10 @@ class UnreleasedSockets(MissedEnds):
         self._full = (0, 0)
 
     def sweep(self) -> int:
-        """How many sockets were forgotten. KernelError also if the kernel cannot list sockets."""
+        """Return how many sockets were forgotten.
+
+        KernelError also if the kernel cannot list sockets.
+        """
         self._tell_full()
         remembered = dict(self._remembered())
         missing = self._missing(remembered) if remembered else set()
@@ -145,7 +151,7 @@ class UnreleasedSockets(MissedEnds):
         self._full = now
 
     def _remembered(self) -> Iterator[tuple[int, int]]:
-        """The cookie of each socket, and of its network namespace."""
+        """Yield the cookie of each socket, and of its network namespace."""
         for keys, values in self._maps["sockets"].slices(SWEEP_SLICE):
             for (socket,), (netns,) in zip(
                 _SOCKET_KEY.iter_unpack(keys), _NETNS.iter_unpack(values), strict=True
@@ -155,7 +161,7 @@ class UnreleasedSockets(MissedEnds):
                 return
 
     def _missing(self, remembered: Mapping[int, int]) -> set[int]:
-        """Those that the kernel does not list. A namespace that is no longer there has none."""
+        """Return the sockets that the kernel does not list; a removed namespace has none."""
         listed: dict[int, set[int]] = {}
         for _, (cookie, diag) in self._each_namespace(_open):
             with diag:
@@ -174,7 +180,7 @@ _KEY = Struct(f"{MAPS['connections'].key_size}s")
 _NUMBER_AT = ffi.offsetof("struct flow", "connection")
 _NUMBER = Struct(f"{_NUMBER_AT}x8s{MAPS['tcp_flows'].value_size - _NUMBER_AT - 8}x")
 _COUNTED_AT = ffi.offsetof("struct socket_entry", "counted")
-_FRONTEND = ffi.sizeof("struct frontend")  # the first part of what is remembered of a socket
+_FRONTEND = ffi.sizeof("struct frontend")  # the first part of a socket's entry
 _ENTRY_SIZE = MAPS["sockets"].value_size
 _ENTRY = Struct(f"{_FRONTEND}s{_COUNTED_AT - _FRONTEND}xI{_ENTRY_SIZE - _COUNTED_AT - 4}x")
 _END_OF_KEY = bytes(_KEY.size - 8 - _FRONTEND)
@@ -182,11 +188,11 @@ _REST_OF_KEY, _NO_NUMBER = bytes(_KEY.size - 8), bytes(8)
 
 
 class EndedConnections(MissedEnds):
-    """Ends counted connections that nothing remembers any more (bpf/core/connection.h).
+    """End counted connections that no element refers to any more (bpf/core/connection.h).
 
-    An LRU evicted a socket or a flow, a sweep or ``ebpflb flows`` deleted it, or two CPUs opened
-    the same flow at once: then an element stays in the map connections. One that two sweeps in a
-    row find nowhere, in sockets, assignments or flows, is ended.
+    If an LRU evicted a socket or a flow, a sweep or ``ebpflb flows`` deleted it, or two CPUs opened
+    the same flow at once, an element stays in the map connections. If two sweeps in a row find no
+    reference to it, in sockets, assignments or flows, it is ended.
     """
 
     name, interval = "ended connections", RECOUNT_INTERVAL
@@ -198,7 +204,10 @@ class EndedConnections(MissedEnds):
         self._missed: set[bytes] = set()  # by the last sweep
 
     def sweep(self) -> int:
-        """How many connections were ended. Raises CompileError, VerifierError or KernelError."""
+        """Return how many connections were ended.
+
+        Raises CompileError, VerifierError or KernelError.
+        """
         counted = (_KEY.iter_unpack(keys) for keys, _ in self._slices("connections"))
         missing = {key for part in counted for (key,) in part}
         for name in ("sockets", "assignments", *FLOW_MAPS) if missing else ():
@@ -213,7 +222,7 @@ class EndedConnections(MissedEnds):
         return len(ended)
 
     def _remembered(self, name: str) -> Iterator[Iterable[bytes]]:
-        """The keys that elements of this map have in connections."""
+        """Yield the keys in connections that elements of this map refer to."""
         for keys, values in self._slices(name):
             if name in FLOW_MAPS:
                 numbers = {number for (number,) in _NUMBER.iter_unpack(values)} - {_NO_NUMBER}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent does for ``ebpflb monitor``: it puts the monitoring variant of the programs in
-force while somebody is connected, and sends on what they tell.
+"""The agent's part of ``ebpflb monitor``.
 
-A thread of its own listens, loads the variant, reads the ring buffer and sends records on as they
-are; the loop alone exchanges the programs, which takes as long as an upgrade's exchange. Nobody is
-waited for: what a connection does not take is lost to it, and counted.
+While a monitor is connected, the monitoring variant of the programs is in force and its events are
+forwarded. A thread listens, loads the variant, reads the ring buffer and forwards unchanged
+records; only the loop exchanges the programs, which takes as long as an upgrade's exchange. The
+thread never waits for a client: events that a connection does not take are dropped and counted.
 """
 
 import logging
@@ -44,13 +44,13 @@ from ebpflb.stopping import run_all
 # it receives   a line of JSON: a MonitorAnswer, and if that is no error, frames:
 #               FRAME (how many events are lost, how many bytes follow), then records of the ring
 
-QUESTION_SECONDS = 5.0  # until it has asked
+QUESTION_SECONDS = 5.0  # until the client must have asked
 MOST_BYTES = 4096  # of a question
-BUFFER = 1 << 20  # bytes that the kernel keeps for it
+BUFFER = 1 << 20  # bytes that the kernel buffers for a client
 
 
 class MonitorClient:
-    """``asked``: a bit for each verdict that it wants; 0 as long as it has not asked."""
+    """``asked`` has a bit for each wanted verdict; 0 until the client has asked."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -59,12 +59,12 @@ class MonitorClient:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         self._said, self._until = b"", time.monotonic() + QUESTION_SECONDS
-        self._rest = memoryview(b"")  # of a frame that it has taken in part
+        self._rest = memoryview(b"")  # of a partly sent frame
         self._lost = self._lost_before = self._told = 0
 
     @property
     def is_new(self) -> bool:
-        """It has asked, and has no answer yet."""
+        """Whether the client has asked, and has no answer yet."""
         return bool(self.asked) and not self.is_served
 
     @property
@@ -72,7 +72,7 @@ class MonitorClient:
         return not self.asked and time.monotonic() > self._until
 
     def read(self) -> bool:
-        """False if it has ended, or what it asks cannot be served."""
+        """Read from the client; return False if it has ended, or asks for something impossible."""
         try:
             said = self.socket.recv(MOST_BYTES)
         except BlockingIOError:
@@ -99,7 +99,7 @@ class MonitorClient:
         return bool(self.asked)
 
     def welcome(self, lost: int) -> None:
-        """``lost``: how many events before its time."""
+        """Accept the client; ``lost`` is the number of events lost before."""
         self._lost_before, self.is_served = lost, True
         self._rest = memoryview(msgspec.json.encode(MonitorAnswer()) + b"\n")
         self._flush()
@@ -109,7 +109,7 @@ class MonitorClient:
         self._flush()
 
     def send(self, records: bytes, lost: int) -> bool:
-        """All of the records or none of them; False if it has ended."""
+        """Send all of the records or none of them; return False if the client has ended."""
         if not self._flush():
             return False
         if self._rest:
@@ -138,12 +138,12 @@ class MonitorClient:
 log = logging.getLogger(__name__)
 
 MOST_CLIENTS = 8
-READ_SECONDS = 0.05  # from one look at the ring buffer to the next
-EXCHANGE_SECONDS = 30.0  # until a loop that does not answer is given up
+READ_SECONDS = 0.05  # between two looks at the ring buffer
+EXCHANGE_SECONDS = 30.0  # until an unresponsive loop is given up
 
 
 class Monitoring:
-    """Where it cannot listen no monitor can connect, and the agent goes on without."""
+    """The server of monitors; if it cannot listen, the agent continues without it."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Monitoring:
         node_sync: NodeSync,
         put: Callable[[Question[Any]], None],
     ) -> None:
-        """``put`` is that of the loop's inbox."""
+        """``put`` belongs to the loop's inbox."""
         self._paths, self._datapath, self._node_sync, self._put = paths, datapath, node_sync, put
         self._clients: list[MonitorClient] = []
         self._variant: Variant | None = None
@@ -177,7 +177,7 @@ class Monitoring:
         self._thread.start()
 
     def stop(self) -> None:
-        """To be called when the loop has ended: puts the usual programs back."""
+        """Put the usual programs back; to be called when the loop has ended."""
         run_all(
             self._end_thread,
             self._end_listening,
@@ -243,7 +243,7 @@ class Monitoring:
             self._selector.register(client.socket, selectors.EVENT_READ, client)
 
     def _read(self, client: MonitorClient) -> None:
-        """Its question, or its end."""
+        """Read a client's question, or its end."""
         if not client.read():
             self._forget(client)
         elif client.is_new:
@@ -255,7 +255,10 @@ class Monitoring:
                 self._forget(client)
 
     def _serve(self, client: MonitorClient) -> None:
-        """Raises what the variant raises, and then nothing has changed."""
+        """Serve a client.
+
+        Raises the errors of loading the variant, and then nothing has changed.
+        """
         if self._variant is None:
             self._node_sync.require_own_programs()
             self._variant = self._begin(client.asked)
@@ -276,7 +279,7 @@ class Monitoring:
         return variant
 
     def _ask(self) -> None:
-        """For whatever one of the clients wants."""
+        """Report every verdict that one of the clients wants."""
         wanted = 0
         for client in self._clients:
             wanted |= client.asked
@@ -292,7 +295,10 @@ class Monitoring:
                 self._forget(client)
 
     def _replaced(self) -> None:
-        """The agent has loaded its programs again, which are in force: who looks asks again."""
+        """Disconnect the clients, who must ask again.
+
+        The agent has loaded its programs again, and they are in force.
+        """
         variant, self._variant = self._variant, None
         for client in [it for it in self._clients if it.is_served]:
             self._forget(client)
@@ -300,7 +306,7 @@ class Monitoring:
             variant.close()
 
     def _end(self) -> None:
-        """The usual programs again. Where that fails the audit tries it."""
+        """Put the usual programs in force again; after a failure the audit tries it."""
         variant, self._variant = self._variant, None
         try:
             self._exchange(None)
@@ -312,7 +318,7 @@ class Monitoring:
             variant.close()
 
     def _exchange(self, programs: ProgramSet | None) -> None:
-        """By the loop. Raises NodeError or KernelError."""
+        """Let the loop exchange the programs. Raises NodeError or KernelError."""
         self._question = Question(lambda cluster, planner: self._node_sync.exchange(programs))
         self._put(self._question)
         try:

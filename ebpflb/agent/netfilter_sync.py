@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the nft table of the engine netfilter: an element for the id of each backend in the maps.
+"""Keep the nft table of the netfilter engine: an element for the id of each backend in the maps.
 
 An element is written before the slots and services that lead to it, and removed when its id leaves
-the quarantine (plan/planner.py). The maps say which elements there should be: a restart, and the
-thread that puts a removed table back, read it there.
+the quarantine (plan/planner.py). The maps determine the elements: a restart, and the thread that
+puts a removed table back, read them there.
 
 After an upgrade with another layout the maps are empty, and until the new programs are attached the
 former ones choose by former ids: their elements stay until then (plan.allocators.FormerIds).
@@ -31,14 +31,16 @@ Element = tuple[int, Address, int]  # backend id, address and port
 
 
 class NetfilterSync:
-    """``active``: from ``start`` to ``end``, while the engine translates new flows. Only then
-    anything is written.
+    """Writes the engine's table.
 
-    Safe in two threads, the agent's loop and the watch of the table (kernel/netfilter/watch.py).
+    ``active`` from ``start`` to ``end``, while it translates new flows.
+
+    Nothing is written while it is not active. Safe in two threads, the agent's loop and the watch
+    of the table (kernel/netfilter/watch.py).
     """
 
     def __init__(self, maps: Mapping[str, Map], options: Options, *, sctp: bool = False) -> None:
-        """Changes nothing yet."""
+        """Create the object; changes nothing in the kernel."""
         self.active = False
         self._shadow = options.shadow
         self._flags = {"netfilter", "netfilter_sctp"} if sctp else {"netfilter"}
@@ -48,15 +50,15 @@ class NetfilterSync:
         self._table: NetfilterTable | None = None
         self._elements: Elements | None = None
         self._keeper = Keeper()
-        self._former: set[int] = set()  # ids whose elements ``start`` is to leave
+        self._former: set[int] = set()  # ids whose elements ``start`` must keep
 
     @property
     def flags(self) -> Flags:
-        """Those of the map settings with which programs choose."""
+        """The flags in map settings that let programs choose for netfilter."""
         return frozenset(self._flags)
 
     def former(self) -> list[Translation]:
-        """The elements of ids that are not in the maps; ``start`` leaves them in place."""
+        """Return the elements of ids that are not in the maps; ``start`` keeps them."""
         try:
             existing = read_backends()
         except NodeError:
@@ -67,7 +69,7 @@ class NetfilterSync:
         return [Translation(id, *unpack(endpoint)) for id, endpoint in existing.items()]
 
     def start(self) -> None:
-        """Makes the table and all elements as they should be; not with --shadow.
+        """Write the table and all elements; does nothing with --shadow.
 
         Raises NodeError.
         """
@@ -87,8 +89,10 @@ class NetfilterSync:
             self.active, self._former = True, set()
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:
-        """Writes what differs. Until then the rules drop what has no element, so ``wanted`` is read
-        before they are made.
+        """Write the differences.
+
+        Until then the rules drop packets without an element, so ``wanted`` is read before the rules
+        are made.
         """
         assert self._elements
         found, new = self._elements.read(), list[Element]()
@@ -101,11 +105,11 @@ class NetfilterSync:
         self._elements.write(new, [(id, *unpack(found[id])) for id in removed])
 
     def end(self) -> None:
-        """New flows go to the flow tables; ``release`` removes the table later."""
+        """Leave new flows to the flow tables; ``release`` removes the table later."""
         self.active = False
 
     def write(self, plan: Plan) -> None:
-        """Writes the plan's elements, before the maps are written. Raises KernelError."""
+        """Write the plan's elements, before the maps are written. Raises KernelError."""
         if not self.active or not (plan.translations or plan.removed_translations):
             return
         with self._lock:
@@ -116,7 +120,9 @@ class NetfilterSync:
                 raise KernelError("writing translations", 0, str(error)) from error
 
     def restore(self) -> list[str]:
-        """Puts back what others have removed or changed of the table; what that was, in words.
+        """Put back what others have removed or changed in the table.
+
+        Return the differences in words.
 
         Raises NodeError.
         """
@@ -130,24 +136,25 @@ class NetfilterSync:
         return differs
 
     def differences(self) -> list[str]:
-        """What of the table is missing or changed, in words; elements not. Raises NodeError."""
+        """Return the differences of the table in words, without elements. Raises NodeError."""
         with self._lock:
             return self._table.differences() if self.active and self._table else []
 
     def compare(self) -> Iterator[list[Change]]:
-        """Which elements differ, bit by bit. Raises NodeError."""
+        """Yield the elements that differ, in steps. Raises NodeError."""
         if self.active and self._elements:
             yield from self._elements.compare(self._wanted)
 
     def repair(self, changes: list[Change]) -> None:
-        """Makes these changes. Raises NodeError."""
+        """Make these changes. Raises NodeError."""
         with self._lock:
             if self.active and self._elements:
                 self._elements.repair(changes)
 
     def release(self) -> None:
-        """Removes the table where the engine is not active, unless a translated connection may
-        need its hooks. Raises NodeError.
+        """Remove the table if the engine is not active and no connection needs its hooks.
+
+        Raises NodeError.
         """
         if self.active or watch.has_dnat_connections():
             return
@@ -158,7 +165,7 @@ class NetfilterSync:
                 table.remove()
 
     def close(self) -> None:
-        """The table stays and serves on."""
+        """Close the session; the table stays in force."""
         with self._lock:
             self._close()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what the datapath knows of this node: addresses, devices, service ranges and settings.
+"""Write the facts about this node for the datapath: addresses, devices, service ranges, settings.
 
-It is little data: if any input changed, all of it is computed again, and only differences are
+They are little data: if any input changed, everything is computed again, and only differences are
 written to the maps.
 """
 
@@ -48,10 +48,10 @@ from ebpflb.serve.status import log_new
 
 # Which engine translates new flows, as long as the agent runs.
 #
-# Whether pods are on a bridge is known only when the first pod is there, so the choice is made
-# again when devices change, and once per sync period. A reason for another engine counts once it
-# has lasted for SETTLE_SECONDS: a CNI sets up a port step by step. The engine changes at most once
-# per sync period. Flows that are open go on, whichever engine opened them.
+# Whether pods are on a bridge is known only when the first pod exists, so the choice is made again
+# when devices change, and once per sync period. A reason for another engine counts after it has
+# lasted for SETTLE_SECONDS, because a CNI sets up a port step by step. The engine changes at most
+# once per sync period. Open flows continue with the engine that opened them.
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ SETTLE_SECONDS = 5.0
 class EngineChoice:
     """``path`` is the current engine, and why; None before the first ``update``.
 
-    ``due``: when ``update`` may change the engine for a reason that has not lasted long enough yet,
-    by the clock; infinity if there is none.
+    ``due``: when ``update`` may change the engine, for a reason that has not lasted long enough
+    yet; infinity if there is none.
     """
 
     def __init__(
@@ -78,20 +78,20 @@ class EngineChoice:
     ) -> None:
         """``chosen`` is one of packet_path.CHOICES; ``missing`` as in ``packet_path.decide``.
 
-        ``mark``: of --packet-mark. ``patterns``: of --devices. ``period``: seconds from one change
-        of the engine to the next. Raises NodeError if what was chosen cannot work.
+        ``mark``: of --packet-mark. ``patterns``: of --devices. ``period``: minimum seconds between
+        two changes of the engine. Raises NodeError if the chosen engine cannot work.
         """
         self._chosen, self._missing, self._mark = chosen, missing, mark
         self._netfilter, self._period, self._clock = netfilter, period, clock
         self._patterns = patterns
-        self._changed = -math.inf  # when the engine changed last
+        self._changed = -math.inf  # last change of the engine
         self.path: PacketPath | None = None
         self.due = math.inf
         packet_path.decide(chosen, missing=missing)
 
     @property
     def flags(self) -> Flags:
-        """Of the map settings."""
+        """The engine's flags in map settings."""
         return self._netfilter.flags if self.is_netfilter else frozenset()
 
     @property
@@ -99,9 +99,9 @@ class EngineChoice:
         return self.path is not None and self.path.engine is Engine.NETFILTER
 
     def update(self, devices: Devices, pods: Collection[Network]) -> bool:
-        """Chooses by what is on the node now; returns whether the choice differs from the last one.
+        """Choose by the node's current state; return whether the choice differs from the last one.
 
-        What netfilter needs is there when this returns it.
+        When this returns netfilter, the table of netfilter is ready.
         """
         unsuited = _unmarked(self._mark) or packet_path.unsuited(
             devices, pods, bridge_calls(), self._patterns
@@ -123,14 +123,14 @@ class EngineChoice:
         return changed
 
     def _is_settled(self) -> bool:
-        """Whether the engine may change now; else ``due`` says when."""
+        """Whether the engine may change now; otherwise ``due`` says when."""
         now = self._clock()
         if self.due == math.inf:
             self.due = max(now + SETTLE_SECONDS, self._changed + self._period)
         return now >= self.due
 
     def _prepared(self, path: PacketPath) -> PacketPath:
-        """The same, or the flow tables if the table of nftables cannot be made."""
+        """Return the path, or the flow tables if the nftables table cannot be made."""
         try:
             self._netfilter.start()
         except NodeError as error:
@@ -141,21 +141,21 @@ class EngineChoice:
 
 
 def _unmarked(mark: PacketMark) -> str | None:
-    """A FORWARD chain that accepts only the mark would drop what netfilter translates."""
+    """Return the reason against netfilter: a FORWARD chain may accept only the mark."""
     if mark == OFF:
         return None
     return f"only the flow tables set the mark {mark} of --packet-mark"
 
 
 class Probed(NamedTuple):
-    """``missing``: why the engine netfilter cannot work on this node; None where it works."""
+    """``missing``: why the netfilter engine cannot work on this node; None if it works."""
 
     missing: str | None
-    sctp: bool = False  # whether the kernel's NAT translates it
+    sctp: bool = False  # whether the kernel's NAT translates SCTP
 
 
 def probe_netfilter(options: Options) -> Probed:
-    """Where the flow tables were chosen nothing is tried: that would load modules into the kernel.
+    """Try the netfilter engine, unless the flow tables were chosen: a test would load modules.
 
     Raises NodeError.
     """
@@ -166,7 +166,7 @@ def probe_netfilter(options: Options) -> Probed:
 
 
 def flowtable_of(options: Options, missing: str | None) -> FlowtableSync:
-    """What keeps the flowtable, where --fast-forward was chosen; ``missing`` as in EngineChoice."""
+    """Return the keeper of the flowtable, for --fast-forward; ``missing`` as in EngineChoice."""
     chosen = options.fast_forward and not missing and not options.shadow
     lacking = flowtable_obstacle() if chosen else None
     if lacking:
@@ -174,20 +174,20 @@ def flowtable_of(options: Options, missing: str | None) -> FlowtableSync:
     return FlowtableSync(chosen=chosen, missing=lacking)
 
 
-# What an agent changes of the node besides its own maps and programs.
+# The agent's changes of the node besides its own maps and programs.
 #
-# It is changed only when all else is ready: the configuration can be used, the programs are loaded,
-# and every map is written. A first start that fails nevertheless undoes it.
+# They are made only when everything else is ready: the configuration can be used, the programs are
+# loaded, and every map is written. If a first start fails nevertheless, they are undone.
 
 
 class HostChanges:
-    """As a context manager it undoes them if an error ends it while nothing is attached."""
+    """A context manager that undoes the changes if an error ends it while nothing is attached."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._had_ports = options.paths.ports_file.exists()
         self._had_table = True  # until it is known
-        self._settings: dict[Path, str] = {}  # conntrack's, as they were before
+        self._settings: dict[Path, str] = {}  # previous values of conntrack's settings
 
     def __enter__(self) -> "HostChanges":
         with suppress(EbpflbError):
@@ -204,7 +204,9 @@ class HostChanges:
             self.undo()
 
     def make(self) -> str | None:
-        """Sets conntrack's settings and reserves the ports; why these are not reserved, if so.
+        """Set conntrack's settings and reserve the ports.
+
+        Return why ports are not reserved, or None.
 
         Raises NodeError if a setting cannot be set.
         """
@@ -213,7 +215,7 @@ class HostChanges:
         return sysctls.try_to_reserve_ports(record, *ports)
 
     def undo(self) -> None:
-        """What cannot be undone is logged, and all else is undone."""
+        """Undo all changes; failures are logged."""
         steps: list[Callable[[], object]] = [
             partial(sysctls.restore_conntrack, *each) for each in reversed(self._settings.items())
         ]
@@ -229,7 +231,7 @@ _NOT_SERVED = "device %s: %s; its packets are not served"
 
 
 def do_all(steps: Iterable[Callable[[], None]]) -> None:
-    """Takes every step, in this order. Raises the first KernelError, after the last step."""
+    """Take every step, in this order. Raises the first KernelError, after the last step."""
     errors = []
     for step in steps:
         try:
@@ -242,14 +244,16 @@ def do_all(steps: Iterable[Callable[[], None]]) -> None:
 
 @cache
 def flow_timeouts(chosen: ConntrackOptions) -> Timeouts:
-    """Those of the packet path's flows, for the sweeps and for the programs."""
+    """Return the timeouts of the packet path's flows, for the sweeps and for the programs."""
     return Timeouts(chosen.established, chosen.close_wait, chosen.udp, chosen.udp_stream)
 
 
 class NodeSync:
-    """``device_list`` is the last one of the device watch; it is written by ``write``.
-    ``engine`` chooses what translates flows, at each ``write``; it is written with the settings.
-    ``flowtable`` is told of devices and addresses, and by ServiceSync of frontends.
+    """The facts about this node in the maps.
+
+    ``device_list`` is the last one of the device watch; ``write`` writes it. ``engine`` is chosen
+    at each ``write`` and written with the settings. ``flowtable`` gets devices and addresses from
+    here, and frontends from ServiceSync.
     """
 
     def __init__(
@@ -266,9 +270,9 @@ class NodeSync:
         self.engine = engine
         self.flowtable = flowtable or FlowtableSync(chosen=False)
         self.device_list = DevicesChanged(())
-        self.attached = False  # the loaded programs, or an earlier agent's, are attached
+        self.attached = False  # whether programs, loaded here or by an earlier agent, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
-        # Where health-check node ports listen; of a family that is missing, on all addresses.
+        # Where health-check node ports listen; a missing family means on all addresses.
         self.health_check_addresses: dict[Family, frozenset[Address]] = {}
         self._desired = self._desired_node()
         self._written: object = None  # the inputs of the last ``write``
@@ -281,7 +285,7 @@ class NodeSync:
         return self.engine.path
 
     def check_families(self) -> None:
-        """Raises ConfigurationError for addresses with which this Node could serve nothing."""
+        """Raise ConfigurationError for addresses with which this Node could serve nothing."""
         found, primary = self.options.configuration, next(iter(self.cluster.primary), None)
         if primary is not None and isinstance(found, KubeProxyConfiguration):
             families.enforce_families(
@@ -290,9 +294,9 @@ class NodeSync:
 
     @property
     def changed(self) -> bool:
-        """Whether anything differs from what was written last.
+        """Whether anything differs from the last write.
 
-        What equals it is kept in its place: the next comparison finds the same objects.
+        Equal inputs replace the stored ones, so that the next comparison finds the same objects.
         """
         inputs = self._inputs()
         if inputs != self._written:
@@ -301,7 +305,7 @@ class NodeSync:
         return False
 
     def write(self, covering: Mapping[Family, Prefix]) -> None:
-        """Writes all of it. A map that cannot be written keeps nothing else from being written.
+        """Write everything; a map that cannot be written does not stop the others.
 
         Raises KernelError; then ``changed`` stays true.
         """
@@ -314,9 +318,9 @@ class NodeSync:
         self._written = inputs
 
     def differences(self, covering: Covering) -> Iterator[list[Drift]]:
-        """What differs in the maps from what ``write`` has written, map by map.
+        """Yield the differences between the maps and the last ``write``, map by map.
 
-        Ends where that is to be written anew. Raises KernelError.
+        Ends if something must be written again. Raises KernelError.
         """
         for name in list(self._contents()):
             if self.changed:
@@ -338,14 +342,14 @@ class NodeSync:
             yield Drift(Part.MAP, f"map {name}: {key_text(key)}", NOT_PLANNED)
 
     def repair(self, covering: Mapping[Family, Prefix]) -> None:
-        """Writes all of it again. Raises KernelError."""
+        """Write everything again. Raises KernelError."""
         if self.datapath.secret_differs():
             self.datapath.restore_secret()
         self.datapath.no_frontends.repair()
         self.write(covering)
 
     def _contents(self) -> dict[str, dict[Any, Any]]:
-        """Map -> what it is to hold."""
+        """Return map -> its wanted content."""
         addresses, primary = self.device_list.addresses, self.cluster.primary
         where = addresses, self.options.nodeport_addresses, primary
         self.health_check_addresses = devices.health_check_addresses(*where)
@@ -361,7 +365,10 @@ class NodeSync:
         }
 
     def write_settings(self, covering: Mapping[Family, Prefix]) -> None:
-        """``covering``: prefixes that hold every planned cluster IP; written before the plan."""
+        """Write the settings, before the plan.
+
+        ``covering`` are prefixes that hold every planned cluster IP.
+        """
         self.datapath.write_settings(self._settings(covering))
 
     def _settings(self, covering: Mapping[Family, Prefix]) -> dict[str, Any]:
@@ -370,44 +377,47 @@ class NodeSync:
         return self._desired.settings(chosen, covering)
 
     def programs_loaded(self) -> None:
-        """Others than those that are attached: ``attach`` is to be called, and all written."""
+        """Note new programs: ``attach`` must be called, and everything written."""
         self.attached, self._written = False, None
 
     def attach(self) -> None:
-        """Puts the loaded programs in force, if there are any. Raises KernelError."""
+        """Put the loaded programs in force, if there are any. Raises KernelError."""
         if self.datapath.programs:
             self._note_served(self.datapath.attach(self.options.cgroup, self._desired.served))
         self.attached = True
 
     @property
     def monitor(self) -> str | None:
-        """What a monitor has put in force, if one runs."""
+        """The state of monitoring, if a monitor runs."""
         return "runs: the programs tell their decisions" if self.datapath.others else None
 
     def require_own_programs(self) -> None:
-        """Raises NodeError where no programs of this agent are in force to be exchanged."""
+        """Raise NodeError if no programs of this agent are in force that could be exchanged."""
         if not self.attached or not self.datapath.programs:
             raise NodeError("the agent's programs are not in force yet: see `ebpflb status`")
 
     def exchange(self, others: ProgramSet | None) -> None:
-        """Puts other programs in force, or the usual ones again. Raises NodeError, KernelError."""
+        """Put other programs in force, or the usual ones again. Raises NodeError, KernelError."""
         if others:
             self.require_own_programs()
         served = self._desired.served
         self._set_not_served(self.datapath.exchange(others, self.options.cgroup, served))
 
     def choose_engine(self) -> None:
-        """By what is on the node now; ``changed`` is true if the engine is another one."""
+        """Choose by the node's current state; ``changed`` becomes true if the engine changes."""
         if self.attached and self._choose_engine():
             self._written = None
 
     def faults(self) -> Iterator[Iterable[Drift]]:
-        """What is not attached or pinned as it was left, bit by bit. Raises KernelError."""
+        """Yield, in steps, changed attachments and pins. Raises KernelError."""
         return self.datapath.faults(self.options.cgroup, self._desired.served)
 
     def restore(self) -> None:
-        """Puts that back. Raises KernelError, and NodeError without a state directory."""
-        self._has_new_devices = True  # which of them had lost their programs is not known here
+        """Restore attachments and pins.
+
+        Raises KernelError, and NodeError without a state directory.
+        """
+        self._has_new_devices = True  # this method does not know which devices lost their programs
         self._set_not_served(self.datapath.restore(self.options.cgroup, self._desired.served))
 
     def _serve_devices(self) -> None:
@@ -415,17 +425,20 @@ class NodeSync:
             self._note_served(self.datapath.attach_devices(self._desired.served))
 
     def take_new_devices(self) -> bool:
-        """Whether devices got programs since the last call: packets may have come before that."""
+        """Whether devices got programs since the last call.
+
+        Packets may have passed these devices before.
+        """
         found, self._has_new_devices = self._has_new_devices, False
         return found
 
     def _inputs(self) -> object:
-        """Everything that ``write`` depends on."""
+        """Return everything that ``write`` depends on."""
         cluster = self.cluster
         return self.device_list, cluster.node, cluster.service_cidrs, frozenset(cluster.listed)
 
     def _service_ranges(self) -> dict[str, dict[Any, Any]]:
-        """The map is left alone until the ranges are known."""
+        """Return the service ranges; {} before they are known, so that the map stays unchanged."""
         if Kind.SERVICE_CIDR not in self.cluster.listed:
             return {}
         ranges = map(service_range, self.cluster.service_cidrs)
@@ -446,7 +459,7 @@ class NodeSync:
         return nodes.pod_cidrs(node) if node else ()
 
     def _note_served(self, failed: Mapping[str, str]) -> None:
-        """All devices have programs now, except those that have failed."""
+        """Note that all served devices have programs now, except those in ``failed``."""
         self._set_not_served(failed)
         served = {each.index for each in self._desired.served if each.name not in failed}
         self._has_new_devices |= not served <= self._served

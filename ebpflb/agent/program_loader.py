@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads this agent's programs, and tries again with growing pauses where that failed once.
+"""Load this agent's programs, and try again with growing pauses after a failure.
 
-A full disk, memory that was short for a moment or a compiler that was killed must not leave a node
-with old programs for good. Compiling takes seconds: from the second time on a thread does it, so
-that events are handled meanwhile, and the programs are then loaded from the cache.
+A full disk, a short lack of memory or a killed compiler must not leave a node with old programs for
+good. Compiling takes seconds: from the second attempt on a thread does it, so that events are
+handled meanwhile, and the programs are then loaded from the cache.
 """
 
 import logging
@@ -19,15 +19,15 @@ from ebpflb.serve.status import CURRENT_PROGRAMS
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds; each is twice the one before
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds; each pause is twice the previous one
 POLL_SECONDS = 0.2  # while the thread compiles
 _FAILURES = (CompileError, VerifierError, KernelError, NodeError)
 
 
 class ProgramLoader:
-    """``status`` is CURRENT_PROGRAMS, or that old ones serve, and why.
+    """``status`` is CURRENT_PROGRAMS, or says that old ones serve, and why.
 
-    ``due``: when ``try_again`` has something to do, by the clock; infinity if never.
+    ``due``: when ``try_again`` has something to do, by the clock; infinity means never.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class ProgramLoader:
 
     @property
     def fast_forward(self) -> bool:
-        """Whether established flows pass no stack."""
+        """Whether established flows bypass the network stack."""
         return self._datapath.fast_forward
 
     def load(self) -> None:
-        """Loads them at the start.
+        """Load the programs at the start.
 
-        Raises CompileError, VerifierError, KernelError or NodeError where no old ones serve.
+        Raises CompileError, VerifierError, KernelError or NodeError if no old ones serve.
         """
         try:
             self._load_forwarding()
@@ -60,7 +60,10 @@ class ProgramLoader:
             self._fail(error)
 
     def _load_forwarding(self) -> None:
-        """Without --fast-forward where its programs cannot be had: all else works without them."""
+        """Load the programs, if necessary without --fast-forward.
+
+        If the programs for --fast-forward cannot be loaded, the others work without them.
+        """
         try:
             self._load()
         except _FAILURES as error:
@@ -71,7 +74,7 @@ class ProgramLoader:
             self._load()
 
     def try_again(self) -> bool:
-        """Whether programs have been loaded now, which are to be attached."""
+        """Return whether programs have been loaded now, which must be attached."""
         if self._clock() < self.due:
             return False
         if self._thread is None:
@@ -89,7 +92,7 @@ class ProgramLoader:
         return True
 
     def _compile(self) -> None:
-        """Into the cache. What fails here fails in ``_load`` again, and is logged there."""
+        """Compile into the cache; a failure occurs in ``_load`` again, and is logged there."""
         try:
             self._datapath.compile(self._options.paths.cache)
         except _FAILURES as error:
@@ -102,7 +105,7 @@ class ProgramLoader:
         self.status, self._pause = CURRENT_PROGRAMS, FIRST_PAUSE
 
     def _fail(self, error: Exception) -> None:
-        """An earlier agent's programs keep serving."""
+        """Note a failure: an earlier agent's programs keep serving."""
         if not self._datapath.programs:
             self.status = f"old ones: {str(error).splitlines()[0]}"
         log.error("%s\nthose that serve stay; trying again in %g s", error, self._pause)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health, metrics and health-check node ports, from what the agent's loop does.
+"""Health, metrics and health-check node ports, from the actions of the agent's loop.
 
-The reporter only observes. The loop reports each event that it applied, that a sync is wanted, and
-how each sync ended; what follows from these three stands in kube-proxy.md 10, 13.1, 14 and 16.4.
+The reporter only observes. The loop reports each event that it applied, each requested sync, and
+the result of each sync; kube-proxy.md 10, 13.1, 14 and 16.4 define what follows.
 """
 
 import logging
@@ -55,7 +55,8 @@ class Reporter:
         record_limit: Callable[[ObjectWarning], None] = lambda warning: None,
         ports_not_open: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """``clock`` gives seconds since the epoch; the ``record_`` make an event.
+        """``clock`` returns seconds since the epoch; the ``record_`` functions make an event.
+
         ``ports_not_open``: server -> why it cannot listen.
         """
         self.ports_not_open = ports_not_open
@@ -65,13 +66,13 @@ class Reporter:
         self._record_drift = record_drift
         self._health, self._metrics, self._service_health = health, metrics, service_health
         self._clock = clock
-        metrics.queued()  # as kube-proxy does when it begins
+        metrics.queued()  # like kube-proxy at its start
         self._triggers = TriggerTimes(since=clock())
-        self._pending_services: set[Key] = set()  # changed, and not synced yet
+        self._pending_services: set[Key] = set()  # changed, but not synced yet
         self._pending_slices: set[Key] = set()
 
     def event_applied(self, change: Applied, node: Node | None) -> None:
-        """An event has changed the cluster state, in which the Node is ``node`` now."""
+        """Note that an event has changed the cluster state; ``node`` is the current Node."""
         for warning in change.warnings:
             if self._may_warn((warning.kind, warning.key)):
                 log.warning("%s", warning)
@@ -89,7 +90,10 @@ class Reporter:
         self._health.set_node(node)
 
     def check_node(self, cluster: ClusterState, source: str) -> str | None:
-        """What is wrong if no Node has this node's name; a warning and an event when it is new."""
+        """Return the problem if no Node has this node's name.
+
+        A new one is logged and makes an event.
+        """
         lacks_node = Kind.NODE in cluster.listed and cluster.node is None
         unknown = f'no Node "{cluster.node_name}" in {source}' if lacks_node else ""
         if unknown and not self._node_unknown:
@@ -101,7 +105,7 @@ class Reporter:
         return unknown or None
 
     def sync_queued(self) -> None:
-        """Something is to be written to the maps."""
+        """Note that something has to be written to the maps."""
         self._health.queued()
         self._metrics.queued()
 
@@ -115,10 +119,10 @@ class Reporter:
         no_local: NoLocalEndpoints,
         complete: bool,
     ) -> None:
-        """Pending changes are in the maps, all if ``complete``, in the order of kube-proxy.md 16.7.
+        """Note that changes are in the maps, all if ``complete`` (order: kube-proxy.md 16.7).
 
         ``checks`` are the answers of health-check node ports, and ``listening`` their addresses:
-        in a family that is not named, all addresses.
+        all addresses in a family that is missing.
         """
         self._metrics.synced(seconds, full=full)
         if complete:
@@ -131,21 +135,21 @@ class Reporter:
         self._service_health.update(checks, listening)
 
     def published(self, status: AgentStatus, *, in_force: bool) -> None:
-        """``in_force``: whether the audit knows of nothing that keeps the data plane from it."""
+        """Take a published status; ``in_force``: the audit knows of no fault of the data plane."""
         self._health.set_in_force(in_force)
         self._health.set_not_ready(not_ready(status))
 
     def turned(self) -> None:
-        """The loop has made a turn, and everything has been in force."""
+        """Note that the loop has made a turn, and everything has been in force."""
         self._health.turned()
 
     def drift_found(self, drifts: list[Drift]) -> None:
-        """The audit has found these, which it had not found before."""
+        """Report differences that the audit had not found before."""
         self._metrics.drift_found(drifts)
         self._record_drift(drift.summary(drifts))
 
     def sync_failed(self, seconds: float, *, full: bool) -> None:
-        """The pending changes could not be written, and stay pending."""
+        """Note that the pending changes could not be written, and stay pending."""
         self._metrics.failed(seconds, full=full)
 
     def _observe_trigger(self, change: SliceChange) -> None:
@@ -158,13 +162,13 @@ class Reporter:
             self._triggers.changed(slice.service, slice.family, slice.trigger_time)
 
 
-# Makes the agent's status of what the loop knows, and says it to those who wait for it.
+# Make the agent's status from the loop's state, and publish it.
 #
-# Most turns of the loop change nothing of it: then nothing is made, told or written.
+# Most turns of the loop change nothing in it: then nothing is made, reported or written.
 
 
 class Publisher:
-    """Other threads may read ``status``, the one that was published last."""
+    """Other threads may read ``status``, the last published one."""
 
     def __init__(self, options: Options, reporter: Reporter) -> None:
         begun = status.initial(node=options.node_name, source=options.source)
@@ -175,19 +179,19 @@ class Publisher:
         )
         self._reporter = reporter
         self._file = status.StatusFile(options.paths)
-        self._published: object = None  # what the status was made of
+        self._published: object = None  # the values that the status was made from
 
     def publish(self, status: AgentStatus, *, in_force: bool) -> None:
-        """``in_force``: as in Reporter.published."""
+        """Publish a status; ``in_force`` as in Reporter.published."""
         if (status, in_force) != self._published:
             self.status = status
             self._reporter.published(status, in_force=in_force)
-            # What the file lacks, because it could not be written, is written in the next turn.
+            # If the file could not be written, it is written in the next turn.
             self._published = (status, in_force) if self._file.write(status) else None
 
 
 def make_status(agent: "Agent") -> AgentStatus:
-    """The agent's status as the loop knows it now."""
+    """Return the agent's status by the loop's current state."""
     before, node_sync, service_sync = agent.status, agent.node_sync, agent.service_sync
     return AgentStatus(
         pid=before.pid,

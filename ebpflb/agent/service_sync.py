@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects, plans and writes the services that changed.
+"""Select, plan and write the services that changed.
 
 The maps are the only memory that survives a failed write or a crash. So after a failed write they
-are read again, and everything is planned anew from what they hold.
+are read again, and everything is planned again from their content.
 """
 
 import logging
@@ -32,18 +32,18 @@ from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts
 from ebpflb.plan.space import Shares
 
-# The log's lines about what was planned and written.
+# The log's lines about plans and writes.
 #
-# The first plan after a quiet second has a line at once. Those that follow within a second of a
-# line share the next one: under many changes a line for each costs more than its plan.
+# The first plan after a quiet second is logged at once. Plans that follow within a second of a line
+# share the next line: under many changes a line for each costs more than its plan.
 
 log = logging.getLogger(__name__)
 
-LOG_LINE_SECONDS = 1.0  # from one line to the next
+LOG_LINE_SECONDS = 1.0  # between two lines
 
 
 class WriteLog:
-    """``clock`` is a monotonic one, in seconds."""
+    """``clock`` is a monotonic clock, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -56,11 +56,11 @@ class WriteLog:
 
     @property
     def due(self) -> float:
-        """When ``turn`` has a line to log, by the clock; infinity where it has none."""
+        """When ``turn`` has a line to log, by the clock; infinity means never."""
         return self._next if self._plans else math.inf
 
     def wrote(self, plan: Plan, planning: float, writing: float) -> None:
-        """A plan is in the maps; it took so many seconds to make, and to write."""
+        """Note a plan in the maps, and the seconds of making and of writing it."""
         self._plans += 1
         self._frontends += len(plan.services)
         self._frontends_removed += len(plan.removed_services)
@@ -70,7 +70,7 @@ class WriteLog:
         self._writing += writing
 
     def turn(self) -> None:
-        """Logs what was written since the last line, if that is a second ago."""
+        """Log the writes since the last line, if that is a second ago."""
         if self._plans and self._clock() >= self._next:
             plans = "plan" if self._plans == 1 else f"{self._plans} plans"
             log.info(
@@ -83,19 +83,19 @@ class WriteLog:
             self._next = self._clock() + LOG_LINE_SECONDS
 
 
-# The Services that are still to be planned: a few steps at a time, of each namespace in turn.
+# The Services that remain to be planned: a few steps at a time, from each namespace in turn.
 #
-# A Service with many ports, or a namespace with many changes, so takes its turns beside the others,
-# and no other namespace's change waits for more than a slice.
+# So a Service with many ports, or a namespace with many changes, takes turns with the others, and
+# no other namespace's change waits for more than a slice.
 
-SLICE_COST = 1024  # of the steps that are planned and written at once: some 10 ms
+SLICE_COST = 1024  # cost of steps that are planned and written at once: some 10 ms
 
 
 class Step(NamedTuple):
     """A part of the work for one Service.
 
-    ``desired``: what a service port is to be from now on; None: it is deleted. Without a ``name``
-    the step has only prepared a later one. ``cost`` is about 10 µs for each.
+    ``desired`` is the new state of a service port; None: it is deleted. Without a ``name`` the step
+    has only prepared a later one. ``cost`` is in units of about 10 µs.
     """
 
     cost: int
@@ -104,7 +104,7 @@ class Step(NamedTuple):
 
 
 class _Queue:
-    """Of one namespace: the Services that wait, and the one whose steps are being taken."""
+    """One namespace's waiting Services, and the one whose steps are being taken."""
 
     def __init__(self) -> None:
         self.waiting: dict[Key, None] = {}
@@ -125,8 +125,10 @@ class _Queue:
 
 
 class Backlog:
-    """``begin`` returns the steps of a Service. What changes meanwhile is planned once more when
-    they have been taken.
+    """The waiting Services.
+
+    ``begin`` returns the steps of a Service. A Service that changes meanwhile is planned once more
+    after its steps have been taken.
     """
 
     def __init__(self, begin: Callable[[Key], Iterator[Step]]) -> None:
@@ -147,7 +149,10 @@ class Backlog:
             self._queues.setdefault(key.namespace, _Queue()).waiting[key] = None
 
     def take_slice(self) -> dict[PortName, DesiredService | None]:
-        """What the next steps want of service ports; it is to be planned before the next call."""
+        """Return the next steps' desired service ports.
+
+        They must be planned before the next call.
+        """
         changes: dict[PortName, DesiredService | None] = {}
         cost = 0
         while self._queues and cost < SLICE_COST:
@@ -164,7 +169,7 @@ class Backlog:
 
 _TABLE_COST = 400  # of a step that makes a part of a table
 _PORT_COST = 16  # of a step, without its endpoints and source ranges
-SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice
+SERVICES_PER_PLAN = 250  # one plan for all of 10,000 would hold every entry twice
 
 _NOT_PROGRAMMED = "Service %s: %s; it keeps what it has and still wants"
 Changes = Mapping[PortName, DesiredService | None]
@@ -172,10 +177,10 @@ MakePlan = Callable[[Changes, float], Plan]
 
 
 class ServiceSync:
-    """Raises KernelError, also when it is made, where the maps cannot be read.
+    """Writes the services. Raises KernelError, also at its creation, if maps cannot be read.
 
-    ``clock`` is a monotonic one, in seconds. ``record_lack`` makes an event of what does not fit.
-    ``not_programmed``: Service -> why a port of it does not fit.
+    ``clock`` is a monotonic clock, in seconds. ``record_lack`` makes an event for a Service that
+    does not fit. ``not_programmed``: Service -> why a port of it does not fit.
     """
 
     def __init__(
@@ -191,58 +196,58 @@ class ServiceSync:
         self.cluster = cluster
         self.node_sync = node_sync
         self.not_programmed: Mapping[str, str] = {}
-        self.contested: Mapping[str, str] = {}  # frontend -> who has it, and who has not
+        self.contested: Mapping[str, str] = {}  # frontend -> the Service with it, and those without
         self._record_lack = record_lack
         self._lacking: set[Key] = set()
         self._shares = Shares(node_sync.options.namespace_share)
         self._canary: frozenset[PortName] = frozenset()
         self.write_log = WriteLog(clock)
         self.slow_starts = SlowStarts()
-        self._watched: dict[PortName, Change] = {}  # what ``take_watched`` returns next
+        self._watched: dict[PortName, Change] = {}  # the next result of ``take_watched``
         self.port_names: dict[Key, tuple[PortName, ...]] = {}  # Service -> its ports in the plan
         self.backlog = Backlog(self._steps)
         self._start_over()
 
     def _start_over(self) -> None:
-        """Reads the maps; every service is to be planned anew."""
+        """Read the maps; every service must be planned again."""
         contents = self.datapath.read_contents()
         self.planner = Planner(self.datapath.capacity, contents, self._shares)
         self.planner.waiting.changed |= self._lacking
-        # In force until the cluster's own are received: addresses in them that are not used are
-        # dropped meanwhile, as before.
+        # In force until the cluster's own ranges are received: meanwhile unused addresses in them
+        # are dropped, as before.
         self.planner.cluster_ips.cover(frozenset(self.datapath.service_ranges()))
         self.health_checks: dict[Key, HealthCheck] = {}  # the answers of health-check node ports
         self.no_local = NoLocalEndpoints()
-        self._covering: Mapping[Family, Prefix] | None = None  # as they were written last
+        self._covering: Mapping[Family, Prefix] | None = None  # as last written
         self.must_start_over = False  # a write has failed: the planner may be wrong about the maps
         self.all_written = False  # every service has been written once
         self.plan_all()
         self.backlog = Backlog(self._steps)
 
     def plan_all(self) -> None:
-        """Every Service is to be planned again, with the next writes.
+        """Plan every Service again, with the next writes.
 
-        Include deleted Services, so that whoever is told of ports hears of the deletion.
+        Deleted Services are included, so that watchers of ports see the deletion.
         """
         self.cluster.changed_services |= self.cluster.services.keys() | self.port_names.keys()
 
     @property
     def service_ports(self) -> int:
-        """How many are programmed, without the canary's."""
+        """The number of programmed service ports, without the canary's."""
         return len(self.planner.actual) - len(self._canary_entries())
 
     @property
     def backends(self) -> int:
-        """Of all service ports that are programmed, without the canary's."""
+        """The number of backends of all programmed service ports, without the canary's."""
         return self.planner.totals.backends - sum(len(it.backends) for it in self._canary_entries())
 
     def cover_service_cidrs(self) -> dict[Family, Prefix]:
-        """The prefixes that cover all cluster IPs, and from now on all ranges of cluster IPs."""
+        """Return the prefixes that cover all cluster IPs, and all ranges of cluster IPs."""
         return self.planner.cluster_ips.cover(self.cluster.service_cidrs)
 
     @property
     def complete(self) -> bool:
-        """Every service is written as planned, as far as is known."""
+        """Whether every service is written as planned, as far as is known."""
         return self.all_written and not self.must_start_over
 
     @property
@@ -251,7 +256,7 @@ class ServiceSync:
         return min(self.write_log.due, self.slow_starts.due)
 
     def turn(self) -> None:
-        """Logs what was written; lets weights grow, with the next sync."""
+        """Log the writes; let weights grow, with the next sync."""
         self.write_log.turn()
         for name in self.slow_starts.take_due(self.planner.actual, self._clock()):
             if (key := Key(name.namespace, name.service)) in self.cluster.services:
@@ -261,13 +266,13 @@ class ServiceSync:
 
     @property
     def retry_due(self) -> float:
-        """When ``write`` is to try again what did not fit, by the clock."""
+        """When ``write`` should try again what did not fit, by the clock."""
         return self.planner.retry_due
 
     def take_watched(self) -> dict[PortName, Change]:
-        """Whose connections are to be reset when endpoints go, of what changed since the last call.
+        """Return the changes of service ports whose connections are reset, since the last call.
 
-        To be called when it has been written. Empty where nothing is translated.
+        To be called after the changes were written. Empty if nothing is translated.
         """
         changes, self._watched = self._watched, {}
         if self.node_sync.options.shadow:
@@ -279,10 +284,10 @@ class ServiceSync:
         return changes
 
     def write(self) -> None:
-        """Writes the services that changed, and some that did not fit before.
+        """Write the services that changed, and some that did not fit before.
 
-        Once everything was written, one slice of the backlog: while that has more the next call
-        goes on. Raises KernelError having written a part; the next call writes everything.
+        After everything was written once, each call writes one slice of the backlog. Raises
+        KernelError after a part was written; the next call then writes everything.
         """
         if self.must_start_over:
             self._start_over()
@@ -308,9 +313,9 @@ class ServiceSync:
         self.node_sync.flowtable.start_over(self.planner.frontends.owners)
 
     def write_canary(self, wanted: Mapping[PortName, DesiredService]) -> str | None:
-        """At once, in place of the former ones; the reason why they do not fit, and are not there.
+        """Replace the canary at once; return why it does not fit and was removed, or None.
 
-        Raises KernelError; the next ``write`` starts over then, without a canary.
+        Raises KernelError; then the next ``write`` starts over, without a canary.
         """
         self.must_start_over = True
         former: dict[PortName, DesiredService | None] = dict.fromkeys(self._canary)
@@ -325,7 +330,7 @@ class ServiceSync:
 
     @property
     def has_canary(self) -> bool:
-        """Whether it is still there: it is not written again where all services are."""
+        """Whether the canary is still there: a start-over does not write it again."""
         return bool(self._canary) and self._canary <= self.planner.claims.desired.keys()
 
     def _canary_entries(self) -> list[ServiceEntries]:
@@ -343,14 +348,14 @@ class ServiceSync:
         self.planner.written(self._clock())
 
     def _write_covering(self) -> None:
-        """Before the plan whose cluster IPs they cover."""
+        """Write the covering prefixes, before the plan with their cluster IPs."""
         covering = self.cover_service_cidrs()
         if covering != self._covering:
             self.node_sync.write_settings(covering)
             self._covering = covering
 
     def _steps(self, key: Key) -> Iterator[Step]:
-        """What a service's ports want now; those that it no longer has come first."""
+        """Yield the desired state of a service's ports; removed ports come first."""
         former = self.port_names.pop(key, ())
         names = tuple([port.name for port in self.cluster.services.get(key, ())])
         self.port_names[key] = tuple(dict.fromkeys((*former, *names)))  # until all are planned
@@ -364,7 +369,7 @@ class ServiceSync:
             desired = self._desired(port, selection)
             cost = _PORT_COST + len(desired.backends) + len(desired.source_ranges)
             for _ in self.planner.prepare(desired):
-                cost += _TABLE_COST // 4  # to write what was made
+                cost += _TABLE_COST // 4  # for writing it
                 yield Step(_TABLE_COST)
             yield Step(cost, port.name, desired)
         self.port_names.pop(key, None)
@@ -379,11 +384,11 @@ class ServiceSync:
         return self.slow_starts.apply(wanted, port.slow_start, programmed, self._clock())
 
     def _is_left(self, key: Key) -> bool:
-        """Whether the Service exists, and another proxy has to serve it now."""
+        """Whether the Service exists, but now another proxy must serve it."""
         return key in self.cluster.services and not self.cluster.services[key]
 
     def _watch(self, port: ServicePort) -> Watched | None:
-        """Its frontends are known when the plan is."""
+        """Return the watch of a port; its frontends are known when the plan is."""
         if port.reset_after is None:
             return None
         endpoints = self.cluster.listed_endpoints(port.name)
@@ -395,7 +400,7 @@ class ServiceSync:
             self.health_checks[key] = check
 
     def _set_contested(self) -> None:
-        """Only some are named, so that it takes no time where thousands are claimed twice."""
+        """Note contested frontends; only some are named, so that thousands take no time."""
         found = {
             f"{frontend}/{protocol_name(frontend.protocol)}": ", ".join(
                 [
@@ -413,7 +418,7 @@ class ServiceSync:
         self.contested = found
 
     def _set_not_programmed(self) -> None:
-        """Names each Service that has begun to lack something in log and event."""
+        """Log and report each Service that has begun to lack space."""
         waiting, before = self.planner.waiting, self.not_programmed
         changed, waiting.changed = waiting.changed, set()
         if not changed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When connections are reset: after the grace of an endpoint that has gone, in several passes."""
+"""When connections are reset: after the grace of a removed endpoint, in several passes."""
 
 import logging
 import time
@@ -23,20 +23,20 @@ from ebpflb.plan.removed_endpoints import (
     WatchedPort,
 )
 
-# Which connections are meant: by the frontend that the client asked for, and the backend.
+# The wanted connections: by the frontend that the client used, and the backend.
 
 ResetCounts = Counter[tuple[Frontend, Endpoint]]
 
 
 class WantedConnections(Protocol):
-    """Which connections are searched."""
+    """The connections of a search."""
 
     @property
     def ports(self) -> frozenset[int]:
-        """Those of the frontends: all others need no closer look."""
+        """The ports of the frontends: connections to other ports need no closer look."""
 
     def has(self, frontend: Frontend, endpoint: Endpoint) -> bool:
-        """Whether a connection through this frontend to this backend is one of them."""
+        """Whether a connection through this frontend to this backend is wanted."""
 
 
 class ConnectionKind(Protocol):
@@ -45,10 +45,13 @@ class ConnectionKind(Protocol):
     kind: str
 
     def found(self, wanted: WantedConnections) -> Iterable[tuple[Frontend, Endpoint]]:
-        """Through which frontends there are connections to which backends; each pair once."""
+        """Return pairs of frontend and backend with connections; each pair once."""
 
     def reset(self, wanted: WantedConnections, *, is_last: bool) -> ResetCounts:
-        """How many were reset for the first time. ``is_last``: of the passes."""
+        """Reset the connections; return how many were reset for the first time.
+
+        ``is_last``: this is the last pass.
+        """
 
 
 class FrontendNames:
@@ -65,11 +68,11 @@ class FrontendNames:
         return frozenset(frontend.port for frontend in self._names)
 
     def has(self, frontend: Frontend, _endpoint: Endpoint) -> bool:
-        """Whatever the backend is."""
+        """Whether the frontend is watched, for any backend."""
         return bool(self.of(frontend))
 
     def of(self, frontend: Frontend) -> list[PortName]:
-        """Those that a client reaches at this address, as it has asked for it."""
+        """Return the service ports that a client reaches at this address."""
         if frontend in self._names:
             return self._names[frontend]
         nodeport = frontend._replace(address=ANY[family(frontend.address)])
@@ -80,8 +83,9 @@ class FrontendNames:
 
 
 class GoneConnections:
-    """Those to endpoints that have gone, unless another Service has the frontend by now, and the
-    same endpoint.
+    """Connections to removed endpoints.
+
+    A connection does not count if another Service now has both the frontend and the endpoint.
     """
 
     def __init__(self, maps: Maps, gone: Iterable[Gone]) -> None:
@@ -99,7 +103,7 @@ class GoneConnections:
         return self.of(frontend, endpoint) is not None
 
     def of(self, frontend: Frontend, endpoint: Endpoint) -> Gone | None:
-        """What has gone, if a connection through this frontend to this backend is meant."""
+        """Return the removed endpoint that a connection through this frontend leads to, or None."""
         at = frontend, endpoint
         if at not in self._known:
             self._known[at] = next(self._find(frontend, endpoint), None)
@@ -118,13 +122,13 @@ class GoneConnections:
 
 log = logging.getLogger(__name__)
 
-PASSES = (0.0, 1.0, 3.0)  # seconds after the grace: a reset, or what asks for it, may get lost
-_PASS_RETRY_SECONDS = 5.0  # until a pass is tried again that failed
-_PAUSE_FACTOR = 4  # times the CPU time that a search took: endpoints may go one after the other
+PASSES = (0.0, 1.0, 3.0)  # seconds after the grace: a reset, or its request, may get lost
+_PASS_RETRY_SECONDS = 5.0  # until a failed pass is tried again
+_PAUSE_FACTOR = 4  # times the CPU time of a search: endpoints may be removed one after the other
 
 
 class ConnectionsReset(NamedTuple):
-    """So many connections of one kind to an endpoint that has gone were reset."""
+    """A number of connections of one kind to a removed endpoint were reset."""
 
     service: PortName
     endpoint: Endpoint
@@ -142,10 +146,11 @@ class _Pass(NamedTuple):
 
 
 class ResetWorker(DueWorker):
-    """Searches in a thread from ``start`` to ``stop``, and calls ``on_reset`` from there.
+    """Search in a thread from ``start`` to ``stop``, and call ``on_reset`` from there.
 
-    ``former``: what an earlier agent watched. ``clock`` is a monotonic one, in seconds, and
-    ``cpu_clock`` the thread's processor time: where others keep it waiting no pause grows by that.
+    ``former`` are the service ports that an earlier agent watched. ``clock`` is a monotonic clock,
+    in seconds, and ``cpu_clock`` the thread's processor time: a pause does not grow when other
+    threads delay this one.
     """
 
     def __init__(
@@ -166,9 +171,11 @@ class ResetWorker(DueWorker):
         self._earliest = 0.0  # when the next search may begin
 
     def update(self, changes: Mapping[PortName, Change], *, all_named: bool = False) -> None:
-        """What Services want now; to be called when it has been written. Returns at once.
+        """Take the Services' current settings; to be called after they were written.
 
-        ``all_named``: every service port that there is has been named since the start.
+        Returns at once.
+
+        ``all_named``: every existing service port has been named since the start.
         """
         now = self._clock()
         with self._changed:
@@ -187,19 +194,19 @@ class ResetWorker(DueWorker):
 
     @property
     def watched_ports(self) -> tuple[WatchedPort, ...]:
-        """What the next agent has to know; the same object as long as nothing changes."""
+        """The state for the next agent; the same object as long as nothing changes."""
         with self._changed:
             return self._removed.watched.saved
 
     @property
     def due(self) -> float:
-        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        """When ``turn`` is due, by the clock; infinity means not before the next change."""
         if self._searches:
             return self._earliest
         return max(self._earliest, min([self._removed.due(), *(each.due for each in self._passes)]))
 
     def turn(self) -> None:
-        """What the thread does when something is due. What fails is logged, and tried again."""
+        """Do the due work; a failure is logged, and tried again."""
         begun, pause = self._cpu_clock(), _PASS_RETRY_SECONDS
         try:
             self._turn()
@@ -236,7 +243,7 @@ class ResetWorker(DueWorker):
             raise failed[0]
 
     def _search(self) -> None:
-        """Connections to endpoints that are not listed: their grace begins now."""
+        """Search connections to endpoints that are not listed: their grace begins now."""
         with self._changed:
             names = FrontendNames(self._maps, list(self._removed.by_frontend()))
         found = {at for kind in self._kinds for at in kind.found(names)}
@@ -248,7 +255,10 @@ class ResetWorker(DueWorker):
             self._removed.forget_deleted()
 
     def _do(self, one: _Pass) -> None:
-        """The next pass follows; one that fails is tried again, and keeps no other from it."""
+        """Make a pass; the next one follows.
+
+        A failed pass is repeated, and does not stop others.
+        """
         with self._changed:
             gone = tuple(each for each in one.gone if self._removed.is_gone(each))
         following, pause = one.number, _PASS_RETRY_SECONDS

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How connections to a removed endpoint are found and reset: sockets, flows, conntrack's entries.
 
-First those whose client is a socket of this node, or of one of its pods.
+First the connections whose client is a socket of this node, or of one of its pods.
 
-The socket is ended by SOCK_DESTROY: its owner gets ECONNABORTED from the call that waits, or from
-the next one, and the kernel sends the backend a reset. The socket's entry in the map stays until it
-is closed.
+The socket is ended by SOCK_DESTROY: its owner gets ECONNABORTED from the waiting call, or from the
+next one, and the kernel sends the backend a reset. The socket's entry in the map stays until it is
+closed.
 """
 
 import errno
@@ -41,8 +41,8 @@ from ebpflb.plan.removed_endpoints import Endpoint
 
 # Segments in the name of one end of a connection to the other, by raw sockets.
 #
-# They pass netfilter's OUTPUT and the device's egress. It takes CAP_NET_RAW; without it a client
-# notices with the next segment that it sends.
+# They pass netfilter's OUTPUT and the device's egress. They need CAP_NET_RAW; without it a client
+# notices the reset with its next segment.
 
 log = logging.getLogger(__name__)
 
@@ -55,17 +55,19 @@ _SEGMENT = struct.Struct(">HHIIBBHHH")
 
 
 def reset_segment(ends: Ends, sequence: int, acknowledgment: int) -> bytes:
-    """An IP packet. ``sequence``: what the receiver awaits; ``acknowledgment``: what it has sent,
-    which counts if it is still connecting.
+    """Return an IP packet with a reset.
+
+    ``sequence`` is the number that the receiver expects; ``acknowledgment`` the number that it has
+    sent, which counts if it is still connecting.
     """
     return _packet(ends, _RST_ACK, sequence, acknowledgment)
 
 
 def question_segment(ends: Ends) -> bytes:
-    """An IP packet that is answered by an acknowledgment with the right numbers.
+    """Return an IP packet that is answered by an acknowledgment with the right numbers.
 
-    Not by a SYN: conntrack takes a SYN-ACK of a connection that it does not know for invalid, and
-    makes no entry.
+    It is not a SYN: conntrack treats a SYN-ACK of an unknown connection as invalid, and makes no
+    entry.
     """
     return _packet(ends, _SYN_ACK, 0, 0)
 
@@ -73,7 +75,7 @@ def question_segment(ends: Ends) -> bytes:
 class Sender:
     """Raw sockets that are open until the end of the ``with`` block."""
 
-    may_send = True  # false once the capability was missing: that is logged once
+    may_send = True  # false after the capability was missing, which is logged once
 
     def __enter__(self) -> "Sender":
         self._stack = ExitStack()
@@ -84,7 +86,7 @@ class Sender:
         self._stack.close()
 
     def send(self, ends: Ends, packets: Iterable[bytes]) -> None:
-        """What cannot be sent, as no route leads there, is left out."""
+        """Send packets; those without a route are left out."""
         for packet in packets:
             try:
                 raw = self._socket(ends.destination.version)
@@ -128,9 +130,9 @@ def _checksum(data: bytes) -> int:
 
 # Connections of the flow tables: the request's entry is marked, and both ends are reset.
 #
-# From then on the datapath answers what the client sends by resets. The segments that the agent
-# makes are those of the packets between the hooks, so that netfilter finds them in their
-# connection, and the device's egress translates them as any other of the flow.
+# From then on the datapath answers the client's packets with resets. The agent's segments have the
+# addresses between the hooks, so that netfilter assigns them to their connection, and the device's
+# egress translates them like others of the flow.
 
 GONE_FLAG = frozenset({"gone"})
 
@@ -141,7 +143,7 @@ assert MAPS["tcp_flows"].key_size == ffi.sizeof("struct tuple"), "keys are read 
 
 
 class FlowConnections:
-    """Of the map of TCP's flows."""
+    """The connections in the map of TCP's flows."""
 
     kind = annotations.BY_FLOWS
 
@@ -165,7 +167,7 @@ class FlowConnections:
         return +counts
 
     def _search(self, wanted: WantedConnections) -> Iterator[tuple[Tuple, Flow]]:
-        """The entries of requests."""
+        """Yield the entries of requests."""
         ports = {port.to_bytes(2, "big") for port in wanted.ports}
         for key, value in self._flows.packed_items():
             is_request = key[_HOOK] == Hook.INGRESS and value[_KIND] == FlowKind.DNAT
@@ -175,7 +177,7 @@ class FlowConnections:
                     yield at, flow
 
     def _mark(self, key: Tuple, former: Flow) -> Flow | None:
-        """None where it is another flow by now, which is left as it is."""
+        """Mark the entry; return None if another flow has its place now, which stays unchanged."""
         flow: Flow | None = self._flows.pop(key)
         if flow is None:
             return None
@@ -190,13 +192,15 @@ class FlowConnections:
         end, acknowledged = (reply.end, reply.acknowledged) if reply else (0, 0)
         numbers = {request.acknowledged, end}
         sender.send(to_backend.reversed(), _ending(to_backend.reversed(), numbers, request.end))
-        if end:  # else the endpoint has never answered
+        if end:  # otherwise the endpoint has never answered
             sender.send(to_backend, _ending(to_backend, {acknowledged, request.end}, end))
 
 
 def _ending(ends: Ends, numbers: set[int], acknowledgment: int) -> Iterator[bytes]:
-    """Of the numbers one is awaited; of another in the window the receiver asks again, and has its
-    answer of the datapath. Where none is known it is asked for.
+    """Yield resets for the known numbers, or a question if none is known.
+
+    One number is the expected one; for another in the window the receiver asks again, and the
+    datapath answers.
     """
     known = numbers - {0}
     for number in known or {0}:
@@ -210,12 +214,12 @@ def _through_flow(key: Tuple, flow: Flow) -> tuple[Frontend, Endpoint]:
     return frontend, (flow.address, flow.port)
 
 
-# Connections of the kernel's conntrack that are translated: of its engine, and of a kube-proxy.
+# Translated connections of the kernel's conntrack: of its engine, and of a kube-proxy.
 #
-# conntrack tells no numbers of TCP, and the removal of an entry resets nothing. So a flow is
-# written that leads to the frontend itself, marked as gone: the datapath looks flows up before
-# conntrack, and answers the client by resets. Both ends are asked for their numbers. conntrack's
-# entry goes with the last pass: by then it has translated what the two have answered.
+# conntrack has no sequence numbers of TCP, and removing an entry resets nothing. So a flow to the
+# frontend itself is written, marked as gone: the datapath looks flows up before conntrack, and
+# answers the client with resets. Both ends are asked for their numbers. conntrack's entry is
+# deleted with the last pass: by then it has translated their answers.
 
 _FLAGS = GONE_FLAG | {"request", "seen"}
 _OVER = {"last-ack", "time-wait", "close", "none"}
@@ -223,7 +227,7 @@ _OPENING = {"syn-sent", "syn-sent2"}
 
 
 class ConntrackConnections:
-    """Of the network namespace of the thread that calls."""
+    """The connections of the calling thread's network namespace."""
 
     kind = annotations.BY_CONNTRACK
 
@@ -259,7 +263,7 @@ class ConntrackConnections:
             raise OSError(str(error)) from error
 
     def _mark(self, each: Connection) -> bool:
-        """False where it is marked already."""
+        """Mark the connection; return False if it is already marked."""
         key = Tuple(*each.original, Protocol.TCP, Hook.INGRESS)
         now = time.monotonic_ns()
         flow = Flow(
@@ -285,7 +289,7 @@ def _through_entry(each: Connection) -> tuple[Frontend, Endpoint]:
 
 
 class SocketConnections:
-    """``can_destroy`` tries whether this kernel ends TCP sockets."""
+    """The sockets; ``can_destroy`` tries whether this kernel ends TCP sockets."""
 
     kind = annotations.BY_SOCKETS
 
@@ -312,7 +316,7 @@ class SocketConnections:
         return ended
 
     def _entries(self, wanted: WantedConnections) -> dict[int, PeerFrontend]:
-        """By the cookie of the socket."""
+        """Return the wanted entries by the cookie of the socket."""
 
         def ask(entry: PeerFrontend) -> bool:
             is_tcp = entry.frontend.protocol == Protocol.TCP
@@ -330,9 +334,9 @@ class SocketConnections:
 
 
 def _end(diag: SockDiag, entries: dict[int, PeerFrontend]) -> Iterator[PeerFrontend]:
-    """Those that are in this namespace; a socket that is connected elsewhere by now is left alone.
+    """End the sockets in this namespace; yield their entries, which are removed from ``entries``.
 
-    They are taken from ``entries``.
+    A socket that is now connected elsewhere is left alone.
     """
     ports = {entry.port for entry in entries.values()}
     port = ports.pop() if len(ports) == 1 else 0
@@ -343,7 +347,7 @@ def _end(diag: SockDiag, entries: dict[int, PeerFrontend]) -> Iterator[PeerFront
 
 
 def _destroyed(diag: SockDiag, one: Connected) -> bool:
-    """False too for one in TIME_WAIT by now, of which older kernels say EOPNOTSUPP."""
+    """End the socket; return False also in TIME_WAIT, for which older kernels answer EOPNOTSUPP."""
     try:
         return diag.destroy(one)
     except KernelError as error:

@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stale UDP sockets: connected sockets whose backend no longer serves (kube-proxy.md 11.1).
 
-A connect hook gives a UDP socket the address of a backend, and from then on the kernel sends its
-datagrams to that backend itself. When the backend is removed from the service no hook can send
-the socket elsewhere: the socket is stale. kube-proxy deletes the conntrack entries of such flows;
-here the socket itself is ended: its owner gets ECONNABORTED (EDESTADDRREQ where it sends first)
+A connect hook gives a UDP socket the address of a backend, and from then on the kernel sends the
+socket's datagrams directly to that backend. When the backend is removed from the service no hook
+can send the socket elsewhere: the socket is stale. kube-proxy deletes the conntrack entries of such
+flows; here the socket itself is ended: its owner gets ECONNABORTED (EDESTADDRREQ if it sends first)
 and connects again, to a backend that serves. Sockets keep a removed backend as long as no other
 backend serves their frontend. TCP and SCTP sockets are left alone.
 
-How that is done:
+The steps:
 
-1. After each sync the agent hands over which backends the plans removed from UDP service ports
+1. After each sync the agent passes on which backends the plans removed from UDP service ports
    (plan.service_entries.BackendChange); a thread (worker.py) does the rest.
 2. The counters of those backends show whether any socket may still be connected to them. Only then
    the map of sockets is searched for entries whose backend no longer serves (socket_search.py,
    by the datapath's own look-ups).
 3. Only if there are any, the connected UDP sockets of every network namespace are listed by
-   sock_diag, found by their cookies, and ended by SOCK_DESTROY. Sockets that were
-   connected to the same backend without us are left alone.
-4. Where the kernel cannot end sockets (no INET_DIAG_DESTROY), the packet path rewrites a pod's
+   sock_diag, found by their cookies, and ended by SOCK_DESTROY. Sockets that connected to the
+   same backend directly are left alone.
+4. If the kernel cannot end sockets (no INET_DIAG_DESTROY), the packet path rewrites a pod's
    datagrams to another backend instead.
 5. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 
-A thread of its own (conntrack_worker.py) deletes the stale entries of conntrack at once, as
-kube-proxy does: those of the engine netfilter, and of a kube-proxy that served before. It never
-waits for the search of sockets, and searches only for what a change may have made stale
-(plan.connections.StaleCandidates).
+Another thread (conntrack_worker.py) deletes the stale entries of conntrack at once, as kube-proxy
+does: those of the netfilter engine, and of a kube-proxy that served before. It never waits for the
+search of sockets, and searches only for entries that a change may have made stale
+(plan.flow_entries.StaleCandidates).
 
 conntrack_worker   when entries of conntrack are deleted; and the thread
 worker             when to search: after which changes, in which passes; and the thread

@@ -22,19 +22,19 @@ from ebpflb.plan.service_entries import BackendChange
 # Stale UDP flows in conntrack: their entries are deleted (kube-proxy.md 11.1).
 #
 # An entry is stale if its original destination is a frontend that has backends and its reply comes
-# from another address or port than theirs: from a backend that was removed, or from the frontend
-# itself, if the entry was made when the frontend had no backends. The client's next datagram opens
-# a new flow. Entries of a kube-proxy that served before count as well.
+# from another address or port: from a removed backend, or from the frontend itself, if the entry
+# was created when the frontend had no backends. The client's next datagram opens a new flow.
+# Entries of a kube-proxy that served before count too.
 
 
 class StaleConnections:
-    """Of the network namespace of the thread that calls."""
+    """The stale entries in the calling thread's network namespace."""
 
     def __init__(self, maps: Maps) -> None:
         self.maps = maps
 
     def delete(self, candidates: StaleCandidates) -> Counts:
-        """Delete those of the candidates that are stale; return how many of each family.
+        """Delete the stale ones among the candidates; return how many per family.
 
         The kernel searches its whole table. Raises NodeError.
         """
@@ -48,26 +48,26 @@ class StaleConnections:
         return self._delete(conntrack.connections_to(frontend), serving)
 
     def delete_all(self) -> Counts:
-        """Delete all stale entries, and those of TCP that were made while nothing translated.
+        """Delete all stale entries, and TCP entries that were created while nothing translated.
 
-        Otherwise as ``delete``. All entries of UDP are read.
+        Otherwise like ``delete``. All entries of UDP are read.
         """
         keys = FrontendKeys(self.maps)
         self._delete_openings(keys)
         return self._delete(conntrack.connections(keys, Protocol.UDP), _Serving(self.maps))
 
     def delete_untranslated(self) -> Counts:
-        """Delete what was made while nothing translated; otherwise as ``delete``."""
+        """Delete the entries created while nothing translated; otherwise like ``delete``."""
         keys = FrontendKeys(self.maps)
         self._delete_openings(keys)
         listed = conntrack.connections(keys, Protocol.UDP, without=DESTINATION_NAT)
         return self._delete(listed, _Serving(self.maps))
 
     def _delete_openings(self, keys: FrontendKeys) -> None:
-        """Of TCP connections that nobody has answered: their clients send the SYN again, which is
-        then translated; with the entry it would not be.
+        """Delete the entries of untranslated TCP connections that have no answer yet.
 
-        The SYN came before a device had programs, or while the table of nftables was missing.
+        The client repeats its SYN, which is translated only without the entry. The SYN came before
+        a device had programs, or while the nftables table was missing.
         """
         unanswered = SEEN_REPLY | DESTINATION_NAT
         conntrack.delete(conntrack.connections(keys, Protocol.TCP, without=unanswered))
@@ -86,7 +86,10 @@ class _Serving:
         self._known: dict[Frontend, set[tuple[Address, int]]] = {}
 
     def at(self, frontend: Frontend) -> set[tuple[Address, int]]:
-        """Empty where the frontend has none, or where it changes just now: a search follows."""
+        """Return the backends of a frontend.
+
+        The result is empty if there are none, or if they are changing: a search follows.
+        """
         if frontend not in self._known:
             service, backends = self._frontends.find(frontend) or (None, ())
             whole = service and all(each.service == service.id for each in backends)
@@ -94,7 +97,7 @@ class _Serving:
         return self._known[frontend]
 
     def lacks_backend_of(self, entry: Connection) -> bool:
-        """Whether a frontend that has backends does not have the one that answers."""
+        """Whether the frontend has backends, but not the one that answers."""
         _, destination, _, port = entry.original
         backends = self.at(Frontend(destination, port, Protocol.UDP))
         return bool(backends) and (entry.reply.source, entry.reply.source_port) not in backends
@@ -102,11 +105,11 @@ class _Serving:
 
 log = logging.getLogger(__name__)
 
-# Seconds after a change. A packet may have been given a removed backend just before the change, and
-# make its entry just after the first search. The last search is for a CPU that stood still.
+# Seconds after a change. A packet may have got a removed backend just before the change, and create
+# its entry just after the first search. The last search is for a CPU that was stopped.
 PASS_TIMES = (0.0, 0.05, 1.0)
-MOST_SEARCHES = 16  # together they take the kernel as long as it takes to read all entries of UDP
-FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a search that has failed: 1, 2, 4, ...
+MOST_SEARCHES = 16  # this many take the kernel as long as reading all UDP entries
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 
 OnSearch = Callable[[Family, float, int], None]
 
@@ -119,7 +122,7 @@ class _Search(NamedTuple):
 
 
 class Whole(Enum):
-    """A search of the whole table: for all that is stale, or for what came untranslated."""
+    """A search of the whole table: for all stale entries, or only for untranslated ones."""
 
     STALE = auto()
     UNTRANSLATED = auto()
@@ -129,14 +132,14 @@ _Wanted = dict[StaleCandidates | Whole, _Search]
 
 
 class StaleConnectionsWorker(DueWorker):
-    """Deletes in a thread from ``start`` to ``stop``, which does nothing else.
+    """Delete stale entries in a thread from ``start`` to ``stop``.
 
-    Each turn is one search, those that follow a change at once come first, and what is reported
-    twice before its turn is searched for once. The thread calls ``on_search`` after a search for
-    each family: with the seconds that the search took, and how many entries were deleted.
-    ``shadow``: the entries are those of a kube-proxy beside, and left alone. ``clock``: a monotonic
-    one, in seconds. ``error``: why the last search has failed, if so; it is made again after the
-    next change, or after a pause that grows.
+    Each turn is one search; the first searches after changes have priority, and a change that is
+    reported twice before its turn is searched for once. After a search the thread calls
+    ``on_search`` for each family, with the seconds that the search took, and the number of deleted
+    entries. ``shadow``: the entries belong to a kube-proxy on this node, and are left alone.
+    ``clock`` is a monotonic clock, in seconds. ``error``: why the last search failed, if so; it is
+    repeated after the next change, or after a growing pause.
     """
 
     def __init__(
@@ -155,24 +158,24 @@ class StaleConnectionsWorker(DueWorker):
         self._pause = FIRST_RETRY
 
     def check(self, changes: Iterable[BackendChange]) -> None:
-        """Delete what these changes made stale; returns at once.
+        """Delete the entries that these changes made stale; returns at once.
 
-        To be called when the changes have been written to the maps.
+        To be called after the changes were written to the maps.
         """
         first = _Search(self._clock(), 0)
         self._schedule({each: first for change in changes for each in change.candidates})
 
     def check_everything(self) -> None:
-        """Delete what became stale while no agent ran; returns at once."""
+        """Delete the entries that became stale while no agent ran; returns at once."""
         self._schedule({Whole.STALE: _Search(self._clock(), 0)})
 
     def check_untranslated(self) -> None:
-        """Delete what conntrack got while nothing translated; returns at once."""
+        """Delete entries that conntrack got while nothing translated; returns at once."""
         self._schedule({Whole.UNTRANSLATED: _Search(self._clock(), 0)})
 
     @property
     def due(self) -> float:
-        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        """When ``turn`` is due, by the clock; infinity means not before the next change."""
         return min((search.due for search in self._waiting.values()), default=math.inf)
 
     def turn(self) -> None:
@@ -192,7 +195,10 @@ class StaleConnectionsWorker(DueWorker):
             self._succeed(taken)
 
     def _take(self, now: float) -> _Wanted:
-        """One of those that are due, or all if they are many: one search is enough for all."""
+        """Return one due search, or all if there are many.
+
+        Then one search of all entries is enough.
+        """
         due = {each: search for each, search in self._waiting.items() if search.due <= now}
         if len(due) <= MOST_SEARCHES:
             first = min(due, key=lambda each: (due[each].number, _cost(each)))
@@ -217,7 +223,7 @@ class StaleConnectionsWorker(DueWorker):
             self.on_search(each, seconds, deleted[each])
 
     def _succeed(self, taken: _Wanted) -> None:
-        """The next passes follow, and what has failed before does not wait any longer."""
+        """Schedule the next passes; searches that failed before wait no longer."""
         now = self._clock()
         following = {
             each: _Search(now + PASS_TIMES[number + 1] - PASS_TIMES[number], number + 1)
@@ -234,7 +240,7 @@ class StaleConnectionsWorker(DueWorker):
             self._waiting = following | self._waiting
 
     def _fail(self, taken: _Wanted, reason: str) -> None:
-        """All passes are made again."""
+        """Repeat all passes."""
         if reason != self.error:
             log.warning("stale UDP flows stay in conntrack: %s; trying again", reason)
         self.error = reason
@@ -251,13 +257,16 @@ class StaleConnectionsWorker(DueWorker):
 
 
 def _families(taken: _Wanted) -> set[Family]:
-    """What was searched for."""
+    """Return the families that were searched."""
     of_frontends = {family(it.frontend.address) for it in taken if not isinstance(it, Whole)}
     return of_frontends if len(of_frontends) == len(taken) else set(Family)
 
 
 def _cost(candidates: StaleCandidates | Whole) -> int:
-    """What takes longer comes later: IPv6 is listed, and all entries are the most."""
+    """Return the relative cost, since slower searches come later.
+
+    IPv6 entries must be listed, and searches of the whole table take longest.
+    """
     if isinstance(candidates, Whole):
         return 1 + candidates.value
     return int(candidates.frontend.address.version == 6)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which entries in the map of sockets are stale: their backend no longer serves their frontend.
 
-The maps are read while they are written. A service that changes meanwhile is seen as it was or as
-it is, for its former slots stay in quarantine; where slots have been given to another service
-nevertheless, the socket counts as served.
+The maps are read while they are written. A service that changes meanwhile is seen in its old or new
+state, because its former slots stay in quarantine; if slots were nevertheless given to another
+service, the socket counts as served.
 """
 
 import logging
@@ -30,7 +30,7 @@ from ebpflb.plan.desired import ANY
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings, SourceRange
 from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple, reverse
 
-# The datapath's look-ups in Python: each is named after the C function whose answer it gives.
+# The datapath's look-ups in Python: each is named after the C function with the same result.
 #
 # tests/native/test_lookups.py compares them with the C code. The datapath and the agent write to
 # the maps meanwhile, so two look-ups may see different states.
@@ -38,14 +38,14 @@ from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple, rever
 Maps = Mapping[str, Map]
 
 
-_WHOLE_ADDRESS = 64 + 128  # bits: the service's id, whether of its NodePort, and the address
+_WHOLE_ADDRESS = 64 + 128  # bits: the service's id, the NodePort field, and the address
 
 
 def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
-    """The service of a frontend, for a socket in the node's own network namespace.
+    """Return the service of a frontend, for a socket in the node's own network namespace.
 
-    Other namespaces differ only in that loopback serves no NodePorts there, so no socket in one
-    is ever given a backend for a loopback address. bpf/rules/frontend.h.
+    Other namespaces differ only in that loopback serves no NodePorts there, so none of their
+    sockets ever gets a backend for a loopback address. bpf/rules/frontend.h.
     """
     service: ServiceEntry | None = None
     if not frontend.address.is_unspecified:
@@ -64,7 +64,7 @@ def node_serves(maps: Maps, address: Address) -> bool:
 
 
 def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
-    """The backend with this id, if it still belongs to the service. bpf/rules/backend.h."""
+    """Return the backend with this id, if it still belongs to the service. bpf/rules/backend.h."""
     slot, slots = maps["backend_slots"].get(id), maps["slots"]
     if slot >= slots.spec.entries:  # NOWHERE
         return None
@@ -73,7 +73,7 @@ def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
 
 
 def policy_is_local_only(service: ServiceEntry) -> bool:
-    """Whether the policy Local holds for sockets, which count as pods. bpf/rules/policy.h."""
+    """Whether the policy Local applies to sockets, which count as pods. bpf/rules/policy.h."""
     return "local" in service.flags and "external" not in service.flags
 
 
@@ -87,12 +87,12 @@ def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool
 
 
 def socket_range(service: ServiceEntry) -> Range:
-    """The slots from which a socket gets its backend. bpf/path/select.h."""
+    """Return the slots from which a socket gets its backend. bpf/path/select.h."""
     return service.local if policy_is_local_only(service) else service.cluster
 
 
 class SocketState(Enum):
-    """Whether the backend that a socket was given still serves."""
+    """Whether the backend of a socket still serves."""
 
     SERVED = auto()
     STALE = auto()  # other backends serve the frontend, this one does not
@@ -107,21 +107,21 @@ class ServedFrontends:
         self._known: dict[Frontend, tuple[ServiceEntry, tuple[Backend, ...]] | None] = {}
 
     def find(self, frontend: Frontend) -> tuple[ServiceEntry, tuple[Backend, ...]] | None:
-        """The service and the backends in its slots; None where there is no such service."""
+        """Return the service and the backends in its slots; None if there is no such service."""
         if frontend not in self._known:
             service = service_find(self.maps, frontend)
             self._known[frontend] = service and (service, self._backends(service))
         return self._known[frontend]
 
     def serves(self, frontend: Frontend) -> bool:
-        """Whether a socket of the node that connects to it now is given a backend."""
+        """Whether a socket of the node that connects to the frontend now gets a backend."""
         service = service_find(self.maps, frontend)
         if service is None or not socket_range(service).size:
             return False
         return "restricted" not in service.flags or policy_admits(self.maps, service, frontend)
 
     def state_of(self, entry: PeerFrontend) -> SocketState:
-        """The state of sockets that asked for this frontend and were given this backend."""
+        """Return the state of sockets that asked for this frontend and got this backend."""
         if entry.frontend.protocol != Protocol.UDP or is_untranslated(entry):
             return SocketState.SERVED
         found = self.find(entry.frontend)
@@ -139,12 +139,12 @@ class ServedFrontends:
 
 
 def is_untranslated(entry: PeerFrontend) -> bool:
-    """Whether the socket was connected without a backend, because nobody served (path/socket.h)."""
+    """Whether the socket was connected without a backend, because none served (path/socket.h)."""
     return entry.backend == 0
 
 
 def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
-    """What a datagram socket remembers of its peer. bpf/sockets/datagram.h."""
+    """Return a datagram socket's data about its peer. bpf/sockets/datagram.h."""
     own: SocketEntry | None = maps["sockets"].get(peer.socket)
     is_own = own and (own.peer.address, own.peer.port) == (peer.address, peer.port)
     if own and is_own and not own.is_shared:
@@ -154,8 +154,10 @@ def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
 
 
 def forget_peer(maps: Maps, peer: Peer) -> None:
-    """The socket no longer talks to this peer. Its own entry stays without a frontend until the
-    release, which counts that the connection is closed.
+    """Forget a peer with which the socket no longer talks.
+
+    The socket's own entry stays without a frontend until the release, which counts the connection
+    as closed.
     """
     maps["peers"].delete([peer])
     own: SocketEntry | None = maps["sockets"].get(peer.socket)
@@ -165,7 +167,7 @@ def forget_peer(maps: Maps, peer: Peer) -> None:
 
 
 def stale_sockets(maps: Maps) -> tuple[dict[Peer, PeerFrontend], bool]:
-    """The stale peers of sockets, and whether there are orphaned ones."""
+    """Return the stale peers of sockets, and whether there are orphaned ones."""
     states = Answers(maps, ServedFrontends(maps).state_of)
     stale = states.entries(SocketState.STALE)
     return stale, SocketState.ORPHANED in states.known.values()
@@ -175,8 +177,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Answers(Generic[_Answer]):
-    """Answers by what sockets remember of a peer: many remember the same, which is unpacked and
-    asked about only once.
+    """Answers by a socket's data about a peer.
+
+    Many sockets have the same data, which is unpacked and judged only once.
     """
 
     def __init__(self, maps: Maps, ask: Callable[[PeerFrontend], _Answer]) -> None:
@@ -185,7 +188,7 @@ class Answers(Generic[_Answer]):
         self._unpacked: dict[bytes, PeerFrontend] = {}
 
     def entries(self, wanted: _Answer) -> dict[Peer, PeerFrontend]:
-        """All peers of sockets whose answer is this one."""
+        """Return all peers of sockets with this answer."""
         own = {
             Peer(self._sockets.key.unpack(key), entry.address, entry.port): entry
             for key, value in self._sockets.packed_items()
@@ -199,7 +202,7 @@ class Answers(Generic[_Answer]):
         return own | further
 
     def _wanted(self, packed: bytes, wanted: _Answer) -> PeerFrontend | None:
-        """What the bytes say, if that is the answer."""
+        """Return the unpacked data if its answer is the wanted one."""
         return self._unpacked[packed] if self._of(packed) == wanted else None
 
     def _of(self, packed: bytes) -> _Answer:
@@ -210,16 +213,16 @@ class Answers(Generic[_Answer]):
         return answer
 
 
-# Where sockets cannot be ended, the packet path rewrites their datagrams to another backend.
+# If sockets cannot be ended, the packet path rewrites their datagrams to another backend.
 #
 # Two entries are written to the map of flows, from the client through its removed backend to one
-# that serves, and such a flow is followed, swept and shown like any other. A socket without one, or
-# whose flow goes to a backend that was removed too, gets a new one. A flow that has been idle for a
-# while is renewed, because the sweeper would remove it although its socket still needs it.
+# that serves; such a flow is followed, swept and shown like any other. A socket without one, or
+# whose flow goes to another removed backend, gets a new one. A flow that has been idle for a while
+# is renewed, because the sweeper would remove it although its socket still needs it.
 #
 # This works for packets that this node routes. A client on the same bridge as its removed backend
-# sends to that one's hardware address, so its socket is left alone; so is one for which the only
-# other backend is the client itself.
+# sends to the backend's hardware address, so its socket is left alone; so is a socket for which the
+# only other backend is the client itself.
 
 RENEWAL = 60.0  # seconds; a UDP flow that was used in both directions is swept after 180
 
@@ -227,7 +230,7 @@ _REQUEST, _REPLY = frozenset({"request", "seen"}), frozenset({"seen"})
 
 
 class StaleFlow(NamedTuple):
-    """A pod's connected socket and the removed backend that it is connected to."""
+    """A pod's connected socket and its removed backend."""
 
     client: tuple[Address, int]
     backend: tuple[Address, int]
@@ -239,12 +242,12 @@ class StaleFlow(NamedTuple):
         return Tuple(*ends, Protocol.UDP, Hook.INGRESS)
 
     def reply(self, address: Address, port: int) -> Tuple:
-        """The replies of the backend at this address and port, at egress."""
+        """Return the replies of the backend at this address and port, at egress."""
         ends = address, self.client[0], port, self.client[1]
         return Tuple(*ends, Protocol.UDP, Hook.EGRESS)
 
     def entries(self, backend: Backend, now: int) -> Entries:
-        """The flow to another backend, whose replies seem to come from the removed one.
+        """Return the flow to another backend, whose replies seem to come from the removed one.
 
         The reply's entry comes first.
         """
@@ -258,7 +261,7 @@ class StaleFlow(NamedTuple):
 
 
 class Rebinder:
-    """``backends``: the ids of those that flows go to now."""
+    """Rebinds flows; ``backends`` are the ids of their current backends."""
 
     def __init__(self, maps: Maps) -> None:
         self.maps, self.flows = maps, maps["other_flows"]
@@ -267,7 +270,10 @@ class Rebinder:
     def rebind(
         self, stale: StaleFlow, frontend: Frontend, frontends: ServedFrontends
     ) -> bool | None:
-        """Whether it was rebound to another backend of the frontend; None if it was already."""
+        """Whether the flow was rebound to another backend of the frontend.
+
+        None if it already was.
+        """
         now, flow = time.monotonic_ns(), self.flows.get(stale.request)
         if flow and backend_find(self.maps, flow.service, flow.backend):
             self.backends.add(flow.backend)
@@ -282,12 +288,15 @@ class Rebinder:
         return any(self._write(stale, backend, now) for backend in candidates)
 
     def _write(self, stale: StaleFlow, backend: Backend, now: int) -> bool:
-        """False where another flow of this client's port has the same replies."""
+        """Write the flow.
+
+        Return False if another flow of this client's port has the same replies.
+        """
         (reply_key, reply), (request_key, request) = stale.entries(backend, now).items()
         Gate(self.maps).open()
         if not self.flows.insert(reply_key, reply):
             return False
-        self.flows.delete([reverse(reply_key)])  # a former flow's masquerade
+        self.flows.delete([reverse(reply_key)])  # the masquerade of a former flow
         self.flows.write([(request_key, request)])
         self.backends.add(backend.id)
         return True
@@ -306,11 +315,11 @@ class Rebinder:
 def replacements(
     service: ServiceEntry, backends: Sequence[Backend], client: tuple[Address, int]
 ) -> Iterator[Backend]:
-    """The backends that a stale flow of this client's address and port may go to, best first.
+    """Yield the backends to which a stale flow of this client may go, best first.
 
-    They are those that a socket of the client could be given, ``backends`` being all in the
-    service's slots. Under session affinity all flows of a client go to the same one. The client
-    itself is left out: a flow to itself would need the masquerade that sockets do not have.
+    They are those that a socket of the client could get; ``backends`` are all in the service's
+    slots. Under session affinity all flows of a client go to the same backend. The client itself is
+    left out: a flow to itself would need a masquerade, which sockets do not have.
     """
     slots = socket_range(service)
     first = slots.base - service.block.base
@@ -323,13 +332,13 @@ def replacements(
 
 
 def are_neighbours(one: Address, other: Address) -> bool:
-    """Whether this node reaches both by the same device: their packets may not pass it."""
+    """Whether this node reaches both by the same device: their packets may bypass the node."""
     devices = {_device_to(one), _device_to(other)}
     return len(devices) == 1 and None not in devices
 
 
 def _device_to(address: Address) -> int | None:
-    """The index of the device by which a packet would leave; None where there is no route."""
+    """Return the index of the device by which a packet would leave; None without a route."""
     try:
         with IPRoute() as route:
             found = route.route("get", dst=str(address))[0].get_attr("RTA_OIF")
@@ -338,9 +347,9 @@ def _device_to(address: Address) -> int | None:
     return int(found) if found else None
 
 
-# Ends stale UDP sockets: ``SocketEnder.end`` finds them in their network namespaces.
+# End stale UDP sockets: ``SocketEnder.end`` finds them in their network namespaces.
 #
-# Where the kernel cannot end sockets it rebinds their flows instead.
+# If the kernel cannot end sockets, their flows are rebound instead.
 
 log = logging.getLogger(__name__)
 
@@ -362,10 +371,10 @@ class SocketEnder:
         self.rebinder = Rebinder(maps)
 
     def end(self, stale: Sockets) -> tuple[Counts, Sockets]:
-        """Ends these sockets, or rebinds their flows.
+        """End these sockets, or rebind their flows.
 
-        Returns how many of each family were ended or rebound, and the entries for which no
-        connected socket was found. Raises KernelError where sockets cannot be listed.
+        Returns how many per family were ended or rebound, and the entries without a connected
+        socket. Raises KernelError if sockets cannot be listed.
         """
         done, not_found = Counts(), dict(stale)
         self.rebinder.backends.clear()
@@ -381,7 +390,7 @@ class SocketEnder:
         return done, not_found
 
     def end_untranslated(self) -> Counts:
-        """Ends the node's own sockets that were connected before anyone served their frontend."""
+        """End the node's own sockets that were connected before their frontend was served."""
         if not self.can_end:
             return Counts()
         with SockDiag() as diag:
@@ -389,7 +398,10 @@ class SocketEnder:
         return Counts(family(one.remote[0]) for one in ended)
 
     def _end(self, diag: SockDiag, found: dict[Peer, Connected]) -> Counts:
-        """Of two sockets with the same ends the kernel finds only one, until that is ended."""
+        """End sockets; return how many per family.
+
+        Of two sockets with the same ends the kernel finds only one, until that one is ended.
+        """
         remaining, counts = dict(found), Counts()
         while ended := [peer for peer, one in remaining.items() if diag.destroy(one)]:
             for peer in ended:
@@ -399,7 +411,7 @@ class SocketEnder:
         return counts
 
     def _rebind(self, found: dict[Peer, Connected], stale: Sockets, own: bool) -> Counts:
-        """No hook rewrites the packets that the node itself sends: its ``own`` sockets stay."""
+        """Rebind flows; the node's ``own`` sockets stay, because no hook rewrites their packets."""
         frontends, counts, unchanged = ServedFrontends(self.maps), Counts(), 0
         for peer, one in found.items():
             flow = StaleFlow(one.local, one.remote)
@@ -412,7 +424,7 @@ class SocketEnder:
 
 
 def _connected(diag: SockDiag, stale: Sockets) -> dict[Peer, Connected]:
-    """Those of the stale sockets that are in this namespace and still have the same peer."""
+    """Return the stale sockets that are in this namespace and still have the same peer."""
     ports = {peer.port for peer in stale}
     port = ports.pop() if len(ports) == 1 else 0
     listed = {Peer(one.cookie, *one.remote): one for one in diag.connected(Protocol.UDP, port)}
@@ -420,13 +432,13 @@ def _connected(diag: SockDiag, stale: Sockets) -> dict[Peer, Connected]:
 
 
 def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
-    """The node's own sockets that are connected to a frontend itself, though it is served now.
+    """Yield the node's own sockets that are connected to a frontend itself, though it has backends.
 
-    They were connected before it was served (kube-proxy.md 11.1: flows that were never
-    translated), and no hook translates what the node itself sends; a pod's packets are translated
-    at its device. A hook remembers such sockets, except those that were connected before there was
-    a Service: these are found by their cluster IP, which nothing else has. Left alone are sockets
-    that netfilter translates by rules of kube-proxy.
+    They were connected before it was served (kube-proxy.md 11.1: flows that were never translated),
+    and no hook translates the node's own packets; a pod's packets are translated at its device. A
+    hook stores such sockets, except those that were connected before there was a Service: these are
+    found by their cluster IP, which is used for nothing else. Sockets that netfilter translates by
+    rules of kube-proxy are left alone.
     """
     frontends = ServedFrontends(maps)
     for one in list(diag.connected(Protocol.UDP)):
@@ -452,6 +464,6 @@ def translated_by_conntrack(one: Connected) -> bool:
             entries = conntrack.entry("get", tuple_orig=request)
     except (NetlinkError, OSError):  # not tracked
         return False
-    attributes = [entry.get_attr("CTA_TUPLE_REPLY") for entry in entries]  # None of the ACK
+    attributes = [entry.get_attr("CTA_TUPLE_REPLY") for entry in entries]  # None for the ACK
     replies = [NFCTAttrTuple.from_netlink(kind, each) for each in attributes if each]
     return any((reply.saddr, reply.sport) != (str(destination), dport) for reply in replies)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When stale UDP sockets are searched for: after which changes, in which passes."""
+"""When to search for stale UDP sockets: after which changes, in which passes."""
 
 import logging
 import math
@@ -33,15 +33,15 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.service_entries import BackendChange
 
-# Which backends of UDP service ports a write has removed, and what serves instead of them.
+# Which backends a write has removed from UDP service ports, and what serves instead.
 
 
 class RemovedBackends(NamedTuple):
     """The ids of backends that were removed from UDP service ports.
 
-    ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets
-    keep the removed one until another comes. ``served_again``: some port has a backend that had
-    none before. ``moved``: a frontend has passed to another service port, with other backends.
+    ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets keep
+    the removed one until another comes. ``served_again``: a port has a backend that had none
+    before. ``moved``: a frontend has moved to another service port, with other backends.
     """
 
     replaced: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class RemovedBackends(NamedTuple):
 
 
 def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
-    """What these changes of service ports removed."""
+    """Return the backends that these changes of service ports removed."""
     replaced, orphaned, served_again = set[int](), set[int](), False
     for name, former_ids, new_ids, _ in changes:
         if name.protocol == Protocol.UDP:
@@ -69,7 +69,7 @@ def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
     return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again)
 
 
-# A search that is to be made, and how several become one.
+# A pending search, and how several are joined.
 
 
 class SearchKind(Enum):
@@ -81,7 +81,7 @@ class SearchKind(Enum):
 
 
 class StaleSearch(NamedTuple):
-    """When to search, and for what; ``everything``: without a look at the counters of backends."""
+    """When to search, and for what; ``everything``: regardless of the counters of backends."""
 
     due: float
     kind: SearchKind
@@ -89,26 +89,26 @@ class StaleSearch(NamedTuple):
     everything: bool
 
     def __or__(self, later: "StaleSearch") -> "StaleSearch":
-        """Both as one, when the later one is due."""
+        """Join both, at the time of the later one."""
         everything = self.everything or later.everything
         return later._replace(removed=self.removed | later.removed, everything=everything)
 
 
 log = logging.getLogger(__name__)
 
-SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket is inside a hook
-_PAUSE_FACTOR = 4  # a search of many network namespaces takes CPU, and changes may follow fast
+SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket stays inside a hook
+_PAUSE_FACTOR = 4  # a search of many namespaces takes CPU, and changes may follow fast
 
 
 class StaleUdpWorker(DueWorker):
-    """Searches in a thread from ``start`` to ``stop``; ``connections`` does so in another thread.
+    """Search in a thread from ``start`` to ``stop``; ``connections`` does so in another thread.
 
-    ``each_namespace`` calls a function in every network namespace (node.namespaces).
-    The thread calls ``on_search`` after a search for each family: with the seconds that it took
-    and how many sockets were ended or flows rebound. ``can_end`` says, after ``start``, whether
-    this kernel ends sockets. ``shadow``: a kube-proxy beside translates, so that sockets that no
-    hook has translated are its own. ``clock``: a monotonic one, in seconds. ``error``: why the last
-    search has failed, if so; it is made again with the next one, or after a pause that grows.
+    ``each_namespace`` calls a function in every network namespace (node.namespaces). After a search
+    the thread calls ``on_search`` for each family, with the seconds that it took and the number of
+    ended sockets or rebound flows. ``can_end`` says, after ``start``, whether this kernel ends
+    sockets. ``shadow``: a kube-proxy on this node translates, so that sockets without a translation
+    by a hook belong to it. ``clock`` is a monotonic clock, in seconds. ``error``: why the last
+    search failed, if so; it is repeated with the next one, or after a growing pause.
     """
 
     def __init__(
@@ -149,15 +149,15 @@ class StaleUdpWorker(DueWorker):
         super().start()
 
     def stop(self) -> None:
-        """Returns when neither thread works any more."""
+        """Stop; return when neither thread works any more."""
         self.connections.stop()
         super().stop()
 
     def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool = False) -> None:
-        """Searches for sockets and flows that these changes made stale; returns at once.
+        """Search for sockets and flows that these changes made stale; returns at once.
 
-        To be called when the changes have been written to the maps. ``frontends_moved``: some
-        UDP frontends have passed to other service ports too.
+        To be called after the changes were written to the maps. ``frontends_moved``: UDP frontends
+        have moved to other service ports too.
         """
         changed = [change for change in changes if change.name.protocol == Protocol.UDP]
         self.connections.check(changed)
@@ -167,11 +167,11 @@ class StaleUdpWorker(DueWorker):
             self._schedule(StaleSearch(due, SearchKind.FIRST, removed, everything=False))
 
     def check_connections(self) -> None:
-        """Deletes what conntrack got while nothing translated; returns at once."""
+        """Delete entries that conntrack got while nothing translated; returns at once."""
         self.connections.check_untranslated()
 
     def check_everything(self) -> None:
-        """Searches for what became stale while no agent ran; returns at once."""
+        """Search for sockets that became stale while no agent ran; returns at once."""
         self.connections.check_everything()
         removed = RemovedBackends(served_again=True)
         self._schedule(StaleSearch(self._clock(), SearchKind.FIRST, removed, everything=True))
@@ -183,11 +183,11 @@ class StaleUdpWorker(DueWorker):
 
     @property
     def due(self) -> float:
-        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        """When ``turn`` is due, by the clock; infinity means not before the next change."""
         return self._searches[0].due if self._searches else math.inf
 
     def turn(self) -> None:
-        """What the thread does when a search is due: it joins all due ones of that kind."""
+        """Make the due searches of one kind, joined."""
         begun = self._clock()
         with self._changed:
             search = self._take_due(self._searches[0].kind, begun)
@@ -204,7 +204,7 @@ class StaleUdpWorker(DueWorker):
             self._schedule_after(search)
 
     def _fail(self, search: StaleSearch, reason: str) -> None:
-        """Both passes are made again; those that become due meanwhile join them."""
+        """Repeat both passes; searches that become due meanwhile join them."""
         if reason != self._error:
             log.warning("stale UDP sockets cannot be ended: %s; trying again", reason)
         self._error, self._earliest = reason, self._clock() + FIRST_RETRY
@@ -213,7 +213,7 @@ class StaleUdpWorker(DueWorker):
         self._pause = min(2 * self._pause, LONGEST_RETRY)
 
     def _take_due(self, kind: SearchKind, now: float) -> StaleSearch:
-        """With those that have failed and wait until they are made again."""
+        """Return the due searches, joined with failed ones that wait for their repetition."""
         joins_all = self._error is not None and kind is SearchKind.FIRST
         taken = [s for s in self._searches if s.kind is kind and (s.due <= now or joins_all)]
         self._searches = [s for s in self._searches if s not in taken]
@@ -229,7 +229,7 @@ class StaleUdpWorker(DueWorker):
             self._schedule(StaleSearch(due, SearchKind.RENEWAL, RemovedBackends(), everything=True))
 
     def _search_and_report(self, search: StaleSearch, begun: float) -> None:
-        """Raises KernelError or OSError."""
+        """Search once. Raises KernelError or OSError."""
         ended = Counts()
         if not self.shadow and search.kind is not SearchKind.RENEWAL:
             ended += self.ender.end_untranslated()
@@ -241,7 +241,7 @@ class StaleUdpWorker(DueWorker):
         self._report(search, ended, self._clock() - begun)
 
     def _may_find(self, search: StaleSearch) -> bool:
-        """Whether there can be stale sockets at all."""
+        """Whether stale sockets are possible at all."""
         removed = search.removed
         self._orphans |= any(map(self._may_have_sockets, removed.orphaned))
         return (
@@ -256,7 +256,10 @@ class StaleUdpWorker(DueWorker):
         return opened != closed or backend in self.ender.rebinder.backends
 
     def _end_stale(self, kind: SearchKind) -> Counts:
-        """An entry for which two passes found no connected socket is not searched again."""
+        """End stale sockets.
+
+        Entries without a connected socket in two passes are not searched again.
+        """
         stale, self._orphans = stale_sockets(self.maps)
         entries = set(stale.items())
         ended, not_found = self.ender.end(dict(entries - self._not_found))
