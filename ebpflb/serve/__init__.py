@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the running agent shows: its status in a file, health and metrics over HTTP.
+"""The outputs of the running agent: its status in a file, health and metrics over HTTP.
 
 The agent's thread writes status, health, metrics and the endpoint counts of health-check node
 ports; the one server thread reads them to respond to requests.
 
 status              the agent's status, in a file
 agent_lock          one agent alone on a state directory
-conditions          what is wrong: one list for status, /readyz and metrics
+conditions          all problems: one list for status, /readyz and metrics
 verdict             OK, DEGRADED or DOWN, and why
 servers             the HTTP servers: ports 10256 and 10249, and health-check node ports
 listener            listening sockets and connections, in one thread
-local_socket        what the agent tells commands on this node
-health              10256: does the agent sync in time, and is the node to get traffic
+local_socket        the agent's answers to commands on this node
+health              10256: whether the agent syncs in time, and the node should get traffic
 service_health      health-check node ports
 metrics_pages       10249: /metrics, /healthz, /proxyMode, /configz, /flagz, /statusz
 metrics             all metrics, and their exposition

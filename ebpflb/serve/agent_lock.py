@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an agent serves a state directory, and the lock that keeps a second one away.
+"""Whether an agent serves a state directory, and the lock that keeps a second agent away.
 
-There are two locks, of the state directory and of a file in the run directory. The first is the
-one that counts; the second stays where the bpffs is mounted anew, and is known to earlier versions.
+There are two locks, of the state directory and of a file in the run directory. The first one
+decides; the second one survives a remount of the bpffs, and is known to earlier versions.
 """
 
 import os
@@ -19,24 +19,25 @@ from ebpflb.serve import status
 
 
 class AgentLock:
-    """The lock of the state directory, and the record in it. Where another bpffs has been mounted
-    in the place of theirs both are gone, while the agent runs on.
+    """The lock of the state directory, and the record in it.
+
+    Both are gone if another bpffs is mounted there, while the agent continues to run.
     """
 
     def __init__(self, paths: Paths, state: StateLock) -> None:
         self._paths, self._state = paths, state
 
     def faults(self) -> Iterator[Drift]:
-        """What of the two is not there."""
+        """Yield which of the two is missing."""
         if not self._state.holds():
             yield Drift(Part.PIN, f"lock of {self._paths.state}", "is not held any more")
         elif not state_dir.is_record_of(self._paths):
             yield Drift(Part.PIN, f"{self._paths.state}/{state_dir.RECORD}", "is missing")
 
     def restore(self) -> bool:
-        """Whether both are there again; not if another agent has taken the lock meanwhile.
+        """Restore both; return False if another agent has taken the lock meanwhile.
 
-        Raises NodeError where there is no bpffs.
+        Raises NodeError if there is no bpffs.
         """
         if not self._state.holds():
             self._state.release()
@@ -48,9 +49,9 @@ class AgentLock:
 
 @contextmanager
 def held(paths: Paths) -> Iterator[AgentLock]:
-    """Held by an agent as long as it runs; the run directory is recorded from then on.
+    """Hold the lock while the agent runs, and record the run directory.
 
-    Raises NodeError if another one runs, with its pid if that is known.
+    Raises NodeError if another agent runs, with its pid if that is known.
     """
     state = StateLock(paths.state)
     with status.lock(paths):
@@ -70,8 +71,10 @@ def is_running(paths: Paths) -> bool:
 
 
 def _record(paths: Paths) -> None:
-    """An agent with another run directory has ended: what it had added to the kernel's list of
-    reserved ports is ours now.
+    """Record the run directory.
+
+    An agent with another run directory has ended: its additions to the kernel's list of reserved
+    ports now belong to this agent.
     """
     former = state_dir.read_record(paths.state)
     if former is not None and former.run != paths.run:
@@ -86,7 +89,7 @@ def _record(paths: Paths) -> None:
 
 
 def _remove_if_empty(paths: Paths) -> None:
-    """A state directory that was made for the lock alone: the agent did not even begin."""
+    """Remove a state directory that was created only for the lock: the agent did not even begin."""
     with suppress(OSError):
         if os.listdir(paths.state) == [state_dir.RECORD]:
             (paths.state / state_dir.RECORD).unlink()

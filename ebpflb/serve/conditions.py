@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the agent: one list, from which status, /readyz and metrics come.
+"""All problems of the agent in one list: status, /readyz and metrics are views of it.
 
-Each condition follows from the agent's status alone. What only a command sees (no agent, no hooks,
-a full conntrack) is added by ``verdict``. docs/runbook.md has a heading for each cause.
+Each condition follows from the agent's status alone. ``verdict`` adds problems that only a command
+sees (no agent, no hooks, a full conntrack). docs/runbook.md has a heading for each cause.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 
 
 class Cause(StrEnum):
-    """What can be wrong."""
+    """The possible problems."""
 
     NOTHING_HERE = "nothing is here"
     NO_SOCKET_HOOKS = "no socket hooks"
@@ -40,10 +40,10 @@ class Cause(StrEnum):
 
 
 class Condition(NamedTuple):
-    """Something that is wrong now, in words.
+    """A current problem, in words.
 
-    ``unready``: not all that is planned is in force, so /readyz answers 503. A Service that does
-    not fit is no such condition: else one tenant could take every node away.
+    ``unready``: a part of the plan is not in force, so /readyz answers 503. A Service that does not
+    fit is not such a condition: otherwise one tenant could take every node out of service.
     ``passing``: usual for a moment after a start or a change; `ebpflb status` leaves it out.
     """
 
@@ -54,7 +54,7 @@ class Condition(NamedTuple):
 
 
 def conditions(status: AgentStatus) -> list[Condition]:
-    """Everything that is wrong, the gravest first."""
+    """Return all problems, the gravest first."""
     return [
         *_not_in_force(status),
         *_not_received(status),
@@ -63,7 +63,7 @@ def conditions(status: AgentStatus) -> list[Condition]:
 
 
 def not_ready(status: AgentStatus) -> list[str]:
-    """Why not everything is in force, for /readyz; none: it is."""
+    """Return why not everything is in force, for /readyz; empty if everything is."""
     return [each.text for each in conditions(status) if each.unready]
 
 
@@ -121,7 +121,7 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
         yield Condition(Cause.STALE_UDP, f"{text}: {status.stale_udp_error}")
     if status.left_to_kube_proxy and status.kube_proxy:
         yield Condition(Cause.KUBE_PROXY_MISSING, f"kube-proxy {status.kube_proxy}")
-    if not status.kube_proxy_runs:  # a kube-proxy has them as long as it runs
+    if not status.kube_proxy_runs:  # a running kube-proxy has these ports
         yield from _named(
             Cause.PORTS_NOT_OPEN,
             status.ports_not_open,
@@ -136,7 +136,7 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
 def _named(
     cause: Cause, reasons: Mapping[str, str], one: str, many: str, unready: bool = False
 ) -> Iterator[Condition]:
-    """One condition for all of these; it names the first one, with its reason."""
+    """Yield one condition for all of these; it names the first one, with its reason."""
     for name in list(reasons)[:1]:
         what = one if len(reasons) == 1 else f"{len(reasons)} {many}, the first"
         yield Condition(cause, f"{what}: {name}: {reasons[name]}", unready)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Port 10256: whether the agent syncs in time, and the node is to get traffic (kube-proxy.md
-13.1).
+"""Port 10256: whether the agent syncs in time, and the node should get traffic.
 
-An agent is unhealthy if a change has not been applied for longer than the timeout, or its loop has
-not run for a minute. /livez reports this alone, for the kubelet that restarts the agent; /healthz
-is also unhealthy while the node is about to be deleted, or the audit knows that the data plane is
-not in force, for load balancers. One agent serves both families: their status is the same.
+See kube-proxy.md 13.1. An agent is unhealthy if a change has not been applied for longer than the
+timeout, or its loop has not run for a minute. /livez reports only this, for the kubelet that
+restarts the agent. /healthz is for load balancers: it is also unhealthy while the node is about to
+be deleted, or the audit knows that the data plane is not in force. One agent serves both families:
+their status is the same.
 
-/readyz is ours: 200 once this agent's programs and every service are in force, and its loop runs.
-Its header Server tells that no kube-proxy has answered. The reasons are told on loopback only: port
-10256 is open to the network.
+/readyz is ebpflb's own: 200 once this agent's programs and every service are in force, and its loop
+runs. Its header Server shows that the answer is not from a kube-proxy. The reasons are shown on
+loopback only, because port 10256 is open to the network.
 """
 
 import threading
@@ -31,7 +31,7 @@ OnResponse = Callable[[str, int], None]
 
 SERVER = "ebpflb"  # the header of /readyz
 MAX_REASONS = 20
-NOT_TOLD = "run `ebpflb status` on the node"  # instead of reasons, to others than loopback
+NOT_TOLD = "run `ebpflb status` on the node"  # instead of reasons, except on loopback
 NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
 
 
@@ -54,7 +54,7 @@ class _Readiness(msgspec.Struct):
 
 
 class Health:
-    """Written by the agent's thread, read by the servers'.
+    """Written by the agent's thread, read by the servers' thread.
 
     ``timeout`` is in seconds. ``now`` returns nanoseconds since the epoch, ``monotonic`` seconds of
     a clock that is never set.
@@ -72,7 +72,7 @@ class Health:
     ) -> None:
         """``waiting``: how long the oldest message has waited for the agent's loop, in seconds."""
         self._timeout, self._waiting = timeout, waiting
-        self._last_turn: float | None = None  # None: the agent starts, which may take long
+        self._last_turn: float | None = None  # None: the agent is starting, which may take long
         self._families = sorted(families)
         self._now, self._monotonic, self._on_response = now, monotonic, on_response
         self._lock = threading.Lock()
@@ -83,37 +83,40 @@ class Health:
         self._not_ready = ["the agent is starting"]
 
     def set_in_force(self, in_force: bool) -> None:
-        """False: programs or maps are known to differ from what is planned."""
+        """Set whether programs and maps match the plan, as far as is known."""
         self._in_force = in_force
 
     def set_not_ready(self, reasons: list[str]) -> None:
-        """Why not everything is in force; none: it is."""
+        """Set why not everything is in force; empty if everything is."""
         self._not_ready = reasons
 
     def turned(self) -> None:
-        """The loop has made a turn. To be called once everything is in force for the first time."""
+        """Note a turn of the loop; called from the first time on that everything is in force."""
         self._last_turn = self._monotonic()
 
     @property
     def pulse(self) -> Pulse:
-        """Whether the loop runs, and in time, now."""
+        """The current state of the loop."""
         last = self._last_turn
         return Pulse(0.0 if last is None else self._monotonic() - last, self._waiting())
 
     def queued(self) -> None:
-        """A change waits to be applied. The time counts from the oldest one."""
+        """Note that a change waits to be applied; the time counts from the oldest one."""
         with self._lock:
             if self._waiting_since is None:
                 self._waiting_since = self._monotonic()
 
     def synced(self) -> None:
-        """Everything is applied. The agent calls it also when it begins to serve."""
+        """Note that everything is applied. The agent also calls this when it begins to serve."""
         with self._lock:
             self._waiting_since = None
             self._synced = self._now()
 
     def set_node(self, node: Node | None) -> None:
-        """None, for a deleted Node, keeps the last one. A new zone is a change to be applied."""
+        """Set the Node; None, for a deleted one, keeps the last.
+
+        A new zone is a change to apply.
+        """
         if node is None or node is self._node:
             return
         last, self._node = self._node, node
@@ -129,22 +132,22 @@ class Health:
 
     @property
     def serves(self) -> bool:
-        """Healthy, and the data plane is in force as far as is known."""
+        """Whether the agent is healthy, and the data plane is in force as far as is known."""
         return self.healthy and self._in_force
 
     @property
     def ready(self) -> bool:
-        """As /readyz reports it."""
+        """Whether /readyz answers 200."""
         return not self._reasons
 
     @property
     def eligible(self) -> bool:
-        """Whether the node is to get traffic; not before its Node is known."""
+        """Whether the node should get traffic; False before its Node is known."""
         node = self._node
         return node is not None and nodes.eligible(node)
 
     def respond(self, request: Request) -> Response:
-        """The response of port 10256."""
+        """Return the response of port 10256."""
         if request.path == "/readyz":
             return self._readiness(tell=request.on_loopback)
         if request.path not in ("/healthz", "/livez"):
@@ -157,11 +160,17 @@ class Health:
 
     @property
     def _reasons(self) -> list[str]:
-        """Why the node is not ready. A backlog does not count: a flood hits all nodes at once."""
+        """Why the node is not ready.
+
+        A backlog does not count, since a flood hits all nodes at once.
+        """
         return [*self.pulse.stalled, *self._not_ready]
 
     def _readiness(self, *, tell: bool) -> Response:
-        """``tell``: the reasons, which have names of Services, devices and files."""
+        """Respond to /readyz.
+
+        With ``tell`` the answer has the reasons, which name Services, devices and files.
+        """
         reasons = self._reasons
         told = reasons[:MAX_REASONS] if tell or not reasons else [NOT_TOLD]
         body = msgspec.json.encode(_Readiness(not reasons, told))
@@ -185,7 +194,7 @@ class Health:
 
 
 def rfc3339(nanoseconds: int) -> str:
-    """A time as Go writes it by time.RFC3339Nano: without zeros at the end."""
+    """Format a time like Go's time.RFC3339Nano: without trailing zeros."""
     seconds, rest = divmod(nanoseconds, 10**9)
     whole = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
     return f"{whole}.{rest:09}".rstrip("0").rstrip(".") + "Z"

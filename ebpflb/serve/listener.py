@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where HTTP clients connect: one thread, however many listening sockets and clients there are.
+"""The listening side of HTTP: one thread for all listening sockets and clients.
 
-No client can hold anything for long. From the first byte awaited to the last one delivered an
-exchange has TIMEOUT_SECONDS, a head is small, and at the connection limit the connection whose last
-request is the oldest is closed for a new one.
+No client can hold anything for long. An exchange has TIMEOUT_SECONDS from the first awaited byte to
+the last delivered one, and a head is small. At the connection limit, the connection with the oldest
+last request is closed for a new one.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from ebpflb.model.addresses import Family
 
 # HTTP/1.1: requests and responses as values; h11 reads and writes their bytes.
 #
-# h11 costs the agent 0.3 MB and leaves sockets, timeouts and limits to ``listener``. No complete
-# server that was measured (tornado, aiohttp, cheroot, http.server) keeps those limits with hundreds
-# of listening sockets in one thread.
+# h11 costs the agent 0.3 MB and leaves sockets, timeouts and limits to ``listener``. None of the
+# complete servers that were measured (tornado, aiohttp, cheroot, http.server) keeps those limits
+# with hundreds of listening sockets in one thread.
 
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 
@@ -40,8 +40,10 @@ MAX_HEAD_FIELDS = 100
 
 
 class Request(NamedTuple):
-    """``path`` is without the query, ``accept`` the Accept header; ``on_loopback``: the client asks
-    from a loopback address. No handler needs the method.
+    """A request; the method is left out because no handler needs it.
+
+    ``path`` is without the query, ``accept`` the Accept header; ``on_loopback``: the client's
+    address is a loopback address.
     """
 
     path: str
@@ -71,7 +73,7 @@ class HttpConnection:
         self._connection = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
 
     async def read_request(self, reader: StreamReader) -> Request | Response | None:
-        """The next request, or the response that refuses it; None if the client ends before.
+        """Return the next request, or the response that refuses it; None if the client ends before.
 
         Empty lines before a request are ignored (RFC 9112 2.2).
         """
@@ -89,18 +91,18 @@ class HttpConnection:
             return _refusal(error.error_status_hint)
         if event.http_version not in (b"1.0", b"1.1"):
             return _refusal(505)
-        if event.method == b"CONNECT":  # h11 sends no body after a 2xx to it
+        if event.method == b"CONNECT":  # h11 sends no body after a 2xx to CONNECT
             return _refusal(405)
         if len(event.headers) > MAX_HEAD_FIELDS:
             return _refusal(431)
         path, _, query = event.target.decode("latin-1").partition("?")
-        if path.startswith("//"):  # as joined to a base URL that ends in a slash
+        if path.startswith("//"):  # as when joined to a base URL that ends in a slash
             path = "/" + path.lstrip("/")
         accept = next((value for name, value in event.headers if name == b"accept"), b"")
         return Request(path, accept.decode("latin-1"), query)
 
     def send(self, response: Response) -> bytes:
-        """The response as bytes. It closes the connection if the request has a body."""
+        """Return the response as bytes; it closes the connection if the request has a body."""
         headers = {
             "Content-Type": response.content_type,
             "X-Content-Type-Options": "nosniff",
@@ -120,7 +122,7 @@ class HttpConnection:
         return b"".join(self._connection.send(event) or b"" for event in events)
 
     def next_cycle(self) -> bool:
-        """Whether the connection stays for another request, once a response has been sent."""
+        """Whether the connection stays open for another request after a response."""
         keep_alive = self._connection.our_state is self._connection.their_state is h11.DONE
         if keep_alive:
             self._connection.start_next_cycle()
@@ -162,11 +164,11 @@ class ServerThread:
         return self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Runs it in the thread; returns its result or raises its error."""
+        """Run a coroutine in the thread; return its result or raise its error."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self) -> None:
-        """Closes all connections. Harmless if it was never started."""
+        """Close all connections; does nothing if the thread was never started."""
         if self.alive:
             self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()
@@ -177,7 +179,7 @@ class ServerThread:
 
 
 def run_beside(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """A task of the running event loop; one that fails ends the agent, as a thread that fails."""
+    """Start a task in the running event loop; its failure ends the agent, like that of a thread."""
     task = asyncio.create_task(work)
     task.add_done_callback(_report_failure)
     return task
@@ -192,16 +194,19 @@ def _report_failure(task: "asyncio.Task[None]") -> None:
 class Connections:
     """The open connections of one or more listeners, at most ``limit`` at a time.
 
-    An exchange on one of them that lasts longer than ``timeout`` seconds resets it.
+    An exchange that lasts longer than ``timeout`` seconds resets its connection.
     """
 
     def __init__(self, limit: int, timeout: float = _TIMEOUT_SECONDS) -> None:
         self.limit, self.timeout = limit, timeout
-        self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest last request comes first
+        self._open: dict[asyncio.StreamWriter, None] = {}  # sorted by the time of the last request
 
     @contextmanager
     def including(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """Closed at the end, or reset by an OSError. At the limit the first one is reset for it."""
+        """Include a connection; at the limit, reset the first one for it.
+
+        The connection is closed at the end, or reset by an OSError.
+        """
         while len(self._open) >= self.limit:
             self._reset(next(iter(self._open)))
         self._open[writer] = None
@@ -214,7 +219,7 @@ class Connections:
             self._close(writer)
 
     def requested(self, writer: asyncio.StreamWriter) -> None:
-        """A whole request has arrived, perhaps on a connection that has been reset since."""
+        """Note a complete request, perhaps on a connection that has been reset since."""
         if writer in self._open:
             self._open[writer] = self._open.pop(writer)
 
@@ -223,7 +228,7 @@ class Connections:
         writer.transport.abort()
 
     def _reset(self, writer: asyncio.StreamWriter) -> None:
-        """Closes it; the kernel too discards what the client has not taken."""
+        """Close the connection; the kernel discards data that the client has not taken."""
         if not writer.transport.is_closing():
             writer.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
@@ -234,7 +239,7 @@ class Connections:
 class Listener:
     """One listening socket and the connections that it accepts.
 
-    ``slow`` handlers run in threads: those of an executor, or for True one that all share, one
+    ``slow`` handlers run in threads: those of an executor, or for True in one shared thread, one
     request after the other. ``quick``: handlers by their path, which never wait for a slow one.
     """
 
@@ -251,7 +256,7 @@ class Listener:
         self._accepting: asyncio.Task[None] | None = None
 
     async def open(self, listening: socket.socket) -> None:
-        """Takes the socket over: ``close`` closes it."""
+        """Take the socket over: ``close`` closes it."""
         listening.setblocking(False)
         self._socket = listening
         found: Any = listening.getsockname()
@@ -260,14 +265,14 @@ class Listener:
         self._accepting = run_beside(self._accept())
 
     async def close(self) -> None:
-        """Closes the socket and its connections; new ones are refused when this returns."""
+        """Close the socket and its connections; new ones are refused when this returns."""
         if self._accepting:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
             self._socket.close()
 
     async def _accept(self) -> None:
-        """Until cancelled: then all connections are too.
+        """Accept until cancelled: then all connections are cancelled too.
 
         A socket that was accepted but whose task has not begun is closed when Python frees it.
         """
@@ -277,15 +282,15 @@ class Listener:
                 try:
                     client, _ = await loop.sock_accept(self._socket)
                     tasks.create_task(self._serve(client))
-                    await asyncio.sleep(0)  # sock_accept does not wait while clients do
-                except ConnectionAbortedError:  # the client has gone again
+                    await asyncio.sleep(0)  # sock_accept does not wait while clients are waiting
+                except ConnectionAbortedError:  # the client is gone again
                     continue
                 except OSError as error:  # too many open files
                     log.warning("%s: %s", self._name, error)
                     await asyncio.sleep(ACCEPT_RETRY_SECONDS)
 
     async def _serve(self, client: socket.socket) -> None:
-        """Raises nothing: that would end all tasks of the group."""
+        """Serve a client. Raises nothing: an exception would end all tasks of the group."""
         try:
             reader, writer = await asyncio.open_connection(sock=client, limit=READ_BYTES)
             writer.transport.set_write_buffer_limits(0)  # drain() waits until the kernel has it all
@@ -293,7 +298,7 @@ class Listener:
                 connection = HttpConnection()
                 while await self._exchange(connection, reader, writer):
                     pass
-        except OSError as error:  # the client has closed the connection, or the time is over
+        except OSError as error:  # the client closed the connection, or the time is over
             log.debug("%s: %s", self._name, error)
         except Exception:
             log.exception("%s: unexpected", self._name)
@@ -301,7 +306,7 @@ class Listener:
     async def _exchange(
         self, connection: HttpConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """One request and its response; whether another one may follow."""
+        """Handle one request and its response; return whether another one may follow."""
         async with asyncio.timeout(self._connections.timeout):
             if not (request := await connection.read_request(reader)):
                 return False
@@ -313,13 +318,13 @@ class Listener:
             if connection.next_cycle():
                 return True
             writer.write_eof()
-            unread = MAX_UNREAD_BYTES  # closed with more, the connection is reset (RFC 9112 9.6)
+            unread = MAX_UNREAD_BYTES  # with more, closing resets the connection (RFC 9112 9.6)
             while unread > 0 and (data := await reader.read(READ_BYTES)):
                 unread -= len(data)
         return False
 
     async def _respond(self, request: Request | Response) -> Response:
-        if isinstance(request, Response):  # which refuses the request
+        if isinstance(request, Response):  # a refusal
             return request
         try:
             if quick := self._quick.get(request.path):
@@ -335,15 +340,15 @@ class Listener:
 
 
 def _is_on_loopback(writer: asyncio.StreamWriter) -> bool:
-    """No packet from another machine has such a source: the kernel drops it."""
+    """Whether the client is on loopback: the kernel drops such packets from other machines."""
     peer: Any = writer.get_extra_info("peername")
-    if not isinstance(peer, tuple):  # of a Unix socket
+    if not isinstance(peer, tuple):  # for a Unix socket
         return False
     address = ip_address(peer[0].partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-# The addresses that the operator chose: listened on at once, or as soon as they are free.
+# The addresses that the operator chose: opened at once, or as soon as they are free.
 
 LISTEN_RETRY_SECONDS = 5.0  # kube-proxy.md 13.1
 
@@ -355,15 +360,15 @@ _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an IPv6 host is in brackets. Raises ValueError."""
+    """Return host and port of HOST:PORT; an IPv6 host is in brackets. Raises ValueError."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. 0.0.0.0 and :: mean both families if the node has both, as in kube-proxy.
+    """Return a listening socket. Raises OSError.
 
-    Raises OSError.
+    0.0.0.0 and :: mean both families if the node has both, as in kube-proxy.
     """
     if host in ("", "0.0.0.0", "::"):
         try:
@@ -375,7 +380,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_in_family(host: str, port: int, family: Family) -> socket.socket:
-    """A listening socket of this family alone. Raises OSError."""
+    """Return a listening socket of this family only. Raises OSError."""
     return _listen(host, port, _FAMILIES[family])
 
 
@@ -384,20 +389,20 @@ def _listen(host: str, port: int, family: int, **options: bool) -> socket.socket
 
 
 def _reason(error: Exception) -> str:
-    """The kernel's error; Python adds words of its own, and the address once more."""
+    """Return the kernel's error, without Python's words and its repetition of the address."""
     if isinstance(error, OSError) and error.errno and error.errno > 0:
         return os.strerror(error.errno)
     return in_words(error)
 
 
 def level_of(error: Exception) -> int:
-    """Of the log: beside a kube-proxy that is to be replaced its ports are taken, as expected."""
+    """Return the log level: beside a kube-proxy to be replaced, taken ports are expected."""
     is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     return logging.WARNING if is_taken else logging.ERROR
 
 
 class Port:
-    """The port of ``address`` (HOST:PORT; there is none if it is empty).
+    """The port of ``address`` (HOST:PORT; empty: no port).
 
     If it is ``required``, a failure to listen is an error; otherwise it is tried again every
     ``retry`` seconds.
@@ -418,7 +423,7 @@ class Port:
         self._retrying: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Raises NodeError with the address and the reason if the port is required."""
+        """Open the port. Raises NodeError with address and reason if it is required and fails."""
         if self.address and not await self._try_open():
             self._retrying = run_beside(self._retry_until_open())
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP over a socket in the run directory: what the agent tells the commands of this node.
+"""HTTP over a socket in the run directory: the agent's answers to commands on this node.
 
-It is for root alone. Its requests are answered one after the other in a thread of their own, so
-neither the agent's loop nor the other ports wait for them. Whether the agent runs is answered at
-once.
+Only root may connect. Requests are answered one after the other in a thread, so neither the agent's
+loop nor the other ports wait for them. Whether the agent runs is answered at once.
 """
 
 import logging
@@ -22,7 +21,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 class LocalSocket:
-    """Where it cannot listen there is none, and the agent goes on without."""
+    """The socket; if it cannot listen, the agent continues without it."""
 
     def __init__(
         self,
@@ -38,14 +37,17 @@ class LocalSocket:
         self._listener = Listener(handler, connections, slow=self._thread, quick=quick)
 
     async def open(self) -> None:
-        """Removes what an earlier agent has left in its place."""
+        """Open the socket, replacing that of an earlier agent."""
         try:
             await self._listener.open(unix_socket.listen(self._path))
         except OSError as error:
             log.warning("%s: %s: commands will ask the maps alone", self._path, in_words(error))
 
     async def close(self) -> None:
-        """Raises OSError where its file cannot be removed, and all else is done."""
+        """Close the socket.
+
+        Raises OSError if its file cannot be removed, after everything else is done.
+        """
         try:
             await self._listener.close()
         finally:

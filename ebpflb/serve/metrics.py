@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All metrics of an agent (docs/metrics.md), and how they are shown.
+"""All metrics of an agent (docs/metrics.md), and their exposition.
 
-The agent counts as it works; maps, hooks and its status are read at each scrape. What cannot be
-read then is left out and counted, and the rest is shown.
+The agent counts as it works; maps, hooks and its status are read at each scrape. Metrics that
+cannot be read are left out and counted as failures, and the others are shown.
 """
 
 import logging
@@ -58,14 +58,14 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def describe_process(registry: CollectorRegistry) -> None:
-    """process_*, python_gc_* and python_info."""
+    """Register process_*, python_gc_* and python_info."""
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     PlatformCollector(registry=registry)
 
 
 def describe_build(registry: CollectorRegistry) -> None:
-    """kubernetes_build_info. The labels that only a Go program has are empty."""
+    """Register kubernetes_build_info; labels that only a Go program has are empty."""
     major, minor = VERSION.split(".")[:2]
     machine = platform.machine()
     labels = {
@@ -100,7 +100,9 @@ class Requests:
         )
 
     def observe(self, method: str, url: str, code: int | None, seconds: float) -> None:
-        """One request. ``code`` is None without a response; a watch ends when its response begins.
+        """Count one request.
+
+        ``code`` is None without a response; a watch ends when its response begins.
 
         ``url`` is any URL of the server.
         """
@@ -118,7 +120,7 @@ class FeatureGates:
         self._enabled = Gauge("kubernetes_feature_enabled", text, labels, registry=registry)
 
     def set(self, name: str, stage: str, *, enabled: bool) -> None:
-        """One gate and its stage as Kubernetes 1.36 writes it, as in "DEPRECATED"."""
+        """Set one gate and its stage as Kubernetes 1.36 writes it, such as "DEPRECATED"."""
         self._enabled.labels(name, stage).set(enabled)
 
 
@@ -140,7 +142,7 @@ class SliMetrics:
         )
 
     def observe(self, name: str, type: str, *, ok: bool) -> None:
-        """One check of ``type`` healthz or livez."""
+        """Count one check of ``type`` healthz or livez."""
         self._last.labels(name, type).set(ok)
         self._all.labels(name, type, "success" if ok else "error").inc()
 
@@ -161,7 +163,7 @@ class Metrics(KubeProxyMetrics):
     """Safe to call from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives seconds since the epoch."""
+        """``clock`` returns seconds since the epoch."""
         self.registry, self.slis = CollectorRegistry(), CollectorRegistry()
         super().__init__(self.registry, clock)
         describe_process(self.registry)
@@ -176,41 +178,41 @@ class Metrics(KubeProxyMetrics):
         self._conntrack: ConntrackCollector | None = None
 
     def failed(self, seconds: float, *, full: bool) -> None:
-        """A sync failed after ``seconds``. Its changes are still pending."""
+        """Note that a sync failed after ``seconds``; its changes are still pending."""
         super().failed(seconds, full=full)
         self._failures.inc()
 
     def socket_destroy_supported(self, supported: bool) -> None:
-        """Whether this kernel can destroy sockets (INET_DIAG_DESTROY)."""
+        """Set whether this kernel can destroy sockets (INET_DIAG_DESTROY)."""
         self._destroy_supported.set(supported)
 
     def connections_reset(self, kind: str, count: int) -> None:
-        """Connections to endpoints that have gone were reset."""
+        """Count reset connections to removed endpoints."""
         self._reset.labels(kind).inc(count)
 
     def health(self, healthy: Callable[[], bool]) -> None:
-        """Calls ``healthy`` at each scrape: kube-proxy.md 13.1, without the node's eligibility."""
+        """Call ``healthy`` at each scrape: kube-proxy.md 13.1, without the node's eligibility."""
         self._healthy.set_function(lambda: healthy())
 
     def ready(self, ready: Callable[[], bool]) -> None:
-        """Calls ``ready`` at each scrape, as /readyz reports it."""
+        """Call ``ready`` at each scrape, for the state of /readyz."""
         self._ready.set_function(lambda: ready())
 
     def waiting(self, seconds: Callable[[], float]) -> None:
-        """Calls ``seconds`` at each scrape: how long the oldest message has waited for the loop."""
+        """Call ``seconds`` at each scrape: how long the oldest message has waited for the loop."""
         self._oldest.set_function(lambda: seconds())
 
     def watch_silent(self, kind: str) -> None:
-        """A watch sent nothing for so long that it was opened anew."""
+        """Count a watch that sent nothing for so long that it was opened again."""
         self._watches_silent.labels(kind).inc()
 
     def drift_found(self, drifts: Iterable[Drift]) -> None:
-        """The audit has found that these differ from what is planned."""
+        """Count differences that the audit found."""
         for drift in drifts:
             self._drift_found.labels(drift.part).inc()
 
     def events_dropped(self, count: Callable[[], int]) -> None:
-        """Calls ``count`` at each scrape: the events that the recorder dropped."""
+        """Call ``count`` at each scrape: the number of events that the recorder dropped."""
         self._dropped.count = count
 
     def read(
@@ -219,19 +221,19 @@ class Metrics(KubeProxyMetrics):
         planner: Callable[[], Planner],
         status: Callable[[], AgentStatus],
     ) -> None:
-        """Reads these at each scrape from now on, until ``close``."""
+        """Read these at each scrape from now on, until ``close``."""
         self._occupancy = Occupancy(datapath.maps)
         self._register("maps", MapsCollector(datapath.maps, planner, self._occupancy))
         self._register("hooks", HooksCollector(datapath.state, lambda: datapath.programs))
         self._register("status", StatusCollector(status))
 
     def conntrack(self, maps: Mapping[str, Map], restored: Callable[[], int]) -> None:
-        """Reads conntrack at each scrape from now on, until ``close``."""
+        """Read conntrack at each scrape from now on, until ``close``."""
         self._conntrack = ConntrackCollector(maps, restored)
         self._register("conntrack", self._conntrack)
 
     def close(self) -> None:
-        """No map, program or status is read after this; what was counted is still shown."""
+        """Stop reading maps, programs and status; counters are still shown."""
         with self._lock:
             while self._collectors:
                 self.registry.unregister(self._collectors.pop())
@@ -241,12 +243,15 @@ class Metrics(KubeProxyMetrics):
             self._conntrack.wait()
 
     def exposition(self, accept: str = "") -> Exposition:
-        """/metrics, in the format that an Accept header asks for; text unless OpenMetrics is."""
+        """Return /metrics, in the format of the Accept header.
+
+        Text unless OpenMetrics is accepted.
+        """
         with self._lock:
             return _exposition(self.registry, accept)
 
     def slis_exposition(self, accept: str = "") -> Exposition:
-        """/metrics/slis."""
+        """Return /metrics/slis."""
         return _exposition(self.slis, accept)
 
     def _register(self, what: str, collector: Collector) -> None:
@@ -285,7 +290,7 @@ class Metrics(KubeProxyMetrics):
 
 
 class _DroppedEvents(Collector):
-    """Events that the recorder dropped, by its own count."""
+    """The events that the recorder dropped, by its own count."""
 
     count: Callable[[], int] = staticmethod(lambda: 0)
 
@@ -310,7 +315,7 @@ class _AllOrNothing(Collector):
 
 
 class _GoBounds:
-    """Writes whole bounds of buckets as Go does, for queries that name one: le="30", not "30.0"."""
+    """Write whole bounds of buckets as Go does, for queries that name one: le="30", not "30.0"."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -325,7 +330,7 @@ class _GoBounds:
 
 
 def _exposition(registry: CollectorRegistry, accept: str) -> Exposition:
-    """In OpenMetrics the bounds of buckets keep their fraction."""
+    """Return the exposition; in OpenMetrics the bounds of buckets keep their fraction."""
     encode, content_type = choose_encoder(accept)
     plain = content_type.startswith("text/plain")
     return Exposition(encode(_GoBounds(registry) if plain else registry), content_type)

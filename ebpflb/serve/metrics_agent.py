@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of one agent: of its maps and hooks, of the kernel's conntrack, and of its status.
 
-Services that are not programmed are named, but no more than MAX_SERIES of them: the reason is a
-full map, the same for all, and `ebpflb status` names the others.
+At most MAX_SERIES Services that are not programmed are named: the reason is a full map, the same
+for all, and `ebpflb status` names the others.
 """
 
 import logging
@@ -31,13 +31,13 @@ from ebpflb.serve.conditions import conditions
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 
-# Metrics that are read from the maps and the hooks at each scrape. A scrape costs the same whatever
-# the number of services, endpoints and flows.
+# Metrics that are read from the maps and the hooks at each scrape. The cost of a scrape does not
+# depend on the number of services, endpoints and flows.
 #
-# Exact: verdicts, events of flow entries, the entries of maps that the agent writes (counted by the
-# planner) and of the small maps, which are read whole. As of the last sweep, at most ten seconds
-# ago: the entries of tcp_flows and other_flows. As of the last count, at most a minute ago while
-# someone scrapes: the flows, and the entries of the other LRU maps.
+# Exact are verdicts, events of flow entries, the entries of maps that the agent writes (counted by
+# the planner) and of the small maps, which are read whole. The entries of tcp_flows and other_flows
+# are from the last sweep, at most ten seconds ago. The flows, and the entries of the other LRU
+# maps, are from the last count, at most a minute ago while metrics are scraped.
 
 COUNTED_WHOLE = (
     "node_addresses",
@@ -58,7 +58,7 @@ _FLOW_ENTRY_EVENTS = {
 
 
 class MapsCollector:
-    """Reads the maps. ``planner`` returns the present one: the agent may replace it."""
+    """Read the maps. ``planner`` returns the current planner, which the agent may replace."""
 
     def __init__(
         self, maps: Mapping[str, Map], planner: Callable[[], Planner], occupancy: Occupancy
@@ -113,7 +113,7 @@ class MapsCollector:
         }
 
     def _flow_entries(self) -> Iterator[Metric]:
-        """Entries, not flows: a flow has two, or four if it is masqueraded."""
+        """Yield metrics of entries, not flows: a flow has two, or four if it is masqueraded."""
         counts = {table.name: self._flow_entry_events(table) for table in self._tables}
         for event, text in _FLOW_ENTRY_EVENTS.items():
             name = f"ebpflb_flow_entries_{event}_total"
@@ -134,7 +134,7 @@ class MapsCollector:
 
 
 class HooksCollector:
-    """Asks the kernel how often the hooks ran. ``loaded`` returns the programs of this agent."""
+    """Ask the kernel how often the hooks ran. ``loaded`` returns the programs of this agent."""
 
     def __init__(self, state: StateDir, loaded: Callable[[], Iterable[Program]]) -> None:
         self._state, self._loaded = state, loaded
@@ -176,18 +176,21 @@ def _counted(counts: Counts) -> Iterator[Metric]:
     yield GaugeMetricFamily("ebpflb_occupancy_timestamp_seconds", text, counts.at)
 
 
-# Metrics of the kernel's conntrack: how full it is, and which of its entries are flows of ours.
+# Metrics of the kernel's conntrack: how full it is, and which of its entries are flows of ebpflb.
 #
-# The flows are counted in a thread, at most once a minute, as those of the flow tables are
+# A thread counts the flows at most once a minute, like those of the flow tables
 # (kernel/maps/occupancy.py): 100,000 entries take a second of CPU.
 
 log = logging.getLogger(__name__)
 
-_PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # those that the engine takes
+_PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # the protocols that the engine translates
 
 
 def count_connections(maps: Mapping[str, Map]) -> Counter[Protocol]:
-    """How many flows conntrack keeps: translated entries to frontends. Raises NodeError."""
+    """Return the number of flows in conntrack: translated entries to frontends.
+
+    Raises NodeError.
+    """
     entries = conntrack.connections(FrontendKeys(maps))
     return Counter(entry.protocol for entry in entries if entry.is_translated)
 
@@ -219,7 +222,7 @@ class ConntrackCollector:
         yield flows
 
     def wait(self) -> None:
-        """Returns when a count that is under way has ended."""
+        """Return when the running count has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -242,7 +245,7 @@ MAX_SERIES = 50
 
 
 class StatusCollector:
-    """Of the status that was published last."""
+    """Metrics of the last published status."""
 
     def __init__(self, status: Callable[[], AgentStatus]) -> None:
         self._status = status
@@ -271,7 +274,7 @@ def _build() -> Metric:
 
 
 def _packet_path(status: AgentStatus) -> Metric:
-    """Without a sample until the agent has published its first status."""
+    """Return the metric, without a sample before the agent's first status."""
     text = "Always 1: the engine that opens flows of packets, and why"
     metric = GaugeMetricFamily("ebpflb_packet_path_info", text, labels=["engine", "reason"])
     if status.packet_path:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics that dashboards for kube-proxy use, with its names, labels and buckets
-(kube-proxy.md 14).
+"""The metrics that dashboards for kube-proxy use, with kube-proxy's names, labels and buckets.
 
-One agent serves both families, and one sync writes both: it is observed once for each, as a
-dual-stack kube-proxy does. Every series exists from the start, at zero. Gauges are read when they
-are asked for: what a sync notes is a number, not a series.
+See kube-proxy.md 14. One agent serves both families, and one sync writes both: it is observed once
+for each family, as in a dual-stack kube-proxy. Every series exists from the start, at zero. Gauges
+are read on request: a sync stores a number, not a series.
 """
 
 import time
@@ -29,7 +28,7 @@ class KubeProxyMetrics:
     """The agent's syncs and health responses. Safe to call from any thread."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives seconds since the epoch."""
+        """``clock`` returns seconds since the epoch."""
         self._registry, self._clock = registry, clock
         self._declare_syncs()
         self._declare_changes()
@@ -46,51 +45,54 @@ class KubeProxyMetrics:
         )
 
     def service_changes(self, count: int) -> None:
-        """``count`` events about Services."""
+        """Count events about Services."""
         if count:
             self._service_events.inc(count * len(_FAMILIES))
 
     def endpoint_changes(self, count: int) -> None:
-        """``count`` events about EndpointSlices, each of which is of one family."""
+        """Count events about EndpointSlices, each of which is of one family."""
         if count:
             self._slice_events.inc(count)
 
     def pending(self, services: int, slices: int) -> None:
-        """Changed Services and EndpointSlices that now wait for a sync."""
+        """Set the number of changed Services and EndpointSlices that wait for a sync."""
         self._pending = services, slices
 
     def queued(self) -> None:
-        """A sync is requested. The agent calls it also when it starts."""
+        """Note a requested sync. The agent also calls this when it starts."""
         self._queued_at = self._clock()
 
     def synced(self, seconds: float, *, full: bool) -> None:
-        """A sync succeeded after ``seconds``. No change is pending now."""
+        """Note a sync that succeeded after ``seconds``; no change is pending now."""
         self._observe_sync(seconds, full=full)
         self._synced_at = self._clock()
         self._pending = 0, 0
 
     def failed(self, seconds: float, *, full: bool) -> None:
-        """A sync failed after ``seconds``. Its changes are still pending."""
+        """Note a sync that failed after ``seconds``; its changes are still pending."""
         self._observe_sync(seconds, full=full)
 
     def programmed(self, family: Family, latencies: Iterable[float]) -> None:
-        """Seconds from the trigger of each change to its programming (kube-proxy.md 16.4)."""
+        """Observe the seconds from each change's trigger to its programming.
+
+        See kube-proxy.md 16.4.
+        """
         histogram = self._programming[family]
         for latency in latencies:
             histogram.observe(latency)
 
     def no_local_endpoints(self, counts: Mapping[TrafficPolicy, Mapping[Family, int]]) -> None:
-        """Present numbers of service ports without an endpoint here although a policy is Local."""
+        """Set the numbers of service ports without an endpoint here although a policy is Local."""
         for policy, families in counts.items():
             self._no_local[policy] |= families
 
     def stale_flows_ended(self, family: Family, seconds: float, entries: int) -> None:
-        """A search for stale UDP flows took ``seconds`` and ended ``entries`` of them."""
+        """Observe a search for stale UDP flows, its seconds and the number of ended flows."""
         self._stale_flow_searches.labels(family).observe(seconds)
         self._stale_flows_ended.labels(family).inc(entries)
 
     def answered(self, path: str, code: int) -> None:
-        """A response of port 10256."""
+        """Count a response of port 10256."""
         responses = {"/healthz": self._healthz, "/livez": self._livez}
         responses[path].labels(code).inc()
 
@@ -195,12 +197,12 @@ _Made = TypeVar("_Made", Histogram, Counter)
 
 
 def _with_series(made: _Made) -> _Made:
-    """Creates the series of both families."""
+    """Create the series of both families."""
     for family in _FAMILIES:
         made.labels(family)
     return made
 
 
 def _of_families(made: Histogram) -> list[Histogram]:
-    """Its series, without a look-up for each observation."""
+    """Return the series of both families, to save a look-up for each observation."""
     return [made.labels(family) for family in _FAMILIES]

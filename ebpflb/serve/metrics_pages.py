@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Port 10249: metrics, and pages for debugging (kube-proxy.md 13.2).
 
-/flagz and /statusz have kube-proxy's format. With --profiling there is /debug/stacks with the stack
-of every thread; kube-proxy's /debug/pprof profiles Go and has no counterpart.
+/flagz and /statusz have kube-proxy's format. With --profiling, /debug/stacks shows the stack of
+every thread; kube-proxy's /debug/pprof profiles Go and has no counterpart.
 """
 
 import platform
@@ -19,7 +19,7 @@ import msgspec
 from ebpflb.serve.listener import JSON, NOT_FOUND, TEXT, Request, Response
 from ebpflb.version import VERSION
 
-MODE = "ebpf"  # in kube-proxy iptables, ipvs or nftables
+MODE = "ebpf"  # kube-proxy's values are iptables, ipvs or nftables
 
 Expose = Callable[[str], tuple[bytes, str]]
 """From an Accept header to a body and its Content-Type."""
@@ -39,14 +39,14 @@ class MetricsPages:
 
     metrics: Expose
     slis: Expose
-    configuration: Callable[[], Any]  # what msgspec can write
+    configuration: Callable[[], Any]  # serializable by msgspec
     flags: Callable[[], Mapping[str, str]]
     on_ping: Callable[[], None] = lambda: None
     profiling: bool = False
     started: float = field(default_factory=time.time)
 
     def respond(self, request: Request) -> Response:
-        """The response of port 10249."""
+        """Return the response of port 10249."""
         page = self._pages().get(request.path)
         return page(request) if page else NOT_FOUND
 

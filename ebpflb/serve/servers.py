@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP servers of the running agent (kube-proxy.md 13 and 10).
 
-10256 for load balancers and probes, 10249 for metrics and debugging, and a port for each Service
-that has a health-check node port. 10247 answers as 10256 does: a kube-proxy on the same node, which
-listens on 10256 too, never answers there.
+Port 10256 is for load balancers and probes, 10249 for metrics and debugging, and each Service with
+a health-check node port has a port. 10247 answers like 10256: a kube-proxy on the same node also
+listens on 10256, but never on 10247.
 """
 
 from collections.abc import Callable, Collection
@@ -58,6 +58,7 @@ class HttpServers:
         waiting: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """``retry`` is in seconds. The agent is unhealthy if it lags by twice the sync period.
+
         ``local`` answers in the run directory; ``waiting`` is that of ``Health``.
         """
         self._options, self._events, self._retry = options, events, retry
@@ -79,9 +80,9 @@ class HttpServers:
         self._ports = self._all_ports(options, pages)
 
     def start(self) -> None:
-        """Raises NodeError with the address and the reason if a required port cannot be opened.
+        """Start all servers. Raises NodeError with address and reason if a required port fails.
 
-        Then it has written an event too, and stopped everything again.
+        A failure is also written as an event, and stops everything again.
         """
         self._events.start()
         self._thread.start()
@@ -98,7 +99,7 @@ class HttpServers:
         self._events.event(self._node, "Normal", "Starting", START_ACTION, "")
 
     def ports_not_open(self) -> dict[str, str]:
-        """Server -> its address, and why it cannot listen there; any thread may ask."""
+        """Return server -> its address, and why it cannot listen there; safe in any thread."""
         return {
             port.name: f"{port.address}: {error}"
             for port in self._ports.values()
@@ -106,28 +107,28 @@ class HttpServers:
         }
 
     def record_unknown_node(self, note: str) -> None:
-        """An event about this node's name, which no Node has."""
+        """Record an event about this node's name, which no Node has."""
         self._events.event(self._node, "Warning", "NodeUnknown", START_ACTION, note)
 
     def record_drift(self, note: str) -> None:
-        """An event: the node differs from what is planned. It takes no time."""
+        """Record an event: the node differs from the plan. It takes no time."""
         self._events.event(self._node, "Warning", DRIFT_REASON, DRIFT_ACTION, note)
 
     def record_lack(self, service: Key, reason: str) -> None:
-        """An event: a Service does not fit into the maps, as a log line has said already."""
+        """Record an event: a Service does not fit into the maps. It has already been logged."""
         if not self._events.is_log:
             about = event_recorder.service(service)
             self._events.event(about, "Warning", LACK_REASON, LACK_ACTION, reason)
 
     def record_annotation(self, warning: ObjectWarning) -> None:
-        """An event: an object's annotation cannot be read, as a log line has said already."""
+        """Record an event: an object's annotation cannot be read. It has already been logged."""
         if self._events.is_log:
             return
         about = event_recorder.Reference(warning.kind, warning.key)
         self._events.event(about, "Warning", ANNOTATION_REASON, ANNOTATION_ACTION, warning.reason)
 
     def stop(self) -> None:
-        """Closes everything. Harmless if it was never started, or is stopped already."""
+        """Close everything; does nothing if it was never started, or is already stopped."""
         steps: list[Callable[[], object]] = [self._thread.stop, self._events.stop]
         if self._thread.alive:
             opened: list[LocalSocket | Port] = [
@@ -145,7 +146,7 @@ class HttpServers:
         self._thread.run(opened.close())
 
     def _all_ports(self, options: Options, pages: MetricsPages) -> dict[str, Port]:
-        """By the reason of the event that is sent if one cannot be opened."""
+        """Return the ports by the reason of the event for a failure to open."""
         probes, own_probes = (
             Listener(self.health.respond, Connections(MAX_PROBE_CONNECTIONS)) for _ in range(2)
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health-check node ports: has this node an endpoint of the Service (kube-proxy.md 10)?
+"""Health-check node ports: whether this node has an endpoint of the Service (kube-proxy.md 10).
 
-One server for each Service and family, each with its own count; all of them in one ServerThread.
-The node's eligibility does not matter here. A port that is in use is tried again until it is free:
-beside a kube-proxy, which has them all, until that is gone.
+There is one server for each Service and family, each with its own count; all of them run in one
+ServerThread. The node's eligibility does not matter here. A port that is in use is tried again
+until it is free, as beside a kube-proxy, which has all of them until it is gone.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ ANYWHERE = {Family.IPV4: ("0.0.0.0",), Family.IPV6: ("::",)}
 
 
 class ServerKey(NamedTuple):
-    """There is one server for each Service and family."""
+    """The identity of a server: there is one for each Service and family."""
 
     key: Key
     family: Family
 
 
 class Addresses(NamedTuple):
-    """Where a server listens."""
+    """The addresses of a server."""
 
     port: int
     hosts: tuple[str, ...]
@@ -86,9 +86,9 @@ class ServiceHealth:
         wanted: Mapping[Key, HealthCheck],
         addresses: Mapping[Family, Collection[Address]] = {},
     ) -> None:
-        """Takes all Services that have such a port; they listen when this returns.
+        """Take all Services that have such a port; they listen when this returns.
 
-        In the families of ``addresses`` they listen on these alone. A port that is not free is
+        In the families of ``addresses`` they listen only on these. A port that is not free is
         reported as an event, and tried again every ``retry`` seconds.
         """
         if wanted != self._wanted or addresses != self._addresses:
@@ -96,7 +96,7 @@ class ServiceHealth:
             self._thread.run(self._sync())
 
     def close(self) -> None:
-        """Stops listening, and retrying."""
+        """Stop listening, and retrying."""
         self.update({})
 
     async def _sync(self) -> None:
@@ -131,7 +131,7 @@ class ServiceHealth:
             await listener.close()
 
     async def _listen(self, server: ServerKey, addresses: Addresses) -> None:
-        """Listens on every address, or on none."""
+        """Listen on every address, or on none."""
         self._open[server] = OpenServer(addresses, [])
         try:
             for host in addresses.hosts:
@@ -146,7 +146,7 @@ class ServiceHealth:
             self._failed.pop(server, None)
 
     def _report_failure(self, server: ServerKey, port: int, error: OSError) -> None:
-        """An event and a log line, once for each reason (which names the address)."""
+        """Report a failure by event and log line, once for each reason, which names the address."""
         note = (
             f"node {self._node_name} failed to start healthcheck"
             f' "{server.key}" on port {port}: {in_words(error)}'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's status: a small JSON file, which can be read while the agent runs and afterwards.
+"""The agent's status: a small JSON file, readable while the agent runs and afterwards.
 
-The lock file beside it is held as long as the agent runs: it tells whether one runs, and keeps a
+The lock file beside it is held as long as the agent runs: it shows whether one runs, and keeps a
 second agent away from the same maps.
 """
 
@@ -36,13 +36,14 @@ from ebpflb.options import ALL_SOCKETS, REPAIR, ConntrackOptions, Options, Paths
 from ebpflb.plan.removed_endpoints import WatchedPort
 from ebpflb.redaction import redact
 
-# Where an agent has the cluster's objects from, for others who want to list them as it does, and
-# what becomes of what they find.
+# The origin of an agent's objects, for commands that list them as the agent does, and the options
+# that apply to them.
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The options that decide which services an agent plans, and how netfilter translates. No
-    secret is among them.
+    """The options that decide which services an agent plans, and how netfilter translates.
+
+    They contain no secret.
     """
 
     node_name: str
@@ -60,13 +61,11 @@ class Origin(msgspec.Struct, frozen=True):
     namespace_share: float = Options.namespace_share
     masquerade_mark: int = Options.masquerade_mark
     masquerade_ports: tuple[int, int] = Options.masquerade_ports
-    be_liberal: bool = False  # with segments that conntrack finds invalid
+    be_liberal: bool = False  # accept segments that conntrack finds invalid
     audit: str = REPAIR  # one of options.AUDITS
 
     def options(self, paths: Paths) -> Options:
-        """The same as Options of an agent. Raises ValueError for what is none, as a file may have
-        it.
-        """
+        """Return an agent's Options. Raises ValueError for invalid ones, as a file may have."""
         if self.scheduler not in annotations.SCHEDULERS:
             raise ValueError(f"{self.scheduler} is no scheduler")
         if not 0 < self.namespace_share <= 1:
@@ -103,7 +102,7 @@ def _path(text: str) -> Path:
 
 
 def make_origin(options: Options) -> Origin:
-    """Of an agent's options."""
+    """Return the origin of an agent's options."""
     return Origin(
         node_name=options.node_name,
         cgroup=str(options.cgroup),
@@ -129,13 +128,13 @@ log = logging.getLogger(__name__)
 
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".bad", ".sysctls", ".tmp", ".half"}
-_LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal have 15 MB
+_LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal take 15 MB
 _LOST = "`ebpflb monitor` and `doctor` find this agent again when it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
-    """What `ebpflb status` shows of the agent; the agent makes a new one when any of it changes.
+    """The agent's part of `ebpflb status`; each change makes a new object.
 
     All but the first four fields have defaults, so that the file of another version can be read.
     """
@@ -147,53 +146,53 @@ class AgentStatus(msgspec.Struct, frozen=True):
     programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
     packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
     socket_translation: str = ALL_SOCKETS  # one of options.SOCKET_TRANSLATIONS
-    fast_forward: bool = False  # established flows of the flow tables do not pass the stack
-    flowtable: str | None = None  # what --fast-forward does with netfilter
-    left_to_kube_proxy: str = ""  # which Services a kube-proxy beside has to serve
+    fast_forward: bool = False  # established flows of the flow tables bypass the network stack
+    flowtable: str | None = None  # the state of --fast-forward with netfilter
+    left_to_kube_proxy: str = ""  # which Services a kube-proxy on this node has to serve
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
-    last_received: Mapping[str, str] = {}  # kind -> when the source last sent anything of it
+    last_received: Mapping[str, str] = {}  # kind -> when the source last sent anything about it
     service_ports: int = 0
     backends: int = 0
-    node_unknown: str | None = None  # where no Node has this node's name
-    source_errors: Mapping[str, str] = {}  # source -> what is wrong with it
-    invalid_objects: Mapping[str, str] = {}  # object -> what is wrong with it
-    object_warnings: Mapping[str, str] = {}  # object -> what of it is not served, and why
-    contested: Mapping[str, str] = {}  # frontend -> which Service has it, and which has not
+    node_unknown: str | None = None  # if no Node has this node's name
+    source_errors: Mapping[str, str] = {}  # source -> its error
+    invalid_objects: Mapping[str, str] = {}  # object -> its error
+    object_warnings: Mapping[str, str] = {}  # object -> its unserved part, and why
+    contested: Mapping[str, str] = {}  # frontend -> which Service has it, and which have not
     not_programmed: Mapping[str, str] = {}  # Service -> why a port of it does not fit
     reset_on_removal: tuple[WatchedPort, ...] = ()  # whose connections the agent may have to reset
     devices_not_served: Mapping[str, str] = {}  # device -> why its packets are not served
     sync_error: str | None = None  # of the last sync, if it failed
-    stale_udp_error: str | None = None  # why stale UDP sockets cannot be ended at present
-    kube_proxy: str | None = None  # what one does on this node, or has left there
-    kube_proxy_runs: bool = False  # on this node; it may have ports that are the agent's
+    stale_udp_error: str | None = None  # why stale UDP sockets currently cannot be ended
+    kube_proxy: str | None = None  # a kube-proxy on this node, or its leftovers
+    kube_proxy_runs: bool = False  # on this node; it may have ports of the agent
     ports_not_open: Mapping[str, str] = {}  # server of the agent -> why it cannot listen
     ports_not_reserved: str | None = None  # why others may take the ports used for masquerading
-    attached: bool = False  # programs are in force; whose, says ``programs``
-    monitor: str | None = None  # that one runs
+    attached: bool = False  # programs are in force; ``programs`` says whose
+    monitor: str | None = None  # the state of a running monitor
     in_sync: bool = False  # the last sync wrote everything
-    drift: Mapping[str, str] = {}  # what differs from what is planned -> in which way
-    origin: Origin | None = None  # where it has the cluster's objects from
-    audit_errors: Mapping[str, str] = {}  # what is compared -> why it cannot be, or not put back
+    drift: Mapping[str, str] = {}  # object -> how it differs from the plan
+    origin: Origin | None = None  # the origin of the cluster's objects
+    audit_errors: Mapping[str, str] = {}  # check -> why it cannot compare or correct
 
     def __post_init__(self) -> None:
-        """Raises ValueError for times that are none, as a file may have them."""
+        """Raises ValueError for invalid times, as a file may have."""
         for text in (self.started, *self.last_received.values()):
             if datetime.fromisoformat(text).tzinfo is None:
                 raise ValueError(f"{text} is without its offset to UTC")
 
     def changed(self, **fields: Any) -> "AgentStatus":
-        """The same with other values in these fields."""
+        """Return the status with other values in these fields."""
         return msgspec.structs.replace(self, **fields)
 
 
 def initial(*, node: str, source: str) -> AgentStatus:
-    """The status of a new agent in this process."""
+    """Return the status of a new agent in this process."""
     now = rfc3339(time.time())
     return AgentStatus(pid=os.getpid(), node=node, source=source, started=now)
 
 
 def rfc3339(seconds: float) -> str:
-    """A time since the epoch, to the second."""
+    """Format a time since the epoch, to the second."""
     return _in_words(int(seconds))
 
 
@@ -203,7 +202,7 @@ def _in_words(seconds: int) -> str:
 
 
 class StatusFile:
-    """Where an agent publishes its status."""
+    """The file in which an agent publishes its status."""
 
     def __init__(self, paths: Paths) -> None:
         self._path = paths.status_file
@@ -211,10 +210,12 @@ class StatusFile:
         self._error = ""
 
     def write(self, status: AgentStatus) -> bool:
-        """Replaces the file in one step, unless this is its content already.
+        """Replace the file in one step, unless it already has this content.
 
-        Where the directory cannot be written there is no status, and the agent goes on without:
-        then it is False, and said once.
+        Return whether it is written.
+
+        If the directory cannot be written there is no status, and the agent continues without; this
+        is logged once.
         """
         content = redact(msgspec.json.encode(status).decode()).encode()
         try:
@@ -229,7 +230,7 @@ class StatusFile:
         return bool(content)
 
     def _replace(self, content: bytes) -> None:
-        """The run directory may have been removed under the agent."""
+        """Replace the file; the run directory may have been removed meanwhile."""
         folder = self._path.parent
         if not folder.is_dir():
             folder.mkdir(parents=True, mode=_PRIVATE_FOLDER)
@@ -243,12 +244,15 @@ class StatusFile:
 
 
 def read(paths: Paths) -> AgentStatus | None:
-    """The last published status; None where no agent has ever run, or what is there is none."""
+    """Return the last published status; None if no agent has ever run, or the file is invalid."""
     return decode_regular(paths.status_file, AgentStatus, _LARGEST)
 
 
 def lock(paths: Paths) -> IO[bytes]:
-    """The open lock file, to be held while the agent runs. Raises NodeError if another one runs."""
+    """Return the open lock file, held while the agent runs.
+
+    Raises NodeError if another one runs.
+    """
     try:
         _make_private(paths.run)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -264,20 +268,22 @@ def lock(paths: Paths) -> IO[bytes]:
 
 
 def second_agent(running: Paths) -> NodeError:
-    """The error for a second agent; ``running`` are the paths of the one that runs."""
+    """Return the error for a second agent; ``running`` are the paths of the running one."""
     status = read(running)
     who = f"pid {status.pid}" if status else "an unknown pid"
     return NodeError(f"another agent ({who}) already serves {running.state}")
 
 
 def is_running(paths: Paths) -> bool:
-    """Whether an agent holds the lock file now; ``agent_lock`` asks for both locks."""
+    """Whether an agent holds the lock file now; ``agent_lock`` checks both locks."""
     return files.is_locked(paths.lock_file)
 
 
 def _make_private(folder: Path) -> None:
-    """Makes the run directory for this user alone. One that holds files of others is left as it is,
-    unless everybody may write it. Raises NodeError or OSError.
+    """Create the run directory for this user only. Raises NodeError or OSError.
+
+    A directory with files of other programs is left unchanged, but refused if everybody may write
+    it.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_FOLDER)
     found = folder.stat()
@@ -289,7 +295,7 @@ def _make_private(folder: Path) -> None:
 
 
 def remove(paths: Paths) -> None:
-    """Removes all files of an agent that runs no more; a directory in place of one stays."""
+    """Remove all files of an agent that no longer runs; a directory in place of a file stays."""
     sockets = (paths.socket_file, paths.monitor_socket)
     files = (paths.status_file, paths.lock_file, paths.ports_file, *sockets)
     recorded = paths.run.glob(f"{glob.escape(paths.name)}.*history*")
@@ -301,7 +307,7 @@ def remove(paths: Paths) -> None:
 
 
 def log_new(before: Mapping[str, str], now: Mapping[str, str], line: str) -> None:
-    """Logs each reason that was not there before; ``line`` takes a name and its reason."""
+    """Log each new reason; ``line`` takes a name and its reason."""
     for name, reason in now.items():
         if before.get(name) != reason:
             log.error(line, name, reason)

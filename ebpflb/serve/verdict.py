@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a node stands, as `ebpflb status` says it: OK, DEGRADED or DOWN, and why.
+"""The verdict about a node, as in `ebpflb status`: OK, DEGRADED or DOWN, and why.
 
-OK: this node is served, by an agent that applies what it receives, and nothing is wrong.
-DEGRADED: what was programmed serves, but something is wrong, or changes are not applied.
+OK: this node is served, by an agent that applies the changes that it receives; no problem is known.
+DEGRADED: the content of the maps serves, but there is a problem, or changes are not applied.
 DOWN: sockets of this node are not served.
 
-What an agent has published counts only as long as that agent runs.
+The published status of an agent counts only as long as that agent runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ from ebpflb.options import Paths
 from ebpflb.serve.conditions import Cause, conditions
 from ebpflb.serve.status import AgentStatus
 
-# Two bookmarks of the API server that did not come (a minute each, with their jitter), and the
-# period in which an agent publishes when it last received something.
+# Two missing bookmarks of the API server (a minute each, with their jitter), and the period in
+# which an agent publishes when it last received something.
 OLD_AFTER = timedelta(minutes=4)
 CONNTRACK_FULL = 0.99  # of the limit: a full table frees single half-open entries
 
@@ -34,12 +34,15 @@ class Verdict(StrEnum):
 
     @property
     def exit_status(self) -> int:
-        """Of `ebpflb status`; 1 and 2 are those of a command that fails, or is used wrongly."""
+        """The exit status of `ebpflb status`.
+
+        1 and 2 mean that a command fails, or is used wrongly.
+        """
         return {Verdict.OK: 0, Verdict.DEGRADED: 3, Verdict.DOWN: 4}[self]
 
 
 class VerdictReason(NamedTuple):
-    """``text`` says it in words, with what it means for this node."""
+    """``text`` is the problem in words, with its meaning for this node."""
 
     verdict: Verdict
     cause: Cause
@@ -48,11 +51,10 @@ class VerdictReason(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a verdict rests on. ``published``: of the last agent; None if there was none.
+    """The facts behind a verdict. ``published``: of the last agent; None if there was none.
 
-    ``forwarding``: what FORWARD drops in words, and whether it does so now.
-    ``pulse``: what the agent answers now; None where it cannot be asked. ``hangs``: it does not
-    answer.
+    ``forwarding``: the traffic that FORWARD drops, in words, and whether it does so now. ``pulse``:
+    the agent's current answer; None if it cannot be asked. ``hangs``: it does not answer.
     """
 
     paths: Paths
@@ -63,12 +65,12 @@ class Facts:
     forwarding: Mapping[str, bool] = field(default_factory=dict)
     pulse: Pulse | None = None
     hangs: bool = False
-    overruled: str = ""  # what is wrong if programs without an agent come before a kube-proxy
-    conntrack: tuple[int, int] = (0, 0)  # entries, and how many there may be; 0 is no limit
+    overruled: str = ""  # the problem if programs without an agent precede a kube-proxy
+    conntrack: tuple[int, int] = (0, 0)  # entries, and their limit; 0 is no limit
 
 
 def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
-    """The verdict, and every reason for it, the gravest first; no reason means OK."""
+    """Return the verdict, and every reason for it, the gravest first; no reason means OK."""
     reasons = sorted(_reasons(facts), key=lambda reason: -list(Verdict).index(reason.verdict))
     return reasons[0].verdict if reasons else Verdict.OK, reasons
 
@@ -149,7 +151,7 @@ def _degraded(cause: Cause, text: str) -> VerdictReason:
 
 
 def span(time: timedelta) -> str:
-    """In the largest unit of which there are two, as "95 s" or "3 h"; "0 s" if it is negative."""
+    """Format in the largest unit with at least two, such as "95 s" or "3 h"; "0 s" if negative."""
     seconds = max(0, int(time.total_seconds()))
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
