@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flight recorder: what the agent has written into the maps, when, and because of what.
+"""The flight recorder: what the agent wrote into the maps, when, and why.
 
-history_records  what stands in the files
-segments         the files: bounded, whole up to a crash, and set aside if they are not ours
+history_records  the content of the files
+segments         the files: bounded, complete up to a crash, and set aside if they are not ours
 recorder         the agent's part: collects causes and writes, and appends a record for each sync
 sound_records    which records an agent can have written
-past             what the maps held at a time
-changes          what each record changed, in words
+past             the content of the maps at a time
+changes          the change by each record, in words
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each sync changed, in the words of the cluster."""
+"""The changes by each sync, in the cluster's terms."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -26,16 +26,16 @@ _SERVICES = "services"
 
 
 class ServiceChange(msgspec.Struct):
-    """What changed of one service port; endpoints as ADDRESS:PORT, frontends with their kind."""
+    """The change of one service port; endpoints as ADDRESS:PORT, frontends with their kind."""
 
     service: str
     endpoints_added: list[str] = []
     endpoints_removed: list[str] = []
-    endpoints_changed: list[str] = []  # with the lists that they are in now
+    endpoints_changed: list[str] = []  # with their current lists
     frontends_added: list[str] = []
     frontends_removed: list[str] = []
     frontends_changed: list[str] = []
-    connections_reset: list[str] = []  # how many, and to which endpoint
+    connections_reset: list[str] = []  # the number, and the endpoint
 
 
 class Change(msgspec.Struct):
@@ -49,7 +49,7 @@ class Change(msgspec.Struct):
 
 
 class LatestChanges(NamedTuple):
-    """The latest changes, and how many came before them that fit too."""
+    """The latest changes, and the number of earlier ones that match too."""
 
     begins: str
     changes: list[Change]
@@ -58,7 +58,7 @@ class LatestChanges(NamedTuple):
 
 
 class _View(msgspec.Struct):
-    """One service port as the maps have it."""
+    """One service port in the maps."""
 
     name: str
     endpoints: dict[str, Flags]
@@ -68,7 +68,10 @@ class _View(msgspec.Struct):
 def latest_changes(
     paths: Paths, service: tuple[str, str] | None, since: float | None, limit: int
 ) -> LatestChanges:
-    """The latest so many, 0: all, of a Service or of all. Raises NodeError without a history."""
+    """Return the latest changes, at most ``limit`` (0: all), of a Service or of all.
+
+    Raises NodeError without a history.
+    """
     past = Past(paths)
     found = (each for each in changes(past, since or 0.0) if _fits(each, service))
     latest: deque[Change] = deque(maxlen=limit or None)
@@ -88,7 +91,7 @@ def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
 
 
 def changes(past: Past, since: float = 0.0) -> Iterator[Change]:
-    """In the order in which they were written."""
+    """Yield the changes in the order in which they were written."""
     for state, sync in past.syncs():
         ids = _touched(state, sync)
         before = {id: _view(state, id) for id in ids}
@@ -124,7 +127,7 @@ def _counts(sync: Sync) -> dict[str, dict[str, int]]:
 
 
 def _touched(state: State, sync: Sync) -> set[int]:
-    """The ids of the services whose frontends are written; a backend's change writes them too."""
+    """Return the ids of services whose frontends are written, also by a change of a backend."""
     after, found = State(), set[int]()
     for write in sync.writes:
         if write.map == _SERVICES:
@@ -137,7 +140,7 @@ def _touched(state: State, sync: Sync) -> set[int]:
 
 
 def _view(state: State, id: int) -> _View | None:
-    """None where the maps have nothing of it."""
+    """Return the service port; None if the maps have nothing of it."""
     services = state.map(_SERVICES)
     keys = sorted(state.frontends.get(id, ()))
     if not keys:
@@ -166,7 +169,7 @@ def _frontend(at: Frontend, entry: ServiceEntry) -> str:
 
 
 def _service(before: _View | None, after: _View | None) -> ServiceChange | None:
-    """None where nothing changed that a client could notice."""
+    """Return the change; None if a client could not notice it."""
     known = after or before
     if known is None:
         return None

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of a history file, and their bytes.
 
-A file begins with MAGIC. Each record is a frame: its length, its CRC-32, and itself in msgpack. A
-crash can leave half a frame at the end, never one in the middle.
+A file begins with MAGIC. Each record is a frame: its length, its CRC-32, and the record in msgpack.
+A crash can leave half a frame at the end, never one in the middle.
 
-Keys and values are those of the maps, as their layout says, joined. All entries at a time are those
-of the last checkpoint that was whole by then, and what was written since it began. A checkpoint is
-read while the agent goes on writing; what is written meanwhile follows it, so nothing is missed.
+Keys and values are those of the maps, in their layout, joined. The entries at a time are those of
+the last complete checkpoint, plus all writes since it began. A checkpoint is read while the agent
+continues to write; those writes follow the checkpoint, so nothing is missed.
 """
 
 from collections.abc import Iterator
@@ -22,17 +22,19 @@ _head = Struct("<II")
 
 
 class WriteCause(msgspec.Struct, frozen=True, array_like=True):
-    """What the cluster or the node reported: of an object its kind, name and resourceVersion."""
+    """An event of the cluster or the node, with the object's kind, name and resourceVersion."""
 
-    event: str  # "added", "modified", "deleted", "listed", or what else made the agent write
+    event: str  # "added", "modified", "deleted", "listed", or another reason for a write
     kind: str = ""
     name: str = ""
-    version: str = ""  # "" where the source has none, as manifests
+    version: str = ""  # "" if the source has none, as manifests
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
-    """A file begins. ``anew``: with an agent, or after a failed write; what the file before holds
-    does not lead to this one's checkpoint. Else the one before is full.
+    """A file begins.
+
+    ``anew``: with an agent, or after a failed write; the previous file's content does not lead to
+    this checkpoint. Otherwise the previous file is full.
     """
 
     at: float
@@ -42,7 +44,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
 
 
 class Entries(msgspec.Struct, frozen=True, array_like=True, tag="entries"):
-    """Of the checkpoint: entries of a map, compressed by zlib."""
+    """A part of the checkpoint: entries of a map, compressed by zlib."""
 
     map: str
     keys: bytes
@@ -50,13 +52,13 @@ class Entries(msgspec.Struct, frozen=True, array_like=True, tag="entries"):
 
 
 class Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
-    """The checkpoint is whole."""
+    """The checkpoint is complete."""
 
     at: float
 
 
 class Write(msgspec.Struct, frozen=True, array_like=True):
-    """Entries that were written to a map in one step; without values they were deleted."""
+    """Entries written to a map in one step; None as values: they were deleted."""
 
     map: str
     keys: bytes
@@ -64,21 +66,21 @@ class Write(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reset(msgspec.Struct, frozen=True, array_like=True):
-    """Connections of a service port to an endpoint that has gone were reset."""
+    """Connections of a service port to a removed endpoint were reset."""
 
     service: str
     endpoint: str
-    count: str  # how many, and of which kind
+    count: str  # the number, and the kind
 
 
 class Sync(msgspec.Struct, frozen=True, array_like=True, tag="sync"):
-    """What one sync wrote, in this order; ``more`` causes are not named."""
+    """The writes of one sync, in this order; ``more`` causes are not named."""
 
-    at: float  # seconds since the epoch, when the last of it had been written
+    at: float  # seconds since the epoch, after the last write
     causes: list[WriteCause]
     more: int
     writes: list[Write]
-    resets: list[Reset] = []  # none is of a sync: they stand in records of their own
+    resets: list[Reset] = []  # never of a sync: they are in records of their own
 
 
 Record = Begun | Entries | Whole | Sync
@@ -88,13 +90,16 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def frame(record: Record) -> bytes:
-    """Its bytes in a file."""
+    """Return the record's bytes in a file."""
     body = _encoder.encode(record)
     return _head.pack(len(body), crc32(body)) + body
 
 
 def unframed(data: bytes) -> Iterator[Record]:
-    """The records of a file, up to the first that is not whole. Raises ValueError if it is none."""
+    """Yield the records of a file, up to the first incomplete one.
+
+    Raises ValueError if it is no history.
+    """
     if not data.startswith(MAGIC):
         raise ValueError("not a history of ebpflb")
     view, at = memoryview(data), len(MAGIC)

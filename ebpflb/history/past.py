@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps held at a time, from the history's files."""
+"""The content of the maps at a time, from the history's files."""
 
 import re
 from collections import defaultdict
@@ -25,7 +25,7 @@ _TODAY = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
 
 
 class PastMap:
-    """A map as it was; it answers as ``Map`` does."""
+    """A former state of a map, with the methods of ``Map``."""
 
     def __init__(self, name: str) -> None:
         self.spec = map_sizes.LARGEST[name]
@@ -34,7 +34,7 @@ class PastMap:
         self.packed: dict[bytes, bytes] = {}
 
     def get(self, key: Any) -> Any:
-        """An element of an array that nobody has written is zero."""
+        """Return the value; an array's element that was never written is zero."""
         found = self.packed.get(self.key.pack(key))
         if found is None and self.spec.kind == "ARRAY":
             found = bytes(self.spec.value_size)
@@ -72,7 +72,7 @@ class State:
         return None if packed is None else _id(packed)
 
     def _apply(self, past: PastMap, keys: bytes, values: bytes | None) -> None:
-        """A key that is deleted and not there has been deleted before the checkpoint."""
+        """Apply a write; a deleted key that is missing was deleted before the checkpoint."""
         size, width = past.spec.key_size, past.spec.value_size
         for index in range(len(keys) // size):
             key = keys[index * size : (index + 1) * size]
@@ -93,7 +93,7 @@ class State:
 
 
 class File(NamedTuple):
-    """What one file holds; ``whole_at`` is None where its checkpoint is not whole."""
+    """The content of one file; ``whole_at`` is None if its checkpoint is incomplete."""
 
     begun: Begun
     entries: list[Entries]
@@ -101,17 +101,17 @@ class File(NamedTuple):
     whole_at: float | None
 
     def checkpoint(self) -> State:
-        """Raises NodeError."""
+        """Return the state at the checkpoint. Raises NodeError."""
         state = State()
         state.apply(unpacked(self.entries))
         return state
 
 
 class Past:
-    """All of a history that this version can read; ``notes`` say what it cannot."""
+    """The part of a history that this version can read; ``notes`` name the rest."""
 
     def __init__(self, paths: Paths) -> None:
-        """Raises NodeError where there is none."""
+        """Read the history. Raises NodeError if there is none."""
         self.notes: list[str] = []
         self.files: list[File] = []
         for path in segments.paths_of(paths):
@@ -124,13 +124,13 @@ class Past:
 
     @property
     def begins(self) -> float | None:
-        """When the first checkpoint was whole."""
+        """When the first checkpoint was complete."""
         return next((file.whole_at for file in self.files if file.whole_at is not None), None)
 
     def syncs(self) -> Iterator[tuple[State, Sync]]:
-        """Each sync with the maps as they were before it; the caller applies it to them.
+        """Yield each sync with the maps before it; the caller applies the sync to them.
 
-        Raises NodeError where a checkpoint is damaged.
+        Raises NodeError if a checkpoint is damaged.
         """
         state: State | None = None
         for file in self.files:
@@ -141,7 +141,10 @@ class Past:
                 yield state, sync
 
     def at(self, time: float) -> State:
-        """Raises NodeError if that is before the history begins, or a checkpoint is damaged."""
+        """Return the state at a time.
+
+        Raises NodeError if that is before the history begins, or a checkpoint is damaged.
+        """
         state: State | None = None
         for file in self.files:
             is_whole = file.whole_at is not None and file.whole_at <= time
@@ -155,7 +158,7 @@ class Past:
         return state
 
     def _add(self, path: Path, read: list[Record]) -> None:
-        """What follows a record that no agent has written is not believed either."""
+        """Add a file; records after one that no agent can have written are ignored too."""
         begun = read[0] if read else None
         if not isinstance(begun, Begun) or not is_sound(begun):
             return
@@ -179,17 +182,16 @@ class Past:
 
 
 def moment(time: float | None) -> str:
-    """A time of this machine's zone, to the millisecond; "never" for None."""
+    """Return a time of this machine's zone, to the millisecond; "never" for None."""
     if time is None:
         return "never"
     return datetime.fromtimestamp(time).astimezone().isoformat(" ", "milliseconds")
 
 
 def parse_time(text: str, now: float) -> float:
-    """Seconds since the epoch; a time without a zone is one of this machine's zone.
+    """Return seconds since the epoch; a time without a zone is in this machine's zone.
 
-    A time of day that is still to come today is yesterday's. Raises ValueError with a sentence for
-    the user.
+    A time of day in the future means yesterday's. Raises ValueError with a sentence for the user.
     """
     try:
         return _parsed(text, now)
@@ -199,7 +201,7 @@ def parse_time(text: str, now: float) -> float:
 
 
 def _parsed(text: str, now: float) -> float:
-    """Raises ValueError or OverflowError."""
+    """Parse a time. Raises ValueError or OverflowError."""
     if ago := _AGO.fullmatch(text):
         return now - float(ago[1]) * _UNITS[ago[2]]
     if _TODAY.fullmatch(text):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's part: what it wrote, and why, a record a sync.
+"""The agent's part: its writes, and their causes, one record per sync.
 
-The maps report what is written to them (``Map.wrote``), so nothing is planned or packed again. A
-record is one write(2), at the end of the loop's turn, and costs some microseconds. The checkpoint
-at the beginning of each file is read by a thread of its own.
+The maps report their writes (``Map.wrote``), so nothing is planned or packed again. A record is one
+write(2), at the end of the loop's turn, and costs some microseconds. A thread reads the checkpoint
+at the beginning of each file.
 """
 
 import logging
@@ -36,7 +36,7 @@ from ebpflb.version import VERSION
 
 log = logging.getLogger(__name__)
 
-# The maps that the agent alone writes; the others change with every connection.
+# The maps that only the agent writes; the others change with every connection.
 RECORDED = (
     "services",
     "slots",
@@ -55,8 +55,8 @@ RECORDED = (
     "settings",
 )
 MOST_CAUSES = 50  # named in one record
-MOST_PENDING = 1 << 20  # bytes, until they are written even if the sync goes on
-_FILE_RETRY_SECONDS = 60.0  # until a file is tried again that could not be written
+MOST_PENDING = 1 << 20  # bytes that are written even if the sync continues
+_FILE_RETRY_SECONDS = 60.0  # between two attempts to write a file
 AGAIN = WriteCause("again", "what could not be written before")
 REMOVED = WriteCause("removed", "endpoint")
 AUDIT = WriteCause("audit", "what differed from the plan")
@@ -66,9 +66,9 @@ _FAST = 1  # of zlib's levels
 
 
 class History:
-    """Where a file cannot be written there is no history, and the agent goes on without.
+    """The history; if a file cannot be written, the agent continues without it.
 
-    All but the checkpoint is called by the agent's loop.
+    Everything except the checkpoint is called by the agent's loop.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class History:
             opened.wrote = self.wrote
 
     def stop(self) -> None:
-        """Writes what is pending; a checkpoint that is not whole yet is given up."""
+        """Write pending records; an incomplete checkpoint is abandoned."""
         self.commit()
         self._stopped = True
         if self._checkpoint:
@@ -108,20 +108,20 @@ class History:
         self._end()
 
     def event(self, event: ObjectEvent, applied: Applied) -> None:
-        """An event has changed the cluster state, or not."""
+        """Note an event, which may have changed the cluster state."""
         changed = bool(applied.services or applied.slices)
         if changed or event.kind in (Kind.NODE, Kind.SERVICE_CIDR):
             self.because(_cause(event))
 
     def because(self, cause: WriteCause) -> None:
-        """Of what is written until the next ``commit``."""
+        """Add a cause of the writes until the next ``commit``."""
         if len(self._causes) < MOST_CAUSES:
             self._causes.append(cause)
         else:
             self._more += 1
 
     def explaining(self, report: Callable[[list[Drift]], None]) -> Callable[[list[Drift]], None]:
-        """The same, which also makes the audit's drift the cause of what is put back."""
+        """Return the function with the audit's drift added as the cause of its corrections."""
 
         def explained(drifts: list[Drift]) -> None:
             self.because(AUDIT)
@@ -130,12 +130,12 @@ class History:
         return explained
 
     def reset(self, name: PortName, endpoint: str, count: str) -> None:
-        """Connections to an endpoint that has gone were reset, and nothing is written."""
+        """Record reset connections to a removed endpoint; nothing was written."""
         done = Reset(service_name(name, 0), endpoint, count)
         self._append(Sync(self._clock(), [REMOVED], 0, [], [done]))
 
     def wrote(self, name: str, keys: bytes, values: bytes | None) -> None:
-        """Entries of a map have been written, or without values deleted."""
+        """Note entries that were written to a map, or deleted if ``values`` is None."""
         self._at = self._clock()
         self._writes.append(Write(name, keys, values))
         self._pending += len(keys) + len(values or b"")
@@ -143,13 +143,14 @@ class History:
             self._write()
 
     def write_failed(self) -> None:
-        """The maps may hold other values than ``wrote`` was given."""
+        """Note that the maps may differ from the reported writes."""
         self._failed = True
 
     def commit(self, *, keep: bool = False, error: str | None = None) -> None:
-        """A turn of the loop has ended. ``keep``: its causes are of a sync that is still to come.
+        """End a turn of the loop. ``keep``: its causes belong to a sync that is still to come.
 
-        ``error``: of the last sync; when it is over, the next file begins with what the maps hold.
+        ``error``: of the last sync; after an error the next file begins with the content of the
+        maps.
         """
         self._anew |= self._failed and not error
         self._failed = bool(error)
@@ -163,7 +164,10 @@ class History:
         self._begin_if_due()
 
     def _begin_if_deleted(self) -> None:
-        """When the run directory is there again, which the status file makes."""
+        """Begin a new file after the old ones were deleted, once the run directory exists again.
+
+        The status file creates the run directory.
+        """
         deleted = self._segment and not self._is_reading() and self._segment.is_deleted
         if deleted and self._paths.run.is_dir():
             log.warning("history: its files were removed: a new one begins")
@@ -207,7 +211,7 @@ class History:
         self._segment = None
 
     def _begin(self, *, anew: bool) -> None:
-        """A new file, and its checkpoint in a thread."""
+        """Begin a new file, and its checkpoint in a thread."""
         begun = Begun(self._clock(), layout.layout_hash(), VERSION, anew)
         try:
             segment = segments.new(self._paths, self._limit)
@@ -217,7 +221,7 @@ class History:
         with self._lock:
             self._end()
             self._segment, self._anew = segment, False
-        self._full = self._limit  # until the checkpoint is whole
+        self._full = self._limit  # until the checkpoint is complete
         if self._append(begun):
             self._checkpoint = threading.Thread(target=self._read, name="history", daemon=True)
             self._checkpoint.start()
@@ -234,7 +238,7 @@ class History:
             log.warning("history: %s: it cannot tell what the maps hold", error)
         except Exception:
             log.exception("history: unexpected: it cannot tell what the maps hold")
-        part = self._limit // segments.PARTS  # of records, whatever the checkpoint takes
+        part = self._limit // segments.PARTS  # of records, whatever the checkpoint's size
         size = self._segment.size if self._segment else 0
         self._full = size + part
 

@@ -20,7 +20,7 @@ from ebpflb.options import Paths
 
 log = logging.getLogger(__name__)
 
-LIMIT = 16 << 20  # bytes, of all files
+LIMIT = 16 << 20  # bytes of all files together
 PARTS = 4  # a file is full when this part of the limit follows its checkpoint
 MOST_FILES = 64
 _PRIVATE = 0o600
@@ -29,7 +29,7 @@ _LARGEST = 1 << 30
 
 
 class Segment:
-    """The file that is appended to; every call raises OSError. One that cannot begin is no file."""
+    """The file that is appended to; every call raises OSError. A failed creation leaves no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,12 +52,16 @@ class Segment:
         os.close(self._fd)
 
     def discard(self) -> None:
-        """Closes and removes it."""
+        """Close and remove the file."""
         self.close()
         self.path.unlink(missing_ok=True)
 
     def _append(self, data: bytes) -> None:
-        """Half of a frame, where the disk is full, would hide what follows: it is taken back."""
+        """Append data.
+
+        After a partial write, on a full disk, the file is truncated: half a frame would hide later
+        ones.
+        """
         written = os.write(self._fd, data)
         if written < len(data):
             os.ftruncate(self._fd, self.size)
@@ -66,7 +70,7 @@ class Segment:
 
 
 def paths_of(paths: Paths) -> list[Path]:
-    """The files that there are, oldest first."""
+    """Return the existing files, oldest first."""
     wanted = re.compile(re.escape(paths.name) + r"\.[0-9]{8}\.history")
     with suppress(OSError):
         return sorted(paths.run / name for name in os.listdir(paths.run) if wanted.fullmatch(name))
@@ -74,7 +78,7 @@ def paths_of(paths: Paths) -> list[Path]:
 
 
 def new(paths: Paths, limit: int = LIMIT) -> Segment:
-    """The next file; deletes the oldest ones. Raises OSError."""
+    """Create the next file; delete the oldest ones. Raises OSError."""
     found = paths_of(paths)
     number = int(found[-1].name.split(".")[-2]) + 1 if found else 1
     segment = Segment(paths.run / f"{paths.name}.{number % 10**8:08}.history")
@@ -87,7 +91,7 @@ def new(paths: Paths, limit: int = LIMIT) -> Segment:
 
 
 def forget(paths: Paths, limit: int = LIMIT) -> None:
-    """Deletes the oldest files beyond the limit; the last one stays."""
+    """Delete the oldest files beyond the limit; the last one stays."""
     found = paths_of(paths)
     sizes = [path.lstat().st_size for path in found]
     while len(found) > 1 and (sum(sizes) > limit or len(found) > MOST_FILES):
@@ -96,7 +100,7 @@ def forget(paths: Paths, limit: int = LIMIT) -> None:
 
 
 def set_aside(paths: Paths) -> None:
-    """Names what is no history of ours, and renames it."""
+    """Log and rename files that are no history of ours."""
     for path in paths_of(paths):
         try:
             with _opened(path) as file:
@@ -110,7 +114,7 @@ def set_aside(paths: Paths) -> None:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Its records, up to the first that is not whole. Raises NodeError."""
+    """Yield the records, up to the first incomplete one. Raises NodeError."""
     try:
         with _opened(path) as file:
             data = file.read()
@@ -122,7 +126,7 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Raises NodeError for what is not a regular file, and OSError."""
+    """Open the file. Raises NodeError for a file that is not regular, and OSError."""
     try:
         return files.open_regular(path, _LARGEST, follow=False)
     except files.UnusableFile:
@@ -130,7 +134,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _move(path: Path, aside: Path) -> None:
-    """In place of what was set aside before; what cannot be is deleted, if it is empty."""
+    """Move the file, replacing an earlier one; an empty directory is deleted instead."""
     try:
         path.rename(aside)
     except (IsADirectoryError, NotADirectoryError):

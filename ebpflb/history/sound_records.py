@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an agent can have written a record: its checksum says only that it is whole."""
+"""Whether an agent can have written a record: its checksum only shows that it is complete."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -8,13 +8,14 @@ from ebpflb.errors import NodeError
 from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
 from ebpflb.kernel.maps import map_sizes
 
-_LATEST = float(1 << 33)  # seconds since the epoch: what follows may be no time of a calendar
+_LATEST = float(1 << 33)  # seconds since the epoch: later times may not fit into a calendar
 _MOST_BYTES = 1 << 30  # of a checkpoint
 
 
 def is_sound(record: Record) -> bool:
-    """Its time is one, its maps are there, and its entries are whole. Of ``Entries`` only the map
-    is looked at.
+    """Whether the record has a valid time, known maps and complete entries.
+
+    For ``Entries`` only the map is checked.
     """
     match record:
         case Entries():
@@ -26,7 +27,7 @@ def is_sound(record: Record) -> bool:
 
 
 def unpacked(parts: Iterable[Entries]) -> Iterator[Write]:
-    """A checkpoint's entries. Raises NodeError where no agent can have written them."""
+    """Yield a checkpoint's entries. Raises NodeError if no agent can have written them."""
     left = _MOST_BYTES
     for each in parts:
         try:
@@ -41,7 +42,7 @@ def unpacked(parts: Iterable[Entries]) -> Iterator[Write]:
 
 
 def _decompressed(packed: bytes, most: int) -> bytes:
-    """Raises zlib.error or ValueError, also where it has more bytes."""
+    """Decompress. Raises zlib.error or ValueError, also if the result is longer than ``most``."""
     stream = zlib.decompressobj()
     found = stream.decompress(packed, most + 1)
     if len(found) > most or not stream.eof:
