@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kube-proxy's configuration: a file or flags in, the fields of ``ebpflb.options.Options`` out.
+"""kube-proxy's configuration: from a file or flags to the fields of ``ebpflb.options.Options``.
 
-In the order in which a value passes through them (the flags themselves are read in ``ebpflb.cli``):
+The modules in the order in which a value passes them (``ebpflb.cli`` reads the flags):
 
 parameters        every flag and field: its help, and whether it has an effect here
 config_file       the file -> plain values -> fields; unknown, duplicate and mistyped fields

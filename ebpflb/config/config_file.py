@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A configuration file -> plain values -> KubeProxyConfiguration with its defaults.
 
-As in kube-proxy (kube-proxy.md 15), unknown and duplicate fields are logged and do no harm: of a
-duplicate field the last value is used, of several documents the first. A value of the wrong type
-is an error. All such errors are found in one pass: each invalid value is removed, and the rest is
-converted again.
+As in kube-proxy (kube-proxy.md 15), unknown and duplicate fields are logged and otherwise ignored:
+the last value of a duplicate field and the first of several documents are used. A value of the
+wrong type is an error. All such errors are found in one pass: each invalid value is removed, and
+the rest is converted again.
 """
 
 import json
@@ -28,14 +28,14 @@ from ebpflb.model.durations import Duration, FlushFrequency
 
 log = logging.getLogger(__name__)
 
-# How msgspec ends a message: with the place of the value, as "$.a.b[0]".
+# The end of msgspec's messages: the place of the value, as "$.a.b[0]".
 _PLACE = re.compile(r"(?P<reason>.*) - at `(?:key in )?\$(?P<path>.*)`", re.DOTALL)
-_ANY_KEY = "[...]"  # msgspec does not say which key of a mapping: only featureGates is one
+_ANY_KEY = "[...]"  # msgspec does not name the key of a mapping; featureGates is the only one
 _STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")
 
 
 class FieldError(NamedTuple):
-    """The path of an invalid field, and what is wrong with its value."""
+    """The path of an invalid field, and the error of its value."""
 
     path: str
     reason: str
@@ -45,21 +45,24 @@ class FieldError(NamedTuple):
 
 
 class ParsedConfiguration(NamedTuple):
-    """A configuration, and its fields that have an error: they have their default value."""
+    """A configuration, and its invalid fields, which have their default value."""
 
     configuration: KubeProxyConfiguration
     errors: tuple[FieldError, ...]
 
 
 class Document(NamedTuple):
-    """The values of a file without those that are null, and the paths of duplicate fields."""
+    """The values of a file without nulls, and the paths of duplicate fields."""
 
     values: dict[str, Any]
     duplicates: tuple[str, ...]
 
 
 def read(path: Path) -> ParsedConfiguration:
-    """Raises ConfigurationError if the file is missing or is not a KubeProxyConfiguration."""
+    """Read the file.
+
+    Raises ConfigurationError if the file is missing or is not a KubeProxyConfiguration.
+    """
     try:
         document = parse(files.read_regular(path))
     except OSError as error:
@@ -77,8 +80,9 @@ def read(path: Path) -> ParsedConfiguration:
 
 
 def parse(data: bytes) -> Document:
-    """The first YAML document, or JSON. Raises ValueError, with a message for the operator, if it
-    is not a mapping.
+    """Parse the first YAML document, or JSON.
+
+    Raises ValueError, with a message for the operator, if it is not a mapping.
     """
     try:
         return _parse(data)
@@ -99,7 +103,7 @@ def _parse(data: bytes) -> Document:
 
 
 def _parse_json(data: bytes, duplicates: list[str]) -> Any:
-    """json does not say where a mapping is, so a duplicate is reported without its path."""
+    """Parse JSON; a duplicate is reported without its path, which the module json does not give."""
 
     def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         duplicates.extend(_repeated(name for name, _ in pairs))
@@ -141,7 +145,7 @@ def _repeated(names: Iterable[str]) -> list[str]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A field that is null counts as not set; an element of a list that is null stays."""
+    """Return the value without null fields, which count as not set; null elements of lists stay."""
     if isinstance(value, dict):
         return {str(k): _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
@@ -159,7 +163,7 @@ def _check_kind(path: Path, values: dict[str, Any]) -> None:
 
 
 def _unknown(kind: type[Section], values: Any, path: str) -> Iterator[str]:
-    """The paths of fields that a section of this type does not have."""
+    """Yield the paths of fields that a section of this type does not have."""
     if not isinstance(values, dict):
         return
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
@@ -177,7 +181,7 @@ def _unknown(kind: type[Section], values: Any, path: str) -> Iterator[str]:
 
 
 def to_configuration(values: dict[str, Any]) -> ParsedConfiguration:
-    """Plain values -> fields. Removes invalid values from ``values``."""
+    """Convert plain values to fields; invalid values are removed from ``values``."""
     errors: list[FieldError] = []
     while True:
         try:
@@ -193,8 +197,10 @@ def to_configuration(values: dict[str, Any]) -> ParsedConfiguration:
 
 
 def decode(kind: type[Duration], value: Any) -> Duration:
-    """A hook of msgspec. A duration is text; only flushFrequency may be a number, of nanoseconds.
-    In any other field a number is an error: 86400 would be less than a millisecond.
+    """Decode a duration for msgspec.
+
+    A duration is text; only flushFrequency may be a number, of nanoseconds. In any other field a
+    number is an error: 86400 would be less than a millisecond.
     """
     if isinstance(value, str):
         return kind(durations.parse(value))
@@ -204,8 +210,9 @@ def decode(kind: type[Duration], value: Any) -> Duration:
 
 
 def _remove_invalid(values: dict[str, Any], message: str) -> FieldError:
-    """Removes the value that msgspec's message is about. An element of a list is replaced by an
-    empty one, so that the indexes of the others stay right.
+    """Remove the value that msgspec's message concerns.
+
+    An element of a list is replaced by an empty one, so that the indexes of the others stay right.
     """
     found = _PLACE.fullmatch(message)
     if not found or not found["path"]:

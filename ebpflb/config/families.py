@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the IP families of a configuration's addresses against those of the node
-(kube-proxy.md 15, 17).
+"""Check the IP families of a configuration's addresses against those of the node.
 
-The node's primary family is that of bindAddress or, if that is unspecified, of the Node's first
-address; so this check has to wait for the Node. Both families are served if the kernel has both.
+See kube-proxy.md 15 and 17. The node's primary family is that of bindAddress or, if that is
+unspecified, of the Node's first address; so this check has to wait for the Node. Both families are
+served if the kernel has both.
 """
 
 import logging
@@ -45,7 +45,7 @@ class NodeFamilies(NamedTuple):
 
 
 def enforce_families(config: KubeProxyConfiguration, node: NodeFamilies) -> None:
-    """Logs every mismatch. Raises ConfigurationError if any of them is fatal."""
+    """Log every mismatch. Raises ConfigurationError if any of them is fatal."""
     mismatches = list(check_families(config, node))
     for each in mismatches:
         if not each.fatal:
@@ -56,7 +56,7 @@ def enforce_families(config: KubeProxyConfiguration, node: NodeFamilies) -> None
 
 
 def check_families(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterator[FamilyMismatch]:
-    """Expects a valid configuration."""
+    """Yield all mismatches of a valid configuration."""
     primary = node.primary
     if primary not in node.supported:
         yield FamilyMismatch(
@@ -77,7 +77,10 @@ def check_families(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterat
 def _nodeport_addresses(
     config: KubeProxyConfiguration, primary: Family, pod_networks: Sequence[Network]
 ) -> Iterator[FamilyMismatch]:
-    """NodePorts of a family without a CIDR are served on all its addresses (kube-proxy.md 8)."""
+    """Yield families without a CIDR; their NodePorts are served on all addresses.
+
+    See kube-proxy.md 8.
+    """
     if config.node_port_addresses in ((), devices.PRIMARY):
         return
     configured = {family(each) for each in _networks(config.node_port_addresses)}
@@ -100,7 +103,7 @@ def _single_stack(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterato
 
 
 def _networks(texts: Iterable[str]) -> list[Network]:
-    """Skips texts that are not a CIDR: fields that the mode does not use are not validated."""
+    """Parse the networks; skip others: fields that the mode does not use are not validated."""
     networks = []
     for text in texts:
         with suppress(ValueError):

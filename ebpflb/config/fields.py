@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1, as of kube-proxy 1.36.
 
-A default here is what kube-proxy uses for a field that is not set (kube-proxy.md 15), with one
-exception: minSyncPeriod is 0, because no pause is needed between two writes. Except in
-``POINTERS``, a zero value ("", 0, "0s") counts as not set.
+The defaults are those of kube-proxy (kube-proxy.md 15), with one exception: minSyncPeriod is 0,
+because no pause is needed between two writes. Except in ``POINTERS``, a zero value ("", 0, "0s")
+counts as not set.
 
 A field is named by its path in the file, as kubectl writes it: "conntrack.min",
 "nodePortAddresses[0]".
@@ -129,8 +129,10 @@ class DetectLocal(Section, frozen=True):
 
 
 class KubeProxyConfiguration(Section, frozen=True):
-    """The whole file. After reading, healthzBindAddress and metricsBindAddress have a port; only
-    a flag can make them "", which means that nothing listens.
+    """The whole file.
+
+    After reading, healthzBindAddress and metricsBindAddress have a port; only a flag can make them
+    "", which means that nothing listens.
     """
 
     api_version: str = API_VERSION
@@ -140,8 +142,8 @@ class KubeProxyConfiguration(Section, frozen=True):
     logging: Logging = Logging()
     hostname_override: str = ""
     bind_address: str = "0.0.0.0"
-    healthz_bind_address: str = ""  # 0.0.0.0:10256, or [::] where bindAddress is IPv6
-    metrics_bind_address: str = ""  # 127.0.0.1:10249, or [::1] where bindAddress is IPv6
+    healthz_bind_address: str = ""  # 0.0.0.0:10256, or [::] if bindAddress is IPv6
+    metrics_bind_address: str = ""  # 127.0.0.1:10249, or [::1] if bindAddress is IPv6
     bind_address_hard_fail: bool = False
     enable_profiling: bool = False
     show_hidden_metrics_for_version: str = ""
@@ -153,7 +155,7 @@ class KubeProxyConfiguration(Section, frozen=True):
     detect_local_mode: str = "ClusterCIDR"
     detect_local: DetectLocal = DetectLocal()
     cluster_cidr: str = msgspec.field(default="", name="clusterCIDR")
-    node_port_addresses: tuple[str, ...] = ()  # empty: as "primary", in every mode
+    node_port_addresses: tuple[str, ...] = ()  # empty: like "primary", in every mode
     oom_score_adj: Int32 = -999
     conntrack: Conntrack = Conntrack()
     config_sync_period: Duration = Duration(15 * 60 * SECOND)
@@ -162,19 +164,19 @@ class KubeProxyConfiguration(Section, frozen=True):
 
     @property
     def mode_section(self) -> IPTables | IPVS | NFTables:
-        """The section of the mode, which the sync periods are read from (kube-proxy.md 15)."""
+        """The section of the mode, which has the sync periods (kube-proxy.md 15)."""
         if self.mode == "ipvs":
             return self.ipvs
         return self.nftables if self.mode == "nftables" else self.iptables
 
     @property
     def masquerade_section(self) -> IPTables | NFTables:
-        """In mode ipvs section iptables: section ipvs has no such fields (kube-proxy.md 15)."""
+        """The section with masqueradeAll; section ipvs has no such fields (kube-proxy.md 15)."""
         return self.nftables if self.mode == "nftables" else self.iptables
 
 
 def with_defaults(section: Section_) -> Section_:
-    """Replaces zero values by the defaults, except in ``POINTERS``."""
+    """Replace zero values by the defaults, except in ``POINTERS``."""
     changes: dict[str, Any] = {}
     for field in msgspec.structs.fields(section):
         value = getattr(section, field.name)
@@ -186,17 +188,17 @@ def with_defaults(section: Section_) -> Section_:
 
 
 def to_builtins(value: Any) -> Any:
-    """The fields by their names in the file, in JSON's types; durations as text."""
+    """Return the fields by their names in the file, in JSON's types; durations as text."""
     return msgspec.to_builtins(value, enc_hook=str)
 
 
 def as_yaml(configuration: KubeProxyConfiguration) -> str:
-    """A file that ``config_file.read`` reads back to the same configuration."""
+    """Return a file that ``config_file.read`` reads back to the same configuration."""
     return yaml.safe_dump(to_builtins(configuration), sort_keys=False)
 
 
 def join_path(path: str, field: object) -> str:
-    """The path of a field (a name) or of an element (an index) below this path."""
+    """Return the path of a field (a name) or of an element (an index) below this path."""
     if isinstance(field, int):
         return f"{path}[{field}]"
     return f"{path}.{field}" if path else str(field)
@@ -205,7 +207,7 @@ def join_path(path: str, field: object) -> str:
 def leaf_fields(
     kind: type[Section] = KubeProxyConfiguration, path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Every field of the file that is not a section: its path and its type."""
+    """Yield path and type of every field of the file that is not a section."""
     for field in msgspec.structs.fields(kind):
         at = join_path(path, field.encode_name)
         if isinstance(field.type, type) and issubclass(field.type, Section):
@@ -215,7 +217,7 @@ def leaf_fields(
 
 
 def value_at(section: Section, path: str) -> Any:
-    """The value of the field with this path."""
+    """Return the value of the field with this path."""
     value: Any = section
     for name in path.split("."):
         fields = {field.encode_name: field.name for field in msgspec.structs.fields(value)}
@@ -224,7 +226,7 @@ def value_at(section: Section, path: str) -> Any:
 
 
 def replace_at(section: Section_, path: str, value: Any) -> Section_:
-    """A copy of the section with another value at the path."""
+    """Return a copy of the section with another value at the path."""
     first, _, rest = path.partition(".")
     fields = {field.encode_name: field.name for field in msgspec.structs.fields(section)}
     inner = replace_at(getattr(section, fields[first]), rest, value) if rest else value

@@ -28,11 +28,10 @@ LISTEN_FIELDS = tuple(_DEFAULTS)
 def complete_listen_address(
     config: KubeProxyConfiguration, explicit: Set[str], ports: Mapping[str, int] | None = None
 ) -> KubeProxyConfiguration:
-    """Adds what is missing to both addresses.
+    """Complete both addresses.
 
-    ``explicit``: the paths of those that the operator has set; the other one gets the default of
-    bindAddress's family. ``ports``: by path, the port for an address that has none, instead of
-    the default port.
+    ``explicit``: the paths that the operator has set; the others get the default of bindAddress's
+    family. ``ports``: by path, the port for an address without one, instead of the default port.
     """
     ipv6 = _is_ipv6(config.bind_address)
     for path, (v4, v6, port) in _DEFAULTS.items():
@@ -43,7 +42,7 @@ def complete_listen_address(
 
 
 def with_port(text: str, port: int) -> str:
-    """An address alone gets the port; any other text is returned unchanged."""
+    """Add the port to an address without one; other text is returned unchanged."""
     try:
         address = parse_address(text)
     except ValueError:
@@ -52,9 +51,7 @@ def with_port(text: str, port: int) -> str:
 
 
 def parse_listen_address(text: str) -> tuple[Address, int]:
-    """Raises ValueError, with a message for the operator, unless the text is ADDRESS:PORT or
-    [ADDRESS]:PORT.
-    """
+    """Parse ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError, with a message for the operator."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

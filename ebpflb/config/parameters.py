@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every parameter of kube-proxy: its flag, its fields, the help text, and whether it has an effect;
-the effect itself is in translation.py.
+"""Every parameter of kube-proxy: its flag, its fields, the help text, and whether it has an effect.
 
-This table is the source of the options of ``ebpflb run`` and their help, of the warning about
-parameters without effect, and of the table in docs/configuration.md.
+The effect itself is in translation.py. This table is the source of the options of ``ebpflb run``
+and their help, of the warning about parameters without effect, and of the table in
+docs/configuration.md.
 """
 
 from collections.abc import Set
@@ -17,10 +17,10 @@ from ebpflb.config.fields import KubeProxyConfiguration
 class Parameter(NamedTuple):
     """A flag, its fields in the file, or both."""
 
-    flags: str  # names, separated by blanks; the first one is kube-proxy's
+    flags: str  # names, separated by blanks; kube-proxy's comes first
     fields: str  # paths in the file, separated by blanks
     required: str  # kube-proxy.md 15: M must be honoured, A must be accepted, N is not applicable
-    help: str  # whole sentences; why it is ignored, if it is
+    help: str  # whole sentences; if it is ignored, the reason
     ignored: bool = False  # accepted, but without effect
 
     @property
@@ -174,7 +174,7 @@ EFFECTIVE_WITH_CONFIG = (
 
 
 def type_of(parameter: Parameter) -> Any:
-    """The type of its fields; None for a flag without a field."""
+    """Return the type of its fields; None for a flag without a field."""
     return _field_types()[parameter.fields.split()[0]] if parameter.fields else None
 
 
@@ -184,12 +184,12 @@ def _field_types() -> dict[str, Any]:
 
 
 def ignored_flags(flags: Set[str]) -> list[str]:
-    """Those of ``flags`` that have no effect."""
+    """Return those of ``flags`` that have no effect."""
     return [f"--{each.flag}" for each in PARAMETERS if each.ignored and each.flag in flags]
 
 
 def ignored_fields(config: KubeProxyConfiguration) -> list[str]:
-    """The fields that have no effect and another value than the default."""
+    """Return the fields without effect whose value is not the default."""
     default = KubeProxyConfiguration()
     paths = (path for each in PARAMETERS if each.ignored for path in each.fields.split())
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KubeProxyConfiguration -> what the agent does, as fields of ``ebpflb.options.Options``."""
+"""KubeProxyConfiguration -> the agent's behaviour, as fields of ``ebpflb.options.Options``."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ EXTERNAL_IPS = "AllowServiceExternalIPs"  # the only feature gate with an effect
 
 
 def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
-    """Expects a valid configuration."""
+    """Translate a valid configuration."""
     kubeconfig = config.client_connection.kubeconfig
     return {
         "kubeconfig": Path(kubeconfig) if kubeconfig else None,
@@ -39,26 +39,32 @@ def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
 
 
 def default_scheduler(config: KubeProxyConfiguration) -> str:
-    """Of Services that do not choose; in other modes than ipvs kube-proxy has no choice either."""
+    """Return the default of --scheduler; kube-proxy has a choice only in mode ipvs."""
     if config.mode != "ipvs":
         return annotations.RANDOM
     return annotations.BY_IPVS.get(config.ipvs.scheduler, annotations.RANDOM)
 
 
 def unknown_schedulers(config: KubeProxyConfiguration) -> list[str]:
-    """The kernel's scheduler in the configuration, if it counts and none of ours is like it."""
+    """Return the kernel's scheduler in the configuration, if it counts and ours has no match."""
     name = config.ipvs.scheduler
     return [name] if config.mode == "ipvs" and name not in annotations.BY_IPVS else []
 
 
 def bind_address(config: KubeProxyConfiguration) -> Address | None:
-    """None if it is unspecified: then the Node's addresses decide (kube-proxy.md 17)."""
+    """Return the address.
+
+    None if unspecified: then the Node's addresses decide (kube-proxy.md 17).
+    """
     address = parse_address(config.bind_address)
     return None if address.is_unspecified else address
 
 
 def detector(config: KubeProxyConfiguration) -> LocalDetector:
-    """clusterCIDR is left out in the modes that do not use it: there it may be invalid."""
+    """Return the detector.
+
+    clusterCIDR is left out in modes that do not use it, because it may be invalid there.
+    """
     mode = LocalMode(config.detect_local_mode)
     uses_cidrs = mode is LocalMode.CLUSTER_CIDR and config.cluster_cidr
     texts = cluster_cidrs(config) if uses_cidrs else ()
@@ -71,7 +77,7 @@ def detector(config: KubeProxyConfiguration) -> LocalDetector:
 
 
 def conntrack(config: KubeProxyConfiguration) -> ConntrackOptions:
-    """In whole seconds, as the kernel's settings."""
+    """Return the options in whole seconds, as the kernel's settings."""
     section = config.conntrack
     return ConntrackOptions(
         max_per_core=section.max_per_core,
@@ -85,5 +91,5 @@ def conntrack(config: KubeProxyConfiguration) -> ConntrackOptions:
 
 
 def ignored_gates(config: KubeProxyConfiguration) -> list[str]:
-    """The feature gates in the configuration that have no effect here."""
+    """Return the feature gates in the configuration that have no effect here."""
     return sorted(name for name in config.feature_gates if name != EXTERNAL_IPS)

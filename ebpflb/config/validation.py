@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the values of a configuration by kube-proxy's rules; finds all errors (kube-proxy.md 15).
+"""Check the values of a configuration by kube-proxy's rules; find all errors (kube-proxy.md 15).
 
-As in kube-proxy, section ipvs is only checked in mode ipvs, and clusterCIDR only in
-detectLocalMode ClusterCIDR.
+As in kube-proxy, section ipvs is only checked in mode ipvs, and clusterCIDR only in detectLocalMode
+ClusterCIDR.
 """
 
 import re
@@ -21,7 +21,7 @@ LOG_FORMATS = ("text", "json")
 _PORT_RANGE = re.compile(r"(\d{1,5})(?:([-+])(\d{1,5}))?", re.ASCII)
 _LAST_PORT = 65535
 
-# The field that a detectLocalMode needs.
+# The field that a detectLocalMode requires.
 _REQUIRED = {
     LocalMode.BRIDGE.value: "detectLocal.bridgeInterface",
     LocalMode.NAME_PREFIX.value: "detectLocal.interfaceNamePrefix",
@@ -29,7 +29,7 @@ _REQUIRED = {
 
 
 def check(config: KubeProxyConfiguration) -> Iterator[FieldError]:
-    """All errors; none if the configuration is valid."""
+    """Yield all errors; none if the configuration is valid."""
     yield from _one_of("mode", config.mode, ("", *_MODES))
     yield from _periods(config)
     yield from _numbers(config)
@@ -49,7 +49,7 @@ def check(config: KubeProxyConfiguration) -> Iterator[FieldError]:
 
 
 def _periods(config: KubeProxyConfiguration) -> Iterator[FieldError]:
-    """The sync periods of the mode's section, and configSyncPeriod."""
+    """Check the sync periods of the mode's section, and configSyncPeriod."""
     section = config.mode if config.mode in _MODES else _MODES[0]
     longest, shortest = config.mode_section.sync_period, config.mode_section.min_sync_period
     if longest <= 0:
@@ -118,7 +118,7 @@ def _nodeport_addresses(entries: tuple[str, ...]) -> Iterator[FieldError]:
 def _networks(
     path: str, texts: tuple[str, ...], keyword: str | None = None
 ) -> Iterator[FieldError]:
-    """``keyword`` is valid although it is not a CIDR."""
+    """Check CIDRs; ``keyword`` is also valid."""
     for index, text in enumerate(texts):
         try:
             if text != keyword:
@@ -142,7 +142,7 @@ def _detect_local(config: KubeProxyConfiguration) -> Iterator[FieldError]:
 
 
 def cluster_cidrs(config: KubeProxyConfiguration) -> tuple[str, ...]:
-    """clusterCIDR, split at the comma: one CIDR, or one of each family."""
+    """Return clusterCIDR, split at the comma: one CIDR, or one of each family."""
     return tuple(text.strip() for text in config.cluster_cidr.split(","))
 
 
@@ -153,7 +153,7 @@ def _one_of(path: str, text: str, valid: tuple[str, ...]) -> Iterator[FieldError
 
 
 def _is_port_range(text: str) -> bool:
-    """PORT, FIRST-LAST or FIRST+COUNT."""
+    """Whether the text is PORT, FIRST-LAST or FIRST+COUNT."""
     found = _PORT_RANGE.fullmatch(text)
     if not found:
         return False

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the configuration file while the agent runs, and reports one change.
+"""Watch the configuration file while the agent runs, and report one change.
 
-When the file is written, replaced or renamed, kube-proxy exits to be restarted with the new one
+When the file is written, replaced or renamed, kube-proxy exits to be restarted with the new file
 (kube-proxy.md 15). The kubelet updates a mounted ConfigMap by replacing the symbolic link
-``..data``, which does not change the file's inode. Therefore the directories of the link and of
-its target are watched, and the file behind the name is compared. A file that does not exist at
-the moment does not count as changed.
+``..data``, which does not change the file's inode. Therefore the directories of the link and of its
+target are watched, and the file behind the name is compared. A file that temporarily does not exist
+does not count as changed.
 """
 
 import logging
@@ -28,7 +28,7 @@ _Signature = tuple[int, ...]
 
 
 class ConfigWatch:
-    """Compares with the file as it is when this object is made: make it before reading the file."""
+    """The file at this object's creation is the reference: create it before reading the file."""
 
     def __init__(self, path: Path) -> None:
         self.changed = False
@@ -40,13 +40,13 @@ class ConfigWatch:
         self._thread = threading.Thread(target=self._run, name="config", daemon=True)
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """``on_change`` is called once, from the thread of the watch."""
+        """Start; ``on_change`` is called once, from the thread of the watch."""
         self._on_change = on_change
         self._inotify = self._watch()
         self._thread.start()
 
     def stop(self) -> None:
-        """From any thread but the watch's. Afterwards ``on_change`` is not called any more."""
+        """Stop, from any thread except the watch's; then ``on_change`` is not called any more."""
         self._stopped.set()
         os.eventfd_write(self._wake, 1)
         if self._thread.ident:
@@ -54,7 +54,7 @@ class ConfigWatch:
         os.close(self._wake)
 
     def _watch(self) -> INotify | None:
-        """None if inotify is not available: then the file is only polled."""
+        """Return an inotify instance; None if it is not available: then the file is only polled."""
         try:
             inotify = INotify()
             for directory in {self.path.parent, self.path.resolve().parent}:
@@ -83,14 +83,14 @@ class ConfigWatch:
         return _signature(self.path) not in (None, self._known)
 
     def _wait(self) -> bool:
-        """For an event or the poll interval. Returns whether the file was renamed."""
+        """Wait for an event or the poll interval; return whether the file was renamed."""
         readable([self._wake, *([self._inotify] if self._inotify else [])], _POLL_SECONDS)
         events = self._inotify.read(timeout=0) if self._inotify else []
         return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in events)
 
 
 def _signature(path: Path) -> _Signature | None:
-    """Differs for another file behind the name, and after each write. None: there is no file."""
+    """Return values that differ for another file and after each write; None: no file."""
     try:
         stat = path.stat()
     except OSError:
