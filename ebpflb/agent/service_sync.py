@@ -114,14 +114,17 @@ class _Queue:
         return bool(self.waiting) or self.current is not None
 
     def step(self, begin: Callable[[Key], Iterator[Step]]) -> Step | None:
-        if self.current is None:
-            key = next(iter(self.waiting))
-            del self.waiting[key]
-            self.current = key, begin(key)
-        step = next(self.current[1], None)
-        if step is None:
+        """Take the next step; the end of a Service is no step, and does not cost a turn."""
+        while self:
+            if self.current is None:
+                key = next(iter(self.waiting))
+                del self.waiting[key]
+                self.current = key, begin(key)
+            step = next(self.current[1], None)
+            if step is not None:
+                return step
             self.current = None
-        return step
+        return None
 
 
 class Backlog:

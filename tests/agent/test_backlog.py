@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from ipaddress import IPv4Address
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from ebpflb.agent.service_sync import SLICE_COST, Backlog, Step
@@ -36,7 +36,18 @@ def backlog_of(services: dict[Key, list[int]]) -> Backlog:
     return Backlog(begin)
 
 
+_SHORT_SERVICES = {
+    Key("a", "x"): [],
+    Key("a", "y"): [1, 1],
+    Key("a", "z"): [1024, 1987],
+    Key("b", "x"): [1, 1, 1, 202],
+    Key("b", "z"): [156],
+    Key("c", "x"): [1, 1, 815, 1024, 1024],
+}  # a namespace that lost a turn whenever a Service ended would wait for too long
+
+
 @given(_services)
+@example(_SHORT_SERVICES)
 @settings(max_examples=scaled(100), deadline=None)
 def test_each_namespace_takes_its_turn(services: dict[Key, list[int]]) -> None:
     """Whatever one namespace has to do, another one's next port is in one of the next slices, one
