@@ -140,7 +140,7 @@ def _filled(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
     def parse_filled(text: str) -> Any:
         if not text.strip():
-            raise ValueError("is empty; leave the option out, if all are meant")
+            raise ValueError("is empty; leave the option out to mean all")
         return parse(text)
 
     return parse_filled
@@ -264,7 +264,7 @@ class Options:
     devices: tuple[str, ...] = option(
         (),
         "--devices",
-        "Serve packets on network devices with this name ('eth*'), or not on those ('!cali*')."
+        "Serve packets on network devices with this name ('eth*'), or not on these ('!cali*')."
         " Can be repeated.",
         default_text="all but loopback",
         metavar="PATTERN",
@@ -308,7 +308,7 @@ class Options:
         (),
         "--map-size",
         f"Other sizes of maps: {', '.join(SIZES)} (docs/scale.md has the memory for"
-        " each). Other sizes than before are new maps: flows of packets begin anew.",
+        " each). A new size makes a new map: the flows of packets start empty.",
         metavar="NAME=ENTRIES,...",
         repeated=True,
         parse=_parse_sizes,
@@ -327,8 +327,8 @@ class Options:
     masquerade_ports: tuple[int, int] = option(
         (10000, 29999),
         "--masquerade-ports",
-        "Source ports of masqueraded connections of the flow tables. The host's own sockets do"
-        " not get them, nor do connections that netfilter masquerades.",
+        "Source ports of masqueraded connections of the flow tables. They are used neither by "
+        "the node's own sockets nor by connections that netfilter masquerades.",
         metavar="LOW-HIGH",
         parse=parse_ports,
         show=_show_ports,
@@ -337,9 +337,9 @@ class Options:
     reply_path: str = option(
         ROUTE,
         "--reply-path",
-        "Where replies of the flow tables leave: as the backend's packets are routed, or by"
-        " the device where their requests came in, past routing rules, netfilter and"
-        " conntrack.",
+        "How replies of the flow tables leave: as the backend's packets are routed (route), or "
+        "by the device where their request came in, bypassing routing rules, netfilter and "
+        "conntrack (request-device).",
         choices=REPLY_PATHS,
         chart="replyPath",
         details="See [below](#what-do-the-larger-options-cost).",
@@ -347,18 +347,17 @@ class Options:
     fast_forward: bool = option(
         False,
         "--fast-forward",
-        "Forward packets of established flows past routing rules, netfilter and conntrack:"
-        " those of the flow tables in the programs, where answers leave by the device that"
-        " requests came in by; with netfilter by the kernel's flowtable.",
+        "Forward packets of established flows without routing rules, netfilter and conntrack: "
+        "flow tables do it in the programs (replies leave by the device where requests came in), "
+        "netfilter by the kernel's flowtable.",
         chart="fastForward",
         details="See [below](#what-do-the-larger-options-cost).",
     )
     packet_mark: PacketMark = option(
         OFF,
         "--packet-mark",
-        "Set this mark on packets that the flow tables translate when they come in, so that"
-        " rules of netfilter can accept them; with it --packet-path=auto takes the flow"
-        " tables.",
+        "Set this mark on packets that the flow tables translate at ingress, so that netfilter "
+        "rules can accept them; with it --packet-path=auto chooses the flow tables.",
         default_text="none",
         metavar="MARK/MASK",
         parse=parse_mark,
@@ -388,7 +387,7 @@ class Options:
     namespaces: frozenset[str] = option(
         frozenset(),
         "--namespaces",
-        "Serve only Services of these namespaces; a kube-proxy that runs beside serves the others.",
+        "Serve only Services of these namespaces; a kube-proxy beside ebpflb serves the others.",
         default_text="all",
         metavar="NAME,...",
         parse=_filled(parse_namespaces),
@@ -399,8 +398,8 @@ class Options:
     services: tuple[Requirement, ...] = option(
         (),
         "--services",
-        "Serve only Services with these labels, as kubectl's -l; a kube-proxy that runs beside"
-        " serves the others.",
+        "Serve only Services with these labels, as kubectl's -l; a kube-proxy beside ebpflb "
+        "serves the others.",
         default_text="all",
         metavar="SELECTOR",
         parse=_filled(parse_requirements),
@@ -434,8 +433,8 @@ class Options:
     shadow: bool = option(
         False,
         "--shadow",
-        "Only count what would be decided: nothing new is translated, refused or dropped, and"
-        " a kube-proxy that runs beside serves everything. Connections from before go on.",
+        "Only count decisions: no new connection is translated, refused or dropped, and"
+        " a kube-proxy beside ebpflb serves everything. Existing connections continue.",
         chart="shadow",
         details="See [below](#how-do-i-serve-only-some-services).",
     )
@@ -444,8 +443,8 @@ class Options:
     external_ips: ExternalIps = option(
         ALL_EXTERNAL_IPS,
         "--external-ips",
-        "Which of the Services' externalIPs are served. Everybody who may write a Service can"
-        " claim any address by them (CVE-2020-8554).",
+        "Which of the Services' externalIPs are served. Everyone who may write a Service can "
+        "claim any address with them (CVE-2020-8554).",
         metavar="all|none|CIDR,...",
         parse=parse_external_ips,
         show=str,
@@ -454,9 +453,9 @@ class Options:
     nodeport_source_ranges: tuple[Network, ...] = option(
         (),
         "--nodeport-source-ranges",
-        "The clients that NodePorts admit, pods and the node included, unless the Service's"
+        "The clients that NodePorts accept, including pods and the node, unless the Service's"
         f" annotation {annotations.NODEPORT_RANGES_ANNOTATION} says otherwise.",
-        default_text="everybody",
+        default_text="everyone",
         metavar="CIDR,...",
         parse=_filled(annotations.parse_networks),
         show=annotations.show_networks,

@@ -36,7 +36,7 @@ class FailedThreads:
     def _report(self, failure: threading.ExceptHookArgs) -> None:
         name = failure.thread.name if failure.thread else "unknown"
         reason = one_line(f"{failure.exc_type.__name__}: {failure.exc_value}")
-        log.critical("thread %s failed, so the agent ends: %s", name, reason)
+        log.critical("thread %s failed, so the agent exits: %s", name, reason)
         where = failure.exc_type, failure.exc_value, failure.exc_traceback
         log.debug("thread %s", name, exc_info=where if failure.exc_value else None)  # type: ignore[arg-type]
         self.name = self.name or name

@@ -54,4 +54,4 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, BadInput | EbpflbError | OSError):
         return redact(one_line(in_words(error)))
     log.error("an error of ebpflb ui itself", exc_info=error)
-    return "an error of ebpflb itself, which its log describes: please report it"
+    return "internal error, described in ebpflb's log: please report it"

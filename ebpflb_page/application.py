@@ -64,9 +64,11 @@ class Api:
 
     def __init__(self, source: PageSource, meter: Meter) -> None:
         self._source, self._meter = source, meter
-        self._readers = Workers(READERS, WAITING, "this page has too many readers: try again")
+        self._readers = Workers(READERS, WAITING, "too many requests at once: try again")
         self._live = LiveEvents()
-        self._explains = Workers(1, WAITING_TO_EXPLAIN, "others ask for explain too: try again")
+        self._explains = Workers(
+            1, WAITING_TO_EXPLAIN, "too many explain requests at once: try again"
+        )
 
     def routes(self) -> list[Route]:
         found = {
@@ -131,7 +133,7 @@ class Api:
         """
         at, name = moment(text(request, "at")) + 0.000_999, text(request, "map")
         if name not in RECORDED:
-            raise BadInput(f'"{name}" is none of the recorded maps: {", ".join(RECORDED)}')
+            raise BadInput(f'"{name}" is not a recorded map: {", ".join(RECORDED)}')
         found = await self._readers.run(lambda: self._source.maps_at(at, (name,)))
         rows = found["maps"][name]
         more = max(0, len(rows) - SHOWN_ROWS)
@@ -164,7 +166,7 @@ def application(api: Api) -> Starlette:
 
 
 async def _no_such_path(request: Request) -> Response:
-    raise BadInput("there is no such path", 404)
+    raise BadInput("no such page", 404)
 
 
 def cut(found: ServicePage, page: int) -> int:
@@ -235,7 +237,7 @@ def event_filter(request: Request) -> EventFilter:
         return EventFilter(service or None, ip_network(client) if client else None)
     except ValueError:
         example = "10.244.1.0/24"
-        raise BadInput(f'"{client}" is no address or network such as {example}') from None
+        raise BadInput(f'"{client}" is not an address or network such as {example}') from None
 
 
 def verdicts(request: Request) -> tuple[str, ...]:
@@ -243,5 +245,6 @@ def verdicts(request: Request) -> tuple[str, ...]:
     words = tuple(request.query_params.getlist("verdict"))
     for word in words:
         if word not in monitoring.DECISIONS:
-            raise BadInput(f'"{word}" is no verdict such as {", ".join(sorted(monitoring.USUAL))}')
+            usual = ", ".join(sorted(monitoring.USUAL))
+            raise BadInput(f'"{word}" is not a verdict such as {usual}')
     return words

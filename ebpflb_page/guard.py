@@ -56,7 +56,7 @@ class Guard:
     def _refused(self, scope: Scope) -> Response | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if scope["method"] not in ("GET", "HEAD"):
-            return _no(405, "only GET: nothing can be changed here")
+            return _no(405, "only GET is allowed: this page changes nothing")
         host = headers.get(b"host", b"").decode("latin-1")
         if [name for name, _ in scope["headers"]].count(b"host") != 1 or not self._is_ours(
             host, scope
@@ -64,11 +64,11 @@ class Guard:
             return _no(421, "this name is not served: see `ebpflb ui --allow-host`")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
-            return _no(403, "other sites may not read this")
+            return _no(403, "other sites may not read this page")
         if not scope["path"].startswith(API):
             return None
         if headers.get(b"sec-fetch-site", b"none") not in _OUR_SITE:
-            return _no(403, "other sites may not read this")
+            return _no(403, "other sites may not read this page")
         if self._token and not self._knows(headers.get(b"authorization", b"")):
             return _no(401, "the token of --token-file is missing or wrong")
         return None

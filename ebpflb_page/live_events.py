@@ -22,7 +22,7 @@ from ebpflb_page.answering import BadInput, as_shown, sentence
 MOST_FEEDS = 4  # at once; an agent serves eight monitors
 MOST_A_SECOND, MOST_KEPT = 200, 400
 _SECONDS, _SILENT = 0.25, 5.0  # between two looks; a client that has gone is noticed after
-ENDED = "the agent has ended, or loaded its programs again: choose Watch again"
+ENDED = "the agent has stopped or reloaded its programs: choose Watch again"
 
 
 class ToldBatch(NamedTuple):
@@ -110,7 +110,7 @@ class LiveEvents:
     def response(self, opened: Callable[[], WatchedEvents]) -> "EventsResponse":
         """Raises BadInput where too many watch."""
         if len(self._feeds) >= MOST_FEEDS:
-            raise BadInput(f"{MOST_FEEDS} pages watch events already: close one", 503)
+            raise BadInput(f"{MOST_FEEDS} pages are already watching events: close one", 503)
         return EventsResponse(EventFeed(opened), self._feeds)
 
 

@@ -55,7 +55,7 @@ class Workers:
         """Raises BadInput with status 503 after READ_SECONDS."""
         self._hung = {thread for thread in self._hung if thread.is_alive()}
         if len(self._hung) >= MOST_HUNG:
-            raise BadInput(f"{MOST_HUNG} earlier questions hang: restart `ebpflb ui`", 503)
+            raise BadInput(f"{MOST_HUNG} earlier requests hang: restart `ebpflb ui`", 503)
         thread, started = _started(function)
         answer = asyncio.wrap_future(started)
         done, _ = await asyncio.wait([answer], timeout=READ_SECONDS)

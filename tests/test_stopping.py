@@ -50,7 +50,7 @@ def test_a_thread_that_fails_ends_the_agent(caplog: pytest.LogCaptureFixture) ->
     thread.join()
     assert stopped.is_set() and failed.name == "removals"
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("CRITICAL", "thread removals failed, so the agent ends: ValueError: out of range"),
+        ("CRITICAL", "thread removals failed, so the agent exits: ValueError: out of range"),
         ("DEBUG", "thread removals"),
     ]
     assert caplog.records[1].exc_info

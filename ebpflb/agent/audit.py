@@ -63,7 +63,7 @@ class HooksCheck:
         if self._lock.restore():
             self._node_sync.restore()
         else:
-            log.error("another agent serves %s now: ending", self._node_sync.options.paths.state)
+            log.error("another agent now serves %s; exiting", self._node_sync.options.paths.state)
             self._end()
 
 

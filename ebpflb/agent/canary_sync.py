@@ -71,7 +71,8 @@ class CanarySync:
         made = [it for each in wish.addresses if (it := self._canary(wish, *each))]
         if not made:
             raise CanaryRefused(
-                "no cluster IP is known to be unused: neither a ServiceCIDR nor enough cluster IPs"
+                "no unused cluster IP is known: there is neither a ServiceCIDR nor enough "
+                "cluster IPs"
             )
         full = self._write({k: v for each in made for k, v in service_ports(each).items()})
         if full:
@@ -124,7 +125,9 @@ class CanarySync:
         ):
             raise CanaryRefused("the agent has not written all Services yet: see `ebpflb status`")
         if self._id:
-            raise CanaryRefused("another `ebpflb doctor` has a canary: try again when it has ended")
+            raise CanaryRefused(
+                "another `ebpflb doctor` is using the canary: try again when it has ended"
+            )
         if self._has_nodeport(wish.nodeport):
             raise CanaryRefused(f"port {wish.nodeport} is a NodePort of a Service: try again")
         self._check_space()
@@ -194,7 +197,7 @@ class CanaryRequests:
         try:
             return answer(self._carried_out(known[what](parse_qs(request.query))))
         except TimeoutError:
-            return error(503, "the agent is busy, or starts just now")
+            return error(503, "the agent is busy or starting")
         except ValueError as wrong:
             return error(400, str(wrong))
         except CanaryRefused as refused:

@@ -34,7 +34,9 @@ from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
 ANSWER_SECONDS = 2.0  # a loop that is starting, or waiting for the kernel, does not answer
 MOST_SERVICES = 500  # in one answer
 AT_ONCE = 100  # services in one question to the loop
-NOTHING_SERVED = "nothing to serve: no cluster IP (headless, ExternalName), or another proxy's"
+NOTHING_SERVED = (
+    "nothing to serve: no cluster IP (headless or ExternalName), or labelled for another proxy"
+)
 
 _Answer = TypeVar("_Answer")
 
@@ -85,7 +87,7 @@ class Inspection:
         try:
             return page(parse_qs(request.query, keep_blank_values=True))
         except TimeoutError:
-            return error(503, "the agent is busy, or starts just now")
+            return error(503, "the agent is busy or starting")
         except ValueError as wrong:
             return error(400, str(wrong))
 

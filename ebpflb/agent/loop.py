@@ -250,7 +250,7 @@ class Agent:
         finally:
             stopping.run_all(self.canary.withdraw, self.source.stop)
         if cgroup_links.attached(StateDir(self.options.paths.state)):
-            log.info("stopped; what is programmed serves on")
+            log.info("stopped; the loaded programs and maps keep serving")
         else:
             log.warning("stopped; no programs are pinned, so nothing serves until an agent starts")
 

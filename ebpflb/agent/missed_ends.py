@@ -113,7 +113,7 @@ class UnreleasedSockets(MissedEnds):
 
     name, interval = "sockets", SOCKETS_INTERVAL
     source = precompile.SOCKET_END
-    failing = "sockets that the kernel does not release stay remembered"
+    failing = "sockets that were closed without notice cannot be removed from the map"
 
     def __init__(
         self,
@@ -141,13 +141,13 @@ class UnreleasedSockets(MissedEnds):
         for socket in gone:
             self._end(_SOCKET_KEY.pack(socket))
         if gone:
-            log.info("%d sockets were forgotten that the kernel does not release", len(gone))
+            log.info("removed %d sockets from the map that were closed without notice", len(gone))
         return len(gone)
 
     def _tell_full(self) -> None:
         now = tuple(self._maps["sockets_full"].get(0))
         if now != self._full:
-            log.warning("map sockets was full: %d connections, %d UDP flows not remembered", *now)
+            log.warning("map sockets is full: %d connections and %d UDP flows are not in it", *now)
         self._full = now
 
     def _remembered(self) -> Iterator[tuple[int, int]]:
@@ -197,7 +197,7 @@ class EndedConnections(MissedEnds):
 
     name, interval = "ended connections", RECOUNT_INTERVAL
     source = precompile.CONNECTION_END
-    failing = "connections that have ended stay counted"
+    failing = "connections that have ended cannot be removed from the counts"
 
     def __init__(self, maps: Mapping[str, Map], cache: Path) -> None:
         super().__init__(maps, cache)

@@ -93,7 +93,7 @@ class MonitorClient:
         except msgspec.MsgspecError:
             question = MonitorQuestion("", 0)
         if question.format != format_hash():
-            self.refuse("the agent is of another version: use the `ebpflb` of the agent")
+            self.refuse("the agent has another version: use the agent's own `ebpflb`")
             return False
         self.asked = question.verdicts
         return bool(self.asked)
@@ -236,7 +236,7 @@ class Monitoring:
             assert self._listening
             client = MonitorClient(self._listening.accept()[0])
             if len(self._clients) >= MOST_CLIENTS:
-                client.refuse(f"{MOST_CLIENTS} monitors run already: end one of them")
+                client.refuse(f"{MOST_CLIENTS} monitors are already running: end one of them")
                 client.close()
                 return
             self._clients.append(client)
@@ -250,7 +250,7 @@ class Monitoring:
             try:
                 self._serve(client)
             except (EbpflbError, OSError) as error:
-                log.warning("no monitor can run: %s", in_words(error))
+                log.warning("no monitor can be started: %s", in_words(error))
                 client.refuse(in_words(error).splitlines()[0])
                 self._forget(client)
 
@@ -275,7 +275,7 @@ class Monitoring:
             variant.programs.close()
             variant.close()
             raise
-        log.info("a monitor runs: the programs tell their decisions")
+        log.info("monitor started: the programs emit events")
         return variant
 
     def _ask(self) -> None:
@@ -311,9 +311,9 @@ class Monitoring:
         try:
             self._exchange(None)
         except EbpflbError as error:
-            log.error("the programs of the monitor are still in force: %s", error)
+            log.error("the monitor's programs are still loaded: %s", error)
         else:
-            log.info("no monitor runs any more: the usual programs are in force")
+            log.info("monitor stopped: the usual programs are loaded again")
         if variant:
             variant.close()
 

@@ -160,7 +160,7 @@ def probe_netfilter(options: Options) -> Probed:
     Raises NodeError.
     """
     if options.packet_path == Engine.FLOWS:
-        return Probed("not tried, because the flow tables were chosen")
+        return Probed("not probed, because the flow tables were chosen")
     missing = netfilter_obstacle()
     return Probed(missing, sctp=not missing and can_translate_sctp())
 
@@ -223,7 +223,7 @@ class HostChanges:
             steps.append(partial(sysctls.release_ports, self._options.paths.ports_file))
         if not self._had_table:
             steps.append(table.remove)
-        stopping.run_all(*steps, failed="the node's settings are not as they were")
+        stopping.run_all(*steps, failed="the node's settings have changed")
 
 
 Covering = Callable[[], Mapping[Family, Prefix]]
@@ -389,12 +389,12 @@ class NodeSync:
     @property
     def monitor(self) -> str | None:
         """The state of monitoring, if a monitor runs."""
-        return "runs: the programs tell their decisions" if self.datapath.others else None
+        return "active: the programs emit events" if self.datapath.others else None
 
     def require_own_programs(self) -> None:
         """Raise NodeError if no programs of this agent are in force that could be exchanged."""
         if not self.attached or not self.datapath.programs:
-            raise NodeError("the agent's programs are not in force yet: see `ebpflb status`")
+            raise NodeError("the agent's programs are not loaded yet: see `ebpflb status`")
 
     def exchange(self, others: ProgramSet | None) -> None:
         """Put other programs in force, or the usual ones again. Raises NodeError, KernelError."""

@@ -69,7 +69,7 @@ class ProgramLoader:
         except _FAILURES as error:
             if not self._datapath.fast_forward:
                 raise
-            log.error("%s\n--fast-forward is not in force", error)
+            log.error("%s\nstarting without --fast-forward", error)
             self._datapath.fast_forward = False
             self._load()
 
@@ -108,7 +108,7 @@ class ProgramLoader:
         """Note a failure: an earlier agent's programs keep serving."""
         if not self._datapath.programs:
             self.status = f"old ones: {str(error).splitlines()[0]}"
-        log.error("%s\nthose that serve stay; trying again in %g s", error, self._pause)
+        log.error("%s\nthe loaded programs keep serving; trying again in %g s", error, self._pause)
         self._later()
 
     def _later(self) -> None:

@@ -174,7 +174,7 @@ _TABLE_COST = 400  # of a step that makes a part of a table
 _PORT_COST = 16  # of a step, without its endpoints and source ranges
 SERVICES_PER_PLAN = 250  # one plan for all of 10,000 would hold every entry twice
 
-_NOT_PROGRAMMED = "Service %s: %s; it keeps what it has and still wants"
+_NOT_PROGRAMMED = "Service %s: %s; its existing entries stay in place"
 Changes = Mapping[PortName, DesiredService | None]
 MakePlan = Callable[[Changes, float], Plan]
 

@@ -25,8 +25,8 @@ from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.firewall.forwarding import dropping
 
-NOTHING = "nothing of kube-proxy is here"
-STAYS = "stays as long as connections are translated; run this again later"
+NOTHING = "nothing of kube-proxy was found"
+STAYS = "is kept while it still translates connections; run this command again later"
 
 
 @click.command()
@@ -77,7 +77,7 @@ def remove_ebpflb(paths: Paths) -> None:
     lock = StateLock(paths.state)
     is_there = paths.state.is_dir()
     if is_there and any(paths.state.iterdir()) and not paths.run.is_dir():
-        lost = "which source ports are to be given back to the kernel is recorded there"
+        lost = "it records which source ports to give back to the kernel"
         raise NodeError(
             f"{paths.run} is not here, and {lost}: give --run-dir (or make it, if lost)"
         )

@@ -29,7 +29,7 @@ RUN = Path("/run")
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Keep everything, and print how to inspect it.")
-@click.option("--remove", is_flag=True, help="Only remove what --keep left.")
+@click.option("--remove", is_flag=True, help="Only remove what an earlier --keep left behind.")
 def demo(keep: bool, remove: bool) -> None:
     """Demonstrate ebpflb with real traffic.
 
@@ -41,7 +41,7 @@ def demo(keep: bool, remove: bool) -> None:
     left = _remove_ended(click.echo if remove else lambda line: None)
     if remove:
         if not left:
-            click.echo("nothing of a demo is here")
+            click.echo("no demo was found")
         return
     name = f"{DEMO_PREFIX}-{os.getpid()}"
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def _remove_ended(say: Callable[[str], None]) -> bool:
         demos = sorted({(it[0], it[1]) for it in found if it})
         for name, pid in demos:
             if _is_demo(pid):
-                say(f"{name} still runs: end its process {pid} first")
+                say(f"{name} is still running: end its process {pid} first")
             else:
                 _remove(name)
                 say(f"removed: {name}")

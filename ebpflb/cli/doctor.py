@@ -35,7 +35,7 @@ from ebpflb.tools.settings_check import settings_results
     "--canary/--no-canary",
     default=True,
     show_default=True,
-    help="Try each path by connections to an endpoint of its own.",
+    help="Test every path with real connections to a temporary endpoint.",
 )
 @wide_output_option
 def doctor(
@@ -97,7 +97,7 @@ def _of_maps(
         try:
             yield from list(step())
         except (EbpflbError, OSError) as error:
-            yield CheckResult(name, False, True, "cannot be looked at", in_words(error))
+            yield CheckResult(name, False, True, "cannot be read", in_words(error))
 
 
 def _verdict(paths: Paths) -> Iterator[CheckResult]:
@@ -124,8 +124,8 @@ def _audit(paths: Paths, cgroup: Path | None) -> Iterator[CheckResult]:
 def _put_back(paths: Paths) -> str:
     """Who puts back what differs."""
     if not agent_lock.is_running(paths):
-        return "no agent runs: the next start of `ebpflb run` puts it back"
+        return "no agent is running; the next start of `ebpflb run` repairs it"
     published = agent_status.read(paths)
     if published and published.origin and published.origin.audit == REPORT:
-        return "the agent only reports it (--audit=report): its next start puts it back"
-    return "the agent puts it back within seconds; where it stays, `ebpflb status` says why"
+        return "the agent only reports it (--audit=report); its next start repairs it"
+    return "the agent repairs it within seconds; if not, `ebpflb status` says why"

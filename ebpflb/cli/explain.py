@@ -42,13 +42,14 @@ class _Question(click.ParamType):  # type: ignore[type-arg]
     metavar="CLIENT",
     default="node",
     show_default=True,
-    help="Who asks: a pod (NAME or NAMESPACE/NAME), an address, a network namespace (name or path),"
+    help="The client: a pod (NAME or NAMESPACE/NAME), an address, a network namespace (name or "
+    "path),"
     " a PID, node, or outside.",
 )
 @click.option(
     "--from-port",
     type=click.IntRange(1, 65535),
-    help="The client's port: of a packet's endpoint it decides.  [default: any]",
+    help="The client's port; with it the endpoint of a packet is exact.  [default: any]",
 )
 @click.option(
     "--page", type=click.IntRange(1), default=1, help=f"Which {PAGE} of the endpoints to list."

@@ -42,14 +42,14 @@ def time_option(_context: object, _option: object, text: str | None) -> float | 
     "--since",
     metavar="TIME",
     callback=time_option,
-    help="Only what was written since, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
+    help="Only records since a time, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=_MOST_ROWS,
     show_default=True,
-    help="The latest so many; 0: all.",
+    help="Show only the latest N; 0 means all.",
 )
 @watch_option
 @common.state_dir
@@ -96,7 +96,7 @@ def _show(found: LatestChanges, output: str) -> None:
     for note in found.notes:
         click.echo(note)
     if found.earlier:
-        click.echo(f"{found.earlier} earlier ones are not shown: --limit 0 shows all")
+        click.echo(f"{found.earlier} earlier records are not shown: --limit 0 shows all")
     rows = [row for change in found.changes for row in _rows(change, wide=output == WIDE)]
     print_narrow_table("changes", rows, wide=output == WIDE, whole=("time",))
 

@@ -26,8 +26,8 @@ def maps() -> None:
     "--at",
     metavar="TIME",
     callback=time_option,
-    help="What the maps held then, such as 14:03, 2026-11-22T14:03:10 or 10m (ago); only of those"
-    " that the agent writes, and without counters.",
+    help="Show the maps as they were at a time, such as 14:03, 2026-11-22T14:03:10 or 10m (ago); "
+    "only maps that the agent writes, and no counters.",
 )
 @common.state_dir
 @common.run_dir

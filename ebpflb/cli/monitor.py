@@ -89,7 +89,7 @@ def _fitted(text: str, width: int) -> str:
     return f"{text:<{width}}" if len(text) <= width else f"{text[: width - 1]}…"
 
 
-_ENDED = "the agent has ended, or loaded its programs again: run `ebpflb monitor` again"
+_ENDED = "the agent has stopped or reloaded its programs: run `ebpflb monitor` again"
 
 
 class _Clients(click.ParamType):  # type: ignore[type-arg]
@@ -102,7 +102,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
             return ip_network(value)
         except ValueError:
             text = one_line(str(value))
-            self.fail(f'"{text}" is no address or network such as 10.244.1.0/24', param, ctx)
+            self.fail(f'"{text}" is not an address or network such as 10.244.1.0/24', param, ctx)
 
 
 @click.command()
@@ -113,10 +113,10 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
     "verdicts",
     type=click.Choice(sorted(DECISIONS)),
     multiple=True,
-    help="Only these verdicts; may be repeated.  [default: all but those that every packet of a"
-    f" known flow or nobody's packet gets: {', '.join(sorted(FREQUENT))}]",
+    help="Only these verdicts; may be repeated.  [default: all except those of packets of known "
+    f"flows and of other traffic: {', '.join(sorted(FREQUENT))}]",
 )
-@click.option("--count", type=click.IntRange(1), help="End after so many events.")
+@click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
 @common.state_dir
 @common.run_dir
 @lines_output_option("one object a line")
@@ -144,7 +144,7 @@ def monitor(
         mask = decision_mask(verdicts or USUAL)
         teller = Teller(EventNames(maps), EventFilter(service, client))
         with closing(EventStream(paths, mask)) as stream:
-            click.echo("watching; Ctrl-C ends it", err=True)
+            click.echo("watching; press Ctrl-C to stop", err=True)
             ended = _Watch(stream, teller, EventLines(output)).run(verdicts, count)
     if not ended:
         raise NodeError(_ENDED)

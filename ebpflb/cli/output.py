@@ -236,7 +236,7 @@ watch_option = click.option(
     flag_value=2.0,
     default=None,
     metavar="[SECONDS]",
-    help="Look again every 2 s, or every SECONDS, and show what has changed; until Ctrl-C.",
+    help="Repeat every 2 s, or every SECONDS, and show changes, until Ctrl-C.",
 )
 
 

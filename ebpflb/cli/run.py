@@ -111,7 +111,9 @@ def _serve(
         if watch:
             watch.stop()
     if watch and watch.changed:
-        raise ConfigurationError(f"{watch.path} has changed: exiting to be restarted with it")
+        raise ConfigurationError(
+            f"{watch.path} has changed: exiting to be restarted with the new file"
+        )
     if failed.name:
         raise NodeError(f"thread {failed.name} failed: exiting to be restarted")
 

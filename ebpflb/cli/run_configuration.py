@@ -120,7 +120,9 @@ def warn_about_ignored(config: KubeProxyConfiguration, values: Mapping[str, Any]
     _warn("accepted, but ignored", ignored)
     _warn("feature gates without effect", translation.ignored_gates(config))
     unknown = translation.unknown_schedulers(config)
-    _warn("ipvs.scheduler without an equal, so connections go at random", unknown)
+    _warn(
+        "ipvs.scheduler has no counterpart in ebpflb, so connections are spread at random", unknown
+    )
 
 
 def _warn(what: str, names: list[str]) -> None:

@@ -161,7 +161,7 @@ class _Choice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if new := self._flag.former.get(value):
-            click.echo(f"warning: {self._flag.name}={value} is called {new} now", err=True)
+            click.echo(f"warning: {self._flag.name}={value} is now called {new}", err=True)
             value = str(new)
         return super().convert(value, param, ctx)
 

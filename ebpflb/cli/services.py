@@ -134,7 +134,7 @@ def _used(port: PortPage, row: EndpointRow, wide: bool) -> Row:
 
 def _unused(port: PortPage, row: EndpointRow, wide: bool) -> Row:
     still = f"; {row.open} connections still open" if row.open else ""
-    reason = row.reason or "no new connections; why is not known"
+    reason = row.reason or "no new connections; the reason is unknown"
     return _reason(_port(port, wide), row.endpoint, row.pod, row.node, f"{reason}{still}")
 
 
@@ -173,7 +173,7 @@ limit_option = click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=None,
-    help=f"Rows of a table at most; 0: all.  [default: {TABLE_ROWS}; all in JSON and YAML]",
+    help=f"Rows of a table at most; 0 means all.  [default: {TABLE_ROWS}; all in JSON and YAML]",
 )
 
 

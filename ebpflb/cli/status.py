@@ -50,9 +50,9 @@ def agent_text(facts: Facts) -> str:
 def served_by(facts: Facts) -> str:
     """Whose programs serve, and with which services."""
     if not facts.socket_hooks:
-        return "nobody, at sockets"
+        return "no program is attached to sockets"
     if not facts.runs:
-        return "what an agent left; services are those of its last sync"
+        return "left by an agent; services are those of its last sync"
     return "the agent, with the services that it has received"
 
 

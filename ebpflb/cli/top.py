@@ -33,7 +33,8 @@ _AROUND = 4  # lines of a screen that are no rows
     "--limit",
     type=click.IntRange(min=0),
     default=None,
-    help=f"Rows at most; 0: all.  [default: the terminal's, or {TOP_ROWS}; all in JSON and YAML]",
+    help=f"Rows at most; 0 means all.  [default: the terminal's, or {TOP_ROWS}; all in JSON and "
+    "YAML]",
 )
 @common.state_dir
 @lines_output_option("an object a line, for each service port and backend")

@@ -73,7 +73,8 @@ def ui(
     token = _token(token_file) if token_file else ""
     if not ip_address(listen[0]).is_loopback and not token:
         raise NodeError(
-            f"--listen {listen[0]}: everybody who reaches it could read this node: add --token-file"
+            f"--listen {listen[0]}: everyone who reaches this address could read the node's "
+            "state: add --token-file"
         )
     common.require_capabilities()
     try:
@@ -85,7 +86,7 @@ def ui(
         raise NodeError(_MISSING) from None
     where = Listen(*listen, hosts, token)
     readings = Readings(state_dir, run_dir)
-    serve(readings, state_dir, where, lambda url: click.echo(f"{url}  (Ctrl-C ends it)"))
+    serve(readings, state_dir, where, lambda url: click.echo(f"{url}  (press Ctrl-C to stop)"))
 
 
 def _token(path: Path) -> str:

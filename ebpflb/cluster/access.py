@@ -150,7 +150,7 @@ class Access:
                 cast(Any, config).load_incluster_config(self.configuration)
             self._use_server(master or self.configuration.host)
         except Exception as error:  # the loaders do not translate their errors
-            where = path or "no kubeconfig, nor in a pod"
+            where = path or "no kubeconfig given, and not in a pod"
             raise ClusterError(f"{where}: {_without_output(error)}") from None
         self.url: str = self.configuration.host
 
@@ -191,7 +191,9 @@ class Access:
     def _use_server(self, url: str) -> None:
         host = redaction.without_user(url).rstrip("/")
         if urlsplit(host).scheme not in ("http", "https") or not urlsplit(host).hostname:
-            raise ClusterError(f'"{host}" is no URL of a server such as https://192.0.2.1:6443')
+            raise ClusterError(
+                f'"{host}" is not the URL of a server such as https://192.0.2.1:6443'
+            )
         self.configuration.host = host
         redaction.without_user(self.configuration.proxy or "")
         if host.startswith("https:"):
@@ -223,7 +225,7 @@ class _Loader(KubeConfigLoader):
             self.cert_file = str(self.files.add(status["clientCertificateData"].encode()))
             self.key_file = str(self.files.add(status["clientKeyData"].encode()))
         else:
-            raise ClusterError("it gives neither a token, nor a certificate with its key")
+            raise ClusterError("it returned neither a token nor a certificate with its key")
         if "expirationTimestamp" in status:
             self.expiry = cast(Any, parse_rfc3339)(status["expirationTimestamp"])
         return True
@@ -236,7 +238,7 @@ def _without_output(error: Exception) -> str:
         if found := _EXIT_STATUS.search(text):
             return f"exit status {found[1]}: run it by hand to see why"
         if "plugin api version" in text:
-            return "it answers with another apiVersion than the kubeconfig's"
+            return "it answered with another apiVersion than the kubeconfig's"
         return in_words(ValueError(text.partition("\n")[0]))
     known = isinstance(error, ClusterError | OSError)
     return in_words(error) if known else f"unusable ({type(error).__name__})"

@@ -164,7 +164,7 @@ class Server:
         try:
             yield from read_lines(response)
         except ReadTimeoutError as error:
-            expected = "though the API server sends a bookmark every minute"
+            expected = "although the API server sends a bookmark every minute"
             raise WatchSilent(f"the watch sent nothing for {silence:g} s, {expected}") from error
         except (HTTPError, OSError) as error:
             log.debug("%s: a watch broke off: %s", self.url, error)

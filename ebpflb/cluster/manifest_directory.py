@@ -153,7 +153,7 @@ class ManifestDirectory:
             return None
         if files[1:]:
             shown = one_line(" and ".join(files))
-            log.warning("%s: in %s: the first file counts", name, shown)
+            log.warning("%s: also in %s: the first file is used", name, shown)
         return ReadObject(self._files[files[0]].objects[name], one_line(files[0]))
 
     def _replace_all(self) -> list[Event]:

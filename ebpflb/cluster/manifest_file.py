@@ -270,7 +270,7 @@ def _add(path: Path, document: Any, content: Content) -> None:
         return
     document, name = _named(kind, document)
     if name in content.objects:
-        log.warning("%s: %s: defined twice, the first definition counts", path, name)
+        log.warning("%s: %s: defined twice, the first definition is used", path, name)
         return
     try:
         content.objects[name] = convert(kind, document)

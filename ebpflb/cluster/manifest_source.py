@@ -171,7 +171,7 @@ class ManifestSource:
         return not self._stopped.is_set()
 
     def _lose_events(self) -> None:
-        log.warning("%s: inotify has lost events: every file is read again", self._directory)
+        log.warning("%s: inotify lost events: reading every file again", self._directory)
         self._open_files.events_lost()
         self._events_lost = True
 

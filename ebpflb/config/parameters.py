@@ -151,7 +151,7 @@ PARAMETERS = (
     _ignored("", "portRange", "N", "kube-proxy ignores it too."),
     Parameter("v verbose", "logging.verbosity", "A",
         "Log verbosity. From 4 on, details are logged."),
-    _ignored("vmodule", "logging.vmodule", "A", "ebpflb has no modules of Go."),
+    _ignored("vmodule", "logging.vmodule", "A", "ebpflb has no Go modules."),
     _ignored("logging-format", "logging.format", "A", _LOG),
     _ignored("log-flush-frequency", "logging.flushFrequency", "A", _LOG),
     _ignored("log-text-split-stream", "logging.options.text.splitStream", "A", _LOG),

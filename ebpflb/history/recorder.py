@@ -235,9 +235,9 @@ class History:
                         return
             self._append(Whole(self._clock()))
         except EbpflbError as error:
-            log.warning("history: %s: it cannot tell what the maps hold", error)
+            log.warning("history: %s: no checkpoint could be written", error)
         except Exception:
-            log.exception("history: unexpected: it cannot tell what the maps hold")
+            log.exception("history: unexpected error: no checkpoint could be written")
         part = self._limit // segments.PARTS  # of records, whatever the checkpoint's size
         size = self._segment.size if self._segment else 0
         self._full = size + part

@@ -110,7 +110,7 @@ def set_aside(paths: Paths) -> None:
             aside = paths.run / f"{paths.name}.history.bad"
             with suppress(OSError):
                 _move(path, aside)
-            log.warning("%s: set aside as %s", one_line(in_words(error)), aside.name)
+            log.warning("%s: renamed to %s", one_line(in_words(error)), aside.name)
 
 
 def read(path: Path) -> Iterator[Record]:

@@ -31,7 +31,9 @@ def bpf(command: int, what: str, attr: Any) -> int:
     """Make one call; ``what`` describes it in errors. Raises KernelError, or NodeError."""
     number = _NUMBERS.get(platform.machine())
     if number is None:
-        raise NodeError(f"this machine is {platform.machine()}: only x86_64 and aarch64 are known")
+        raise NodeError(
+            f"unsupported machine {platform.machine()}: only x86_64 and aarch64 are supported"
+        )
     result: int = _libc.syscall(number, command, attr, ffi.sizeof(attr[0]))
     if result < 0:
         why = os.strerror(ffi.errno) if ffi.errno != ENOTSUPP else "not supported by this kernel"

@@ -164,7 +164,7 @@ def in_new_namespace(question: Callable[[], _T]) -> _T:
         try:
             libc.unshare(libc.NEW_NETWORK)
         except OSError as error:
-            raise OSError(error.errno, f"no new namespace: {error.strerror}") from error
+            raise OSError(error.errno, f"cannot make a namespace: {error.strerror}") from error
         return question()
 
     with ThreadPoolExecutor(1, "probe") as thread:

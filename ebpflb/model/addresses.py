@@ -63,7 +63,7 @@ def parse_frontend(text: str, wanted: Family | None = None) -> Address:
     address = parse_address(text, wanted)
     for name, is_special in _SPECIAL.items():
         if is_special(address):
-            raise ValueError(f'"{text}" is {name}, which no Service may have')
+            raise ValueError(f'"{text}" is {name}, which a Service may not have')
     return address
 
 

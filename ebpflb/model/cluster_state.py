@@ -74,7 +74,7 @@ class TriggerTimes:
 
 # What an event changed in the state of the cluster, for counters and reports.
 
-STAYS, IGNORED = "its last good state stays", "ignored: it was never valid here"
+STAYS, IGNORED = "its last good state stays in use", "ignored: it has never been valid here"
 
 
 class ObjectWarning(NamedTuple):

@@ -181,7 +181,7 @@ class UnusedReason(StrEnum):
 
     # Not selected.
     NOT_READY = "not ready"
-    NOT_SERVING = "terminating, and serving no more"
+    NOT_SERVING = "terminating, and no longer serving"
     OTHERS_READY = "terminating, while others are ready"
     OTHER_NODES = "for other nodes, by its hints"
     OTHER_ZONES = "for other zones, by its hints"
@@ -196,7 +196,7 @@ class UnusedReason(StrEnum):
     CLAIMED = "every address is claimed by an older service"
     NO_SPACE = "no space"
     NOT_WRITTEN = "not written yet"
-    GONE = "in no slice any more, not written yet"
+    GONE = "no longer in a slice, removal not written yet"
 
 
 class Use(NamedTuple):

@@ -123,7 +123,7 @@ def _past_conntrack(bridges: Collection[Device], calls: Mapping[Family, bool]) -
     sysctls = {SYSCTLS[f].replace("/", ".") for missing in found.values() for f in missing}
     one = f"pods on the bridge {names[0]}" if len(names) == 1 else f"pods on {' and '.join(names)}"
     wanted = " and ".join(f"{name}=1" for name in sorted(sysctls))
-    return f"{one} answer each other past conntrack (modprobe br_netfilter; {wanted})"
+    return f"{one} answer each other without conntrack (modprobe br_netfilter; {wanted})"
 
 
 def _without_hairpin(
@@ -139,8 +139,8 @@ def _without_hairpin(
         return None
     more = f" and {len(ports) - 1} more" if len(ports) > 1 else ""
     return (
-        f"a pod at {ports[0].name}{more} on the bridge {handing[ports[0].master]} does not reach"
-        " itself by a service, without hairpin mode at its port"
+        f"a pod at {ports[0].name}{more} on the bridge {handing[ports[0].master]} cannot reach "
+        "itself through a Service without hairpin mode on its port"
         f" (hairpinMode of the CNI; ip link set {ports[0].name} type bridge_slave hairpin on)"
     )
 

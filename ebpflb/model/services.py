@@ -187,13 +187,13 @@ def _requirement(text: str) -> Requirement:
     found = _REQUIREMENT.fullmatch(text)
     compared = found and (found["operator"] or found["set"])
     if not found or (found["absent"] and compared):
-        raise ValueError(f'"{text}" is no requirement of a label selector such as {_EXAMPLE}')
+        raise ValueError(f'"{text}" is not a label selector requirement such as {_EXAMPLE}')
     if not compared:
         return Requirement(text, found["key"], None, bool(found["absent"]))
     listed = [found["value"]] if found["operator"] else found["values"].split(",")
     values = frozenset(value.strip() for value in listed)
     if not all(re.fullmatch(_VALUE, value) for value in values):
-        raise ValueError(f'"{text}" has a value that no label can have')
+        raise ValueError(f'"{text}" has a value that is not a valid label value')
     return Requirement(text, found["key"], values, compared in ("!=", "notin"))
 
 

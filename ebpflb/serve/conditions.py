@@ -78,7 +78,7 @@ def _not_in_force(status: AgentStatus) -> Iterator[Condition]:
         text = "not everything is written yet"
         yield Condition(Cause.SYNC_ERROR, text, unready=True, passing=True)
     yield from _named(
-        Cause.DRIFT, status.drift, "not as planned", "things are not as planned", True
+        Cause.DRIFT, status.drift, "not as planned", "differences from the plan", True
     )
     yield from _named(
         Cause.AUDIT_ERRORS, status.audit_errors, "the audit fails", "audits fail", unready=True
@@ -90,7 +90,7 @@ def _not_in_force(status: AgentStatus) -> Iterator[Condition]:
 def _not_received(status: AgentStatus) -> Iterator[Condition]:
     if not status.lists_complete:
         text = "not all of Services, EndpointSlices and the Node have been received yet"
-        yield Condition(Cause.LISTS, f"{text}: nothing is written before")
+        yield Condition(Cause.LISTS, f"{text}: nothing is written before then")
     if status.node_unknown:
         text = f"{status.node_unknown}: /healthz answers 503; see --hostname-override"
         yield Condition(Cause.NODE_UNKNOWN, text)
@@ -117,7 +117,7 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
         unready=True,
     )
     if status.stale_udp_error:
-        text = "UDP sockets and flows may stay with endpoints that have gone"
+        text = "UDP sockets and flows may keep removed endpoints"
         yield Condition(Cause.STALE_UDP, f"{text}: {status.stale_udp_error}")
     if status.left_to_kube_proxy and status.kube_proxy:
         yield Condition(Cause.KUBE_PROXY_MISSING, f"kube-proxy {status.kube_proxy}")

@@ -267,21 +267,21 @@ class Metrics(KubeProxyMetrics):
         own.register(self._dropped)
         text = "Whether the kernel can destroy sockets (INET_DIAG_DESTROY)"
         self._destroy_supported = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
-        text = "Connections that were reset because their endpoint has gone"
+        text = "Connections that were reset because their endpoint was removed"
         self._reset = Counter("ebpflb_connections_reset_total", text, ["kind"], registry=own)
         for kind in RESET_KINDS:
             self._reset.labels(kind)
         text = "Whether every change has been applied in time, as /livez reports it"
         self._healthy = Gauge("ebpflb_healthy", text, registry=own)
-        text = "Whether this agent's programs and every service are in force, as /readyz reports it"
+        text = "Whether this agent's programs and every service are in place, as /readyz reports it"
         self._ready = Gauge("ebpflb_ready", text, registry=own)
         text = "How long the oldest change has waited for the agent's loop"
         self._oldest = Gauge("ebpflb_inbox_oldest_seconds", text, registry=own)
-        text = "Times that the audit found something to differ from what is planned"
+        text = "Times that the audit found a difference from the plan"
         self._drift_found = Counter("ebpflb_audit_drift_total", text, ["part"], registry=own)
         for part in Part:
             self._drift_found.labels(part)
-        text = "Watches that sent nothing for so long that they were opened anew"
+        text = "Watches that were opened again because they sent nothing for too long"
         self._watches_silent = Counter("ebpflb_watches_silent_total", text, ["kind"], registry=own)
         for kind in Kind:
             self._watches_silent.labels(kind)
@@ -295,7 +295,10 @@ class _DroppedEvents(Collector):
     count: Callable[[], int] = staticmethod(lambda: 0)
 
     def collect(self) -> Iterable[Metric]:
-        text = "Events that were not written: over the limits, refused, or the API server was away"
+        text = (
+            "Events that were not written: over the limits, refused, or the API server was "
+            "not reachable"
+        )
         yield CounterMetricFamily("ebpflb_events_dropped_total", text, self.count())
 
 

@@ -101,7 +101,7 @@ class MapsCollector:
         for each in SCHEDULERS:
             metric.add_metric([each], totals.schedulers[each])
         yield metric
-        text = "Service ports in the maps that go by weights which differ"
+        text = "Service ports in the maps whose endpoints have different weights"
         yield GaugeMetricFamily("ebpflb_service_ports_weighted", text, value=totals.weighted)
 
     def _entries(self, counts: Counts) -> dict[str, int]:
@@ -275,7 +275,7 @@ def _build() -> Metric:
 
 def _packet_path(status: AgentStatus) -> Metric:
     """Return the metric, without a sample before the agent's first status."""
-    text = "Always 1: the engine that opens flows of packets, and why"
+    text = "Always 1: the engine that translates packets, and why"
     metric = GaugeMetricFamily("ebpflb_packet_path_info", text, labels=["engine", "reason"])
     if status.packet_path:
         metric.add_metric([status.packet_path.engine, status.packet_path.reason], 1)
@@ -304,18 +304,19 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
         ("devices_not_served", "Devices whose packets are not served", not_served),
         (
             "ports_not_open",
-            "Ports of the agent on which it cannot listen, mostly because another process does",
+            "Ports of the agent on which it cannot listen, usually because another process "
+            "holds them",
             len(status.ports_not_open),
         ),
         (
             "programs_current",
-            "Whether this agent's programs serve; 0: those of an earlier one",
+            "Whether this agent's own programs serve; 0 means those of an earlier agent do",
             status.programs == CURRENT_PROGRAMS,
         ),
-        ("audit_outstanding", "What differs now from what is planned", len(status.drift)),
+        ("audit_outstanding", "Number of differences from the plan now", len(status.drift)),
         (
             "audit_failing",
-            "Whether the audit cannot compare, or cannot put back what it found",
+            "Whether the audit can neither compare nor repair what it found",
             bool(status.audit_errors),
         ),
         ("sync_failing", "Whether the last sync failed", status.sync_error is not None),
@@ -329,9 +330,9 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
 
 
 def _not_programmed(status: AgentStatus) -> Iterator[Metric]:
-    text = "Services with a port that does not fit: it keeps what it has and still wants"
+    text = "Services with a port that does not fit: its existing entries stay in place"
     yield GaugeMetricFamily("ebpflb_services_not_programmed", text, len(status.not_programmed))
-    text = f"1 for each of them; for {MAX_SERIES} Services at most"
+    text = f"1 for each of these Services, at most {MAX_SERIES}"
     each = GaugeMetricFamily("ebpflb_service_not_programmed", text, labels=["namespace", "name"])
     for service in islice(sorted(status.not_programmed), MAX_SERIES):
         each.add_metric(service.split("/"), 1)
@@ -340,7 +341,7 @@ def _not_programmed(status: AgentStatus) -> Iterator[Metric]:
 
 def _invalid_objects(status: AgentStatus) -> Metric:
     kinds = Counter(name.partition(" ")[0] for name in status.invalid_objects)
-    text = "Invalid objects: the last good state of those that had one stays"
+    text = "Invalid objects; the last good state of each stays in use where there was one"
     metric = GaugeMetricFamily("ebpflb_objects_invalid", text, labels=["kind"])
     for kind in Kind:
         metric.add_metric([kind], kinds[kind])

@@ -41,7 +41,7 @@ class KubeProxyMetrics:
         )
         self._stale_flows_ended = self._counter(
             "conntrack_reconciler_deleted_entries_total",
-            "Stale UDP flows that were ended: flow entries, sockets and entries of conntrack",
+            "Stale UDP flows that were ended: flow entries, sockets and conntrack entries",
         )
 
     def service_changes(self, count: int) -> None:
@@ -105,7 +105,7 @@ class KubeProxyMetrics:
             for kind, text in (
                 ("", "sync, full or partial"),
                 ("full_", "sync of all services"),
-                ("partial_", "sync of those services that changed"),
+                ("partial_", "sync of only the services that changed"),
             )
         )
         self._synced_at = self._queued_at = 0.0  # seconds since the epoch

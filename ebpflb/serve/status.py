@@ -67,13 +67,13 @@ class Origin(msgspec.Struct, frozen=True):
     def options(self, paths: Paths) -> Options:
         """Return an agent's Options. Raises ValueError for invalid ones, as a file may have."""
         if self.scheduler not in annotations.SCHEDULERS:
-            raise ValueError(f"{self.scheduler} is no scheduler")
+            raise ValueError(f"{self.scheduler} is not a scheduler")
         if not 0 < self.namespace_share <= 1:
-            raise ValueError(f"{self.namespace_share} is no share")
+            raise ValueError(f"{self.namespace_share} is not a share")
         if not 0 < self.masquerade_mark < 1 << 32:
-            raise ValueError(f"{self.masquerade_mark} is no mark")
+            raise ValueError(f"{self.masquerade_mark} is not a mark")
         if not 0 < self.masquerade_ports[0] <= self.masquerade_ports[1] < 1 << 16:
-            raise ValueError(f"{self.masquerade_ports} are no ports")
+            raise ValueError(f"{self.masquerade_ports} is not a range of ports")
         return Options(
             paths=paths,
             node_name=self.node_name,
@@ -129,7 +129,7 @@ log = logging.getLogger(__name__)
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".bad", ".sysctls", ".tmp", ".half"}
 _LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal take 15 MB
-_LOST = "`ebpflb monitor` and `doctor` find this agent again when it is restarted"
+_LOST = "`ebpflb monitor` and `doctor` cannot reach this agent until it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
 
 
@@ -178,7 +178,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
         """Raises ValueError for invalid times, as a file may have."""
         for text in (self.started, *self.last_received.values()):
             if datetime.fromisoformat(text).tzinfo is None:
-                raise ValueError(f"{text} is without its offset to UTC")
+                raise ValueError(f"{text} has no UTC offset")
 
     def changed(self, **fields: Any) -> "AgentStatus":
         """Return the status with other values in these fields."""
@@ -234,12 +234,12 @@ class StatusFile:
         folder = self._path.parent
         if not folder.is_dir():
             folder.mkdir(parents=True, mode=_PRIVATE_FOLDER)
-            log.warning("%s was removed, and is made again: %s", folder, _LOST)
+            log.warning("%s was removed and is created again: %s", folder, _LOST)
         files.replace(self._path, content)
 
     def _fail(self, reason: str) -> None:
         if reason != self._error:
-            log.warning("%s: `ebpflb status` shows what was written before", reason)
+            log.warning("%s: `ebpflb status` shows an older state", reason)
         self._error = reason
 
 
@@ -288,7 +288,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_FOLDER)
     found = folder.stat()
     if found.st_mode & stat.S_IWOTH:
-        raise NodeError(f"{folder}: everybody may write it: choose another --run-dir")
+        raise NodeError(f"{folder}: everyone may write to it: choose another --run-dir")
     own = all(path.suffix in _OWN_FILES for path in folder.iterdir())
     if own and found.st_uid == os.geteuid() and found.st_mode & 0o077:
         folder.chmod(_PRIVATE_FOLDER)

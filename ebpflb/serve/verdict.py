@@ -97,10 +97,10 @@ def _hooks(facts: Facts) -> Iterator[VerdictReason]:
         return
     where = f"no programs in {facts.paths.state}"
     if facts.runs and facts.published and facts.published.attached:
-        text = f"{where}: the agent that runs holds them, and they serve only until it ends"
+        text = f"{where}: the running agent holds them; they serve only until it stops"
         yield _degraded(Cause.NO_SOCKET_HOOKS, text)
     elif facts.runs:
-        text = f"{where}: sockets are not served until the agent has attached them"
+        text = f"{where}: sockets are not served until the agent has attached the programs"
         yield VerdictReason(Verdict.DOWN, Cause.NO_SOCKET_HOOKS, text)
     elif facts.published:
         yield VerdictReason(Verdict.DOWN, Cause.NO_SOCKET_HOOKS, f"{where}: sockets are not served")
@@ -119,9 +119,12 @@ def _conntrack(facts: Facts) -> Iterator[VerdictReason]:
 
 def _no_agent(facts: Facts) -> Iterator[VerdictReason]:
     if facts.published:
-        text = "no agent runs: changes of services are not applied"
+        text = "no agent is running: changes of Services are not applied"
     elif facts.socket_hooks:
-        text = f"no agent runs, nor is there a status of one in {facts.paths.run}: see --run-dir"
+        text = (
+            f"no agent is running, and there is no status of one in {facts.paths.run}: see "
+            "--run-dir"
+        )
     else:
         return
     beside = f"; {facts.overruled}" if facts.overruled else ""

@@ -165,7 +165,7 @@ def inside(cgroup: Path) -> Iterator[None]:
     try:
         _enter(root / cgroup.relative_to("/"))
     except OSError as error:
-        text = f"doctor is outside of {cgroup}, whose sockets are served, and cannot enter it"
+        text = f"doctor is outside {cgroup}, whose sockets are served, and cannot move into it"
         raise NodeError(f"{text}: {in_words(error)}") from error
     try:
         yield
@@ -182,13 +182,13 @@ SERVED_SECONDS = 10.0  # until the agent has to serve a new device
 _NODEPORTS = range(30000, 32768)
 _DRAWS = 100
 _NOT_FORWARDED = (
-    "the node lets nothing pass between two namespaces that are joined to it, without any Service:"
-    " see its FORWARD chain (iptables -S FORWARD, nft list ruleset) and forwarding sysctls. Rules"
-    " that admit the pods' addresses alone are no fault"
+    "the node forwards nothing between two namespaces attached to it, even without a Service: "
+    "check its FORWARD chain (iptables -S FORWARD, nft list ruleset) and forwarding sysctls. "
+    "Rules that accept only the pods' addresses are fine"
 )
 _NOT_TRANSLATED = (
-    "the endpoint itself answers, so this is not translated as it should be: see the lines `audit`"
-    " and `status` above, `ebpflb monitor`, and docs/runbook.md"
+    "the endpoint itself answers, so the Service's translation fails: see the lines `audit` and "
+    "`status` above, `ebpflb monitor` and docs/runbook.md"
 )
 
 Fault = Callable[[Protocol, Address, int], str]
@@ -213,7 +213,7 @@ def canary_results(state: StateDir, paths: Paths, maps: Mapping[str, Map]) -> It
             canary = _begun(state, paths, maps, stack)
             yield from canary.results()
         except (NoAnswer, EbpflbError) as why:
-            remedy = "no path was tried by a connection; --no-canary leaves this out"
+            remedy = "no connection was tried; --no-canary skips this check"
             yield CheckResult("canary", False, False, f"not tried: {why}", remedy)
 
 
@@ -301,7 +301,7 @@ class _Canary:
         found = {family(ip_address(it)) for it in self._lease.cluster_ips}
         used = {family(address) for address, _ in self._maps["cluster_ips"].items()}
         for each in sorted(used - found):
-            text = "neither a ServiceCIDR nor enough cluster IPs tell which one is unused"
+            text = "no unused one is known: there is neither a ServiceCIDR nor enough cluster IPs"
             yield CheckResult(f"canary: {each}", False, False, f"not tried: {text}", "")
 
     def _from_node(self, targets: list[Target]) -> Iterator[CheckResult]:
@@ -325,7 +325,7 @@ class _Canary:
         if self._lease.devices:
             text = f"not tried: --devices={self._lease.devices} leaves out doctor's own device"
             return CheckResult(what, False, False, text, "")
-        text = f"{lacking[0].name}, which doctor has made, gets no programs"
+        text = f"{lacking[0].name}, which doctor created, got no programs"
         return CheckResult(what, False, True, text, "see the agent's log, and `ebpflb status`")
 
     def _is_served(self, namespace: ScratchNamespace) -> bool:

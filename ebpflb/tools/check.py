@@ -68,13 +68,13 @@ def _clock() -> CheckResult:
     if not (shift := process.clock_shift()):
         return CheckResult("monotonic clock", True, True, "the machine's", "")
     detail = f"{shift:+g} s from the machine's, by a time namespace"
-    return CheckResult("monotonic clock", False, True, detail, "run it outside of that namespace")
+    return CheckResult("monotonic clock", False, True, detail, "run it outside that namespace")
 
 
 def _bcc() -> CheckResult:
     version = compiler.bcc_version()
     if version is None and precompile.is_brought():
-        return CheckResult("BCC", True, False, "missing; bytecode was brought along", "")
+        return CheckResult("BCC", True, False, "missing; the installed bytecode is used", "")
     remedy = "" if version else compiler.NO_BCC
     return CheckResult("BCC", version is not None, True, version or "missing", remedy)
 
@@ -115,8 +115,8 @@ def _hooks() -> Iterator[CheckResult]:
 
 # The kernel stops a device while it adds a qdisc (qdisc_graft, dev_deactivate).
 _BY_CLSACT = (
-    "clsact filters are used instead; a device drops what leaves by it in the millisecond in which"
-    " it first gets them"
+    "clsact filters are used instead; a device drops outgoing packets for the millisecond in "
+    "which it first gets a filter"
 )
 
 
@@ -176,19 +176,19 @@ def _batches() -> Iterator[CheckResult]:
     """Batch operations, by map type."""
     since = {"LPM_TRIE": "5.13", "PERCPU_ARRAY": "5.13"}
     for kind, works in probe.batches().items():
-        lost = "entries are written one by one: large updates take longer"
+        lost = "entries are written one by one, so large updates take longer"
         yield feature(f"batch operations: {kind}", works, since.get(kind, "5.6"), lost)
 
 
 def _optional(*, fast_forward: bool) -> Iterator[CheckResult]:
     """Features that ebpflb can do without."""
-    lost = "connections are refused by way of loopback; bind() to a NodePort succeeds"
+    lost = "connections are refused over loopback; bind() to a NodePort succeeds"
     yield feature("errno from hooks", probe.set_retval(), "5.18", lost)
-    lost = "each packet reads the exact clock, which takes longer"
+    lost = "each packet reads the exact clock, which is slower"
     yield feature("coarse clock", probe.coarse_clock(), "5.11", lost)
-    lost = "the agent lists the sources of masqueraded flows by route; it reads all routes for that"
+    lost = "the agent reads all routes to list the sources of masqueraded flows"
     yield feature("source of a route", probe.route_source(), "6.7", lost)
-    lost = "a program that is attached briefly at the start reads it"
+    lost = "a program attached briefly at the start reads it"
     yield feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
     yield _netfilter()
     if fast_forward:
@@ -224,16 +224,16 @@ def _bridged_pods() -> CheckResult:
     except EbpflbError as error:
         return CheckResult(_BRIDGES, False, False, str(error), "")
     lost = "packets are translated by ebpflb's own flow tables" if found else ""
-    return CheckResult(_BRIDGES, not found, False, found or "none in the way of netfilter", lost)
+    return CheckResult(_BRIDGES, not found, False, found or "none bypasses netfilter", lost)
 
 
 def _stale_sockets() -> Iterator[CheckResult]:
     """What ending sockets of removed backends needs (kube-proxy.md 11.1, on_removal)."""
     can_list, can_destroy = sock_diag.can_list(), sock_diag.can_destroy()
-    rebound = "pods' sockets are rebound to another backend; the node's own keep the removed one"
-    lost = rebound if can_list else "they keep a removed backend: modprobe udp_diag"
+    rebound = "pods' sockets are moved to another backend; the node's own keep the removed one"
+    lost = rebound if can_list else "UDP sockets keep a removed backend: modprobe udp_diag"
     yield feature("destroying UDP sockets", can_destroy, "4.9, INET_DIAG_DESTROY", lost)
-    lost = "with on-removal: reset, sockets keep an endpoint that has gone (modprobe tcp_diag)"
+    lost = "with on-removal: reset, sockets keep a removed endpoint (modprobe tcp_diag)"
     yield feature(
         "destroying TCP sockets", sock_diag.can_destroy_tcp(), "4.5, INET_DIAG_DESTROY", lost
     )

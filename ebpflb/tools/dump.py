@@ -264,7 +264,7 @@ def past_maps(past: Past, at: float, names: tuple[str, ...]) -> Dump:
     unrecorded = [name for name in names if name not in RECORDED]
     if unrecorded:
         raise NodeError(
-            f"{', '.join(unrecorded)}: not in the history, as the agent does not write it"
+            f"{', '.join(unrecorded)}: not in the history, because the agent does not write it"
         )
     state = past.at(at)
     maps: Any = {name: state.map(name) for name in RECORDED}

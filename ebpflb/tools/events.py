@@ -284,8 +284,10 @@ def _ends_of_packet(event: MonitorEvent) -> _Ends:
 
 BEGIN_SECONDS = 300.0  # where the programs have to be compiled first
 _LONGEST = 1 << 16  # bytes of an answer
-_NO_AGENT = "no agent runs: start `ebpflb run`; the agent has to load the monitor's programs"
-_OLDER = "the agent is of another version, without a monitor: use the `ebpflb` of the agent"
+_NO_AGENT = (
+    "no agent is running: start `ebpflb run`, because the agent loads the monitor's programs"
+)
+_OLDER = "the agent has another version, without a monitor: use the agent's own `ebpflb`"
 
 
 class EventBatch(NamedTuple):
@@ -309,13 +311,13 @@ class EventStream:
             answer = msgspec.json.decode(said, type=MonitorAnswer)
         except TimeoutError:
             self._socket.close()
-            raise NodeError("the agent does not answer: see its log, and `ebpflb status`") from None
+            raise NodeError("the agent does not answer: see its log and `ebpflb status`") from None
         except (OSError, msgspec.MsgspecError):
             self._socket.close()
-            raise NodeError("the agent has ended: see its log, and `ebpflb status`") from None
+            raise NodeError("the agent has stopped: see its log and `ebpflb status`") from None
         if answer.error:
             self._socket.close()
-            raise NodeError(f"no monitor can run: {answer.error}")
+            raise NodeError(f"no monitor can be started: {answer.error}")
         self._socket.settimeout(None)
 
     def parts(self) -> Iterator[EventBatch]:

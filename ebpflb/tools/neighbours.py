@@ -23,7 +23,7 @@ from ebpflb.tools.snapshot import Snapshot
 _REPLIES = "replies of endpoints"
 _RIGHTS = "grant CAP_SYS_ADMIN to look into pods"
 _EACH_PACKET, _MOST = "rules for each packet", 3
-_BY_HAND = "compare them yourself with docs/firewalls.md"
+_BY_HAND = "compare them by hand with docs/firewalls.md"
 
 
 def results(
@@ -78,11 +78,11 @@ def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
     except EbpflbError as error:
         return CheckResult(_EACH_PACKET, False, False, str(error), "")
     more = f"; {len(found) - _MOST} more" if len(found) > _MOST else ""
-    detail = "; ".join(found[:_MOST]) + more if found else "none asks more than openings"
+    detail = "; ".join(found[:_MOST]) + more if found else "none"
     if not fast_forward:
-        detail += "; --fast-forward, which is off, would pass them by" if found else ""
+        detail += "; --fast-forward, which is off, would bypass them" if found else ""
         return CheckResult(_EACH_PACKET, True, False, detail, "")
-    remedy = "they miss established flows: set --no-fast-forward" if found else ""
+    remedy = "established flows bypass them: set --no-fast-forward" if found else ""
     return CheckResult(_EACH_PACKET, not found, False, detail, remedy)
 
 
@@ -110,7 +110,7 @@ def _other_hooks(state_directory: Path, cgroup: Path | None) -> CheckResult:
         ours = state_dir.StateDir(state_directory).map_ids()
         return cgroup_links.foreign_programs(cgroup_links.cgroup_root(cgroup), ours)
 
-    remedy = "find out what they do: a filter may refuse connections; run one load balancer only"
+    remedy = "check what they do: a filter may refuse connections; run only one load balancer"
     return _foreign("other programs at the hooks", foreign, remedy)
 
 
@@ -124,7 +124,7 @@ def _other_filters(state_directory: Path) -> Iterator[CheckResult]:
             found = device_programs.others_programs(state_dir.StateDir(state_directory))
             return found.before if part == "before" else found.after
 
-        remedy = f"they run {part} ebpflb and may drop or redirect packets: find out what they do"
+        remedy = f"they run {part} ebpflb and may drop or redirect packets: check what they do"
         yield _foreign(f"programs {part} ebpflb's at devices", others, remedy)
 
 

@@ -124,7 +124,7 @@ def in_flowtable(maps: Mapping[str, Map]) -> Iterator[Drift]:
 # What the maps hold of service ports against what the cluster asks for, one line for each cause: a
 # slot that differs moves the whole block of its service port in a plan, with its ids and frontends.
 
-_NOT_ASKED = "is not as the cluster asks"
+_NOT_ASKED = "is not what the cluster asks for"
 
 
 class Damage(NamedTuple):
@@ -158,7 +158,7 @@ def damage(maps: Mapping[str, Map], found: MapContents) -> Damage:
         Drift(
             Part.MAP,
             f"map slots: #{slot.at} of {service_name(names.get(slot.service), slot.service)}",
-            "holds what no agent has written",
+            "holds data that no agent wrote",
         )
         for slot in wrong
     ]
@@ -283,7 +283,7 @@ def _take(there: DesiredBackend, lacking: list[DesiredBackend]) -> DesiredBacken
 
 def _differs(there: DesiredBackend, wanted: DesiredBackend | None) -> str:
     if wanted is None:
-        return f"has {host_port(*there.endpoint)}, for which the cluster does not ask"
+        return f"has {host_port(*there.endpoint)}, which is not in the cluster"
     if wanted.endpoint != there.endpoint:
         return f"has {host_port(*there.endpoint)} instead of {host_port(*wanted.endpoint)}"
     return f"has {host_port(*there.endpoint)} as {_traits(there)} instead of {_traits(wanted)}"

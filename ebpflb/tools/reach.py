@@ -27,7 +27,7 @@ def _processes(cgroup: Path) -> CheckResult:
     their sockets are no business of services.
     """
     if not process.sees_the_machine():
-        detail = "unknown: a container sees its own processes only"
+        detail = "unknown: a container sees only its own processes"
         remedy = "run doctor on the node itself, or in a container with the node's PID namespace"
         return CheckResult("processes", False, False, detail, remedy)
     there = {each: name for each in clients.processes() if (name := _name(each))}
@@ -58,10 +58,10 @@ def _routes(maps: Mapping[str, Map]) -> CheckResult:
     asked = list(islice(addresses, _MOST_ASKED))
     lacking = [f"{address} ({why})" for address, why in routes.without_route(asked)]
     if not lacking:
-        detail = f"there are some to {_of(len(asked), len(addresses))} endpoints"
+        detail = f"routes exist to {_of(len(asked), len(addresses))} endpoints"
         return CheckResult("routes", True, False, detail, "")
-    detail = f"none to {len(lacking)} of {_of(len(asked), len(addresses))}: {_some(lacking)}"
-    remedy = "who gets such an endpoint cannot connect: look at the routes of the CNI (ip route)"
+    detail = f"no route to {len(lacking)} of {_of(len(asked), len(addresses))}: {_some(lacking)}"
+    remedy = "connections to such an endpoint fail: check the CNI's routes (ip route)"
     return CheckResult("routes", False, False, detail, remedy)
 
 

@@ -29,8 +29,8 @@ from ebpflb.plan.service_page import (
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 
-_UNKNOWN = "endpoints that are not used, and why, are not known: {}; this is what the maps hold"
-_NO_LABELS = "{}: the agent alone knows labels; leave out --selector to see what the maps hold"
+_UNKNOWN = "unused endpoints and the reasons are unknown: {}; showing the maps"
+_NO_LABELS = "{}: only the agent knows labels; without --selector the maps are shown"
 _MOST_NAMED = 1000  # namespaces that have a Service of one name
 WITHOUT_COUNTERS = "connections are not known: {}"
 

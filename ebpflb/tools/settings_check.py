@@ -59,7 +59,10 @@ def _reverse_path() -> CheckResult:
     names = [name for _, name in socket.if_nameindex()]
     values = {name: max(everywhere, _read(f"net/ipv4/conf/{name}/rp_filter")) for name in names}
     strict = [name for name, value in values.items() if value == _STRICT and name != "lo"]
-    remedy = "what comes in by another device than the route to its source is dropped: use 0 or 2"
+    remedy = (
+        "packets that do not arrive by the device of the route to their source are "
+        "dropped: use 0 or 2"
+    )
     detail = f"strict on {', '.join(strict)}" if strict else "strict nowhere"
     return CheckResult("rp_filter", not strict, False, detail, remedy if strict else "")
 
@@ -88,7 +91,11 @@ def _flows(maps: Mapping[str, Map]) -> Iterator[CheckResult]:
     for table in (FlowTable(maps, name) for name in FLOW_MAPS):
         used, entries = table.numbers.entries, table.flows.spec.entries
         is_ok = used < NEARLY_FULL * entries
-        remedy = "" if is_ok else "nearly full: what is used least is evicted (docs/limits.md)"
+        remedy = (
+            ""
+            if is_ok
+            else "nearly full: the least recently used entries are evicted (docs/limits.md)"
+        )
         detail = f"{used} of {entries} entries at the last sweep"
         yield CheckResult(f"map {table.name}", is_ok, False, detail, remedy)
 

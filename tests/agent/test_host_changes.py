@@ -38,4 +38,4 @@ def test_each_change_is_undone_whatever_the_others_do(
         raise ValueError("cannot serve")
     assert undone == ["two", "one", "ports", "table"]
     (said,) = caplog.messages
-    assert said == "the node's settings are not as they were: /read-only: Read-only file system"
+    assert said == "the node's settings have changed: /read-only: Read-only file system"

@@ -183,7 +183,7 @@ LACKS = [
     (probe, "set_retval", False, "errno from hooks", "bind() to a NodePort succeeds"),
     (probe, "coarse_clock", False, "coarse clock", "the exact clock"),
     (probe, "route_source", False, "source of a route", "reads all routes"),
-    (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program that is attached briefly"),
+    (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program attached briefly"),
     (sock_diag, "can_destroy", False, "destroying UDP sockets", "rebound to another backend"),
     (
         process,
@@ -259,7 +259,7 @@ def test_not_tried(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, by_links: bo
     """What could not be tried is not taken for missing."""
 
     def sandboxed() -> bool:
-        raise OSError(1, "no new namespace: Operation not permitted")
+        raise OSError(1, "cannot make a namespace: Operation not permitted")
 
     monkeypatch.setattr(tcx, "works", lambda: by_links)
     monkeypatch.setattr(probe, "clsact_filters", sandboxed)

@@ -72,7 +72,7 @@ def test_all(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     assert "removed: ip6tables-nft, table nat: 11 chains and 3 rules\n" in done.out
     assert "nothing is left of kube-proxy" in done.out
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
-    assert again == Done(0, "nothing of kube-proxy is here\n", "")
+    assert again == Done(0, "nothing of kube-proxy was found\n", "")
 
 
 def test_nobody_serves(ebpflb: Ebpflb, nowhere: list[str]) -> None:
@@ -119,7 +119,7 @@ def test_dry_run(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert told.out.splitlines() == [f"would be removed: {what}" for what in removed(done)]
     nothing = ebpflb("cleanup", "--kube-proxy", "--dry-run", *nowhere)
-    assert nothing.out == "nothing of kube-proxy is here\n"
+    assert nothing.out == "nothing of kube-proxy was found\n"
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--force"])
@@ -188,7 +188,10 @@ def test_what_connections_need_stays(
     nodes.translate("127.0.0.7", 53)
     done = ebpflb("cleanup", *nowhere)
     assert done.status == 0
-    assert f"{table} stays as long as connections are translated; run this again later" in done.out
+    assert (
+        f"{table} is kept while it still translates connections; run this command again later"
+        in done.out
+    )
     assert nft.exists(table)
     conntrack.delete(conntrack.connections(lambda *_: True))
     assert "stays" not in ebpflb("cleanup", *nowhere).out
@@ -230,7 +233,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     client.sendto(b"?", ("127.0.0.1", 53))
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 0
-    assert "table inet ebpflb-nat stays as long as connections are translated" in done.out
+    assert "table inet ebpflb-nat is kept while it still translates connections" in done.out
     assert watch.keeps_nat_hooks(watch.HOLD)
     assert not kube_proxy_watch.detect().rules, "it is no leftover of kube-proxy"
     Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
@@ -238,7 +241,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     client.close()
     wait_until("the connection is forgotten", lambda: not watch.has_dnat_connections())
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
-    assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy is here\n", "")
+    assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy was found\n", "")
     assert not watch.keeps_nat_hooks(watch.HOLD)
 
 

@@ -172,9 +172,12 @@ def test_schedulers_of_ipvs(run: Run, file: Path, caplog: pytest.LogCaptureFixtu
     for name in ("lc", "wlc", "sed", "nq"):
         found = run("--proxy-mode=ipvs", f"--ipvs-scheduler={name}").scheduler
         assert found == "least-connections"
-    assert not any("without an equal" in line for line in caplog.messages)
+    assert not any("has no counterpart" in line for line in caplog.messages)
     assert run("--proxy-mode=ipvs", "--ipvs-scheduler=lblcr").scheduler == "random"
-    assert "ipvs.scheduler without an equal, so connections go at random: lblcr" in caplog.messages
+    assert (
+        "ipvs.scheduler has no counterpart in ebpflb, so connections are spread at random: lblcr"
+        in caplog.messages
+    )
 
 
 def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> None:

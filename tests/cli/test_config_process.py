@@ -18,7 +18,7 @@ from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 
 pytestmark = pytest.mark.usefixtures("started_anew")
 
-CHANGED = "config.conf has changed: exiting to be restarted with it"
+CHANGED = "config.conf has changed: exiting to be restarted with the new file"
 NETFILTER = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"
 
 
@@ -74,8 +74,8 @@ def test_tcp_close_wait_timeout(cluster: Cluster) -> None:
 
 @pytest.mark.extended
 def test_written(cluster: Cluster, file: Path) -> None:
-    """A write ends it with status 1 and a line; what is programmed serves on; a restart takes the
-    new file.
+    """A write ends it with status 1 and a line; the loaded programs keep serving; a restart takes
+    the new file.
     """
     write(file, clusterCIDR="10.245.0.0/16")
     status, line = ended(cluster.agent)
@@ -98,7 +98,7 @@ def test_config_map_swapped(cluster: Cluster, file: Path) -> None:
 @pytest.mark.extended
 def test_half_written(cluster: Cluster, file: Path) -> None:
     """A file that is half written ends it too; until it is whole each start says what is wrong, in
-    a line and without a traceback, and what is programmed serves on.
+    a line and without a traceback, and the loaded programs keep serving.
     """
     file.write_text("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: [Kube")
     assert ended(cluster.agent) == (1, f"ebpflb: {file.parent}/{CHANGED}")

@@ -120,7 +120,7 @@ def test_killed_and_swept() -> None:
     assert [each.returncode for each in removing] == [0] * 4
     assert sum(f"removed: {PREFIX}-{demo.pid}" in text for text in said) == 1, said
     wait_until("nothing is left", lambda: not left(demo.pid))
-    assert begin("--remove").communicate(timeout=120)[0] == "nothing of a demo is here\n"
+    assert begin("--remove").communicate(timeout=120)[0] == "no demo was found\n"
 
 
 def test_a_process_with_the_number_of_a_demo_is_none() -> None:

@@ -114,7 +114,7 @@ def test_an_endpoint_without_a_route(cluster: Cluster) -> None:
     finally:
         on_node(cluster, "ip", "route", "del", "unreachable", f"{address}/32")
     assert f"{address} (" in found["routes"]["detail"]
-    assert "none to 1 of" in found["routes"]["detail"]
+    assert "no route to 1 of" in found["routes"]["detail"]
     assert "routes" not in not_ok(cluster)[1]
 
 
@@ -152,7 +152,7 @@ def test_drift(cluster: Cluster) -> None:
         cluster.agent.start()
     assert code == 1
     assert str(key) in found["audit: map"]["detail"]
-    assert alone["audit: map"]["remedy"].startswith("no agent runs: the next start")
+    assert alone["audit: map"]["remedy"].startswith("no agent is running; the next start")
 
 
 def test_a_missing_pin_of_a_map_is_one_line(cluster: Cluster) -> None:

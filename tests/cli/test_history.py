@@ -88,7 +88,7 @@ def test_table(ebpflb: Ebpflb, where: list[str], moments: list[Moment]) -> None:
     done = ebpflb("history", *where)
     assert done.out.startswith("history begins at ")
     assert max(map(len, done.out.splitlines())) <= 80
-    assert "earlier ones are not shown" in ebpflb("history", "--limit", 1, *where).out
+    assert "earlier records are not shown" in ebpflb("history", "--limit", 1, *where).out
     assert "EndpointSlice default/web-ipv4 changed" in ebpflb("history", "-o", "wide", *where).out
 
 
@@ -97,7 +97,9 @@ def test_what_cannot_be_known(ebpflb: Ebpflb, where: list[str], moments: list[Mo
     early = ebpflb("maps", "dump", "--at", "300d", *where)
     assert early.status == 1 and early.err.startswith("ebpflb: history begins at ")
     other = ebpflb("maps", "dump", "tcp_flows", "--at", moments[0].at, *where)
-    assert other.err == "ebpflb: tcp_flows: not in the history, as the agent does not write it\n"
+    assert (
+        other.err == "ebpflb: tcp_flows: not in the history, because the agent does not write it\n"
+    )
     assert ebpflb("maps", "dump", "--at", "soon", *where).status == 2
     everything = json.loads(ebpflb("maps", "dump", "--at", "0s", "-o", "json", *where).out)
     assert everything["maps"].keys() <= set(RECORDED)
@@ -116,6 +118,6 @@ def test_foreign_file(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> Non
     foreign = segments.paths_of(paths)[-1]
     foreign.write_bytes(os.urandom(100))
     cluster.agent.start()
-    assert f"{foreign}: not a history of ebpflb: set aside" in cluster.agent.log()
+    assert f"{foreign}: not a history of ebpflb: renamed" in cluster.agent.log()
     assert not foreign.exists() or foreign.read_bytes().startswith(b"ebpflb-history")
     assert dumped(ebpflb, "--at", "0s", *where) == known_then(dumped(ebpflb, *where))

@@ -17,8 +17,8 @@ from ebpflb.options import Paths
 from tests.cli.conftest import Ebpflb
 from tests.kit.cluster import Cluster, endpoint, web
 
-OLDER = MonitorAnswer("the agent is of another version: use the `ebpflb` of the agent")
-OTHER_MAPS = "of another version of ebpflb: use the `ebpflb` of the agent that made them"
+OLDER = MonitorAnswer("the agent has another version: use the agent's own `ebpflb`")
+OTHER_MAPS = "by another version of ebpflb: use that version"
 STRANGE = b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"pages": 1}'
 
 
@@ -77,10 +77,10 @@ def test_services_are_shown_from_the_maps(
         done = ebpflb("services", *words, *state, "--run-dir", run_dir)
         assert done.err == ""
         assert "default/web" in done.out
-        assert "not known: the agent is of another version" in " ".join(done.out.split())
+        assert "unknown: the agent is of another version" in " ".join(done.out.split())
     labelled = ebpflb("services", "list", "-l", "app=web", *state, "--run-dir", run_dir)
     assert (labelled.status, labelled.out) == (1, "")
-    assert labelled.err.startswith("ebpflb: the agent is of another version: the agent alone knows")
+    assert labelled.err.startswith("ebpflb: the agent is of another version: only the agent knows")
 
 
 def test_a_monitor_needs_the_agents_version(
@@ -88,7 +88,7 @@ def test_a_monitor_needs_the_agents_version(
 ) -> None:
     done = ebpflb("monitor", *state, "--run-dir", run_dir)
     assert done.status == 1
-    assert done.err.splitlines()[-1] == f"ebpflb: no monitor can run: {OLDER.error}"
+    assert done.err.splitlines()[-1] == f"ebpflb: no monitor can be started: {OLDER.error}"
 
 
 def test_an_agent_that_knows_no_monitors(
@@ -98,7 +98,7 @@ def test_an_agent_that_knows_no_monitors(
     assert done.status == 1
     said = done.err.splitlines()[-1]
     assert said == (
-        "ebpflb: the agent is of another version, without a monitor: use the `ebpflb` of the agent"
+        "ebpflb: the agent has another version, without a monitor: use the agent's own `ebpflb`"
     )
 
 
@@ -106,7 +106,9 @@ def test_no_agent(ebpflb: Ebpflb, state: list[str], run_dir: Path) -> None:
     """`top` and `services` show what the maps hold; `monitor` says what to start."""
     monitor = ebpflb("monitor", *state, "--run-dir", run_dir)
     assert (monitor.status, monitor.out) == (1, "")
-    assert monitor.err.splitlines()[-1].startswith("ebpflb: no agent runs: start `ebpflb run`")
+    assert monitor.err.splitlines()[-1].startswith(
+        "ebpflb: no agent is running: start `ebpflb run`"
+    )
     top = ebpflb("top", "--once", "--interval", "0.1", *state)
     assert (top.status, top.err) == (0, "") and "default/web" in top.out
 

@@ -85,10 +85,10 @@ def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> No
         ("--external-ips", "some", "neither all nor none nor CIDRs"),
         ("--external-ips", "192.0.2.0/24,", "neither all nor none nor CIDRs"),
         ("--namespaces", "a,B", '"B" is not the name of a namespace'),
-        ("--services", "app=web,", '"" is no requirement of a label selector'),
-        ("--namespaces", "", "is empty; leave the option out, if all are meant"),
-        ("--services", " ", "is empty; leave the option out, if all are meant"),
-        ("--nodeport-source-ranges", "", "is empty; leave the option out, if all are meant"),
+        ("--services", "app=web,", '"" is not a label selector requirement'),
+        ("--namespaces", "", "is empty; leave the option out to mean all"),
+        ("--services", " ", "is empty; leave the option out to mean all"),
+        ("--nodeport-source-ranges", "", "is empty; leave the option out to mean all"),
         ("--packet-mark", "mark", "is not MARK/MASK"),
         ("--readyz-bind-address", "127.0.0.1", "is not HOST:PORT"),
         ("--readyz-bind-address", "::1:10247", "is written in brackets"),
@@ -273,7 +273,7 @@ def test_the_former_name_of_an_engine(
     """Is taken, with a warning."""
     words = (*options, "--packet-path=conntrack")
     assert chosen(*words).packet_path == "netfilter"
-    warning = "warning: --packet-path=conntrack is called netfilter now\n"
+    warning = "warning: --packet-path=conntrack is now called netfilter\n"
     assert warning in ebpflb("run", *words).err
 
 

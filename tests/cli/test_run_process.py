@@ -74,7 +74,7 @@ def test_a_thread_that_fails_ends_the_agent(cluster: LabCluster, node: Host) -> 
         cluster.start()
     assert agent.process and agent.process.wait(120) == 1
     lines = [line for line in agent.log().splitlines() if "thread removals failed" in line]
-    assert lines[0].endswith("so the agent ends: IndexError: list index out of range")
+    assert lines[0].endswith("so the agent exits: IndexError: list index out of range")
     assert lines[1:] == ["ebpflb: thread removals failed: exiting to be restarted"]
     assert " stopped; " in agent.log()
     assert "Traceback" not in agent.log()

@@ -118,7 +118,7 @@ def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:
     assert "shop/many" not in {row["service"] for row in others}
     wrong = ebpflb(*words, "-l", "app=\x1b[2J")
     assert wrong.status == 2
-    assert "is no requirement of a label selector such as" in wrong.err and "\x1b" not in wrong.err
+    assert "is not a label selector requirement such as" in wrong.err and "\x1b" not in wrong.err
 
 
 def test_many_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
@@ -189,7 +189,7 @@ def test_without_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) ->
     assert "no agent runs" in alone["notes"][0] and "no agent runs" in listed.out
     assert "did you mean default/web" in missing.err
     assert (labelled.status, labelled.out) == (1, "")
-    assert labelled.err.startswith("ebpflb: no agent runs: the agent alone knows labels")
+    assert labelled.err.startswith("ebpflb: no agent runs: only the agent knows labels")
     assert used(alone) == used(with_agent)
 
 

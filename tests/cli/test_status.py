@@ -180,7 +180,7 @@ def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert (done.status, said["verdict"], said["stale"]) == (3, "DEGRADED", True)
     assert said["agent"] == "does not run"
     text = ebpflb("status", *where).out
-    assert text.startswith("DEGRADED: no agent runs: changes of services are not applied\n")
+    assert text.startswith("DEGRADED: no agent is running: changes of Services are not applied\n")
     now, stale = text.split("stale, as the last agent left it:\n")
     assert "socket hooks" in now and "service ports" not in now
     assert all(line.startswith("  ") for line in stale.splitlines()) and "service ports" in stale

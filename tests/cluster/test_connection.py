@@ -96,7 +96,7 @@ def test_no_kubeconfig_and_no_pod_is_an_error_at_start(
 ) -> None:
     """In-cluster configuration needs a cluster."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(ClusterError, match="nor in a pod"):
+    with pytest.raises(ClusterError, match="not in a pod"):
         ApiSource(events, node_name="node-1").start()
 
 

@@ -158,6 +158,8 @@ def test_of_two_files_the_first_by_name_counts(
     write(folder / "a.yaml", service("web", clusterIP="10.96.0.1"))
     follow()
     assert begun(events)[Kind.SERVICE].objects[WEB].source == "a.yaml"
-    assert caplog.messages == ["Service default/web: in a.yaml and b.yaml: the first file counts"]
+    assert caplog.messages == [
+        "Service default/web: also in a.yaml and b.yaml: the first file is used"
+    ]
     (folder / "a.yaml").unlink()
     assert events.next(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"

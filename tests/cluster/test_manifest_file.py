@@ -220,7 +220,7 @@ def test_an_object_said_twice_in_a_file_counts_once(
     manifests.write(service("a"), service("a", clusterIP="10.96.0.2"))
     assert manifests.only_service().spec.cluster_ip == "10.96.0.1"
     assert caplog.messages == [
-        f"{manifests.path}/a.yaml: Service default/a: defined twice, the first definition counts"
+        f"{manifests.path}/a.yaml: Service default/a: defined twice, the first definition is used"
     ]
 
 

@@ -45,7 +45,7 @@ def test_a_hung_watch_is_told_and_opened_anew_where_it_was(
     api.put(service("unheard"))
     errors = of_services(events, api)
     wait_until("it is told, and over", lambda: len(errors()) >= 2)
-    said = "the watch sent nothing for 0.3 s, though the API server sends a bookmark every minute"
+    said = "the watch sent nothing for 0.3 s, although the API server sends a bookmark every minute"
     assert errors()[:2] == [said, None]
     assert "Service" in silent
     api.muted = False

@@ -42,7 +42,7 @@ def test_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) 
             place.symlink_to("/etc/passwd")
     with caplog.at_level(logging.WARNING):
         node = Node(tmp_path)
-    assert str(place) in caplog.text and "set aside" in caplog.text
+    assert str(place) in caplog.text and "renamed to" in caplog.text
     node.maps["backend_slots"].write([(1, 1)])
     node.history.stop()
     assert not os.path.lexists(place)

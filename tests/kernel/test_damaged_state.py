@@ -207,7 +207,7 @@ def test_an_unknown_pin(
     assert left is None or place == "{maps}/services"
     if left is not None:
         os.close(left)
-    assert f"{pin} is not what an agent puts there: removed" in caplog.text or (
+    assert f"removed {pin}, which no agent put there" in caplog.text or (
         what == "a map" and place.startswith("{maps}")
     )
     assert cgroup_links.attached(state) == {}

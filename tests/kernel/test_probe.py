@@ -111,7 +111,7 @@ def qdiscs() -> list[tuple[int, str]]:
 def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """If no namespace can be created the probe raises an error; it does not try our own devices."""
     monkeypatch.setattr(libc, "NEW_NETWORK", 1)  # EINVAL
-    with pytest.raises(OSError, match="no new namespace: Invalid argument"):
+    with pytest.raises(OSError, match="cannot make a namespace: Invalid argument"):
         probe.clsact_filters()
 
 

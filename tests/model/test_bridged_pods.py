@@ -32,7 +32,7 @@ def test_pods_on_a_bridge() -> None:
     """The bridge and what to do are named."""
     found = unsuited((ETH, BRIDGE, PORT), PODS, NEVER)
     assert found == (
-        "pods on the bridge cni0 answer each other past conntrack"
+        "pods on the bridge cni0 answer each other without conntrack"
         " (modprobe br_netfilter; net.bridge.bridge-nf-call-iptables=1)"
     )
     assert unsuited((ETH, BRIDGE, PORT), (), NEVER) == found, "also where no network is known"
@@ -110,8 +110,8 @@ def test_a_port_without_hairpin_mode() -> None:
     assert unsuited((BRIDGE, *others), PODS, ALWAYS) is None
     found = unsuited((BRIDGE, *others, plain), PODS, ALWAYS)
     assert found == (
-        "a pod at veth1 on the bridge cni0 does not reach itself by a service, without hairpin mode"
-        " at its port (hairpinMode of the CNI; ip link set veth1 type bridge_slave hairpin on)"
+        "a pod at veth1 on the bridge cni0 cannot reach itself through a Service without hairpin "
+        "mode on its port (hairpinMode of the CNI; ip link set veth1 type bridge_slave hairpin on)"
     )
     again = replace(plain, index=9, name="veth9")
     found = unsuited((BRIDGE, plain, again), PODS, ALWAYS)
@@ -125,7 +125,7 @@ def test_hairpin_mode_of_a_family_that_is_not_handed_over() -> None:
     only_v6 = {Family.IPV4: False, Family.IPV6: True}
     found = unsuited((BRIDGE, plain), PODS, only_v6)
     assert found is not None
-    assert "past conntrack" in found, "that comes first"
+    assert "without conntrack" in found, "that comes first"
     assert "hairpin" not in found
 
 

@@ -81,7 +81,7 @@ def test_unreadable_range(cluster: ClusterState) -> None:
     (warning,) = cluster.apply(ranges("10.97.0.0/16", "10.98.0.0")).warnings
     assert str(warning) == (
         'test.yaml: ServiceCIDR kubernetes: spec.cidrs[1]: "10.98.0.0" is not a CIDR such as'
-        " 10.0.0.0/8 (its last good state stays)"
+        " 10.0.0.0/8 (its last good state stays in use)"
     )
     assert cluster.invalid.keys() == {(Kind.SERVICE_CIDR, RANGES)}
     assert cluster.service_cidrs == {ip_network("10.96.0.0/16")}
@@ -95,7 +95,7 @@ def test_an_object_that_was_never_valid_has_no_good_state(cluster: ClusterState)
     unreadable = ReadObject(InvalidObject("spec.ports", "no array"), "test.yaml")
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR, Kind.NODE):
         (warning,) = cluster.apply(Changed(kind, WEB, unreadable)).warnings
-        assert str(warning).endswith("spec.ports: no array (ignored: it was never valid here)")
+        assert str(warning).endswith("spec.ports: no array (ignored: it has never been valid here)")
 
 
 def test_unreadable(cluster: ClusterState) -> None:
@@ -106,7 +106,7 @@ def test_unreadable(cluster: ClusterState) -> None:
     (warning,) = cluster.apply(Changed(Kind.SERVICE, WEB, unreadable)).warnings
     assert str(warning) == (
         "test.yaml: Service shop/web: spec.ports: Expected `array | null`"
-        " (its last good state stays)"
+        " (its last good state stays in use)"
     )
     assert cluster.invalid == {(Kind.SERVICE, WEB): "spec.ports: Expected `array | null`"}
     assert list(cluster.ports(WEB)) == before

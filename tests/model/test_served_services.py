@@ -57,7 +57,7 @@ def test_a_service_without_labels() -> None:
 )
 def test_what_is_no_selector_is_named(selector: str) -> None:
     """The part that is wrong, or its value."""
-    with pytest.raises(ValueError, match=r"is no requirement of a label selector|that no label"):
+    with pytest.raises(ValueError, match=r"is not a label selector requirement|not a valid label"):
         services.parse_requirements(selector)
 
 

@@ -228,7 +228,7 @@ def test_special_addresses_are_not_served(text: str, what: str) -> None:
     (four, six), warnings = services.parse(service)
     assert (four.external_ips, six.external_ips) == (ips("192.0.2.1"), ())
     assert (four.load_balancer_ips, six.load_balancer_ips) == (ips("198.51.100.1"), ())
-    reason = f'"{text}" is {what}, which no Service may have'
+    reason = f'"{text}" is {what}, which a Service may not have'
     assert warnings == (
         f"spec.externalIPs[1]: {reason}",
         f"status.loadBalancer.ingress[0].ip: {reason}",

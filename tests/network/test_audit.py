@@ -237,7 +237,7 @@ def test_an_agent_that_ends_without_its_bpffs_says_that_nothing_serves(
     subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
     cluster.agent.stop()
     assert "nothing serves until an agent starts" in said(cluster)
-    assert "what is programmed serves on" not in said(cluster)
+    assert "the loaded programs and maps keep serving" not in said(cluster)
     asked = cluster.ebpflb("status")
     assert asked.returncode == 1 and "bpffs" in asked.stderr
     mount(bpffs)

@@ -176,7 +176,7 @@ def test_auto_takes_the_flow_tables_on_a_bridge_without_br_netfilter(made: Auto)
         made.pod(name, number)
     made.start()
     made.publish(made.service())
-    made.comes_to_say(Engine.FLOWS, "pods on the bridge cni0 answer each other past conntrack")
+    made.comes_to_say(Engine.FLOWS, "pods on the bridge cni0 answer each other without conntrack")
     made.serves()
     for v6 in (False, True):
         assert made.opened_by(made.connection(v6)) is Engine.FLOWS
@@ -198,7 +198,7 @@ def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
         made.serves()
 
     made.pod("one", 11)
-    becomes(Engine.FLOWS, "pods on the bridge cni0 answer each other past conntrack")
+    becomes(Engine.FLOWS, "pods on the bridge cni0 answer each other without conntrack")
     made.call(1)
     becomes(Engine.NETFILTER, WORKS)
     made.hairpin("off")
@@ -206,7 +206,7 @@ def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
     made.hairpin("on")
     becomes(Engine.NETFILTER, WORKS)
     made.call(0)
-    becomes(Engine.FLOWS, "answer each other past conntrack")
+    becomes(Engine.FLOWS, "answer each other without conntrack")
     for client, engine in opened:
         client.send(b"still here")
         assert client.recv(64) == b"still here"

@@ -24,7 +24,9 @@ clusterCIDR: {networks}
 mode: ipvs
 ipvs: {{scheduler: "{name}"}}
 """
-WITHOUT_EQUAL = "ipvs.scheduler without an equal, so connections go at random: fo"
+WITHOUT_EQUAL = (
+    "ipvs.scheduler has no counterpart in ebpflb, so connections are spread at random: fo"
+)
 
 pytestmark = both_engines
 Run = Callable[..., None]

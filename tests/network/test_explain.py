@@ -145,7 +145,9 @@ def test_a_node_port_of_another_node(cluster: Cluster) -> None:
     """At an address that this node does not have, the answer says where to ask."""
     said = ask(cluster, f"192.0.2.99:{NODEPORT}", netns=cluster.node.netns)
     assert said.status == 3
-    where = "192.0.2.99 is no address of this node: run `ebpflb explain` on the node that has it"
+    where = (
+        "192.0.2.99 is not an address of this node: run `ebpflb explain` on the node that has it"
+    )
     named = f"port {NODEPORT} is a NodePort of default/web:tcp/TCP"
     assert said.data["says"] == f"left alone: {named}, but {where}"
 
@@ -211,7 +213,7 @@ def test_only_a_network_namespace_is_opened(cluster: Cluster, tmp_path: Path) ->
         said = ask(cluster, f"{VIP}:80", "--from", str(path))
         assert (said.status, said.err) == (
             1,
-            f"ebpflb: no network namespace {path}: it has gone, or never was\n",
+            f"ebpflb: no network namespace {path}: it was removed or never existed\n",
         )
 
 
@@ -232,12 +234,13 @@ def test_without_rights_or_maps(cluster: Cluster, tmp_path: Path) -> None:
     done = subprocess.run(poor, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "missing capabilities" in done.stderr
-    with pytest.raises(NodeError, match=r"no maps of this version in .*: did `ebpflb run`"):
+    with pytest.raises(
+        NodeError,
+        match=r"there are no maps of this version in .*: did `ebpflb run`",
+    ):
         StateDir(tmp_path).read_maps()
     (tmp_path / "0123456789ab").mkdir()
-    with pytest.raises(
-        NodeError, match="of another version of ebpflb: use the `ebpflb` of the agent"
-    ):
+    with pytest.raises(NodeError, match="by another version of ebpflb: use that version"):
         StateDir(tmp_path).read_maps()
 
 
@@ -347,5 +350,5 @@ def test_whom_the_endpoint_sees(tmp_path: Path, engine: Engine, options: tuple[s
             said = ask(cluster, f"{VIP}:80", "--from", pod.v4, netns=cluster.node.netns).data
             answer = requests.tcp(sockets, VIP)
             assert answer.name == host.name
-            seen = "the client" if answer.source == pod.v4 else "this node as its client"
+            seen = "the client" if answer.source == pod.v4 else "this node as the client"
             assert said["says"] == f"goes to an endpoint, which sees {seen}", said

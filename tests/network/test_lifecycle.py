@@ -48,7 +48,7 @@ def test_terminated(cluster: Cluster, pod: Sockets) -> None:
     before = hooks(cluster)
     cluster.agent.stop()
     assert cluster.agent.process and cluster.agent.process.returncode == 0
-    assert "what is programmed serves on" in cluster.agent.log()
+    assert "the loaded programs and maps keep serving" in cluster.agent.log()
     assert hooks(cluster) == before
     assert len(requests.backends(pod, VIP)) == 3
 

@@ -125,7 +125,7 @@ def test_killed_monitors_leave_the_usual_programs(
         during = monitors.programs(cluster.agent)
         assert during.keys() == before.keys()
         assert not set(during.values()) & set(before.values())
-        assert "a monitor" in cluster.agent.log()
+        assert "monitor started" in cluster.agent.log()
         wait_until("the status tells", lambda: monitors.is_monitored(cluster.agent))
         said = cluster.ebpflb("status").stdout
         assert "monitor" in said and "OK" in said.splitlines()[0], said
@@ -182,8 +182,8 @@ def test_programs_that_cannot_be_loaded_leave_the_usual_ones(
         resource.prlimit(*limit, usual)
     assert done.returncode == 1
     said = done.stderr.splitlines()
-    assert "no monitor can run: " in said[-1] and "Too many open files" in said[-1]
-    assert "no monitor can run: " in cluster.agent.log()
+    assert "no monitor can be started: " in said[-1] and "Too many open files" in said[-1]
+    assert "no monitor can be started: " in cluster.agent.log()
     assert "monitor: unexpected" not in cluster.agent.log()
     assert monitors.programs(cluster.agent) == before
     assert requests.tcp(pod, VIP)
@@ -222,7 +222,7 @@ def test_a_restarted_agent_attaches_the_usual_programs(
             during = monitors.programs(cluster.agent)
             cluster.agent.stop(how)
             assert monitor.process.wait(60) == 1
-            assert "the agent has ended, or loaded its programs again" in monitor.said()
+            assert "the agent has stopped or reloaded its programs" in monitor.said()
             is_back = monitors.programs(cluster.agent) == before
             assert is_back == (how == signal.SIGTERM)
             requests.tcp(pod, VIP)
@@ -275,7 +275,7 @@ def test_what_nobody_reads_is_lost_and_counted(
         (("--service", "default/wep"), "no Service default/wep is served here: did you mean", 1),
         (("--service", "x\x1b[31m"), "no Service x\\x1b[31m is served here", 1),
         (("--verdict", "translatd"), "'translatd' is not one of", 2),
-        (("--client", "nobody"), '"nobody" is no address or network such as', 2),
+        (("--client", "nobody"), '"nobody" is not an address or network such as', 2),
     ],
     ids=["service", "control characters", "verdict", "client"],
 )
@@ -292,7 +292,7 @@ def test_another_version_and_no_rights(cluster: Cluster, tmp_path: Path) -> None
     """An agent refuses a question of another layout, and a command without rights says which."""
     with unix_socket.connect(cluster.agent.paths.monitor_socket, 10) as other:
         other.sendall(msgspec.json.encode(MonitorQuestion("another", 2)) + b"\n")
-        assert b"of another version: use the `ebpflb` of the agent" in other.recv(4096)
+        assert b"the agent has another version: use the agent's own `ebpflb`" in other.recv(4096)
     poor = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", sys.executable]
     words = ["-m", "ebpflb", "monitor"]
     done = subprocess.run([*poor, *words], capture_output=True, text=True, check=False, cwd="/")
@@ -305,7 +305,7 @@ def test_without_an_agent_one_is_asked_for(cluster: Cluster) -> None:
     try:
         done = cluster.ebpflb("monitor")
         assert done.returncode == 1
-        assert "no agent runs: start `ebpflb run`" in done.stderr
+        assert "no agent is running: start `ebpflb run`" in done.stderr
     finally:
         cluster.agent.start()
     assert StateDir(cluster.agent.paths.state).exists()

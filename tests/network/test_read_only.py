@@ -77,7 +77,7 @@ def test_while_an_agent_runs(cluster: Cluster, pod: Sockets, which: str) -> None
     said = lines(agent.log()[before:])
     assert agent.process.returncode == 0, agent.log()
     assert "Traceback" not in agent.log() and "[Errno" not in agent.log()
-    assert "stopped; what is programmed serves on" in said
+    assert "stopped; the loaded programs and maps keep serving" in said
     run, sockets = agent.paths.run, (agent.paths.socket_file, agent.paths.monitor_socket)
     left = [f"stopping: {it}: Read-only file system" for it in sockets] if "run" in which else []
     assert sorted(it for it in said if it.startswith("stopping:")) == sorted(left)

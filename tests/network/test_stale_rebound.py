@@ -166,6 +166,6 @@ def test_the_nodes_own(unable: TwoNodes, client: Socket, vip: str) -> None:
         move(unable, unable.here)
         assert exchange(client) == unable.here.name
         assert exchange(opened) == unable.there.name
-    agent, kept = unable.agents[0], "keep a backend that was removed"
+    agent, kept = unable.agents[0], "are still connected to a removed backend"
     wait_until("the log says so", lambda: kept in agent.log())
-    assert agent.log().count("this kernel ends no sockets") == 1
+    assert agent.log().count("this kernel cannot destroy sockets") == 1

@@ -158,7 +158,7 @@ def test_no_such_service(node: Node) -> None:
 @pytest.mark.parametrize("path", ["/api/", "/api/nothing", "/api/status/x"])
 def test_no_such_path(path: str) -> None:
     found = get(guarded(Node()), path)
-    assert (found.status, found.said) == (404, {"error": "there is no such path"})
+    assert (found.status, found.said) == (404, {"error": "no such page"})
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.Monkey
     goes_on, app = Event(), guarded(node)
     node.explain = lambda asked: goes_on.wait()  # type: ignore[method-assign]
     said = [get(app, "/api/explain", to="10.96.0.10:80").said["error"] for _ in range(3)]
-    assert said[2] == "2 earlier questions hang: restart `ebpflb ui`"
+    assert said[2] == "2 earlier requests hang: restart `ebpflb ui`"
     node.answers["explain"] = {"verdict": "translated", "endpoints": []}
     node.explain = lambda asked: node._answer("explain")  # type: ignore[method-assign]
     monkeypatch.setattr(request_workers, "READ_SECONDS", 60.0)

@@ -95,11 +95,11 @@ def test_the_end_of_the_agent_is_said() -> None:
     assert after(made, lambda it: it["error"])["error"] == ENDED
 
     def refused() -> Any:
-        raise NodeError("no agent runs: start `ebpflb run`")
+        raise NodeError("no agent is running: start `ebpflb run`")
 
     none = EventFeed(refused)
     none.start()
-    assert after(none, lambda it: it["error"])["error"].startswith("no agent runs")
+    assert after(none, lambda it: it["error"])["error"].startswith("no agent is running")
 
 
 def test_a_client_that_has_gone_ends_its_feed() -> None:

@@ -135,7 +135,7 @@ def test_not_written_yet() -> None:
     made.plan()
     made.apply(builders.slice(entry("10.1.0.2")))
     assert told(made.page().ports[0].endpoints) == {
-        "10.1.0.1:8080": (USED, "in no slice any more, not written yet"),
+        "10.1.0.1:8080": (USED, "no longer in a slice, removal not written yet"),
         "10.1.0.2:8080": (UNUSED, "not written yet"),
     }
 

@@ -143,7 +143,7 @@ def test_unwritable(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
     file = status.StatusFile(paths)
     assert not (file.write(some()) or file.write(some(backends=1)))
     assert status.read(paths) is None
-    (line,) = [it for it in caplog.messages if "shows what was written before" in it]
+    (line,) = [it for it in caplog.messages if "shows an older state" in it]
     assert "Errno" not in line
 
 
@@ -158,7 +158,7 @@ def test_a_run_directory_that_is_removed(
     assert status.read(paths) == some(backends=2)
     assert paths.run.stat().st_mode & 0o777 == 0o700
     (line,) = caplog.messages
-    assert line.startswith(f"{paths.run} was removed, and is made again: ")
+    assert line.startswith(f"{paths.run} was removed and is created again: ")
 
 
 def test_running(paths: Paths, held: IO[str]) -> None:

@@ -35,7 +35,7 @@ def test_ok() -> None:
     ("fields", "cause", "words"),
     [
         ({"programs": "those of an earlier start serve: no BCC"}, Cause.PROGRAMS, "no BCC"),
-        ({"lists_complete": False}, Cause.LISTS, "nothing is written before"),
+        ({"lists_complete": False}, Cause.LISTS, "nothing is written before then"),
         ({"node_unknown": 'no Node "x" in y'}, Cause.NODE_UNKNOWN, 'no Node "x" in y: /healthz'),
         ({"source_errors": {"api": "401"}}, Cause.SOURCE_ERRORS, "cannot be read: api: 401"),
         (
@@ -58,7 +58,7 @@ def test_ok() -> None:
             Cause.KUBE_PROXY_MISSING,
             "kube-proxy does not run: x",
         ),
-        ({"stale_udp_error": "no space"}, Cause.STALE_UDP, "may stay with endpoints"),
+        ({"stale_udp_error": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
         ({"sync_error": "map services: no space"}, Cause.SYNC_ERROR, "map services: no space"),
         (
             {"last_received": {"Node": (NOW - OLD_AFTER - timedelta(minutes=1)).isoformat()}},
@@ -123,7 +123,7 @@ def test_pins_that_are_gone_under_an_agent() -> None:
     held = status(attached=True)
     verdict, (reason,) = judge(facts(held, socket_hooks=[]))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.NO_SOCKET_HOOKS)
-    assert "only until it ends" in reason.text
+    assert "only until it stops" in reason.text
     assert judge(facts(held, socket_hooks=[], runs=False))[0] is Verdict.DOWN
 
 
@@ -132,7 +132,7 @@ def test_no_agent() -> None:
     left = status(source_errors={"api": "gone"}, lists_complete=False)
     verdict, (reason,) = judge(facts(left, runs=False))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.NO_AGENT)
-    assert "changes of services are not applied" in reason.text
+    assert "changes of Services are not applied" in reason.text
 
 
 def test_no_agent_is_seen() -> None:

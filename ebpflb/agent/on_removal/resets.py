@@ -93,7 +93,7 @@ class Sender:
                 if raw:
                     raw.sendto(packet, (str(ends.destination), 0))
             except OSError as error:
-                log.debug("no segment to %s: %s", ends.destination, error.strerror)
+                log.debug("no reset could be sent to %s: %s", ends.destination, error.strerror)
 
     def _socket(self, version: int) -> socket.socket | None:
         if version not in self._raw and self.may_send:
@@ -101,7 +101,7 @@ class Sender:
                 raw = socket.socket(_FAMILIES[version], socket.SOCK_RAW, socket.IPPROTO_RAW)
             except PermissionError:
                 type(self).may_send = False
-                log.warning("CAP_NET_RAW is missing: silent clients of packets are not reset")
+                log.warning("CAP_NET_RAW is missing: idle clients of the packet path are not reset")
             else:
                 self._raw[version] = self._stack.enter_context(raw)
         return self._raw.get(version)
@@ -329,7 +329,10 @@ class SocketConnections:
         if self._can is None:
             self._can = self._can_destroy()
         if not self._can:
-            log.warning("this kernel ends no TCP sockets: %d keep an endpoint that has gone", count)
+            log.warning(
+                "this kernel cannot destroy TCP sockets: %d stay connected to a removed endpoint",
+                count,
+            )
         return self._can
 
 

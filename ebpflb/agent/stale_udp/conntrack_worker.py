@@ -217,7 +217,9 @@ class StaleConnectionsWorker(DueWorker):
 
     def _report(self, taken: _Wanted, deleted: Counts, seconds: float) -> None:
         if deleted.total():
-            log.info("%d UDP flows deleted from conntrack: no backend answers", deleted.total())
+            log.info(
+                "%d UDP flows deleted from conntrack: their backends are gone", deleted.total()
+            )
         is_first = any(search.number == 0 for search in taken.values())
         for each in _families(taken) if is_first else deleted:
             self.on_search(each, seconds, deleted[each])

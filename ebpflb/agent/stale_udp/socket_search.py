@@ -419,7 +419,7 @@ class SocketEnder:
             counts[family(peer.address)] += rebound is True
             unchanged += rebound is False
         if unchanged:
-            log.info("%d connected UDP sockets keep a backend that was removed", unchanged)
+            log.info("%d UDP sockets are still connected to a removed backend", unchanged)
         return counts
 
 

@@ -142,9 +142,17 @@ class StaleUdpWorker(DueWorker):
     def start(self) -> None:
         self.ender.can_end = sock_diag.can_destroy()
         if not self.can_end:
-            rebound = "pods' flows are re-bound, the node's own stay"
-            effect = rebound if sock_diag.can_list() else "they stay (modprobe udp_diag)"
-            log.warning("this kernel ends no sockets: of stale connected UDP sockets, %s", effect)
+            rebound = "those of pods are moved to another backend, the node's own are not"
+            effect = (
+                rebound
+                if sock_diag.can_list()
+                else "they keep their removed backend (modprobe udp_diag)"
+            )
+            log.warning(
+                "this kernel cannot destroy sockets: of UDP sockets connected to a "
+                "removed backend, %s",
+                effect,
+            )
         self.connections.start()
         super().start()
 
@@ -236,7 +244,7 @@ class StaleUdpWorker(DueWorker):
         if self._may_find(search):
             ended += self._end_stale(search.kind)
         if ended:
-            how = "ended" if self.can_end else "re-bound"
+            how = "ended" if self.can_end else "moved to another backend"
             log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
         self._report(search, ended, self._clock() - begun)
 

@@ -45,7 +45,8 @@ def renew_if_lost(state: StateDir, specs: Mapping[str, MapSpec]) -> None:
     lost = [name for name in COUNTED if not state.is_pinned(specs[name])]
     if 0 < len(lost) < len(COUNTED):
         log.warning(
-            "map %s has lost its pin: connections of backends are counted anew", ", ".join(lost)
+            "map %s has lost its pin: backends' connections are counted again from 0",
+            ", ".join(lost),
         )
         state.renew(specs[_LOADS], _begin_counts)
 

@@ -292,7 +292,7 @@ class StateDir:
         Raises NodeError if it is missing, or another object.
         """
         pin = self._pin(spec)
-        not_ours = f"{pin} is no map of this version: the next start of `ebpflb run` replaces it"
+        not_ours = f"{pin} was made by another version: the next start of `ebpflb run` replaces it"
         try:
             fd = bpf.get(str(pin))
         except KernelError as error:
@@ -317,7 +317,7 @@ class StateDir:
         """Return why there are no maps, and what to do."""
         if unseen := why_unseen(self.directory):
             return unseen
-        where = f"no maps of this version in {self.directory}"
+        where = f"there are no maps of this version in {self.directory}"
         return self.foreign_maps() or f"{where}: did `ebpflb run` start, with this --state-dir?"
 
     def foreign_maps(self) -> str | None:
@@ -325,8 +325,8 @@ class StateDir:
         if self.exists() or not self.directory.is_dir() or not self.old_layouts():
             return None
         return (
-            f"the maps in {self.directory} are of another version of ebpflb: use the `ebpflb`"
-            " of the agent that made them (in a cluster: kubectl exec into its pod)"
+            f"the maps in {self.directory} were made by another version of ebpflb: use that "
+            "version's `ebpflb` (in a cluster: kubectl exec into its pod)"
         )
 
     def _adopt_or_create(self, spec: MapSpec) -> int:

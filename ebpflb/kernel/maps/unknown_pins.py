@@ -30,7 +30,7 @@ _OF_CLSACT = re.compile(rf"{_NUMBER}-(clsact|qdisc)")
 def remove(state: StateDir) -> None:
     """Remove the unknown objects; log a line for each."""
     for pin in list(_unknown(state)):
-        log.warning("%s is not what an agent puts there: removed", pin)
+        log.warning("removed %s, which no agent put there", pin)
         if pin.is_dir() and not pin.is_symlink():
             remove_tree(pin)
         else:

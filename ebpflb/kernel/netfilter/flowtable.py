@@ -347,7 +347,7 @@ class FlowtableSync:
             return self.missing and f"none: {self.missing}"
         out = "; ".join(f"{name} is left out: {why}" for name, why in sorted(self.left_out.items()))
         count = len(self._made.devices) if self._made else 0
-        return f"in force at {count} devices" + (f"; {out}" if out else "")
+        return f"active on {count} devices" + (f"; {out}" if out else "")
 
     @property
     def _is_known(self) -> bool:
@@ -416,5 +416,5 @@ def differences(found: Contents | None, made: InFlowtable) -> list[str]:
     lost = [name for name in missing if there.get(name) == made.devices[name]]
     said = [f"the flowtable's device {name} was missing" for name in lost]
     counts = len(made.frontends - found.frontends), len(found.frontends - made.frontends)
-    names = ("frontends were missing in the flowtable's sets", "in them were not planned")
+    names = ("frontends missing from the flowtable's sets", "extra entries in the flowtable's sets")
     return said + [f"{count} {name}" for count, name in zip(counts, names, strict=True) if count]

@@ -154,7 +154,9 @@ def _in(path: Path, function: Callable[[], _T]) -> _T:
     try:
         return namespaces.call_in(path, function)
     except (FileNotFoundError, ProcessLookupError) as error:
-        raise NodeError(f"the network namespace {path} has gone: ask again") from error
+        raise NodeError(
+            f"the network namespace {path} was removed: run the command again"
+        ) from error
     except OSError as error:
         why = f"{error.strerror}: run as root, or grant CAP_SYS_ADMIN"
         raise NodeError(f"the network namespace {path} cannot be entered: {why}") from error

@@ -165,7 +165,7 @@ def set_up_conntrack(
     """
     former = {} if former is None else former
     if not (proc / "nf_conntrack_max").exists():
-        log.info("conntrack is not there: none of its settings are set")
+        log.info("conntrack is not loaded: its settings are left alone")
         return
     entries = table_size(options, cpus())
     if entries:

@@ -126,7 +126,7 @@ def _content(entry: Path) -> bytes:
     with files.open_regular(entry, _MOST, follow=False) as file:
         found = os.fstat(file.fileno())
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_MAY_WRITE:
-            raise ValueError("others may have written it")
+            raise ValueError("others may have written to it")
         return file.read(_MOST)
 
 

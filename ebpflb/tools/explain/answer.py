@@ -90,8 +90,8 @@ def explain(
         path = clients.by_cookie(host) if host else namespaces.OWN_NETNS
         if path is None and clients.cookie(namespaces.OWN_NETNS) is not None:
             raise NodeError(
-                f"the node of {state.directory} has no network namespace any more, or none that"
-                " is found here: run `ebpflb explain` in it (nsenter --net)"
+                f"the node of {state.directory} has no network namespace any more, or none that "
+                "can be found from here: run `ebpflb explain` in it (nsenter --net)"
             )
         return namespaces.call_in(
             path or namespaces.OWN_NETNS, lambda: _explain(state, maps, cache, asked, sender, port)
@@ -108,7 +108,7 @@ def _explain(
     with RecordingPrograms(maps, cache) as recorder:
         way = _way(recorder, facts, asked, client, port or random.randint(*_LOCAL_PORTS))
     if maps.pinned["settings"].get(0).writes != writes or writes % 2:
-        notes.append("the agent was writing the maps meanwhile: ask again to be sure")
+        notes.append("the agent changed the maps meanwhile: run the command again to be sure")
     noted = way.noted
     shares: list[Share] = []
     if noted and noted.service and noted.chosen_from and noted.chosen_from.size:
@@ -128,7 +128,8 @@ def _of_another_node(asked: Frontend, facts: MapFacts) -> str:
         return ""
     return (
         f"left alone: port {asked.port} is a NodePort of {facts.service(service.id)}, but"
-        f" {asked.address} is no address of this node: run `ebpflb explain` on the node that has it"
+        f" {asked.address} is not an address of this node: run `ebpflb explain` on the node "
+        "that has it"
     )
 
 
@@ -165,7 +166,7 @@ def copy_memory(maps: PrivateMaps, facts: MapFacts, asked: Frontend, client: Cli
     table = _FLOWS[asked.protocol != Protocol.TCP]
     if maps.copy_rows(table, (address, *numbers), matches):
         return []
-    return [f"{table} has very many flows of this service: some were left out"]
+    return [f"{table} has very many flows of this service: some are not shown"]
 
 
 def _way(
@@ -188,13 +189,13 @@ def _way(
 
 _DROPS = {
     "no_local_endpoint": "policy Local, and no endpoint on this node: the client times out",
-    "source_denied": "the service's source ranges do not admit the client, who times out",
+    "source_denied": "the service's source ranges do not allow the client: it times out",
     "unallocated": "no service has this address of a service range: the client times out",
-    "ports_exhausted": "no port to masquerade with is to be had, or no address: it is dropped",
-    "flows_full": "no space for another flow: it is dropped",
-    "recycled": "the maps changed while they were read: ask again",
-    "endpoint_gone": "its endpoint has gone, and on-removal says reset: answered with a reset",
-    "too_long": "too long for the device where its request came in: its sender is told",
+    "ports_exhausted": "no free port or address for masquerading: the packet is dropped",
+    "flows_full": "no space for another flow: the packet is dropped",
+    "recycled": "the maps changed while they were read: run the command again",
+    "endpoint_gone": "its endpoint was removed, and on-removal is reset: answered with a reset",
+    "too_long": "too long for the device where the request came in: the sender gets an ICMP error",
     "reject_limited": "refused without a reply: over the limit of replies a second",
 }
 _SENDS = {"translated", "masqueraded", "port_changed"}
@@ -206,12 +207,12 @@ def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
     if name == "refused" or way.went == "refused":
         return "refused", _refusal(way), ExitStatus.REFUSED
     if way.went == "dropped" or way.answer is Answer.DENY:
-        return name, _DROPS.get(name, "the packet goes nowhere"), ExitStatus.DROPPED
+        return name, _DROPS.get(name, "the packet is dropped"), ExitStatus.DROPPED
     if way.answer is Answer.REWRITE and name == "translated":
         says = "the socket is connected to an endpoint; no packet is translated"
         return name, says, ExitStatus.ENDPOINT
     if name == "established":
-        return name, "belongs to a flow that is known, and goes on as before", ExitStatus.ENDPOINT
+        return name, "belongs to a known flow and is handled as before", ExitStatus.ENDPOINT
     if name in _SENDS:
         return (
             name,
@@ -220,14 +221,14 @@ def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
         )
     if name in _DROPS:
         return name, _DROPS[name], ExitStatus.DROPPED
-    return name, "left alone: it goes on as if ebpflb were not there", ExitStatus.LEFT_ALONE
+    return name, "left alone: it is handled as if ebpflb were not there", ExitStatus.LEFT_ALONE
 
 
 def _client_seen(way: Way, verdict: str) -> str:
     """Return who the endpoint sees as client: the flow tables set the source at egress."""
     if way.is_masqueraded:
-        return "this node as its client"
-    return "the client, with another port" if verdict == "port_changed" else "the client"
+        return "this node as the client"
+    return "the client with another port" if verdict == "port_changed" else "the client"
 
 
 def _refusal(way: Way) -> str:

@@ -46,7 +46,7 @@ def parse_question(text: str) -> Frontend:
         raise ValueError(f"port {port} is not from 1 to 65535")
     address = parse_address(found["v6"] or found["v4"] or "")
     if address.is_unspecified or address.is_multicast:
-        raise ValueError(f"{address} is no address of one host: no connection goes there")
+        raise ValueError(f"{address} is not the address of one host")
     return Frontend(address, port, PROTOCOLS[protocol])
 
 
@@ -110,7 +110,7 @@ class MapFacts:
     def endpoint(self, backend: Backend | None) -> str:
         """Return ADDRESS:PORT, and the pod."""
         if backend is None:
-            return "an endpoint that has gone"
+            return "a removed endpoint"
         pod = self.name(backend.id).target
         return host_port(backend.address, backend.port) + (f" ({pod})" if pod else "")
 
@@ -234,7 +234,7 @@ def _process(pid: str, version: int, facts: MapFacts) -> Client:
 
 def _addressed(address: Address, version: int, facts: MapFacts) -> Client:
     if address.version != version:
-        raise NodeError(f"{address} is no IPv{version} address: client and frontend differ")
+        raise NodeError(f"{address} is not an IPv{version} address: client and frontend differ")
     if address in clients.own_addresses():
         return _node(version, facts)
     path = clients.by_address(address)
@@ -248,7 +248,7 @@ def _named(text: str, version: int, facts: MapFacts) -> Client:
     if path:
         return _in_namespace(path, one_line(text), version, facts)
     if text.startswith("/"):
-        raise NodeError(f"no network namespace {one_line(text)}: it has gone, or never was")
+        raise NodeError(f"no network namespace {one_line(text)}: it was removed or never existed")
     pod = text.rpartition("/")[2]
     found = clients.by_host_name(pod)
     if len(found) > 1:
@@ -290,7 +290,7 @@ def _in_namespace(
         return _node(version, facts)
     cookie, notes = clients.cookie(path), list[str]()
     if cookie is None:
-        notes.append("this kernel does not tell a pod's session affinity (before 5.14)")
+        notes.append("this kernel cannot show a pod's session affinity (needs 5.14)")
     if address is None:
         known = [it for it in clients.addresses(path) if it.version == version]
         address = known[0] if known else None
@@ -305,5 +305,9 @@ def _is_hooked(path: Path, facts: MapFacts) -> tuple[bool, str]:
         return False, ""
     first = next(clients.members(path), None)
     if first is None:
-        return True, "no process runs there now: one is taken to be where the socket hooks are"
+        return (
+            True,
+            "no process runs in this network namespace; assuming one would be in the "
+            "cgroup that ebpflb serves",
+        )
     return clients.in_cgroup(first, facts.cgroup), ""

@@ -25,9 +25,9 @@ _USES = {
 _SNAT = {
     "hairpin": "the client is the endpoint itself",
     "all": "--masquerade-all",
-    "not_pod": "a client that is no pod asks for a cluster IP",
+    "not_pod": "a client that is not a pod asks for a cluster IP",
     "local_client": "a pod asks for an external address",
-    "elsewhere": "the endpoint is on another node, so replies have to come back here",
+    "elsewhere": "the endpoint is on another node, so replies must come back through this node",
     "here": "--masquerade-all-external, though the endpoint is here",
     "asymmetric": "replies would leave by another device",
 }
@@ -64,20 +64,20 @@ class Noted(NamedTuple):
 ALWAYS_SAID = {
     "left_to_packets": Row(
         "socket",
-        "--socket-translation=host: pods' sockets are left to the packets",
+        "--socket-translation=host: pods' packets are translated instead of their sockets",
         "settings",
         "host_sockets",
     ),
     "client_unknown": Row(
         "ranges",
-        "the service has source ranges, and a pod's socket no address yet: its packets tell",
+        "the service has source ranges and a pod's socket has no address yet: its packets decide",
         "services",
         "restricted",
     ),
-    "flow_replaced": Row("flow", "the packet begins a new flow in place of this one"),
+    "flow_replaced": Row("flow", "the packet starts a new flow that replaces this one"),
     "attaching": Row(
         "attach",
-        "the first programs are being attached: no flow is opened yet",
+        "the first programs are still being attached: no new flow yet",
         "settings",
         "attaching",
     ),
@@ -131,7 +131,7 @@ class Words:
 
     def _foreign(self, step: Step) -> Row:
         name = Protocol(self.asked.protocol).name
-        return Row("socket", f"{name} sockets are left alone: their packets are looked at")
+        return Row("socket", f"{name} sockets are left alone: their packets are translated instead")
 
     def _service(self, step: Step) -> Row:
         key = self.asked._replace(address=step.address)
@@ -171,11 +171,11 @@ class Words:
         self._is_new = bool(step.value)
 
     def _affinity_expired(self, step: Step) -> Row:
-        said = f"{self._timeout()}: {self._endpoint(step.value)} was too long ago"
+        said = f"{self._timeout()}: {self._endpoint(step.value)} has expired"
         return Row("affinity", said, *self._memory())
 
     def _affinity_gone(self, step: Step) -> Row:
-        said = f"{self._timeout()}: {self._endpoint(step.value)} is no longer to be had"
+        said = f"{self._timeout()}: {self._endpoint(step.value)} is no longer available"
         return Row("affinity", said, *self._memory())
 
     def _affinity_used(self, step: Step) -> Row:
@@ -189,9 +189,9 @@ class Words:
         how = "of this port" if self.is_packet else "at random this time"
         scheduler = scheduler_of(self.service.flags) if self.service else RANDOM
         if scheduler == ROUND_ROBIN:
-            how = "in turn (round-robin), another one next time"
+            how = "the next in turn (round-robin)"
         elif scheduler == LEAST_CONNECTIONS:
-            how = "of two that were drawn the one with fewer connections (least-connections)"
+            how = "the one with fewer connections of two drawn at random (least-connections)"
         elif scheduler == SOURCE_HASH:
             how = "of this client (source-hash)"
         elif scheduler == MAGLEV:

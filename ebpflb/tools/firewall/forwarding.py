@@ -231,7 +231,7 @@ def _endpoints_of_kube_proxy(tool: Tool) -> set[Endpoint]:
     """Return the endpoints of kube-proxy's NodePorts, in its mode by iptables. Raises NodeError."""
     table = tool.table("nat")
     if table is None or "KUBE-NODEPORTS" not in table.chains:
-        raise NodeError("pods are known when an agent runs")
+        raise NodeError("pods are only known while an agent runs")
     rules = defaultdict[str, list[IptablesRule]](list)
     for rule in table.rules:
         rules[rule.chain].append(rule)

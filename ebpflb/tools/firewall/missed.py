@@ -452,16 +452,19 @@ def _remedy(rule: Rule, place: _Place, frontend: Frontend, settings: Settings, s
     if place.of_sockets:
         return f"{_ENDPOINT}: sockets are connected to it"
     if said == "may drop":
-        return f"accept before it what has the mark of --packet-mark{or_netfilter}"
+        return f"accept packets with the mark of --packet-mark before it{or_netfilter}"
     if frontend.kind == CLUSTER_IP and not settings.host_sockets:
         return f"{_ENDPOINT}, or {_HOST_SOCKETS}{or_netfilter.replace(', or', ' and')}"
     by_source = f"{_BY_SOURCE.get(frontend.kind, '')}NetworkPolicy, or {_ENDPOINT} in FORWARD"
     if place.early and rule.targets & _MARKS:
         return f"{BY_CLIENT}{or_netfilter}"
     if place.unasked or (place.early and rule.targets & _REDIRECTS):
-        return "give the rule an address or port that no service has: services come first"
+        return (
+            "give the rule an address or port that no service has, because services are "
+            "handled first"
+        )
     if place.early:
         return f"{by_source}{or_netfilter}"
     if any(_asks_for_nat(it) or it.name.startswith("--ctorig") for it in rule.options):
         return f"--packet-mark, and a rule that matches that mark{or_netfilter}"
-    return f"it sees the endpoint, as beside kube-proxy: {by_source}"
+    return f"it sees the endpoint, as with kube-proxy: {by_source}"

@@ -18,7 +18,7 @@ from ebpflb.tools.firewall.missed import Frontends, Search, in_force, unjudged
 from ebpflb.tools.firewall.rules import Chain, Option, Rule, Table, mark_and_mask
 
 MOST_SHOWN = 20
-_UNJUDGED = "rules at such a hook are not compared: look whether they name Services"
+_UNJUDGED = "rules at this hook are not compared: check whether they name Services"
 _LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)} | rulesets.OWN_TABLES
 
 
@@ -43,7 +43,9 @@ def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
     ``engine`` is the expected one if no agent has run.
     """
     settings, frontends, known = in_force(state_directory, engine)
-    scope = "misses a Service" if known else "names a NodePort (Services are known after a start)"
+    scope = (
+        "misses a Service" if known else "names a NodePort (Services are known only after a start)"
+    )
     result = FirewallSurvey(scope)
     search = Search(Frontends(frontends), settings)
     for pod, ruleset in _rulesets(result.notes):

@@ -108,7 +108,7 @@ def test_not_rebound(unable: World, hairpin: bool, caplog: pytest.LogCaptureFixt
     unable.worker.check(REPLACED)
     settle(unable)
     assert flow_of(unable, client) is None
-    assert "1 connected UDP sockets keep a backend that was removed" in caplog.text
+    assert "1 UDP sockets are still connected to a removed backend" in caplog.text
 
 
 def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:

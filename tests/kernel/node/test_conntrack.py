@@ -173,7 +173,7 @@ def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A kernel without conntrack gets nothing, and that is said."""
     caplog.set_level(logging.INFO)
     conntrack.set_up_conntrack(ConntrackOptions(), tmp_path, tmp_path / "hashsize")
-    assert caplog.messages == ["conntrack is not there: none of its settings are set"]
+    assert caplog.messages == ["conntrack is not loaded: its settings are left alone"]
 
 
 @pytest.mark.parametrize(

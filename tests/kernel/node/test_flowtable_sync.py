@@ -139,8 +139,8 @@ def test_differences() -> None:
     assert differences(Contents(frozenset({"lo"}), packed(WEB)), made) == []
     assert differences(Contents(frozenset(), packed(NODEPORT)), made) == [
         "the flowtable's device lo was missing",
-        "1 frontends were missing in the flowtable's sets",
-        "1 in them were not planned",
+        "1 frontends missing from the flowtable's sets",
+        "1 extra entries in the flowtable's sets",
     ]
     assert ("lo", 1) in [(name, index) for index, name in socket.if_nameindex()]
 

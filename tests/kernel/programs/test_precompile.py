@@ -149,6 +149,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -
 
 def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> None:
     """A node of the image has no BCC, and needs none."""
-    assert check._bcc() == ("BCC", True, False, "missing; bytecode was brought along", "")
+    assert check._bcc() == ("BCC", True, False, "missing; the installed bytecode is used", "")
     place(brought).unlink()
     assert (check._bcc().ok, check._bcc().required) == (False, True)
