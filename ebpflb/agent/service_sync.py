@@ -109,22 +109,24 @@ class _Queue:
     def __init__(self) -> None:
         self.waiting: dict[Key, None] = {}
         self.current: tuple[Key, Iterator[Step]] | None = None
+        self.held: Step | None = None  # of the current Service, for the next slice
 
     def __bool__(self) -> bool:
         return bool(self.waiting) or self.current is not None
 
     def step(self, begin: Callable[[Key], Iterator[Step]]) -> Step | None:
-        """Take the next step; the end of a Service is no step, and does not cost a turn."""
-        while self:
-            if self.current is None:
-                key = next(iter(self.waiting))
-                del self.waiting[key]
-                self.current = key, begin(key)
-            step = next(self.current[1], None)
-            if step is not None:
-                return step
+        """Take the next step; None at the end of a Service."""
+        if held := self.held:
+            self.held = None
+            return held
+        if self.current is None:
+            key = next(iter(self.waiting))
+            del self.waiting[key]
+            self.current = key, begin(key)
+        step = next(self.current[1], None)
+        if step is None:
             self.current = None
-        return None
+        return step
 
 
 class Backlog:
@@ -152,21 +154,25 @@ class Backlog:
             self._queues.setdefault(key.namespace, _Queue()).waiting[key] = None
 
     def take_slice(self) -> dict[PortName, DesiredService | None]:
-        """Return the next steps' desired service ports.
+        """Return the next steps' desired service ports; they must be planned before the next call.
 
-        They must be planned before the next call.
+        A step that is larger than a slice begins the next one, so that no other change waits for it
+        to be written. The end of a Service is no step, and does not cost a turn.
         """
         changes: dict[PortName, DesiredService | None] = {}
         cost = 0
         while self._queues and cost < SLICE_COST:
             namespace, queue = next(iter(self._queues.items()))
             step = queue.step(self._begin)
-            del self._queues[namespace]
-            if queue:
+            if step and step.cost > SLICE_COST and changes:
+                queue.held = step
+                break
+            if step or not queue:
+                del self._queues[namespace]
+            if step and queue:
                 self._queues[namespace] = queue
-            if step:
-                cost += step.cost
-                changes |= {step.name: step.desired} if step.name else {}
+            cost += step.cost if step else 1
+            changes |= {step.name: step.desired} if step and step.name else {}
         return changes
 
 

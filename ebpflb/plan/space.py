@@ -28,7 +28,7 @@ from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
 from ebpflb.plan.frontends import Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.service_entries import LISTS, ServiceEntries, TableKind, in_list, service_entries
+from ebpflb.plan.service_entries import LISTS, ServiceEntries, TableKind, service_entries
 
 # The service ports that do not fit completely, and when each is tried again.
 #
@@ -370,7 +370,8 @@ class Space:
 def _table_size(scheduler: str, backends: Sequence[DesiredBackend]) -> int:
     if tables.is_needless(scheduler, [each.weight for each in backends]):
         return 0
-    return tables.size(scheduler, [in_list(backends, name) for name in LISTS])
+    lists = ([each.weight for each in backends if name in each.flags] for name in LISTS)
+    return tables.size(scheduler, list(lists))
 
 
 def _has_table(entries: ServiceEntries, scheduler: str, size: int) -> bool:

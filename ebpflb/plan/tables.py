@@ -96,12 +96,15 @@ def is_needless(scheduler: str, weights: Iterable[int]) -> bool:
     return scheduler not in HASHING and len(set(weights)) <= 1
 
 
-def size(scheduler: str, lists: Sequence[Sequence[Weighted]]) -> int:
-    """Return the number of places of each of a service's tables; 0: it needs none."""
+def size(scheduler: str, lists: Sequence[Sequence[int]]) -> int:
+    """Return the number of places of each of a service's tables; 0: it needs none.
+
+    ``lists``: the weights of the backends in each.
+    """
     longest = max(map(len, lists))
     if scheduler in HASHING and longest:
         return next((prime for prime in PRIMES if prime >= PLACES * longest), PRIMES[-1])
-    if all(len({each.weight for each in found}) <= 1 for found in lists):
+    if all(len(set(found)) <= 1 for found in lists):
         return 0
     if scheduler == ROUND_ROBIN:
         rounds = (_round(found) for found in lists if found)
@@ -141,9 +144,10 @@ def unpacked(places: PackedPlaces) -> Iterator[TablePlace]:
 
 def in_block(places: PackedPlaces, first: int) -> PackedPlaces:
     """Return the places with numbers of slots instead of indexes in a block."""
+    slots, others = places[0::3], places[1::3]
     found = array("I", places)
-    found[0::3] = array("I", [first + slot for slot in places[0::3]])
-    found[1::3] = array("I", [first + slot for slot in places[1::3]])
+    found[0::3] = moved = array("I", map(first.__add__, slots))
+    found[1::3] = moved if others == slots else array("I", map(first.__add__, others))
     return found
 
 
@@ -155,8 +159,7 @@ def _of_slots(slots: Sequence[int]) -> PackedPlaces:
     return found
 
 
-def _round(backends: Sequence[Weighted]) -> int:
-    weights = [each.weight for each in backends]
+def _round(weights: Sequence[int]) -> int:
     return sum(weights) // math.gcd(*weights)
 
 

@@ -83,6 +83,24 @@ def test_a_slice_ends_when_its_cost_is_reached(costs: list[int]) -> None:
     assert at == len(costs)
 
 
+def test_a_step_larger_than_a_slice_delays_no_other_one() -> None:
+    """It is taken alone; the port of another namespace is written before or after it."""
+    large, small = Key("a", "x"), Key("b", "y")
+    services = {large: [10, 3 * SLICE_COST, 3 * SLICE_COST], small: [10, 10]}
+    backlog = backlog_of(services)
+    backlog.add(services)
+    taken = []
+    while backlog:
+        taken.append([(name.namespace, name.port) for name in backlog.take_slice()])
+    assert taken == [
+        [("a", "0"), ("b", "0")],
+        [("a", "1")],
+        [("b", "1")],
+        [("a", "2")],
+        [],
+    ]
+
+
 def test_what_changes_meanwhile_is_planned_once_more() -> None:
     """After the steps that were begun, which are not begun again: the last port is planned too,
     however often the Service changes.

@@ -389,8 +389,11 @@ class Map:
         return hash_slices(self.fd, self.spec, size)
 
 
+FEW = 4  # elements; more are written faster by one call than each in place
+
+
 class MappedArray(Map):
-    """An MMAPABLE array: elements are read and written in place, without a system call."""
+    """An MMAPABLE array: elements are read, and a few written, in place without a system call."""
 
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
@@ -416,6 +419,9 @@ class MappedArray(Map):
         return found
 
     def write(self, pairs: Sequence[tuple[int, Any]]) -> None:
+        if len(pairs) > FEW:
+            super().write(pairs)
+            return
         written = []
         for index, value in pairs:
             at = index * self.stride

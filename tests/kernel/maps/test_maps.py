@@ -16,7 +16,7 @@ import pytest
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import bpf_map, layout
-from ebpflb.kernel.maps.bpf_map import BATCH, Counters, CpuArrays, Map, MappedArray
+from ebpflb.kernel.maps.bpf_map import BATCH, FEW, Counters, CpuArrays, Map, MappedArray
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.plan.entries import Backend, BackendLoad, Choice, Frontend, Range, ServiceEntry
 from tests.kernel.variants import needs_root
@@ -242,12 +242,15 @@ def test_a_run_is_written_at_once(all_maps: dict[str, Map]) -> None:
     assert [choices.get(at) for at in (99, 5100)] == [sample("choices", at) for at in (99, 5100)]
 
 
+@pytest.mark.parametrize("at_once", [1, FEW, FEW + 1, 9])
 @pytest.mark.parametrize("name", MAPPED)
-def test_written_through_memory(all_maps: dict[str, Map], name: str) -> None:
-    """What is written in place is what the kernel, and so a program, reads at that index."""
+def test_written_through_memory(all_maps: dict[str, Map], name: str, at_once: int) -> None:
+    """What is written in place, or many by a call, is what a program reads at that index."""
     opened = all_maps[name]
     indexes = [0, 1, 2, 3, 511, 512, 513, opened.spec.entries - 2, opened.spec.entries - 1]
-    opened.write([(index, sample(name, index)) for index in indexes])
+    pairs = [(index, sample(name, index)) for index in indexes]
+    for at in range(0, len(pairs), at_once):
+        opened.write(pairs[at : at + at_once])
     for index in indexes:
         packed = bpf.map_lookup(opened.fd, opened.key.pack(index), opened.spec.value_size)
         assert packed == opened.packed(index, sample(name, index))[1], f"element {index}"
