@@ -13,6 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ebpflb.agent.node_sync import NodeSync
+from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
@@ -207,6 +208,7 @@ class ServiceSync:
         self.not_programmed: Mapping[str, str] = {}
         self.contested: Mapping[str, str] = {}  # frontend -> the Service with it, and those without
         self._record_lack = record_lack
+        self._may_warn = object_limit(clock).allows
         self._lacking: set[Key] = set()
         self._shares = Shares(node_sync.options.namespace_share)
         self._canary: frozenset[PortName] = frozenset()
@@ -422,7 +424,7 @@ class ServiceSync:
             )
         }
         for frontend, text in found.items():
-            if self.contested.get(frontend) != text:
+            if self.contested.get(frontend) != text and self._may_warn(text):
                 log.warning("frontend %s is claimed by several Services: %s", frontend, text)
         self.contested = found
 
@@ -436,7 +438,7 @@ class ServiceSync:
         for key in sorted(changed & waiting.of_service.keys()):
             reason = next(iter(waiting.of_service[key].values())).reason
             now[str(key)] = reason
-            if before.get(str(key)) != reason:
+            if before.get(str(key)) != reason and self._may_warn(key):
                 log.warning(_NOT_PROGRAMMED, key, reason)
                 self._record_lack(key, reason)
         self.not_programmed, self._lacking = now, set(waiting.of_service)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from ebpflb.cluster.event_recorder import EventRecorder, service
+from ebpflb.cluster.event_recorder import EventRecorder, object_limit, service
 from ebpflb.errors import in_words
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.endpoints import HealthCheck
@@ -77,7 +77,8 @@ class ServiceHealth:
         self._wanted: dict[Key, HealthCheck] = {}
         self._addresses: dict[Family, Collection[Address]] = {}
         self._open: dict[ServerKey, OpenServer] = {}
-        self._failed: dict[ServerKey, str] = {}  # the last event's note
+        self._failed: dict[ServerKey, str] = {}  # the last note about each
+        self._may_report = object_limit().allows
         self._syncing = asyncio.Lock()
         self._retrying: asyncio.Task[None] | None = None
 
@@ -146,13 +147,17 @@ class ServiceHealth:
             self._failed.pop(server, None)
 
     def _report_failure(self, server: ServerKey, port: int, error: OSError) -> None:
-        """Report a failure by event and log line, once for each reason, which names the address."""
+        """Report a failure by event and log line, once for each reason, which names the address.
+
+        They are limited for each Service: a tenant may change its port all the time.
+        """
         note = (
             f"node {self._node_name} failed to start healthcheck"
             f' "{server.key}" on port {port}: {in_words(error)}'
         )
-        if self._failed.get(server) != note:
-            self._failed[server] = note
+        is_known = self._failed.get(server) == note
+        self._failed[server] = note
+        if not is_known and self._may_report(server.key):
             about, event = service(server.key), "FailedToStartServiceHealthcheck"
             self._recorder.event(about, "Warning", event, "Listen", note)
             log.log(level_of(error), "%s; trying again every %g s", note, self._retry)

@@ -123,6 +123,21 @@ def test_not_programmed(harness: Harness, caplog: pytest.LogCaptureFixture) -> N
     assert len(harness.datapath.maps.services) == 2
 
 
+def test_a_frontend_that_is_claimed_again_and_again_fills_no_log(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a Service that comes and goes: 25 lines."""
+    harness.start()
+    harness.send(*EVERYTHING)
+    rival = service("rival", "10.96.0.1")
+    key, _ = found(Kind.SERVICE, rival)
+    for _ in range(40):
+        harness.send(changed(Kind.SERVICE, rival))
+        assert harness.status.contested
+        harness.send(Removed(Kind.SERVICE, key))
+    assert len([it for it in caplog.messages if "is claimed by several Services" in it]) == 25
+
+
 def test_too_many_ports_are_an_event(harness: Harness) -> None:
     """On the Service, beside the line in the log."""
     harness.start()

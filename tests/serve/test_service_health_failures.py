@@ -68,6 +68,19 @@ def test_failure_is_retried_without_a_sync(
     assert lines == [f"{note}; trying again every 0.01 s" for note in failures]
 
 
+def test_a_port_that_changes_all_the_time_fills_no_log(
+    servers: HttpServers, fake_recorder: FakeRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between two that are taken: 25 lines and Events, and those of another Service still come."""
+    with socket.create_server(("127.0.0.1", PORT)), socket.create_server(("127.0.0.1", OTHER)):
+        for turn in range(100):
+            servers.service_health.update({WEB: checked((PORT, OTHER)[turn % 2])})
+        servers.service_health.update({SHOP: checked(PORT)})
+    failures = [event.about for event in fake_recorder.events if event.severity == "Warning"]
+    assert failures == [event_recorder.service(WEB)] * 25 + [event_recorder.service(SHOP)]
+    assert len([it for it in caplog.messages if "failed to start healthcheck" in it]) == 26
+
+
 def test_failure_is_not_retried_once_the_service_is_gone(servers: HttpServers) -> None:
     """Neither is it after the end."""
     with socket.create_server(("127.0.0.1", PORT)):
