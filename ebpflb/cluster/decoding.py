@@ -169,6 +169,7 @@ def page(data: bytes) -> Page:
 # in one page, tens of megabytes in a large cluster.
 
 _BATCH = 1 << 20  # bytes of a list that are decoded at once
+MOST_WAITING = 64 << 20  # bytes of a list that wait for the end of an object; etcd takes 1.5 MB
 # The first item; the list's metadata contains no array.
 _FIRST_ITEM = re.compile(rb'[^[]*"items"\s*:\s*\[\s*(\{\s*"[^"]*"\s*:)')
 
@@ -204,6 +205,8 @@ class _ArrivingList:
         self._rest += part
         if len(self._rest) >= self._enough:
             self._enough = _BATCH if self._take_items() else 2 * len(self._rest)
+        if len(self._rest) > MOST_WAITING:
+            raise ClusterError(f"a list has {MOST_WAITING} bytes without the end of an object")
 
     def end(self) -> ListMetadata:
         """Add the last items; return the metadata.

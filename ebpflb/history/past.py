@@ -141,21 +141,35 @@ class Past:
                 yield state, sync
 
     def at(self, time: float) -> State:
-        """Return the state at a time.
+        """Return the state after the last sync up to a time.
 
-        Raises NodeError if that is before the history begins, or a checkpoint is damaged.
+        Syncs count in the order in which they were made: if the clock was set back, a time that
+        came twice means the second one. Raises NodeError if the time is before the history begins,
+        or a checkpoint is damaged.
         """
+        last, count = self._place(time)
         state: State | None = None
-        for file in self.files:
-            is_whole = file.whole_at is not None and file.whole_at <= time
-            if is_whole and (state is None or file.begun.anew):
+        for number, file in enumerate(self.files[: last + 1]):
+            is_whole = number < last or _is_whole(file, time)
+            if file.whole_at is not None and is_whole and (state is None or file.begun.anew):
                 state = file.checkpoint()
-            for sync in file.syncs:
-                if state and sync.at <= time:
-                    state.apply(sync.writes)
+            for sync in file.syncs[: count if number == last else None] if state else ():
+                assert state is not None
+                state.apply(sync.writes)
         if state is None:
             raise NodeError(f"history begins at {moment(self.begins)}")
         return state
+
+    def _place(self, time: float) -> tuple[int, int]:
+        """Return the last file with something written up to a time, and how many of its syncs."""
+        last, count = -1, 0
+        for number, file in enumerate(self.files):
+            if file.whole_at is not None and file.whole_at <= time:
+                last, count = number, 0
+            for place, sync in enumerate(file.syncs, 1):
+                if sync.at <= time:
+                    last, count = number, place
+        return last, count
 
     def _add(self, path: Path, read: list[Record]) -> None:
         """Add a file; records after one that no agent can have written are ignored too."""
@@ -179,6 +193,13 @@ class Past:
                 next((each.at for each in found if isinstance(each, Whole)), None),
             )
         )
+
+
+def _is_whole(file: File, time: float) -> bool:
+    """Whether the checkpoint was whole then; a file that begins later was, before the clock was set
+    back.
+    """
+    return file.whole_at is not None and (file.whole_at <= time or time < file.begun.at)
 
 
 def moment(time: float | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster import api as answers
+from ebpflb.cluster import decoding
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.model.events import Changed, Kind
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Start
@@ -27,16 +28,27 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LARGEST_PAGE", "LARGEST_LINE", "LARGEST_STATUS"):
         monkeypatch.setattr(answers, name, LIMIT)
+    monkeypatch.setattr(decoding, "MOST_WAITING", LIMIT // 2)
+    monkeypatch.setattr(decoding, "_BATCH", LIMIT // 10)
 
 
-def without_end(code: int) -> Answer:
+def without_end(code: int, begin: bytes = b"") -> Answer:
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(code)
         request.end_headers()
+        request.wfile.write(begin)
         while True:
             request.wfile.write(b" " * 4096)
 
     return answer
+
+
+def objects_without_end(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.end_headers()
+    request.wfile.write(b'{"metadata": {"resourceVersion": "1"}, "items": [')
+    while True:
+        request.wfile.write(b'{"metadata": {"name": "x"}},')
 
 
 def whole(body: bytes, code: int = 200, **headers: str) -> Answer:
@@ -82,7 +94,15 @@ def asked(events: EventLog, tmp_path: Path, begin: Begin) -> Iterator[Callable[[
 
 BOMB = gzip.compress(LIST + b" " * 100 * LIMIT)
 ANSWERS: dict[str, tuple[Answer, str]] = {
-    "a list without end": (without_end(200), f"the answer has more than {LIMIT} bytes"),
+    "a list without end": (without_end(200), f"a list has {LIMIT // 2} bytes without the end"),
+    "an object without end": (
+        without_end(200, b'{"metadata": {}, "items": [{"metadata": {"name": "x'),
+        f"a list has {LIMIT // 2} bytes without the end of an object",
+    ),
+    "objects without end": (
+        objects_without_end,
+        f"the answer has more than {LIMIT} bytes",
+    ),
     "an error without end": (without_end(500), f"the answer has more than {LIMIT} bytes"),
     "what is compressed": (whole(BOMB, Content_Encoding="gzip"), "not a list: "),
     "a redirect": (whole(b"", 307, Location="http://192.0.2.1/elsewhere"), "307"),

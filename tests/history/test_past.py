@@ -82,6 +82,28 @@ def test_before_it_begins(tmp_path: Path) -> None:
         Past(node.paths).at(1.0)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_after_the_clock_was_set_back(tmp_path: Path, restarts: bool) -> None:
+    """A time that comes twice is the later one; what was written before it is never left out."""
+    node = Node(tmp_path)
+    names, moments = node.maps["backend_slots"], []
+    for number in range(1, 9):
+        names.write([(number, number)])
+        node.history.commit()
+        moments.append((node.clock(), node.contents()))
+        if number == 4:
+            node.clock.now -= 500
+            moments.clear()
+            if restarts:
+                node.history.stop()
+                node.start()
+    node.history.stop()
+    past = Past(node.paths)
+    for at, contents in moments:
+        assert held(past.at(at)) == contents
+    assert held(past.at(2000.0)) == node.contents()
+
+
 def test_bounded(tmp_path: Path) -> None:
     """The files stay below the limit; what is lost is the oldest, and the beginning says so."""
     limit = 64 << 10
