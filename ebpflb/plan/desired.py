@@ -37,6 +37,7 @@ from ebpflb.plan.entries import (
     RouteKey,
     prefix_of,
     route_key,
+    stored_name,
 )
 
 # The desired content of the maps for this node: its devices, and the settings.
@@ -248,7 +249,11 @@ def _backends(selection: Selection) -> tuple[DesiredBackend, ...]:
     found = {id(e): e for e in (*selection.serving, *selection.cluster, *selection.local)}
     backends = [
         DesiredBackend(
-            e.address, e.port, _FLAGS[i in cluster, i in local, e.local], e.name, e.weight
+            e.address,
+            e.port,
+            _FLAGS[i in cluster, i in local, e.local],
+            stored_name(e.name),
+            e.weight,
         )
         for i, e in found.items()
     ]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from ebpflb.kernel.maps import records
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.endpoint_slices import EndpointName, Hints
 from ebpflb.model.endpoints import Endpoint, Selection
@@ -237,3 +238,13 @@ def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
     for of, word in (("c", "cluster"), ("l", "local"), ("h", "here")):
         listed = {int(b.address) & 0xFF for b in found.backends if word in b.flags}
         assert listed == {number for number in used if of in lists[number]}
+
+
+@pytest.mark.parametrize("pod", ["p" * 64, "p" * 65, "p" * 253, "\u00e4" * 40, "a\0b"])
+def test_a_name_is_as_the_map_holds_it(pod: str) -> None:
+    """A longer one is cut here: else the audit would find another name than is planned."""
+    one = msgspec.structs.replace(endpoint(1), name=EndpointName("node", pod, "z" * 70))
+    (backend,) = desired_service(WEB, replace(SOMEBODY, cluster=(one,))).backends
+    record = records.BACKEND_NAME
+    assert record.unpack(record.pack(backend.name)) == backend.name
+    assert pod.startswith(backend.name.target) and backend.name.target
