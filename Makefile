@@ -17,6 +17,7 @@
 #   make release         makes everything that a release publishes in dist/ (docs/contributing.md)
 #   make release-twice   the same twice, and compares the bytes
 #   make diagrams        draws the diagrams of docs/ from their sources
+#   make test-page       tests the page in Chromium, at two widths and in both colour schemes
 #   make screenshots     takes those of docs/ui.md, from the real page
 #   make lock            writes requirements/ anew after a change of setup.cfg; make renew: newer ones
 
@@ -47,7 +48,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: three at a time for each processor.
 WORKERS := $(shell echo $$((3 * $$(nproc))))
 
-.PHONY: demo test test-all test-fast soak check format diagrams screenshots bench bench-connect \
+.PHONY: demo test test-all test-fast test-page soak check format diagrams screenshots bench bench-connect \
 	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
 	lint-types checked tests-bytecode image wheel release release-twice lock renew lane-packages clean
 
@@ -166,6 +167,9 @@ diagrams: $(VENV)/test docs/diagrams/two-ways.svg
 
 docs/diagrams/%.svg: docs/diagrams/%.dot
 	dot -Tsvg $< -o $@
+
+test-page: $(VENV)/test
+	$(PYTEST) tests/page
 
 screenshots: $(VENV)/test
 	$(BIN)/python -m tests.page.screenshots docs/images

@@ -84,6 +84,10 @@ class NodeError(EbpflbError):
     """This machine lacks something that is needed; says what, and what to do about it."""
 
 
+class NotFound(NodeError):
+    """Nothing has the name that was asked for; names that are like it are in the message."""
+
+
 def in_words(error: BaseException) -> str:
     """An error of Python or of a library in one line for the operator: file and reason, without
     classes, errnos or lines of source.

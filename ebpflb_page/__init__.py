@@ -9,7 +9,9 @@ application      which path gives which value, and what a request asks for
 guard            which requests are answered at all, and what every response has
 request_workers  threads that read, so many at a time
 answering        values as JSON, errors as sentences
+paced            a value that all clients share, read now and then
 readings         the values, by the tools that the commands ask
 live_events      what the datapath decides, as it does
-rate_meter       rates of the last minute, measured while somebody looks
+service_list     all Services, sorted and filtered
+rate_meter       rates of the last minutes, measured while somebody looks
 """

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from ebpflb.errors import EbpflbError, escaped, in_words, one_line
+from ebpflb.errors import EbpflbError, NotFound, escaped, in_words, one_line
 from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
@@ -39,13 +39,17 @@ def as_json(value: Any, status: int = 200) -> Response:
 
 
 def as_error(error: BaseException) -> Response:
-    """400 for bad input, 503 for what cannot be read now, 500 for an error of ebpflb itself."""
+    """400 for bad input, 404 for an unknown name, 503 for what cannot be read now, 500 for an error
+    of ebpflb itself.
+    """
     return as_json({"error": sentence(error)}, status_of(error))
 
 
 def status_of(error: BaseException) -> int:
     if isinstance(error, BadInput):
         return error.status
+    if isinstance(error, NotFound):
+        return 404
     return 503 if isinstance(error, EbpflbError | OSError) else 500
 
 

@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,18 +17,23 @@ from starlette.staticfiles import StaticFiles
 from ebpflb.history import past
 from ebpflb.history.recorder import RECORDED
 from ebpflb.kernel import monitoring
-from ebpflb.plan.service_page import ServiceList, ServicePage
+from ebpflb.plan.service_page import ServicePage
 from ebpflb.tools.events import EventFilter
 from ebpflb.tools.explain.asking import parse_question
+from ebpflb.tools.explain.senders import Senders
+from ebpflb.version import VERSION
 from ebpflb_page.answering import BadInput, as_error, as_json
 from ebpflb_page.live_events import EventsResponse, LiveEvents, WatchedEvents
-from ebpflb_page.rate_meter import Measured
+from ebpflb_page.paced import Paced
+from ebpflb_page.rate_meter import Graph, Measured, NodeRates
 from ebpflb_page.readings import Asked
 from ebpflb_page.request_workers import Workers
+from ebpflb_page.service_list import PART, SORTS, Latest, ListQuery, Survey, choose
 
 STATIC = Path(__file__).parent / "static"
 READERS, WAITING, WAITING_TO_EXPLAIN = 4, 32, 4
 SHOWN_ROWS = 200  # of what is no page
+MOST_SERVICES = 1000  # in one answer
 PAGE_ROWS = 100  # endpoints of a service port
 
 Respond = Callable[[Request], Awaitable[Response | EventsResponse]]
@@ -38,7 +44,9 @@ class PageSource(Protocol):
 
     def status(self) -> dict[str, Any]: ...
 
-    def services(self, pattern: str, limit: int) -> ServiceList: ...
+    def survey(self) -> Survey: ...
+
+    def senders(self) -> Senders: ...
 
     def service(self, namespace: str, name: str) -> ServicePage: ...
 
@@ -56,7 +64,13 @@ class PageSource(Protocol):
 class Meter(Protocol):
     """What measures rates; ``RateMeter`` is one."""
 
+    def node(self) -> NodeRates: ...
+
     def of(self, services: Iterable[str]) -> Measured: ...
+
+    def latest(self) -> Latest: ...
+
+    def graph(self, service: str) -> Graph: ...
 
 
 class Api:
@@ -65,6 +79,7 @@ class Api:
     def __init__(self, source: PageSource, meter: Meter) -> None:
         self._source, self._meter = source, meter
         self._readers = Workers(READERS, WAITING, "too many requests at once: try again")
+        self._status, self._survey = Paced(source.status, 10), Paced(source.survey, PART)
         self._live = LiveEvents()
         self._explains = Workers(
             1, WAITING_TO_EXPLAIN, "too many explain requests at once: try again"
@@ -72,9 +87,11 @@ class Api:
 
     def routes(self) -> list[Route]:
         found = {
-            "status": self._status,
+            "status": self._node_status,
+            "overview": self._overview,
             "services": self._services,
             "service": self._service,
+            "choices": self._choices,
             "explain": self._explain,
             "history": self._history,
             "maps": self._maps,
@@ -82,28 +99,56 @@ class Api:
         }
         return [Route(f"/{name}", _answered(each)) for name, each in found.items()]
 
-    async def _status(self, request: Request) -> Any:
-        return await self._readers.run(self._source.status)
+    async def _node_status(self, request: Request) -> Any:
+        """As the command has it; the version of this page, and the time by the node's clock."""
+        status = await self._readers.run(self._status.get)
+        return {"version": VERSION, "now": datetime.now(UTC).isoformat(), **status}
 
-    async def _services(self, request: Request) -> Any:
-        """The list as the command has it, and the rates of its services."""
-        pattern, limit = text(request, "match", "*/*"), number(request, "limit", 100)
+    async def _overview(self, request: Request) -> Any:
+        """Rates, how full the maps are, and the Services that have a problem."""
 
         def read() -> dict[str, Any]:
-            listed = self._source.services(pattern, limit)
-            return {"list": listed, "rates": self._meter.of(row.service for row in listed.services)}
+            survey, rates = self._survey.get(), self._meter.node()
+            listed = choose(survey, ListQuery(problems=True), self._meter.latest())
+            return {
+                "rates": rates,
+                "used": sum(row.used for row in survey.services),
+                "unused": sum(row.unused for row in survey.services),
+                "maps": survey.maps,
+                "list": listed,
+                "age": round(self._survey.age, 1),
+            }
 
         return await self._readers.run(read)
 
+    async def _services(self, request: Request) -> Any:
+        """The rows of the command that fit the question, and their rates."""
+        query = list_query(request)
+
+        def read() -> dict[str, Any]:
+            listed = choose(self._survey.get(), query, self._meter.latest())
+            rates = self._meter.of(row.service for row in listed.services)
+            return {"list": listed, "rates": rates, "age": round(self._survey.age, 1)}
+
+        return await self._readers.run(read)
+
+    async def _choices(self, request: Request) -> Any:
+        """What fields of the page offer: pods, verdicts, maps; and the node's own addresses."""
+        found = await self._readers.run(self._source.senders)
+        words = {"verdicts": sorted(monitoring.DECISIONS), "maps": RECORDED}
+        return {"pods": found.pods, "node": found.node, **words}
+
     async def _service(self, request: Request) -> Any:
-        """The Service as the command has it, but of its endpoints one page; and its rates."""
+        """The Service as the command has it, but of its endpoints one page; rates, and a graph."""
         name, row = service_name(text(request, "name")), number(request, "page", 1)
 
         def read() -> dict[str, Any]:
             found = self._source.service(*name)
             (rates,) = self._meter.of(["/".join(name)]).services.values()
             problems, pages = found.problems, cut(found, row)
-            return {"page": found, "problems": problems, "rates": rates, "pages": pages}
+            graph = self._meter.graph("/".join(name))
+            numbers = {"rates": rates, "graph": graph, "pages": pages}
+            return {"page": found, "problems": problems, **numbers}
 
         return await self._readers.run(read)
 
@@ -155,18 +200,19 @@ def _answered(method: Callable[[Request], Awaitable[Any]]) -> Respond:
 
 def application(api: Api) -> Starlette:
     """Without the guard."""
-    nothing = _answered(_no_such_path)
+    nothing = Route("/{path:path}", _answered(_no_such_path))
     return Starlette(
         routes=[
-            Mount("/api", routes=[*api.routes(), Route("/{path:path}", nothing)]),
+            Mount("/api", routes=[*api.routes(), nothing]),
             Route("/", lambda _: FileResponse(STATIC / "index.html")),
             Mount("/static", StaticFiles(directory=STATIC)),
+            nothing,
         ]
     )
 
 
 async def _no_such_path(request: Request) -> Response:
-    raise BadInput("no such page", 404)
+    raise BadInput("no such page: it is at /", 404)
 
 
 def cut(found: ServicePage, page: int) -> int:
@@ -200,6 +246,21 @@ def number(request: Request, name: str, default: int, most: int = 1_000_000) -> 
     if not (found.isascii() and found.isdecimal() and 0 < int(found) <= most):
         raise BadInput(f"{name} is not a number from 1 to {most}")
     return int(found)
+
+
+def list_query(request: Request) -> ListQuery:
+    """Which Services are wanted, and in which order. Raises BadInput."""
+    sort = text(request, "sort", "problems")
+    if sort not in SORTS:
+        raise BadInput(f'"{sort}" is not one of {", ".join(SORTS)}')
+    query = request.query_params
+    return ListQuery(
+        text(request, "match", ""),
+        text(request, "namespace", ""),
+        "problems" in query,
+        sort,
+        number(request, "limit", ListQuery().limit, MOST_SERVICES),
+    )
 
 
 def service_name(name: str) -> tuple[str, str]:

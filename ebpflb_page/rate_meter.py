@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of services and their endpoints, as `ebpflb top` has them, and of each service a minute.
+"""Rates of the node, of Services and of their endpoints, as `ebpflb top` has them, and how they
+were in the last minutes.
 
-Counters are read when somebody asks, at most once in two seconds whatever the number of clients,
-and never for more than a tenth of the time.
+Counters are read when somebody asks, and never for more than a tenth of the time (``paced``).
 """
 
-import threading
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -18,102 +17,204 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.plan.entries import service_of
 from ebpflb.tools import rates
-from ebpflb.tools.rates import Rate, Sample
+from ebpflb.tools.rates import DROPPED, Rate, Sample
+from ebpflb_page.paced import SECONDS, Paced
 
-LINE_SECONDS = 60.0
-_SECONDS, _IDLE = 2.0, 20.0  # between two readings; after that long, a new beginning
-_SHARE = 10  # of the time at most one part is spent on reading
+KEPT_SECONDS, MINUTE = 300.0, 60.0
+MOST_LINES = 12  # endpoints in a graph; the slower ones are one line together
+OTHERS = "all others"
+_IDLE = 20.0  # seconds without a reading: a new beginning
+_PART = 10
 
 Opened = Callable[[], AbstractContextManager[Mapping[str, Map]]]
 
 
-class LinePoint(msgspec.Struct):
-    """``age`` is in seconds; connections and flows each second."""
+class NodeRates(msgspec.Struct):
+    """Each second, of the whole node; the oldest first. ``ages`` are seconds."""
 
-    age: float
+    ages: list[float] = []
+    new: list[float] = []
+    refused: list[float] = []
+    dropped: list[float] = []
+
+
+class EndpointRate(msgspec.Struct):
+    """``new``: connections a second, on average in the last minute; ``share``: the chance that a
+    new connection is this endpoint's, or None if it gets none.
+    """
+
+    port: str
+    endpoint: str
+    pod: str
     new: float
+    share: float | None
 
 
 class ServiceRates(msgspec.Struct):
-    """``line``: the last minute, the oldest first; it is empty until two readings were made."""
+    """``line``: new connections a second in the last minute, at ``Measured.ages``."""
 
     new: float = 0.0
     refused: float = 0.0
-    line: list[LinePoint] = []
-    ports: list[Rate] = []  # its service ports, each followed by its endpoints
+    line: list[float] = []
+    endpoints: list[EndpointRate] = []  # in the order of their ports and addresses
 
 
 class Measured(msgspec.Struct):
-    """``seconds``: in which the newest rates were measured; 0: not yet. By NAMESPACE/NAME."""
+    """By NAMESPACE/NAME; ``ages`` is empty until two readings were made."""
 
-    seconds: float
+    ages: list[float]
     services: dict[str, ServiceRates]
 
 
+class Line(msgspec.Struct):
+    name: str
+    values: list[float]
+
+
+class Graph(msgspec.Struct):
+    """New connections a second of a Service's endpoints; ``ages`` are seconds, the oldest first."""
+
+    ages: list[float] = []
+    lines: list[Line] = []
+
+
 class _Reading(NamedTuple):
-    """Of all services at a time: the rates that are not zero."""
+    """At a time: what is not zero. Endpoints are ADDRESS:PORT with their service port."""
 
     at: float
+    node: tuple[float, float, float]
     new: dict[str, float]
+    refused: dict[str, float]
+    endpoints: dict[str, dict[tuple[str, str], float]]
 
 
 class RateMeter:
-    """Safe in several threads: one reads, and all get what was read."""
+    """Safe in several threads. Measures nothing where there are no maps."""
 
     def __init__(self, opened: Opened, clock: Callable[[], float] = time.monotonic) -> None:
         self._opened, self._clock = opened, clock
-        self._lock = threading.Lock()
         self._last: Sample | None = None
-        self._readings: deque[_Reading] = deque(maxlen=int(LINE_SECONDS / _SECONDS) + 1)
         self._rows: dict[str, list[Rate]] = {}  # of the newest reading
-        self._seconds = 0.0
-        self._next = 0.0
+        self._readings: deque[_Reading] = deque(maxlen=int(KEPT_SECONDS / SECONDS) + 1)
+        self._paced = Paced(self._read, _PART, clock)
+
+    def node(self) -> NodeRates:
+        """Raises KernelError, as the other methods do."""
+        readings = self._paced.get()
+        columns = zip(*(it.node for it in readings), strict=True)
+        return NodeRates(self._ages(readings), *map(list, columns)) if readings else NodeRates()
 
     def of(self, services: Iterable[str]) -> Measured:
-        """Of these, as NAMESPACE/NAME; nothing where there are no maps. Raises KernelError."""
-        with self._lock:
-            if self._clock() >= self._next:
-                try:
-                    self._read()
-                except NodeError:
-                    self._readings.clear()
-                    self._last, self._seconds = None, 0.0
-            return Measured(self._seconds, {name: self._one(name) for name in services})
+        """The last minute of these, as NAMESPACE/NAME."""
+        minute = self._minute()
+        return Measured(self._ages(minute), {name: self._one(name, minute) for name in services})
 
-    def _read(self) -> None:
-        began = self._clock()
-        with self._opened() as maps:
-            sample = rates.sample(maps)
-            if self._last is None or sample.at - self._last.at > _IDLE:
-                self._readings.clear()
-                self._seconds = 0.0
-            else:
-                self._seconds = sample.at - self._last.at
-                self._add(rates.rates(maps, self._last, sample))
+    def latest(self) -> Mapping[str, tuple[float, float]]:
+        """New and refused connections a second, of the Services that have any."""
+        readings = self._paced.get()
+        if not readings:
+            return {}
+        new, refused = readings[-1].new, readings[-1].refused
+        return {name: (new.get(name, 0), refused.get(name, 0)) for name in {*new, *refused}}
+
+    def graph(self, service: str) -> Graph:
+        """Of the fastest MOST_LINES endpoints, in the order of their addresses."""
+        readings = self._paced.get()
+        points = [it.endpoints.get(service, {}) for it in readings]
+        total: Counter[tuple[str, str]] = Counter()
+        for point in points:
+            total.update(point)
+        drawn = {key for key, _ in total.most_common(MOST_LINES)}
+        rows = [row for row in self._endpoints(service) if _key(row) in drawn]
+        lines = [Line(_name(row), [it.get(_key(row), 0.0) for it in points]) for row in rows]
+        if len(total) > len(drawn):
+            rest = [round(sum(it[key] for key in it if key not in drawn), 1) for it in points]
+            lines.append(Line(OTHERS, rest))
+        return Graph(self._ages(readings), lines)
+
+    def _minute(self) -> list[_Reading]:
+        now = self._clock()
+        return [it for it in self._paced.get() if now - it.at <= MINUTE]
+
+    def _ages(self, readings: Iterable[_Reading]) -> list[float]:
+        now = self._clock()
+        return [round(now - it.at, 1) for it in readings]
+
+    def _one(self, service: str, minute: list[_Reading]) -> ServiceRates:
+        if not minute:
+            return ServiceRates()
+        sums: Counter[tuple[str, str]] = Counter()
+        for reading in minute:
+            sums.update(reading.endpoints.get(service, {}))
+        rows = [(row, sums[_key(row)] / len(minute)) for row in self._endpoints(service)]
+        return ServiceRates(
+            minute[-1].new.get(service, 0.0),
+            minute[-1].refused.get(service, 0.0),
+            [it.new.get(service, 0.0) for it in minute],
+            [
+                EndpointRate(row.service, row.backend, row.pod, round(new, 2), row.share)
+                for row, new in rows
+            ],
+        )
+
+    def _endpoints(self, service: str) -> list[Rate]:
+        return sorted((row for row in self._rows.get(service, ()) if row.backend), key=_key)
+
+    def _read(self) -> list[_Reading]:
+        try:
+            with self._opened() as maps:
+                self._measure(maps)
+        except NodeError:
+            self._begin_again()
+        return [*self._readings]
+
+    def _measure(self, maps: Mapping[str, Map]) -> None:
+        sample, before = rates.sample(maps), self._last
+        if before is None or sample.at - before.at > _IDLE:
+            self._begin_again()
+        else:
+            self._add(rates.rates(maps, before, sample), _of_node(before, sample))
         self._last = sample
-        took = self._clock() - began
-        self._next = began + max(_SECONDS, took * _SHARE)
 
-    def _add(self, rows: list[Rate]) -> None:
-        new: dict[str, float] = {}
+    def _begin_again(self) -> None:
+        self._readings.clear()
+        self._last = None
+
+    def _add(self, rows: list[Rate], verdicts: tuple[float, float]) -> None:
         self._rows = {}
+        new, refused = defaultdict[str, float](float), defaultdict[str, float](float)
+        endpoints: dict[str, dict[tuple[str, str], float]] = {}
         for row in rows:
             name = service_of(row.service)
             self._rows.setdefault(name, []).append(row)
-            if not row.backend and row.new:
-                new[name] = new.get(name, 0.0) + row.new
-        self._readings.append(_Reading(self._clock(), new))
+            if not row.backend:
+                new[name] += row.new
+                refused[name] += row.refused
+            elif row.new:
+                endpoints.setdefault(name, {})[_key(row)] = row.new
+        node = (round(sum(new.values()), 1), *verdicts)
+        self._readings.append(
+            _Reading(self._clock(), node, _rounded(new), _rounded(refused), endpoints)
+        )
 
-    def _one(self, service: str) -> ServiceRates:
-        if not self._readings:
-            return ServiceRates()
-        now = self._clock()
-        line = [
-            LinePoint(round(now - it.at, 1), round(it.new.get(service, 0.0), 1))
-            for it in self._readings
-            if now - it.at <= LINE_SECONDS
-        ]
-        rows = self._rows.get(service, [])
-        refused = sum(row.refused for row in rows if not row.backend)
-        new = self._readings[-1].new.get(service, 0.0)
-        return ServiceRates(round(new, 1), round(refused, 1), line, rows)
+
+def _of_node(before: Sample, after: Sample) -> tuple[float, float]:
+    """What was refused and what was dropped, a second."""
+    seconds = max(after.at - before.at, 1e-3)
+    grown = {
+        name: max(0, count - before.verdicts.get(name, 0)) for name, count in after.verdicts.items()
+    }
+    dropped = sum(grown.get(name, 0) for name in DROPPED)
+    return round(grown.get("refused", 0) / seconds, 1), round(dropped / seconds, 1)
+
+
+def _rounded(counts: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(count, 1) for name, count in counts.items() if count}
+
+
+def _key(row: Rate) -> tuple[str, str]:
+    return row.service, row.backend
+
+
+def _name(row: Rate) -> str:
+    return f"{row.pod or row.backend} ({row.service.rpartition(':')[2]})"

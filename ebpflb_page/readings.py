@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the page shows: the values that the commands print with `-o json`, of the same tools."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,14 +13,17 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import DECISIONS, USUAL, decision_mask
 from ebpflb.options import Paths
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.service_page import ServiceList, ServicePage
+from ebpflb.plan.service_page import ServicePage
 from ebpflb.tools import dump, node_status, pins, service_pages
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, require_service
 from ebpflb.tools.explain import answer
+from ebpflb.tools.explain.senders import Senders, find_senders
+from ebpflb.tools.map_fill import map_fill
 from ebpflb.tools.service_pages import Wanted
 from ebpflb_page.live_events import ToldBatch, WatchedEvents
+from ebpflb_page.service_list import Survey
 
-LISTED_SERVICES, LISTED_CHANGES = 500, 500  # in one answer
+LISTED_CHANGES = 500  # in one answer
 
 
 class Asked(NamedTuple):
@@ -43,11 +47,15 @@ class Readings:
         """As `ebpflb status`."""
         return node_status.read_status(self._paths()).as_data()
 
-    def services(self, pattern: str, limit: int) -> ServiceList:
-        """As `ebpflb services list`; ``pattern`` is of NAMESPACE/NAME, as a shell has them."""
-        wanted = Wanted((pattern,), min(limit, LISTED_SERVICES))
+    def survey(self) -> Survey:
+        """As `ebpflb services list`, all of them; and how full the maps are."""
         with pins.maps_if_any(self._state) as found:
-            return service_pages.listed(self._paths(), found, wanted)
+            listed = service_pages.listed(self._paths(), found, Wanted(("*",), sys.maxsize))
+            return Survey(listed.services, map_fill(found) if found else [], listed.notes)
+
+    def senders(self) -> Senders:
+        """Whom `ebpflb explain --from` knows by name."""
+        return find_senders(StateDir(self._state))
 
     def service(self, namespace: str, name: str) -> ServicePage:
         """As `ebpflb services get`."""

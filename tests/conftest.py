@@ -78,6 +78,7 @@ KINDS = {
     "tests/agent/stale_udp/": "kernel",
     "tests/test_child.py": "kernel",
     "tests/page/test_browser.py": "cluster",
+    "tests/page/test_layout.py": "cluster",
     "tests/page/test_chart_rights.py": "cluster",
     "tests/page/test_server.py": "kernel",
 }
@@ -131,6 +132,7 @@ SLOW = {
     "tests/simulation/test_mutations.py",
     "tests/simulation/test_schedules.py",
     "tests/page/test_browser.py",
+    "tests/page/test_layout.py",
     "tests/page/test_chart_rights.py",
 }
 
@@ -172,6 +174,7 @@ EXTENDED = {
     "tests/network/test_top.py",
     "tests/simulation/test_mutations.py",
     "tests/page/test_browser.py",
+    "tests/page/test_layout.py",
 }
 
 

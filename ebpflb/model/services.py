@@ -270,6 +270,7 @@ class ServicePort:
     ``external_local`` applies to the Service, and matters only if ``externally_accessible``.
     ``reset_after``: seconds until connections to a removed endpoint are reset; None: never.
     ``slow_start``: seconds in which the weight of a new endpoint grows to its full value.
+    ``type``: the Service's spec.type; it decides nothing here.
     """
 
     name: PortName
@@ -288,6 +289,7 @@ class ServicePort:
     scheduler: str = RANDOM
     reset_after: float | None = None
     slow_start: float = 0.0
+    type: str = "ClusterIP"
 
     @property
     def externally_accessible(self) -> bool:
@@ -354,6 +356,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             scheduler=chosen.scheduler,
             reset_after=chosen.reset_after if protocol is Protocol.TCP else None,
             slow_start=chosen.slow_start,
+            type=sys.intern(spec.type or "ClusterIP"),
         )
         for family, cluster_ip in cluster_ips.items()
         for port, protocol in spec_ports

@@ -89,12 +89,16 @@ class LeftOutRow(msgspec.Struct):
 
 
 class ServicePage(msgspec.Struct):
-    """A Service; ``notes`` are sentences about unknown facts, or problems of the whole Service."""
+    """A Service; ``notes`` are sentences about unknown facts, or problems of the whole Service.
+
+    ``type`` is the Service's spec.type, or "" where no agent answers: the maps do not have it.
+    """
 
     service: str
     ports: list[PortPage]
     left_out: list[LeftOutRow] = []
     notes: list[str] = []
+    type: str = ""
 
     @property
     def problems(self) -> list[str]:
@@ -260,6 +264,7 @@ def make_service_page(facts: ServiceFacts) -> ServicePage:
         [_port_page(each, facts) for each in facts.ports],
         [_left_out_row(each) for each in endpoints.left_out(facts.slices, ports)],
         list(facts.notes),
+        ports[0].type if ports else "",
     )
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from ebpflb import unix_socket
-from ebpflb.errors import NodeError, in_words
+from ebpflb.errors import NodeError, NotFound, in_words
 from ebpflb.model.addresses import Address
 from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
@@ -60,7 +60,7 @@ def pulse(paths: Paths) -> Pulse | None:
 
 
 def service(paths: Paths, namespace: str, name: str) -> ServicePage:
-    """Raises NodeError if the agent knows no such Service, and NoAnswer."""
+    """Raises NotFound if the agent knows no such Service, and NoAnswer."""
     query = urlencode({"namespace": namespace, "name": name}, errors="replace")
     return _get(paths, f"/v1/service?{query}", ServicePage)
 
@@ -122,7 +122,7 @@ def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) 
     except msgspec.MsgspecError:
         raise NoAnswer(_OTHER_VERSION) from None
     if status == 404:
-        raise NodeError(text)
+        raise NotFound(text)
     raise NoAnswer(text)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from ebpflb import unix_socket
-from ebpflb.errors import NodeError, in_words, one_line
+from ebpflb.errors import NodeError, NotFound, in_words, one_line
 from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
@@ -97,6 +97,13 @@ class EventNames:
                 return _UNKNOWN
             self._owners[netns] = found
         return self._owners[netns]
+
+    def pods(self) -> Iterator[NetnsOwner]:
+        """The network namespaces of this node's pods; to be called in the node's."""
+        names = {place: name for place, _, name in clients.host_names() if name}
+        for path in namespaces.linked():
+            with suppress(NodeError):
+                yield self._owner_at(path, names.get(namespaces.identity(path), ""))
 
     def pod_at(self, address: Address) -> str:
         """The pod with this address, if it is an endpoint; the node for its own addresses."""
@@ -365,10 +372,10 @@ def _answers(paths: Paths) -> bool:
 
 
 def require_service(wanted: str, maps: Mapping[str, Map]) -> None:
-    """Raises NodeError where no port of it is served on this node."""
+    """Raises NotFound where no port of it is served on this node."""
     names = maps["service_names"].items()
     known = {f"{name.namespace}/{name.service}" for _, name in names}
     if wanted not in known:
         close = get_close_matches(wanted, sorted(known))
         hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
-        raise NodeError(f"no Service {one_line(wanted)} is served here: {hint}")
+        raise NotFound(f"no Service {one_line(wanted)} is served here: {hint}")

@@ -3,14 +3,29 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
-from ebpflb.plan.entries import host_port
+from ebpflb.plan.entries import Backend, host_port
 from ebpflb.tools.snapshot import Snapshot
+
+# Verdicts for which a packet or a call gets no answer (action_of in bpf/core/outcome.h).
+DROPPED = frozenset(
+    {
+        "no_local_endpoint",
+        "recycled",
+        "ports_exhausted",
+        "flows_full",
+        "source_denied",
+        "unallocated",
+        "reject_limited",
+    }
+)
 
 _NO_SERVICE, _NO_BACKEND = ServiceCounters(0, 0, 0, 0), BackendCounters(0, 0)
 
@@ -19,7 +34,8 @@ class Rate(msgspec.Struct):
     """Of a service port, or of one of its backends where ``backend`` is not "". Rates are of
     connections each second, of a service port also of packets' flows; ``refused`` has those for
     which there was no endpoint, or none on this node under policy Local, and is of services alone.
-    ``open``: how many sockets are connected now.
+    ``open``: how many sockets are connected now. ``share``: the chance that a backend gets a new
+    connection under policy Cluster (Local where only that list has backends); None: not chosen.
     """
 
     service: str
@@ -28,6 +44,7 @@ class Rate(msgspec.Struct):
     new: float
     refused: float
     open: int
+    share: float | None = None
 
 
 class Sample(NamedTuple):
@@ -36,6 +53,7 @@ class Sample(NamedTuple):
     at: float
     services: dict[int, ServiceCounters]
     backends: dict[int, BackendCounters]
+    verdicts: Mapping[str, int] = MappingProxyType({})
 
 
 def sample(maps: Mapping[str, Map]) -> Sample:
@@ -47,6 +65,7 @@ def sample(maps: Mapping[str, Map]) -> Sample:
         time.monotonic(),
         {number: ServiceCounters(*read_services(number)) for number in services},
         {number: BackendCounters(*read_backends(number)) for number in backends},
+        {name: maps["verdicts"].get(number)[0] for number, name in VERDICTS.items()},
     )
 
 
@@ -73,15 +92,31 @@ def _backends(
 ) -> dict[int, list[Rate]]:
     """By the id of their service."""
     found: dict[int, list[Rate]] = {}
-    for number, backend in snapshot.backends().items():
+    backends = snapshot.backends()
+    shares = _shares(backends.values())
+    for number, backend in backends.items():
         now = after.backends.get(number, _NO_BACKEND)
         new = _per_second(before.backends.get(number, _NO_BACKEND).opened, now.opened, seconds)
         name = snapshot.backend_names.get(number)
         where = host_port(backend.address, backend.port)
-        row = Rate(
-            "", where, name.target if name else "", new, 0.0, max(0, now.opened - now.closed)
-        )
+        pod, is_open = name.target if name else "", max(0, now.opened - now.closed)
+        row = Rate("", where, pod, new, 0.0, is_open, shares.get(number))
         found.setdefault(backend.service, []).append(row)
+    return found
+
+
+def _shares(backends: Iterable[Backend]) -> dict[int, float]:
+    """By the ids of the backends that new connections get."""
+    lists: dict[tuple[int, str], list[Backend]] = {}
+    for backend in backends:
+        for name in backend.flags & {"cluster", "local"}:
+            lists.setdefault((backend.service, name), []).append(backend)
+    found: dict[int, float] = {}
+    for (service, name), members in lists.items():
+        if name == "local" and (service, "cluster") in lists:
+            continue
+        total = sum(backend.weight for backend in members)
+        found |= {backend.id: backend.weight / total for backend in members if total}
     return found
 
 

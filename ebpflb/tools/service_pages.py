@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from glob import escape
 from typing import NamedTuple
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, NotFound
 from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
@@ -46,7 +46,7 @@ class Wanted(NamedTuple):
 
 
 def page(paths: Paths, maps: Mapping[str, Map] | None, namespace: str, name: str) -> ServicePage:
-    """Raises NodeError if there is no such Service, with the names that are most like it."""
+    """Raises NotFound if there is no such Service, with the names that are most like it."""
     try:
         found = ask.service(paths, namespace, name)
     except NoAnswer as reason:
@@ -98,7 +98,7 @@ def _programmed_page(maps: Mapping[str, Map], wanted: str) -> ServicePage:
     if wanted not in pages:
         close = get_close_matches(wanted, sorted(pages))
         hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
-        raise NodeError(f"no Service {wanted} in the maps, and no agent answers: {hint}")
+        raise NotFound(f"no Service {wanted} in the maps, and no agent answers: {hint}")
     return pages[wanted]
 
 

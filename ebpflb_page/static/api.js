@@ -5,6 +5,9 @@ const TOKEN = "ebpflb-token";
 
 export class Refused extends Error {}
 
+// The server has answered, and will answer the same again: there is no use in asking again.
+export class Final extends Error {}
+
 export const setToken = (token) => sessionStorage.setItem(TOKEN, token);
 
 const asked = async (path, parameters, signal) => {
@@ -19,7 +22,9 @@ const asked = async (path, parameters, signal) => {
     throw new Error("`ebpflb ui` does not answer: has it ended?");
   }
   if (response.status === 401) throw new Refused("this page asks for a token");
-  return response;
+  if (response.ok) return response;
+  const text = await sentence(response);
+  throw response.status === 400 || response.status === 404 ? new Final(text) : new Error(text);
 };
 
 const sentence = async (response) => {
@@ -30,16 +35,12 @@ const sentence = async (response) => {
   }
 };
 
-export const get = async (path, parameters = {}, signal = undefined) => {
-  const response = await asked(path, parameters, signal);
-  if (!response.ok) throw new Error(await sentence(response));
-  return response.json();
-};
+export const get = async (path, parameters = {}, signal = undefined) =>
+  (await asked(path, parameters, signal)).json();
 
 // Server-sent events, read by fetch as only that can send the token; `each(value)` until it ends.
 export const stream = async (path, parameters, each, signal) => {
   const response = await asked(path, parameters, signal);
-  if (!response.ok) throw new Error(await sentence(response));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {

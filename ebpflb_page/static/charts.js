@@ -1,37 +1,130 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bar for a share, bars of endpoints, and a line for a minute.
+// A bar for a share, bars of endpoints, a line without axes, and a graph with a value under the
+// pointer. Colours are classes: the page's policy allows no style in attributes.
 
-import { svg } from "./dom.js";
+import { el, setText, svg } from "./dom.js";
+import { percent, rate, span } from "./words.js";
 
-const SECONDS = 60, WIDTH = 120, HEIGHT = 28;
+const WIDTH = 120, HEIGHT = 28;
 
-export const percent = (share) => `${Math.round(share * 1000) / 10}%`;
-export const rate = (value) => value.toFixed(1);
+const drawing = (label, width, height, attributes, ...children) =>
+  svg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width, height, ...attributes }, ...children);
 
-export const bar = (share, label) =>
-  svg("svg", { role: "img", "aria-label": label, width: WIDTH, height: 12, viewBox: `0 0 ${WIDTH} 12` },
-    svg("rect", { class: "empty", width: WIDTH, height: 12 }),
-    svg("rect", { class: "bar", width: (Math.min(1, share) * WIDTH).toFixed(1), height: 12 }));
+export const bar = (share, label) => drawing(label, 100, 8, { class: "share", preserveAspectRatio: "none" },
+  svg("rect", { class: "empty", width: 100, height: 8 }),
+  svg("rect", { class: "fill", width: (Math.min(1, share) * 100).toFixed(1), height: 8 }));
 
-// One bar an endpoint, relative to the highest.
-export const bars = (values, label) => {
-  const most = Math.max(...values, 1e-9), width = Math.min(12, WIDTH / Math.max(1, values.length));
-  return svg("svg", { role: "img", "aria-label": label, width: WIDTH, height: HEIGHT, viewBox: `0 0 ${WIDTH} ${HEIGHT}` },
-    svg("path", { class: "base", d: `M0 ${HEIGHT - .5}H${WIDTH}` }),
-    values.map((value, at) => {
-      const height = value / most * (HEIGHT - 2);
-      return svg("rect", {
-        class: "bar", x: (at * width).toFixed(1), y: (HEIGHT - 1 - height).toFixed(1),
-        width: (width * .8).toFixed(1), height: height.toFixed(1),
-      });
-    }));
+const path = (values, most, width, height) => {
+  const step = width / Math.max(1, values.length - 1);
+  return values.map((value, at) => `${at ? "L" : "M"}${(at * step).toFixed(1)} ${(height - 1 - (value / most) * (height - 3)).toFixed(1)}`).join("");
 };
 
-export const line = (points, name) => {
-  const most = Math.max(...points.map((it) => it.new), 1e-9);
-  const at = (it) => `${(WIDTH * (1 - it.age / SECONDS)).toFixed(1)} ${(HEIGHT - 1 - it.new / most * (HEIGHT - 3)).toFixed(1)}`;
-  const highest = points.length ? rate(most < 1e-6 ? 0 : most) : "not measured yet";
-  return svg("svg", { role: "img", "aria-label": `${name}: the last minute, highest ${highest}`, width: WIDTH, height: HEIGHT, viewBox: `0 0 ${WIDTH} ${HEIGHT}` },
-    svg("path", { class: "base", d: `M0 ${HEIGHT - .5}H${WIDTH}` }),
-    points.length > 1 ? svg("path", { class: "line", d: `M${points.map(at).join("L")}` }) : null);
+// A line as wide as its place; its highest value is said beside it by the caller.
+export const spark = (values, label, width = WIDTH, height = HEIGHT) => {
+  const most = Math.max(...values, 1e-9);
+  const line = values.length > 1 ? path(values, most, width, height) : "";
+  return drawing(label, width, height, { class: "spark", preserveAspectRatio: "none" },
+    svg("path", { class: "base", d: `M0 ${height - .5}H${width}` }),
+    line && svg("path", { class: "area", d: `${line}L${width} ${height}L0 ${height}Z` }),
+    line && svg("path", { class: "line", d: line }));
 };
+
+// Endpoint rates -> each endpoint's part of its port's connections, in a fixed order, and the part
+// that is expected. Ports without connections are left out: nothing is to be seen of them.
+export const partsOf = (endpoints) => {
+  const list = (it) => `${it.port} ${it.endpoint.startsWith("[")}`, totals = new Map();
+  for (const it of endpoints) totals.set(list(it), (totals.get(list(it)) ?? 0) + it.new);
+  return endpoints.filter((it) => totals.get(list(it)) && (it.new || it.share != null)).map((it) => ({
+    name: it.pod || it.endpoint, part: it.new / totals.get(list(it)), expected: it.share ?? 0,
+  }));
+};
+
+export const parts = (rows, label) => {
+  const most = Math.max(...rows.flatMap((it) => [it.part, it.expected]), 1e-9) * 1.1;
+  const width = Math.min(14, WIDTH / rows.length), y = (part) => HEIGHT - 1 - (part / most) * (HEIGHT - 2);
+  return drawing(label, WIDTH, HEIGHT, { class: "parts" },
+    svg("path", { class: "base", d: `M0 ${HEIGHT - .5}H${WIDTH}` }),
+    rows.map((it, at) => svg("rect", { class: "fill", x: (at * width).toFixed(1), y: y(it.part).toFixed(1), width: (width * .8).toFixed(1), height: (HEIGHT - 1 - y(it.part)).toFixed(1) })),
+    rows.map((it, at) => svg("path", { class: "mark", d: `M${(at * width - .5).toFixed(1)} ${y(it.expected).toFixed(1)}h${(width * .8 + 1).toFixed(1)}` })));
+};
+
+export const partsLabel = (rows) =>
+  rows.map((it) => `${it.name} ${percent(it.part)}, expected ${percent(it.expected)}`).join("; ");
+
+const TALL = 180, LEFT = 44, BELOW = 22, COLOURS = 12;
+
+// The next round number: its half is one too.
+const above = (value) => {
+  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return [1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10].map((it) => it * power).find((it) => it >= value);
+};
+
+// Lines as wide as the page. The pointer, or an arrow key, chooses the time whose values the legend
+// has; without one these are the newest.
+export class Graph {
+  constructor(title) {
+    this.drawing = svg("svg", { role: "img", tabindex: 0, class: "graph", height: TALL });
+    this.when = el("span", { class: "quiet" });
+    this.legend = el("ul", { class: "legend" });
+    this.node = el("figure", {}, el("figcaption", {}, el("b", {}, title), " ", this.when), this.drawing, this.legend);
+    this.found = { ages: [], lines: [] };
+    this.chosen = null;
+    this.drawing.addEventListener("pointermove", (event) => this.#choose(this.#at(event)));
+    this.drawing.addEventListener("pointerleave", () => this.#choose(null));
+    this.drawing.addEventListener("blur", () => this.#choose(null));
+    this.drawing.addEventListener("keydown", (event) => {
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (by) this.#choose(Math.max(0, Math.min(this.found.ages.length - 1, (this.chosen ?? this.found.ages.length - 1) + by)));
+    });
+    new ResizeObserver(() => this.#draw()).observe(this.node);
+  }
+
+  show(found) {
+    this.found = found;
+    if (this.chosen != null && this.chosen >= found.ages.length) this.chosen = null;
+    this.#draw();
+  }
+
+  #x(age) {
+    const longest = Math.max(60, ...this.found.ages);
+    return LEFT + (1 - age / longest) * (this.width - LEFT - 4);
+  }
+
+  #at(event) {
+    const x = event.clientX - this.drawing.getBoundingClientRect().left;
+    const distances = this.found.ages.map((age) => Math.abs(this.#x(age) - x));
+    return distances.length ? distances.indexOf(Math.min(...distances)) : null;
+  }
+
+  #choose(at) {
+    this.chosen = at;
+    this.#draw();
+  }
+
+  #draw() {
+    this.width = Math.max(200, this.node.clientWidth);
+    const { ages, lines } = this.found, most = above(Math.max(...lines.flatMap((it) => it.values), 1));
+    const y = (value) => TALL - BELOW - (value / most) * (TALL - BELOW - 8);
+    const longest = Math.max(60, ...ages);
+    const at = this.chosen ?? ages.length - 1;
+    this.drawing.setAttribute("viewBox", `0 0 ${this.width} ${TALL}`);
+    this.drawing.setAttribute("width", this.width);
+    this.drawing.setAttribute("aria-label", `${this.node.querySelector("b").textContent}: ${lines.map((it) => `${it.name} ${rate(it.values[at] ?? 0)}`).join(", ") || "not measured yet"}`);
+    this.drawing.replaceChildren(
+      ...[0, most / 2, most].flatMap((value) => [
+        svg("path", { class: "grid", d: `M${LEFT} ${y(value).toFixed(1)}H${this.width}` }),
+        svg("text", { class: "tick end", x: LEFT - 6, y: (y(value) + 4).toFixed(1) }, rate(value)),
+      ]),
+      svg("text", { class: "tick", x: LEFT, y: TALL - 5 }, `${span(longest)} ago`),
+      svg("text", { class: "tick end", x: this.width - 4, y: TALL - 5 }, "now"),
+      ...lines.map((it, number) => svg("path", {
+        class: `line c${number % COLOURS}`,
+        d: it.values.map((value, point) => `${point ? "L" : "M"}${this.#x(ages[point]).toFixed(1)} ${y(value).toFixed(1)}`).join(""),
+      })),
+      ...(this.chosen == null ? [] : [svg("path", { class: "cursor", d: `M${this.#x(ages[at]).toFixed(1)} 4V${TALL - BELOW}` })]),
+    );
+    setText(this.when, !ages.length ? "not measured yet" : this.chosen == null ? "now" : `${Math.round(ages[at])} s ago`);
+    this.legend.replaceChildren(...lines.map((it, number) =>
+      el("li", { class: `c${number % COLOURS}` }, `${it.name} `, el("b", {}, rate(it.values[at] ?? 0)))));
+  }
+}

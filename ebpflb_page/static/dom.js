@@ -23,46 +23,39 @@ export const setText = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
 
-export const field = (label, input) => el("label", {}, label, input);
+export const field = (label, ...inputs) => el("label", {}, el("span", {}, label), ...inputs);
 
-// A table whose rows stay while their cells change, so focus and selection stay too.
-// columns: {label, number, cell(item) -> text or node}
-export class Table {
-  constructor(caption, columns) {
-    this.columns = columns;
-    this.rows = new Map();
-    this.body = el("tbody", { role: "rowgroup" });
-    this.empty = el("p", { class: "quiet" }, "none");
-    const head = columns.map((it) =>
-      el("th", { role: "columnheader", scope: "col", class: it.number ? "number" : null }, it.label));
-    const table = el("table", { class: "cards", role: "table" },
-      el("caption", {}, caption),
-      el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, head)), this.body);
-    this.node = el("div", { class: "scroll" }, table, this.empty);
-  }
+export const select = (name, options, chosen) =>
+  el("select", { name }, options.map(([value, label]) => el("option", { value, selected: value === chosen }, label ?? value)));
 
-  show(items, key) {
-    const kept = new Map();
-    items.forEach((item, at) => {
-      let name = key(item);
-      while (kept.has(name)) name += "'";
-      const row = this.rows.get(name) ?? this.#row();
-      this.columns.forEach((column, index) => fill(row.children[index], column.cell(item)));
-      if (this.body.children[at] !== row) this.body.insertBefore(row, this.body.children[at] ?? null);
-      kept.set(name, row);
-    });
-    for (const [name, row] of this.rows) if (kept.get(name) !== row) row.remove();
-    this.rows = kept;
-    this.empty.hidden = items.length > 0;
-  }
+export const setOptions = (node, options) => {
+  const chosen = node.value;
+  node.replaceChildren(...options.map(([value, label]) => el("option", { value, selected: value === chosen }, label ?? value)));
+};
 
-  #row() {
-    return el("tr", { role: "row" }, this.columns.map((it) =>
-      el("td", { role: "cell", "data-label": it.label, class: it.number ? "number" : null })));
-  }
-}
+// An input with suggestions, which `suggest(values)` replaces.
+export const suggested = (name, attributes = {}) => {
+  const list = el("datalist", { id: `list-${name}` });
+  const input = el("input", { name, list: list.id, maxlength: 200, spellcheck: "false", autocomplete: "off", ...attributes });
+  const suggest = (values) => list.replaceChildren(...values.map((value) => el("option", { value })));
+  return { input, list, suggest };
+};
 
-const fill = (cell, content) => {
-  if (!(content instanceof Node)) setText(cell, String(content ?? ""));
-  else if (!cell.firstChild?.isEqualNode(content) || cell.childNodes.length > 1) cell.replaceChildren(content);
+// NAMESPACE/NAME may be broken behind the slash.
+export const serviceName = (name) => {
+  const [namespace, rest] = name.split("/");
+  return [el("span", { class: "quiet" }, `${namespace}/`), el("wbr"), rest ?? ""];
+};
+
+export const serviceLink = (name) =>
+  el("a", { href: `#/service/${name.split("/").map(encodeURIComponent).join("/")}` }, serviceName(name));
+
+export const problem = (text) => (text ? el("span", { class: "problem", title: text }, text) : "");
+
+// Saves values as a file with a line of JSON for each.
+export const save = (name, values) => {
+  const text = values.map((it) => `${JSON.stringify(it)}\n`).join("");
+  const url = URL.createObjectURL(new Blob([text], { type: "application/jsonl" }));
+  el("a", { href: url, download: name }).click();
+  URL.revokeObjectURL(url);
 };

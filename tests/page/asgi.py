@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from ebpflb.errors import NodeError
-from ebpflb.plan.service_page import EndpointRow, PortPage, ServiceList, ServicePage, ServiceRow
+from ebpflb.errors import NotFound
+from ebpflb.plan.service_page import EndpointRow, PortPage, ServicePage, ServiceRow
+from ebpflb.tools.map_fill import MapFill
 
 OURS = "localhost:10251"
 
@@ -40,8 +41,11 @@ class Node:
     def status(self) -> Any:
         return self._answer("status")
 
-    def services(self, pattern: str, limit: int) -> Any:
-        return self._answer("services", pattern, limit)
+    def survey(self) -> Any:
+        return self._answer("survey")
+
+    def senders(self) -> Any:
+        return self._answer("senders")
 
     def service(self, namespace: str, name: str) -> Any:
         return self._answer("service", namespace, name)
@@ -62,10 +66,23 @@ class Node:
 class NoRates:
     """Measures nothing."""
 
+    def node(self) -> Any:
+        from ebpflb_page.rate_meter import NodeRates
+
+        return NodeRates()
+
     def of(self, services: Iterable[str]) -> Any:
         from ebpflb_page.rate_meter import Measured, ServiceRates
 
-        return Measured(0.0, {name: ServiceRates() for name in services})
+        return Measured([], {name: ServiceRates() for name in services})
+
+    def latest(self) -> Any:
+        return {}
+
+    def graph(self, service: str) -> Any:
+        from ebpflb_page.rate_meter import Graph
+
+        return Graph()
 
 
 def page_of(endpoints: int, name: str = "default/web") -> ServicePage:
@@ -73,12 +90,20 @@ def page_of(endpoints: int, name: str = "default/web") -> ServicePage:
     return ServicePage(name, [PortPage(f"{name}:tcp/TCP", "IPv4", "TCP", 1, 0, [], rows)])
 
 
-def list_of(*names: str) -> ServiceList:
-    return ServiceList([ServiceRow(name, [], [], [], 0, 0, []) for name in names])
+def row(name: str, used: int = 1, problem: str = "", **more: Any) -> ServiceRow:
+    """A Service in a list."""
+    problems = [problem] if problem else []
+    return ServiceRow(name, ["80/TCP"], ["10.96.0.1"], [], used, 0, [], problems, **more)
 
 
-def no_such_service() -> NodeError:
-    return NodeError("no Service default/wob: did you mean default/web?")
+def survey_of(*rows: ServiceRow) -> Any:
+    from ebpflb_page.service_list import Survey
+
+    return Survey([*rows], [MapFill("slots", 3, 4)], [])
+
+
+def no_such_service() -> NotFound:
+    return NotFound("no Service default/wob: did you mean default/web?")
 
 
 def guarded(node: Node, token: str = "", hosts: tuple[str, ...] = ()) -> Any:

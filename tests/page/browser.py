@@ -40,8 +40,9 @@ const ground = (it) => {
     if (!found.startsWith("rgba(0, 0, 0, 0")) return found;
   }
 };
-return Math.min(...[...document.querySelectorAll("p, a, td, th, h1, dt, dd, button, strong")]
-  .filter((it) => it.checkVisibility() && it.innerText.trim()).map((it) => {
+const texts = "p, a, td, th, h1, h2, dt, dd, button, strong, span, small, code, li, b, label";
+return Math.min(...[...document.querySelectorAll(texts)]
+  .filter((it) => it.checkVisibility() && it.innerText.trim() && !it.disabled).map((it) => {
     const [a, b] = [light(getComputedStyle(it).color), light(ground(it))].sort((x, y) => y - x);
     return (a + 0.05) / (b + 0.05);
   }));
@@ -111,6 +112,18 @@ def command(cluster: Cluster, *words: str) -> Any:
         [sys.executable, "-P", "-m", "ebpflb", *words, "-o", "json"], stdout=subprocess.PIPE
     )
     return json.loads(process.communicate()[0])
+
+
+@contextmanager
+def screen(page: "Page", width: int, height: int, scheme: str) -> Iterator[None]:
+    """A window of this size, or a telephone's screen, in a colour scheme."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    yield
+    page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 class Page:

@@ -14,7 +14,9 @@ import pytest
 
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.lab.agents import wait_until
-from tests.page.asgi import Node, get, guarded, list_of, no_such_service, page_of
+from ebpflb.tools.explain.senders import Sender, Senders
+from ebpflb.version import VERSION
+from tests.page.asgi import Node, get, guarded, no_such_service, page_of, row, survey_of
 
 STATIC = Path(__file__).parents[2] / "ebpflb_page/static"
 
@@ -25,18 +27,46 @@ def node() -> Node:
 
 
 def test_status(node: Node) -> None:
-    """As the command prints it."""
+    """As the command prints it, with this version and the node's time; many clients share it."""
     node.answers["status"] = {"verdict": "DOWN", "reasons": [{"text": "why"}]}
-    assert get(guarded(node), "/api/status").said == node.answers["status"]
+    app = guarded(node)
+    said = get(app, "/api/status").said
+    assert said.pop("version") == VERSION
+    assert abs(datetime.fromisoformat(said.pop("now")).timestamp() - time.time()) < 60
+    assert said == node.answers["status"]
+    get(app, "/api/status")
+    assert len(node.asked) == 1
 
 
 def test_services(node: Node) -> None:
-    """Pattern and limit are those of the request."""
-    node.answers["services"] = list_of("default/web")
-    said = get(guarded(node), "/api/services", match="*we*", limit="7").said
-    assert node.asked == [("services", "*we*", 7)]
-    assert [row["service"] for row in said["list"]["services"]] == ["default/web"]
-    assert list(said["rates"]["services"]) == ["default/web"]
+    """Those that the request asks for, in its order, of the whole list."""
+    node.answers["survey"] = survey_of(row("a/web"), row("b/api", 3), row("b/web", 2))
+    said = get(guarded(node), "/api/services", match="b/ web", sort="endpoints", limit="7").said
+    assert [each["service"] for each in said["list"]["services"]] == ["b/web"]
+    assert (said["list"]["more"], said["list"]["total"]) == (0, 3)
+    assert said["list"]["namespaces"] == ["a", "b"]
+    assert list(said["rates"]["services"]) == ["b/web"]
+
+
+def test_overview(node: Node) -> None:
+    """What is used, how full the maps are, and the Services with a problem alone."""
+    node.answers["survey"] = survey_of(row("a/web"), row("b/web", 2, "no space"))
+    said = get(guarded(node), "/api/overview").said
+    assert (said["used"], said["unused"]) == (3, 0)
+    assert said["maps"] == [{"name": "slots", "entries": 3, "limit": 4}]
+    assert [each["service"] for each in said["list"]["services"]] == ["b/web"]
+
+
+def test_choices(node: Node) -> None:
+    """Pods and addresses of the node, and the words that other questions take."""
+    node.answers["senders"] = Senders([Sender("web-1", ["10.0.0.1"])], ["192.0.2.1"])
+    said = get(guarded(node), "/api/choices").said
+    assert said["pods"] == [{"name": "web-1", "addresses": ["10.0.0.1"]}]
+    assert said["node"] == ["192.0.2.1"]
+    for word in said["verdicts"]:
+        node.answers["events"] = NodeError("no agent runs")
+        assert get(guarded(node), "/api/events", verdict=word).status == 200
+    assert "slots" in said["maps"]
 
 
 def test_service(node: Node) -> None:
@@ -92,9 +122,8 @@ def test_maps_of_the_past(node: Node) -> None:
 def test_control_characters_are_escaped(node: Node) -> None:
     """Of names wherever they stand, as the tables of the commands have them."""
     node.answers["status"] = {"a\x1b[2Jb": ["c\u202ed", {"e": "<b>\0"}]}
-    assert get(guarded(node), "/api/status").said == {
-        "a\\x1b[2Jb": ["c\\u202ed", {"e": "<b>\\x00"}]
-    }
+    said = get(guarded(node), "/api/status").said
+    assert said["a\\x1b[2Jb"] == ["c\\u202ed", {"e": "<b>\\x00"}]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +139,8 @@ def test_control_characters_are_escaped(node: Node) -> None:
         ("services", {"limit": "-1"}),
         ("services", {"limit": "many"}),
         ("services", {"match": "a" * 400}),
+        ("services", {"sort": "colour"}),
+        ("services", {"limit": "1001"}),
         ("explain", {}),
         ("explain", {"to": "nobody"}),
         ("explain", {"to": "10.96.0.10:80/icmp"}),
@@ -149,16 +180,18 @@ def test_errors_are_one_sentence(node: Node, error: Exception, status: int, text
 
 
 def test_no_such_service(node: Node) -> None:
-    """What the command says."""
+    """What the command says, with 404: the page asks no more."""
     node.answers["service"] = no_such_service()
     found = get(guarded(node), "/api/service", name="default/wob")
+    assert found.status == 404
     assert found.said == {"error": "no Service default/wob: did you mean default/web?"}
 
 
-@pytest.mark.parametrize("path", ["/api/", "/api/nothing", "/api/status/x"])
+@pytest.mark.parametrize("path", ["/api/", "/api/nothing", "/api/status/x", "/x", "/services"])
 def test_no_such_path(path: str) -> None:
+    """It is said where the page is."""
     found = get(guarded(Node()), path)
-    assert (found.status, found.said) == (404, {"error": "no such page"})
+    assert (found.status, found.said) == (404, {"error": "no such page: it is at /"})
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,15 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import status
 from ebpflb.tools.dump import dump_maps
+from ebpflb.version import VERSION
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, running, web
-from tests.page.browser import CONTRAST, Page, chromium, command, served
+from tests.page.browser import Page, chromium, command, served
 
+CHANGES = "Changes, the newest first; a time shows what the maps held then"
+PICK = """const it = document.querySelector('[name=map]'); it.value = arguments[0];
+          document.querySelector('#past').replaceChildren();
+          it.dispatchEvent(new Event('change'));"""
 HOSTILE = "a\x1b[2J\u202e<b>&"
 PAGES = [
     "/",
@@ -74,22 +79,64 @@ def opened_by_the_maps(cluster: Cluster) -> dict[str, str]:
 
 def opened_by_the_page(page: Page) -> dict[str, str]:
     return {
-        row["Endpoint"]: row["Opened"]
+        row["Endpoint"].removesuffix(" tcp/TCP"): row["Opened"]
         for row in page.cells("Endpoints")
-        if row["Port"] == "default/web:tcp/TCP"
+        if row["Endpoint"].endswith(" tcp/TCP")
     }
 
 
 @pytest.mark.extended
 def test_the_verdict_is_that_of_status(page: Page, cluster: Cluster) -> None:
-    """With every reason, and the facts that it rests on."""
+    """With every reason, and the facts that it rests on, which are folded."""
     page.open("/")
     found = command(cluster, "status", *cluster.agent.where)
-    page.wait("the verdict", lambda: page.text("#verdict").startswith(found["verdict"]))
+    page.wait("the verdict", lambda: page.text("#verdict") == found["verdict"])
+    page.wait("the facts", lambda: page.text("#says") != "reading")
     for reason in found["reasons"]:
         assert reason["text"] in page.text("#reasons")
+    assert page.text("#facts") == ""
+    page.script("document.querySelector('summary').click()")
     assert page.text("#fact-backends") == str(found["backends"])
     assert page.text("#fact-socket_hooks") == ", ".join(found["socket_hooks"])
+    assert found["packet_path"]["engine"] in page.text(".about") and VERSION in page.text(".about")
+
+
+def test_the_overview_has_what_an_operator_looks_for(page: Page, cluster: Cluster) -> None:
+    """Rates with their highest, unused endpoints, the fullest map, and Services with a problem."""
+    client = cluster.start_client(cluster.client, "tcp", VIP, pause=0.02)
+    page.open("/")
+    page.wait("a rate", lambda: "highest" in card(page, "New connections"))
+    listed = command(cluster, "services", "list", *cluster.agent.where)["services"]
+    unused, used = (sum(it[name] for it in listed) for name in ("unused", "used"))
+    assert f"{unused} of {used + unused}" in card(page, "Endpoints not used")
+    assert "entries" in card(page, "Fullest map") and "ago" in card(page, "API's freshness")
+    for name in ("Refused", "Dropped"):
+        assert "0/s" in card(page, name).replace("\n", "")
+    rows = {it["Service"]: it["Problem"] for it in page.cells("Services with a problem")}
+    assert rows == {it["service"]: it["problems"][0] for it in listed if it["problems"]}
+    assert rows
+    assert cluster.stop_client(client)["errors"] == {}
+
+
+def card(page: Page, label: str) -> str:
+    return page.text(f'.card[aria-label="{label}"]')
+
+
+def test_that_no_agent_runs_is_said_on_every_page(page: Page, cluster: Cluster) -> None:
+    """By a banner, the title and the icon; when one runs again all are gone without a click."""
+    title, icon = "return document.title", "return document.getElementById('icon').href"
+    page.open("/services")
+    page.wait("services", lambda: page.cells("Services of this node"))
+    cluster.agent.stop()
+    try:
+        page.wait("the banner", lambda: "No agent runs" in page.text("#banner"))
+        assert page.script(title).startswith("DEGRADED: Services - ")
+        assert page.script(icon).endswith("icon-degraded.svg")
+    finally:
+        cluster.agent.start()
+    page.wait("no banner", lambda: page.text("#banner") == "")
+    assert page.script(title) == "Services - node"
+    assert page.script(icon).endswith("icon-ok.svg")
 
 
 def test_services_are_those_of_the_maps(page: Page, cluster: Cluster) -> None:
@@ -97,10 +144,35 @@ def test_services_are_those_of_the_maps(page: Page, cluster: Cluster) -> None:
     page.open("/services")
     rows = page.wait("services", lambda: page.cells("Services of this node"))
     listed = command(cluster, "services", "list", *cluster.agent.where)["services"]
-    shown = {row["Service"]: (row["Open"], row["Opened"]) for row in rows}
-    assert shown == {it["service"]: (str(it["open"]), str(it["opened"])) for it in listed}
-    by_the_maps = opened_by_the_maps(cluster)
-    assert shown["default/web"][1] == str(sum(map(int, by_the_maps.values()))) != "0"
+    shown = {row["Service"]: (row["Open"], row["Endpoints"]) for row in rows}
+    assert shown == {it["service"]: (str(it["open"]), endpoints_of(it)) for it in listed}
+    assert all(it["addresses"][0] in str(rows) for it in listed)
+
+
+def endpoints_of(row: Any) -> str:
+    used, unused = row["used"], row["unused"]
+    return f"{used} of {used + unused}" if unused else str(used)
+
+
+def test_services_are_found_while_typing_and_sorted_by_column(page: Page) -> None:
+    """The address repeats filter, namespace and order."""
+    page.open("/services")
+    page.wait("services", lambda: page.cells("Services of this node"))
+    page.script("document.querySelector('[name=match]').focus()")
+    page.keys("hos")
+    page.wait("the filter", lambda: services(page) == ["shop/hostile"])
+    page.open("/services?namespace=shop&sort=service")
+    page.wait("the namespace", lambda: services(page) == ["shop/hostile", "shop/many"])
+    head = "[...document.querySelectorAll('th button')].find((it) => it.innerText === 'Endpoints')"
+    page.script(f"{head}.click()")
+    page.wait("the order", lambda: "sort=endpoints" in page.driver.current_url)
+    assert services(page) == ["shop/hostile", "shop/many"]
+    sorted_by = "return document.querySelector('th[aria-sort]').innerText"
+    page.wait("the mark", lambda: page.script(sorted_by) == "Endpoints")
+
+
+def services(page: Page) -> list[str]:
+    return [row["Service"] for row in page.cells("Services of this node")]
 
 
 def test_a_service_shows_the_numbers_of_the_maps(page: Page, cluster: Cluster) -> None:
@@ -115,11 +187,32 @@ def test_a_service_shows_the_numbers_of_the_maps(page: Page, cluster: Cluster) -
     (share,) = {row["Share"].strip() for row in page.cells("Endpoints")}
     assert share == "33.3%"
     reasons = {row["Endpoint"]: row["Why"] for row in page.cells("Not used, and why")}
-    assert reasons["10.244.9.9:8080"] == "not ready"
+    assert reasons["10.244.9.9:8080 tcp/TCP"] == "not ready"
+    about = page.text(".about")
+    assert all(word in about for word in ("NodePort", "ClusterIP Cluster", "none", "random"))
+
+
+def test_a_service_has_its_history_and_events(page: Page, cluster: Cluster) -> None:
+    """Its own alone; and a frontend's link asks how a connection to it goes."""
+    page.open("/service/default/web")
+    rows = page.wait("changes", lambda: page.cells("Its latest changes"))
+    assert all(row["Service"].startswith(("tcp/", "udp/")) for row in rows)
+    page.script("document.querySelector('summary').click()")
+    page.script("document.querySelector('#watch').click()")
+    page.wait("it watches", lambda: page.text("#watching").startswith("watching"))
+    requests.tcp(cluster.sockets(cluster.client), VIP)
+    page.wait("an event", lambda: page.cells("Events, the newest first"))
+    page.script(f"""[...document.querySelectorAll("a")].find((it) =>
+        it.innerText === "0.0.0.0:{NODEPORT}" && it.href.includes("tcp")).click()""")
+    page.wait("the answer", lambda: page.text("#explained"))
+    assert page.script("return document.querySelector('[name=to]').value") == (
+        f"{cluster.node.v4}:{NODEPORT}/tcp"
+    )
+    wait_until("nobody watches", lambda: not monitors(cluster), 120)
 
 
 def test_rates_are_those_of_the_connections(page: Page, cluster: Cluster) -> None:
-    """While a client connects all the time they are not zero, and the line has points."""
+    """While a client connects all the time they are not zero; the graph has a line an endpoint."""
     client = cluster.start_client(cluster.client, "tcp", VIP, pause=0.02)
     page.open("/services")
 
@@ -128,9 +221,21 @@ def test_rates_are_those_of_the_connections(page: Page, cluster: Cluster) -> Non
         return float(rows.get("default/web") or 0)
 
     page.wait("a rate", lambda: rate() > 1)
-    page.wait("a line", lambda: page.script("return document.querySelector('svg .line')"))
-    assert page.script("return document.querySelectorAll('svg .bar').length") >= 3
+    page.wait("a line", lambda: page.script("return document.querySelector('.spark .line')"))
+    parts = "return document.querySelectorAll('svg.parts .mark').length"
+    page.wait("a bar for each endpoint", lambda: page.script(parts) == 3)
+    expected = "return document.querySelector('svg.parts').getAttribute('aria-label')"
+    assert page.script(expected).count("expected 33.3%") == 3
+    page.open("/service/default/web")
+    legend = "return [...document.querySelectorAll('.legend li')].map((it) => it.innerText)"
+    page.wait("three lines", lambda: len(page.script(legend)) == 3)
+    width = "return document.querySelector('.graph').clientWidth / document.body.clientWidth"
+    assert page.script(width) > 0.9
+    page.script("document.querySelector('.graph').focus()")
+    page.keys("\ue012")  # the left arrow
+    page.wait("a value of the past", lambda: "s ago" in page.text("figcaption"))
     assert cluster.stop_client(client)["errors"] == {}
+    page.open("/services")
     page.wait("no rate any more", lambda: rate() == 0)
 
 
@@ -146,39 +251,76 @@ def test_many_endpoints_are_pages(page: Page) -> None:
     page.open("/service/shop/many")
     assert len(page.wait("endpoints", lambda: page.cells("Endpoints"))) == 100
     assert "page 1 of 3" in page.text()
+    on = "[...document.querySelectorAll('button')].find((it) => it.innerText === 'More endpoints')"
     for number in (2, 3):
-        page.script("[...document.querySelectorAll('button')].at(-1).click()")
+        page.script(f"{on}.click()")
         page.wait(f"page {number}", lambda it=number: f"page {it} of 3" in page.text())
     page.wait("the last fifty", lambda: len(page.cells("Endpoints")) == 50)
 
 
 def test_no_such_service_is_said_in_a_sentence(page: Page) -> None:
+    """And it is not asked for again."""
     page.open("/service/default/wob")
     page.wait("the sentence", lambda: "no Service default/wob" in page.text("#problem"))
     assert "did you mean default/web" in page.text("#problem")
+    page.requests()
+    statuses: list[str] = []
+
+    def asked_twice_for_the_status() -> bool:
+        statuses.extend(page.requests())
+        return sum("/api/status" in it for it in statuses) >= 2
+
+    page.wait("the page goes on asking for the verdict", asked_twice_for_the_status)
+    assert not any("/api/service" in it for it in statuses)
+
+
+def test_an_unknown_part_of_the_page_is_said(page: Page) -> None:
+    page.open("/nothing")
+    page.wait("the sentence", lambda: 'no part called "nothing"' in page.text())
+    assert page.text("h1") == "No such page"
 
 
 def test_explain_shows_the_way_that_the_command_tells(page: Page, cluster: Cluster) -> None:
-    """Steps, rows of maps and chances in tables; every step is a box of the diagram too."""
+    """Of a Service that is chosen by name: each step with its row of a map, and all chances."""
     page.open("/explain")
-    page.script("document.querySelector('[name=to]').focus()")
-    page.keys(f"{VIP}:80\n")
+    page.wait("the form", lambda: page.script("return document.querySelector('[name=from]')"))
+    page.script("document.querySelector('[name=service]').focus()")
+    page.keys("default/web\t")
+    frontend = "return document.querySelector('[name=to]')?.value"
+    page.wait("its frontends", lambda: page.script(frontend))
+    page.script(f"document.querySelector('[name=to]').value = '{VIP}:80/tcp'")
+    page.script("document.querySelector('form button').click()")
     page.wait("the verdict", lambda: page.text("#explained"))
     found = command(cluster, "explain", f"{VIP}:80", *cluster.agent.where)
     assert page.text("#explained") == f"{found['verdict']}: {found['says']}"
-    steps = page.cells("Steps, and the row of the map that each comes from")
-    drawn = page.script("return document.querySelector('#answer svg').textContent")
+    assert page.script("return document.querySelector('#explained').className") == "answer good"
+    steps = page.script("""return [...document.querySelectorAll(".way li")].map((it) =>
+        [...it.children].map((part) => part.innerText))""")
     kept = ("hook", "frontend", "policy")  # another endpoint is drawn each time
-    shown = [(it["Step"], it["What"], it["Row"]) for it in steps if it["Step"] in kept]
-    said = [(it["step"], it["says"], it["row"]) for it in found["steps"] if it["step"] in kept]
-    assert shown == said
+    said = [
+        [it["step"], it["says"], *([f"{it['map']} {it['row']}"] if it["map"] else [])]
+        for it in found["steps"]
+        if it["step"] in kept
+    ]
+    assert [it for it in steps if it[0] in kept] == said
+    assert [steps[0][0], steps[-1][0]] == ["client", "verdict"]
     endpoints = page.cells("Endpoints, and the chance of a new connection")
     assert [(it["Endpoint"], it["Chance"].strip()) for it in endpoints] == [
         (it["endpoint"], f"{100 * it['chance']:.1f}".removesuffix(".0") + "%")
         for it in found["endpoints"]
     ]
-    assert all(label in drawn for label in ("client", "verdict", *(it["Step"] for it in steps)))
-    assert f"to={VIP}%3A80" in page.driver.current_url
+    assert f"to={VIP}%3A80%2Ftcp" in page.driver.current_url
+    assert "service=default%2Fweb" in page.driver.current_url
+
+
+def test_a_pod_or_a_client_outside_is_chosen_from_a_list(page: Page, cluster: Cluster) -> None:
+    """The address of the page repeats the question."""
+    page.open(f"/explain?to={VIP}:80&from=web-1")
+    page.wait("the answer", lambda: page.text("#explained"))
+    listed = "return [...document.querySelector('[name=from]').options].map((it) => it.value)"
+    assert {"node", "outside", "web-1", "web-2", "web-3"} <= set(page.script(listed))
+    assert page.script("return document.querySelector('[name=from]').value") == "web-1"
+    assert cluster.web[0].v4 in page.text(".way")
 
 
 @pytest.mark.parametrize(
@@ -199,18 +341,19 @@ def test_what_cannot_be_explained_is_said(page: Page, query: str, text: str) -> 
 def test_events_are_shown_as_they_happen(page: Page, cluster: Cluster) -> None:
     """With client, frontend and backend; when the page is left the usual programs are back."""
     page.open("/events?service=default/web")
+    page.wait("the form", lambda: page.script("return document.querySelector('#watch')"))
     page.script("document.querySelector('#watch').click()")
     page.wait("it watches", lambda: page.text("#watching").startswith("watching"))
     answers = [requests.tcp(cluster.sockets(cluster.client), VIP).name for _ in range(3)]
-    caption = "Events, the newest first, in UTC"
+    caption = "Events, the newest first"
 
     def backends() -> list[str]:
         rows = [row for row in page.cells(caption) if row["Hook"] == "connect"]
-        return [row["Backend"].split()[-1] for row in reversed(rows)]
+        return [row["Endpoint"].split()[-1] for row in reversed(rows)]
 
     page.wait(f"events of {answers}", lambda: backends() == answers)
     rows = page.cells(caption)
-    assert {row["Frontend"] for row in rows if row["Hook"] == "connect"} == {f"{VIP}:80 TCP"}
+    assert {row["Frontend"] for row in rows if row["Hook"] == "connect"} == {f"{VIP}:80/TCP"}
     wait_until("the agent says so", lambda: monitors(cluster), 120)
     page.open("/")
     wait_until("nobody watches", lambda: not monitors(cluster), 120)
@@ -223,30 +366,30 @@ def monitors(cluster: Cluster) -> bool:
 
 
 def test_history_goes_back_to_what_the_maps_held(page: Page, cluster: Cluster) -> None:
-    """By the slider, without a mouse: the endpoint that is gone is there again."""
-    from selenium.webdriver.common.keys import Keys
-
+    """A change's time chooses it, without a mouse: the endpoint that is gone is there again."""
     slots, last = "slots", cluster.web[-1]
     cluster.publish(everything(cluster, fewer=True))
     try:
         page.open("/history?service=default/web")
         gone = f"-{last.v4}:8080"
-        page.wait("the change", lambda: gone in page.text("#chosen"))
-        begun = len(page.cells("Changes, the newest first"))
-        assert begun >= 2
-        page.script("document.querySelector('[name=map]').value = arguments[0]", slots)
+        changes = lambda: page.cells(CHANGES)  # noqa: E731
+        page.wait("the change", lambda: any(gone in it["Change"] for it in changes()))
+        rows = changes()
+        newest = next(at for at, it in enumerate(rows) if gone in it["Change"])
+        before = next(at for at, it in enumerate(rows) if it["Time"] != rows[newest]["Time"])
 
-        def held() -> list[str]:
-            page.script("document.querySelector('#chosen + form button').click()")
+        def held(at: int) -> list[str]:
+            choose = "document.querySelectorAll('.changes button.link')[arguments[0]].focus()"
+            page.script(choose, at)
+            page.keys("\n")
+            page.wait("the time", lambda: rows[at]["Time"] in page.text("#chosen"))
+            page.script(PICK, slots)
             page.wait("the map", lambda: page.cells(f"{slots}, as it was"))
-            rows = page.cells(f"{slots}, as it was")
-            return [it["endpoint"] for it in rows if it["selected for"] != "none, draining"]
+            found = page.cells(f"{slots}, as it was")
+            return [it["endpoint"] for it in found if it["selected for"] != "none, draining"]
 
-        assert f"{last.v4}:8080" not in held()
-        page.script("document.querySelector('[type=range]').focus()")
-        page.keys(Keys.ARROW_LEFT)
-        page.wait("the change before", lambda: gone not in page.text("#chosen"))
-        assert f"{last.v4}:8080" in held()
+        assert f"{last.v4}:8080" not in held(newest)
+        assert f"{last.v4}:8080" in held(before)
     finally:
         cluster.publish(everything(cluster))
 
@@ -256,7 +399,7 @@ def test_it_is_used_by_keyboard_alone(page: Page) -> None:
     from selenium.webdriver.common.keys import Keys
 
     page.open("/")
-    page.wait("the page", lambda: page.text("#verdict") != "reading")
+    page.wait("the page", lambda: page.text("#says") != "reading")
     page.keys(Keys.TAB)
     assert page.focus() == "Skip to the content"
     walked = []
@@ -265,17 +408,17 @@ def test_it_is_used_by_keyboard_alone(page: Page) -> None:
         walked.append(page.focus())
         outline = "return getComputedStyle(document.activeElement).outlineStyle"
         assert page.script(outline) == "solid"
-    assert walked == ["Node", "Services"]
+    assert walked == ["Overview", "Services"]
     page.keys(Keys.ENTER)
     page.wait("the page's heading has the focus", lambda: page.focus() == "Services")
     page.wait("services", lambda: page.cells("Services of this node"))
-    for _ in range(20):
+    for _ in range(30):
         page.keys(Keys.TAB)
         if page.focus() == "default/web":
             break
     page.keys(Keys.ENTER)
-    page.wait("the Service", lambda: page.focus() == "Service default/web")
-    assert page.driver.title == "Service default/web - ebpflb"
+    page.wait("the Service", lambda: page.focus() == "default/web" and "Type" in page.text())
+    assert page.driver.title == "default/web - node"
 
 
 def test_the_focus_stays_while_numbers_change(page: Page, cluster: Cluster) -> None:
@@ -305,38 +448,6 @@ def test_screen_readers_have_names_for_everything(page: Page, where: str) -> Non
     assert page.script("return document.querySelector('[aria-current=page]') !== null")
 
 
-@pytest.mark.parametrize("where", PAGES)
-def test_it_fits_a_narrow_screen(page: Page, where: str) -> None:
-    """360 pixels: nothing has to be scrolled sideways."""
-    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
-        page.open(where)
-        page.wait("the page", lambda: len(page.text()) > 100)
-        assert page.script("return innerWidth") == 360
-        width = "return document.documentElement.scrollWidth"
-        page.wait("it fits", lambda: page.script(width) <= 360)
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_colour_schemes_can_be_read(page: Page, scheme: str) -> None:
-    """As the system asks for; every text has a contrast of 4.5 or more (WCAG 2.2, 1.4.3)."""
-    wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
-    try:
-        for where in PAGES:
-            page.open(where)
-            page.wait("the page", lambda: len(page.text()) > 100)
-            ground = page.script("return getComputedStyle(document.body).backgroundColor")
-            assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
-            assert page.script(CONTRAST) >= 4.5
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
 @pytest.mark.extended
 def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
     """On any page; and the policy refuses nothing that the page itself does."""
@@ -355,7 +466,7 @@ def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
 def test_the_policy_holds(page: Page) -> None:
     """A script that came into the page would not run, nor reach another server."""
     page.open("/")
-    page.wait("the page", lambda: page.text("#verdict") != "reading")
+    page.wait("the page", lambda: page.text("#says") != "reading")
     page.script("""
         window.ran = false;
         try { const it = document.createElement("script"); it.text = "window.ran = true";

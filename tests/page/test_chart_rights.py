@@ -90,6 +90,8 @@ def test_everything_is_shown(node: None, port: int, cluster: Cluster) -> None:
     """With the rights and the mounts of the chart: each page has its values."""
     assert get(port, "status")["socket_hooks"]
     rows = get(port, "services", match="default/web")["list"]["services"]
+    assert get(port, "overview")["maps"][0]["entries"] > 0
+    assert "web-1" in [it["name"] for it in get(port, "choices")["pods"]]
     assert [(row["service"], row["used"], row["opened"]) for row in rows] == [("default/web", 6, 1)]
     assert len(get(port, "service", name="default/web")["page"]["ports"]) == 2
     found = get(port, "explain", **{"to": f"{VIP}:80", "from": cluster.client.v4})

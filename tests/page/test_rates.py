@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of the last minute: of what the counters say, read no more often than it is worth."""
+"""Rates of the last minutes: of what the counters say, read no more often than it is worth."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.tools import rates
-from ebpflb.tools.rates import Rate, Sample
+from ebpflb.tools.rates import DROPPED, Rate, Sample
+
+OUTCOMES = Path(__file__).parents[2] / "bpf/core/outcome.h"
+TCP, UDP = "default/web:tcp/TCP", "default/web:udp/UDP"
 
 
 class Counters:
@@ -17,6 +22,8 @@ class Counters:
 
     def __init__(self) -> None:
         self.now, self.read, self.takes, self.new, self.gone = 100.0, 0, 0.0, 5.0, False
+        self.verdicts = {"refused": 0, "source_denied": 0, "flows_full": 0, "translated": 0}
+        self.endpoints = [("10.0.0.2:80", "web-2", 3.0, 0.75), ("10.0.0.1:80", "web-1", 1.0, 0.25)]
 
     @contextmanager
     def opened(self) -> Iterator[Any]:
@@ -27,13 +34,13 @@ class Counters:
     def sample(self, maps: Any) -> Sample:
         self.read += 1
         self.now += self.takes
-        return Sample(self.now, {}, {})
+        return Sample(self.now, {}, {}, dict(self.verdicts))
 
     def rates(self, maps: Any, before: Sample, after: Sample) -> list[Rate]:
-        tcp = Rate("default/web:tcp/TCP", "", "", self.new, 1.0, 1)
-        udp = Rate("default/web:udp/UDP", "", "", 0.0, 0.0, 0)
-        backend = Rate("default/web:tcp/TCP", "10.0.0.1:80", "web-1", self.new, 0.0, 1)
-        return [tcp, backend, udp]
+        backends = [
+            Rate(TCP, where, pod, new, 0.0, 1, of) for where, pod, new, of in self.endpoints
+        ]
+        return [Rate(TCP, "", "", self.new, 1.0, 1), *backends, Rate(UDP, "", "", 2.0, 0.0, 0)]
 
 
 @pytest.fixture
@@ -50,18 +57,80 @@ def meter(node: Counters) -> Any:
     return RateMeter(node.opened, lambda: node.now)
 
 
+def measured(node: Counters, made: Any, readings: int = 3) -> Any:
+    """The Service after so many readings, two seconds apart."""
+    for _ in range(readings):
+        node.now += 2
+        found = made.of(["default/web"])
+    return found.services["default/web"]
+
+
 def test_a_minute(node: Counters) -> None:
     """A point every two seconds, of all ports of the Service; the first is known at the second."""
     made = meter(node)
-    assert made.of(["default/web"]).seconds == 0
+    assert made.of(["default/web"]).ages == []
     for _ in range(40):
         node.now += 2
         found = made.of(["default/web", "default/none"])
     web, none = found.services["default/web"], found.services["default/none"]
-    assert (found.seconds, web.new, web.refused, len(web.ports)) == (2, 5.0, 1.0, 3)
-    assert [it.new for it in web.line] == [5.0] * 31
-    assert (web.line[0].age, web.line[-1].age) == (60, 0)
-    assert {it.new for it in none.line} == {0.0} and none.ports == []
+    assert (web.new, web.refused, web.line) == (7.0, 1.0, [7.0] * 31)
+    assert (found.ages[0], found.ages[-1], len(found.ages)) == (60, 0, 31)
+    assert set(none.line) == {0.0} and none.endpoints == []
+    assert made.latest() == {"default/web": (7.0, 1.0)}
+
+
+def test_endpoints_are_averages_of_a_minute_in_a_fixed_order(node: Counters) -> None:
+    """One reading is no distribution: with few connections a second it is far from the shares."""
+    made = meter(node)
+    measured(node, made, 2)
+    node.endpoints = [("10.0.0.1:80", "web-1", 3.0, 0.25), ("10.0.0.2:80", "web-2", 1.0, 0.75)]
+    web = measured(node, made, 1)
+    assert [(it.endpoint, it.new, it.share) for it in web.endpoints] == [
+        ("10.0.0.1:80", 2.0, 0.25),
+        ("10.0.0.2:80", 2.0, 0.75),
+    ]
+
+
+def test_what_is_older_than_a_minute_counts_no_more(node: Counters) -> None:
+    made = meter(node)
+    measured(node, made, 10)
+    node.endpoints = []
+    assert measured(node, made, 40).endpoints == []
+
+
+def test_a_graph_has_a_line_for_each_endpoint(node: Counters) -> None:
+    """In the order of their addresses; those beyond the fastest are one line together."""
+    from ebpflb_page.rate_meter import MOST_LINES, OTHERS
+
+    node.endpoints = [(f"10.0.0.{10 + i}:80", f"web-{i}", float(i + 1), 0.05) for i in range(20)]
+    made = meter(node)
+    measured(node, made)
+    graph = made.graph("default/web")
+    assert [it.name for it in graph.lines] == [
+        *(f"web-{i} (tcp/TCP)" for i in range(8, 20)),
+        OTHERS,
+    ]
+    assert len(graph.lines) == MOST_LINES + 1
+    assert graph.lines[0].values == [9.0, 9.0] and graph.lines[-1].values == [36.0, 36.0]
+    assert len(graph.ages) == 2
+    assert made.graph("default/none").lines == []
+
+
+def test_the_node_has_all_that_is_new_refused_and_dropped(node: Counters) -> None:
+    """Each second; refused and dropped by the verdicts' counters, which packets have too."""
+    made = meter(node)
+    measured(node, made, 2)
+    node.verdicts |= {"refused": 8, "source_denied": 2, "flows_full": 4, "translated": 99}
+    measured(node, made, 1)
+    found = made.node()
+    assert (found.new, found.refused, found.dropped) == ([7.0] * 2, [0, 4.0], [0, 3.0])
+    assert found.ages == [2, 0]
+
+
+def test_dropped_verdicts_are_those_of_the_datapath() -> None:
+    """Whatever bpf/core/outcome.h drops."""
+    cases = OUTCOMES.read_text().partition("REJECT;\n")[2].partition("return DROP;")[0]
+    assert {it.lower() for it in re.findall(r"VERDICT_(\w+):", cases)} == DROPPED
 
 
 def test_many_clients_cost_no_more_than_one(node: Counters) -> None:
@@ -69,6 +138,7 @@ def test_many_clients_cost_no_more_than_one(node: Counters) -> None:
     made = meter(node)
     for _ in range(50):
         made.of(["default/web"])
+        made.node()
     assert node.read == 1
 
 
@@ -85,19 +155,20 @@ def test_reading_takes_a_tenth_of_the_time_at_most(node: Counters) -> None:
     assert node.read == 2
 
 
-def test_after_a_while_without_clients_it_begins_anew(node: Counters) -> None:
+def test_after_a_while_without_clients_it_begins_again(node: Counters) -> None:
     """A rate over hours is none."""
     made = meter(node)
-    made.of([])
-    node.now += 2
-    assert made.of([]).seconds == 2
+    measured(node, made)
     node.now += 3600
     found = made.of(["default/web"])
-    assert (found.seconds, found.services["default/web"].line) == (0, [])
+    assert (found.ages, found.services["default/web"].line) == ([], [])
 
 
 def test_without_maps_nothing_is_measured(node: Counters) -> None:
     """The agent may answer all the same, and the list is shown."""
     made = meter(node)
+    measured(node, made)
     node.gone = True
+    node.now += 2
     assert made.of(["default/web"]).services["default/web"].line == []
+    assert (made.node().new, made.latest(), made.graph("default/web").lines) == ([], {}, [])

@@ -153,6 +153,13 @@ def test_entries_of_no_port() -> None:
     )
 
 
+def test_type_is_the_services() -> None:
+    """Also of a load balancer that has no address yet; the maps alone do not have it."""
+    assert known(builders.service(type="LoadBalancer")).type == "LoadBalancer"
+    assert known(builders.service()).type == "ClusterIP"
+    assert ServicePage("shop/web", []).type == ""
+
+
 def test_summary() -> None:
     """A row has ports as kubectl writes them, and counts every entry once."""
     service = builders.service(type="NodePort", ports=[{"port": 80, "nodePort": 30080}])

@@ -77,18 +77,23 @@ def by_name(name: str) -> Path | None:
 
 def by_host_name(name: str) -> list[Path]:
     """Return the namespaces whose processes have this host name: those of pods with this name."""
-    own, found = namespaces.identity(namespaces.OWN_NETNS), dict[Any, Path]()
+    return list({place: path for place, path, its in host_names() if its == name}.values())
+
+
+def host_names() -> Iterator[tuple[Any, Path, str]]:
+    """Yield the identity of each namespace but our own, its path by a process, and the host name of
+    that process; once for each kind of process in the namespace.
+    """
+    own = namespaces.identity(namespaces.OWN_NETNS)
     asked = set[Any]()  # a container's processes are alike: one running process is enough
     for process in processes():
         kinds = tuple(namespaces.identity(process / "ns" / it) for it in ("net", "uts", "user"))
         place = kinds[0]
         if not place or place == own or kinds in asked:
             continue
-        if host_name(process) == name:
-            found[place] = process / "ns/net"
+        yield place, process / "ns/net", host_name(process)
         if namespaces.identity(process / "ns/net") == place:
             asked.add(kinds)
-    return list(found.values())
 
 
 def host_name(process: Path) -> str:

@@ -3,68 +3,99 @@
 // programs are in force.
 
 import { Refused, stream } from "../api.js";
-import { Table, el, field, setText } from "../dom.js";
+import { choice, choices, serviceField } from "../choices.js";
+import { el, field, save, select, setText } from "../dom.js";
+import { Table } from "../table.js";
+import { CANARY, clock, colour, rfc3339 } from "../words.js";
 
-const MOST = 200;
+const SHOWN = 200, KEPT = 2000;
 
 export const title = () => "Events";
 
 const named = (...parts) => parts.filter(Boolean).join(" ");
 
 const COLUMNS = [
-  { label: "Time", cell: (it) => it.time.slice(11, 23) },
-  { label: "Verdict", cell: (it) => it.verdict },
-  { label: "Hook", cell: (it) => named(it.hook, it.device) },
-  { label: "Client", cell: (it) => named(it.client, it.pod, it.process && `${it.process} (${it.pid})`) },
-  { label: "Service", cell: (it) => it.service },
-  { label: "Frontend", cell: (it) => named(it.frontend, it.protocol) },
-  { label: "Backend", cell: (it) => named(it.backend, it.backend_pod) },
-  { label: "ns", number: true, cell: (it) => it.ns },
+  { label: "Time", name: "time", cell: (it) => el("time", { title: rfc3339(it.time), datetime: it.time }, clock(it.time)) },
+  { label: "Verdict", name: "what", cell: (it) => el("span", { class: colour(it.verdict) }, it.verdict.replaceAll("_", " ")) },
+  { label: "Service", name: "beside", cell: (it) => it.service },
+  { label: "Client", name: "client", cell: (it) => el("span", { title: named(it.client, it.pod, it.process, it.pid || "") }, named(it.client, it.pod)) },
+  { label: "Frontend", name: "frontend", minor: true, cell: (it) => (it.frontend ? `${it.frontend}/${it.protocol}` : "") },
+  { label: "Endpoint", name: "endpoint", cell: (it) => named(it.backend, it.backend_pod) },
+  { label: "Hook", minor: true, name: "hook", cell: (it) => named(it.hook, it.device) },
+  { label: "µs", minor: true, number: true, name: "short", cell: (it) => (it.ns / 1000).toFixed(1) },
 ];
 
-export const show = (body, { query, signal, tell, news }) => {
-  let rows = [], count = 0, watching = null;
-  const input = (name, placeholder) => el("input", { name, placeholder, maxlength: 200, value: query.get(name) ?? "" });
-  const service = input("service", "default/web, or all"), client = input("client", "10.244.1.0/24, or all");
-  const verdict = input("verdict", "refused, or the usual");
-  const button = el("button", { id: "watch" }, "Watch");
-  const state = el("p", { id: "watching", class: "quiet" }, "nobody watches here");
-  const table = new Table("Events, the newest first, in UTC", COLUMNS);
+const isCanary = (it) => it.service.startsWith(`${CANARY}:`);
+
+// A table of events with its buttons, for `given()`, the filter, or a fixed one.
+export const watching = (given, { signal, tell, news }) => {
+  let rows = [], count = 0, watched = null, lost = "";
+  const button = el("button", { type: "button", id: "watch", onclick: () => (watched ? end() : watch()) }, "Watch");
+  const out = el("button", { type: "button", disabled: true, onclick: () => save("ebpflb-events.jsonl", rows) }, "Save as JSON lines");
+  const canaries = el("input", { type: "checkbox", name: "canaries" });
+  const state = el("p", { id: "watching", class: "quiet" }, "Nobody watches here. While somebody does, the agent has programs in force that tell what they decide.");
+  const table = new Table("Events, the newest first", COLUMNS, { name: "lines events", empty: "none yet" });
   table.node.setAttribute("role", "log");
   table.node.setAttribute("aria-live", "off");
+  const draw = () => {
+    const shown = canaries.checked ? rows : rows.filter((it) => !isCanary(it));
+    table.show(shown.slice(0, SHOWN), (it) => String(it.number));
+    const folded = canaries.checked ? 0 : rows.length - shown.length;
+    setText(state, `${watched ? "watching" : "ended"}: ${count} events${folded ? `, of which ${folded} are the canary's of \`ebpflb doctor\` and folded` : ""}${lost}`);
+    out.disabled = !rows.length;
+  };
   const each = (found) => {
     if (found.error) tell(new Error(found.error));
-    for (const it of found.events) rows.unshift({ ...it, number: count++ });
-    rows = rows.slice(0, MOST);
-    if (found.events.length) table.show(rows, (it) => String(it.number));
-    const lost = `${found.lost} lost, ${found.left_out} left out as too many`;
-    setText(state, found.begun ? `watching: ${count} events, ${lost}` : "the agent loads the programs that tell events");
+    const added = found.events.map((it) => ({ ...it, number: count++ })).reverse();
+    rows = [...added, ...rows].slice(0, KEPT);
+    lost = found.lost || found.left_out ? `; ${found.lost} lost, ${found.left_out} left out as too many` : "";
+    if (found.begun) draw();
+    else setText(state, "the agent loads the programs that tell events");
   };
   const end = () => {
-    watching?.abort();
-    watching = null;
+    watched?.abort();
+    watched = null;
     setText(button, "Watch");
+    draw();
   };
   const watch = async () => {
-    const own = watching = new AbortController();
+    const own = watched = new AbortController();
     rows = [];
     count = 0;
     table.show(rows, () => "");
     setText(button, "Stop");
     tell(null);
-    const given = Object.fromEntries([["service", service], ["client", client], ["verdict", verdict]]
-      .map(([name, it]) => [name, it.value.trim()]).filter(([, it]) => it));
     try {
-      await stream("events", given, each, AbortSignal.any([own.signal, signal]));
+      await stream("events", typeof given === "function" ? given() : given, each, AbortSignal.any([own.signal, signal]));
     } catch (error) {
-      if (!own.signal.aborted && !signal.aborted || error instanceof Refused) tell(error);
+      if ((!own.signal.aborted && !signal.aborted) || error instanceof Refused) tell(error);
     }
-    if (watching === own) end();
+    if (watched === own) end();
     if (!signal.aborted) news("nobody watches any more");
   };
-  body.append(
-    el("p", { class: "quiet" }, "While somebody watches, the agent has programs in force that tell what they decide; afterwards the usual ones again."),
-    el("form", { onsubmit: (event) => { event.preventDefault(); if (watching) end(); else watch(); } },
-      field("Service", service), field("Client", client), field("Verdict", verdict), button),
-    state, table.node);
+  canaries.addEventListener("change", draw);
+  return el("div", {}, el("div", { class: "tools" }, button, out, el("label", { class: "check" }, canaries, "Show canaries")), state, table.node);
+};
+
+export const show = (body, { query, signal, tell, news }) => {
+  const service = serviceField("Service", query.get("service") ?? "", signal);
+  const form = el("form", { onsubmit: (event) => event.preventDefault() });
+  body.append(form);
+  const fill = ({ pods, verdicts }) => {
+    const clients = [["", "any"], ...pods.map((it) => [it.addresses[0], `${it.name} (${it.addresses[0]})`])];
+    const client = choice("Client", "client", clients, query.get("client") ?? "", "another address or network");
+    const verdict = select("verdict", [["", "the usual ones"], ...verdicts.map((it) => [it, it.replaceAll("_", " ")])], query.get("verdict") ?? "");
+    form.replaceChildren(service.node, client.node, field("Verdict", verdict));
+    const given = () => {
+      const found = Object.fromEntries([["service", service.input.value.trim()], ["client", client.current()], ["verdict", verdict.value]].filter(([, it]) => it));
+      history.replaceState(null, "", `#/events?${new URLSearchParams(found)}`);
+      return found;
+    };
+    body.append(watching(given, { signal, tell, news }));
+  };
+  choices(signal).then(fill).catch((error) => {
+    if (signal.aborted) return;
+    tell(error);
+    fill({ pods: [], verdicts: [] });
+  });
 };

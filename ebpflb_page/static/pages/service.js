@@ -1,87 +1,114 @@
 // SPDX-License-Identifier: Apache-2.0
-// One Service as `ebpflb services get` has it.
+// One Service as `ebpflb services get` has it, with its graph, history and events.
 
 import { get } from "../api.js";
-import { bar, line, percent, rate } from "../charts.js";
-import { Table, el, setText } from "../dom.js";
+import { Graph, bar } from "../charts.js";
+import { el, problem, setText } from "../dom.js";
 import { live } from "../live.js";
-import { endpoints } from "./services.js";
+import { Table } from "../table.js";
+import { percent, rate } from "../words.js";
+import { watching } from "./events.js";
+import { changesTable, rowsOf as historyRows } from "./history.js";
 
-export const title = (path) => `Service ${path}`;
+const CHANGES = 10;
 
-const explained = (it) => {
-  const to = `${it.frontend.replace("0.0.0.0:", "").replace("[::]:", "")}/${it.protocol.toLowerCase()}`;
-  return it.kind === "NodePort" ? it.frontend
-    : el("a", { href: `#/explain?${new URLSearchParams({ to })}` }, it.frontend);
-};
+export const title = (path) => path;
+
+const short = (port) => port.slice(port.indexOf(":") + 1);
 
 const FRONTENDS = [
-  { label: "Port", cell: (it) => it.port },
+  { label: "Frontend", cell: (it) => el("a", { href: `#/explain?${new URLSearchParams({ service: it.service, to: it.to })}`, title: `explain a connection to ${it.to}` }, it.frontend) },
+  { label: "Port", cell: (it) => short(it.port) },
   { label: "Kind", cell: (it) => it.kind },
-  { label: "Frontend", cell: explained },
   { label: "Policy", cell: (it) => it.policy },
   { label: "Endpoints", number: true, cell: (it) => it.endpoints },
-  { label: "Problem", cell: (it) => it.problem ? el("span", { class: "problem" }, it.problem) : "" },
+  { label: "Problem", name: "why", cell: (it) => problem(it.problem) },
 ];
 
-const share = (value, of) =>
-  value == null ? "-" : el("span", {}, `${percent(value)} `, bar(value, `${of}: share ${percent(value)}`));
+const withPort = (it) => el("span", {}, `${it.endpoint} `, it.port && el("small", {}, short(it.port)));
+
+const share = (value, name) =>
+  value == null ? "-" : el("span", { class: "with-bar" }, el("span", {}, percent(value)), bar(value, `${name}: share ${percent(value)}`));
 
 const ENDPOINTS = [
-  { label: "Port", cell: (it) => it.port },
-  { label: "Endpoint", cell: (it) => it.endpoint },
+  { label: "Endpoint", cell: withPort },
   { label: "Pod", cell: (it) => it.pod },
-  { label: "Node", cell: (it) => it.node },
+  { label: "Node", minor: true, cell: (it) => it.node },
   { label: "Share", cell: (it) => share(it.share, it.endpoint) },
-  { label: "Local", cell: (it) => it.local_share == null ? `- ${it.not_local}` : percent(it.local_share) },
+  { label: "Local share", minor: true, cell: (it) => (it.local_share == null ? `-${it.not_local ? ` ${it.not_local}` : ""}` : percent(it.local_share)) },
   { label: "Open", number: true, cell: (it) => it.open ?? "?" },
-  { label: "Opened", number: true, cell: (it) => it.opened ?? "?" },
-  { label: "New/s", number: true, cell: (it) => it.rate == null ? "" : rate(it.rate) },
+  { label: "Opened", number: true, minor: true, cell: (it) => it.opened ?? "?" },
+  { label: "New/s", number: true, cell: (it) => (it.rate == null ? "" : rate(it.rate)) },
 ];
 
 const UNUSED = [
-  { label: "Port", cell: (it) => it.port },
-  { label: "Endpoint", cell: (it) => it.endpoint },
+  { label: "Endpoint", cell: withPort },
   { label: "Pod", cell: (it) => it.pod },
-  { label: "Node", cell: (it) => it.node },
+  { label: "Node", minor: true, cell: (it) => it.node },
   { label: "Why", cell: (it) => it.reason || it.state },
 ];
 
-const rowsOf = (page, rates) => page.ports.flatMap((port) => {
-  const found = new Map(rates.filter((it) => it.service === port.port).map((it) => [it.backend, it.new]));
-  return port.endpoints.map((it) => ({ ...it, port: port.port, rate: found.get(it.endpoint) }));
-});
-
 const key = (it) => `${it.port} ${it.endpoint ?? it.frontend} ${it.slice ?? ""} ${it.reason ?? ""} ${it.kind ?? ""}`;
 
-export const show = (body, { path, signal, tell }) => {
+const each = (values) => [...new Set(values)].join(", ");
+
+const affinity = (seconds) => (seconds ? `ClientIP, ${seconds} s` : "none");
+
+const facts = (page) => [
+  ["Type", page.type || "unknown: no agent runs"],
+  ["Policy", each(page.ports.flatMap((it) => it.frontends.map((row) => `${row.kind} ${row.policy}`)))],
+  ["Affinity", each(page.ports.map((it) => affinity(it.affinity_seconds)))],
+  ["Scheduler", each(page.ports.map((it) => it.scheduler))],
+  ["When an endpoint goes", each(page.ports.map((it) => it.on_removal).filter(Boolean))],
+].filter(([, value]) => value);
+
+const frontendsOf = (page) => page.ports.flatMap((port) => port.frontends.map((it) => ({
+  ...it, port: port.port, service: page.service, to: `${it.frontend}/${port.protocol.toLowerCase()}`,
+})));
+
+const endpointsOf = (page, rates) => {
+  const rate = new Map(rates.map((it) => [`${it.port} ${it.endpoint}`, it.new]));
+  return page.ports.flatMap((port) => port.endpoints.map((it) => ({ ...it, port: port.port, rate: rate.get(`${port.port} ${it.endpoint}`) })));
+};
+
+export const show = (body, { path, signal, tell, news }) => {
   let page = 1;
-  const problems = el("ul", { class: "problem" }), notes = el("p", { class: "quiet" });
-  const now = el("p", { id: "rate" }), minute = el("div");
-  const frontends = new Table("Frontends", FRONTENDS);
-  const used = new Table("Endpoints", ENDPOINTS), unused = new Table("Not used, and why", UNUSED);
+  const problems = el("ul", { class: "problem" }), notes = el("p", { class: "quiet" }), about = el("dl", { class: "about wide" });
+  const now = el("p", { id: "rate" }), graph = new Graph("New connections a second, by endpoint");
+  const frontends = new Table("Frontends; a link explains a connection there", FRONTENDS, { name: "frontends" });
+  const used = new Table("Endpoints", ENDPOINTS, { name: "endpoints" }), unused = new Table("Not used, and why", UNUSED, { name: "unused" });
   const turn = (by) => () => { page += by; read().catch(tell); };
   const back = el("button", { type: "button", onclick: turn(-1) }, "Earlier endpoints");
   const on = el("button", { type: "button", onclick: turn(1) }, "More endpoints");
   const where = el("span", { role: "status" });
-  const pages = el("p", {}, back, " ", where, " ", on);
-  body.append(problems, now, minute, frontends.node, used.node, pages, unused.node, notes);
+  const pages = el("p", { hidden: true }, back, " ", where, " ", on);
+  const changes = changesTable("Its latest changes");
+  const events = el("details", {}, el("summary", {}, "Its events"), watching({ service: path }, { signal, tell, news }));
+  const all = el("p", {}, el("a", { href: `#/history?${new URLSearchParams({ service: path })}` }, "All its changes"));
+  const found = el("div", { hidden: true }, about, problems, now, graph.node, frontends.node, used.node, pages, unused.node, events, changes.node, all, notes);
+  body.append(found);
   const read = async () => {
-    const found = await get("service", { name: path, page }, signal);
-    const rows = rowsOf(found.page, endpoints(found.rates));
-    frontends.show(found.page.ports.flatMap((port) =>
-      port.frontends.map((it) => ({ ...it, port: port.port, protocol: port.protocol }))), key);
+    const said = await get("service", { name: path, page }, signal);
+    found.hidden = false;
+    const rows = endpointsOf(said.page, said.rates.endpoints);
+    about.replaceChildren(...facts(said.page).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+    frontends.show(frontendsOf(said.page), key);
     used.show(rows.filter((it) => it.state === "used"), key);
-    const left = found.page.left_out.map((it) => ({ ...it, reason: `${it.reason} (${it.slice})` }));
+    const left = said.page.left_out.map((it) => ({ ...it, reason: `${it.reason} (${it.slice})` }));
     unused.show([...rows.filter((it) => it.state !== "used"), ...left], key);
-    problems.replaceChildren(...found.problems.map((it) => el("li", {}, it)));
-    setText(notes, found.page.notes.join("; "));
-    setText(now, found.rates.line.length ? `${rate(found.rates.new)} new connections a second, ${rate(found.rates.refused)} refused` : "rates are being measured");
-    minute.replaceChildren(line(found.rates.line, "new connections a second"));
-    pages.hidden = found.pages < 2;
+    problems.replaceChildren(...[...new Set(said.problems)].map((it) => el("li", {}, it)));
+    setText(notes, said.page.notes.join("; "));
+    setText(now, said.rates.line.length ? `${rate(said.rates.new)} new connections a second, ${rate(said.rates.refused)} refused` : "rates are being measured");
+    graph.show(said.graph);
+    pages.hidden = said.pages < 2;
     back.disabled = page < 2;
-    on.disabled = page >= found.pages;
-    setText(where, `page ${page} of ${found.pages}`);
+    on.disabled = page >= said.pages;
+    setText(where, `page ${page} of ${said.pages}`);
+  };
+  const readChanges = async () => {
+    const said = await get("history", { service: path, limit: CHANGES }, signal);
+    changes.show(historyRows(said.changes, path), (it) => it.id);
   };
   live(read, signal, tell);
+  live(readChanges, signal, () => {});
 };

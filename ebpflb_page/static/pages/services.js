@@ -2,53 +2,73 @@
 // Services with what they do now: `ebpflb services list`, and the rates of `ebpflb top`.
 
 import { get } from "../api.js";
-import { bars, line, rate } from "../charts.js";
-import { Table, el, field, setText } from "../dom.js";
+import { parts, partsLabel, partsOf, spark } from "../charts.js";
+import { el, field, problem, select, serviceLink, setOptions, setText } from "../dom.js";
 import { live } from "../live.js";
+import { Table } from "../table.js";
+import { rate, span } from "../words.js";
 
 const STEP = 100, MOST_BARS = 40;
 
 export const title = () => "Services";
 
-export const endpoints = (found) => (found?.ports ?? []).filter((it) => it.backend);
-
-const rates = (found, name) => {
-  if (!found?.line.length) return "";
-  const of = endpoints(found).slice(0, MOST_BARS);
-  const words = of.map((it) => `${it.pod || it.backend} ${rate(it.new)}`).join(", ");
-  return bars(of.map((it) => it.new), `endpoints of ${name}, new a second: ${words || "none"}`);
+const byEndpoint = (it) => {
+  const rows = partsOf(it.rates?.endpoints ?? []).slice(0, MOST_BARS);
+  return rows.length ? parts(rows, `by endpoint of ${it.service} in the last minute: ${partsLabel(rows)}`) : "";
 };
 
+const lastMinute = (it) => {
+  const line = it.rates?.line ?? [];
+  return line.some((each) => each) ? spark(line, `new connections a second of ${it.service}, highest ${rate(Math.max(...line))}`) : "";
+};
+
+const measured = (it, value) => (it.rates?.line.length ? rate(value) : "");
+
 const COLUMNS = [
-  { label: "Service", cell: (it) => el("a", { href: `#/service/${it.service.split("/").map(encodeURIComponent).join("/")}` }, it.service) },
-  { label: "Ports", cell: (it) => it.ports.join(" ") },
-  { label: "Addresses", cell: (it) => it.addresses.join(" ") },
-  { label: "Endpoints", number: true, cell: (it) => it.unused ? `${it.used} of ${it.used + it.unused}` : it.used },
-  { label: "Open", number: true, cell: (it) => it.open ?? "?" },
-  { label: "Opened", number: true, cell: (it) => it.opened ?? "?" },
-  { label: "New/s", number: true, cell: (it) => it.rates?.line.length ? rate(it.rates.new) : "" },
-  { label: "Last minute", cell: (it) => line(it.rates?.line ?? [], `new connections a second of ${it.service}`) },
-  { label: "By endpoint", cell: (it) => rates(it.rates, it.service) },
-  { label: "Problem", cell: (it) => it.problems.length ? el("span", { class: "problem" }, it.problems.length > 1 ? `${it.problems[0]}, and ${it.problems.length - 1} more` : it.problems[0]) : "" },
+  { label: "Service", sort: "service", cell: (it) => serviceLink(it.service) },
+  { label: "Addresses and ports", minor: true, name: "addresses", cell: (it) => el("span", { title: it.addresses.join(" ") }, `${it.addresses.join(" ")} `, el("small", {}, it.ports.join(" "))) },
+  { label: "Endpoints", sort: "endpoints", number: true, cell: (it) => (it.unused ? `${it.used} of ${it.used + it.unused}` : it.used) },
+  { label: "Open", sort: "open", number: true, minor: true, cell: (it) => it.open ?? "?" },
+  { label: "New/s", sort: "new", number: true, cell: (it) => measured(it, it.rates?.new) },
+  { label: "Refused/s", sort: "refused", number: true, cell: (it) => measured(it, it.rates?.refused) },
+  { label: "Last minute", minor: true, cell: lastMinute },
+  { label: "By endpoint", minor: true, cell: byEndpoint },
+  { label: "Problem", sort: "problems", name: "why", cell: (it) => problem([...new Set(it.problems)].join("; ")) },
 ];
 
 export const show = (body, { query, signal, tell }) => {
-  let limit = STEP;
-  const filter = el("input", { type: "search", name: "filter", value: query.get("filter") ?? "", maxlength: 200 });
-  const more = el("button", { type: "button", hidden: true, onclick: () => { limit += STEP; read().catch(tell); } });
+  let limit = STEP, sort = query.get("sort") ?? "problems", waiting = 0;
+  const match = el("input", { type: "search", name: "match", value: query.get("match") ?? "", maxlength: 200, placeholder: "name, address or port" });
+  const namespace = select("namespace", [["", "all"], ...[query.get("namespace")].filter(Boolean).map((it) => [it])], query.get("namespace") ?? "");
+  const only = el("input", { type: "checkbox", name: "problems", checked: query.has("problems") });
+  const more = el("button", { type: "button", hidden: true, onclick: () => { limit += STEP; again(); } });
   const notes = el("p", { class: "quiet" });
-  const table = new Table("Services of this node", COLUMNS);
-  const form = el("form", { role: "search", onsubmit: (event) => { event.preventDefault(); read().catch(tell); } },
-    field("Name contains", filter), el("button", {}, "Filter"));
-  body.append(form, table.node, more, notes);
+  const table = new Table("Services of this node", COLUMNS, { name: "services", onsort: (word) => { sort = word; again(); } });
+  const given = () => Object.fromEntries([["match", match.value.trim()], ["namespace", namespace.value], ["sort", sort], ["problems", only.checked ? "1" : ""]].filter(([, it]) => it));
   const read = async () => {
-    const text = filter.value.trim();
-    const found = await get("services", { match: text.includes("*") ? text : `*${text}*`, limit }, signal);
-    const rows = found.list.services.map((it) => ({ ...it, rates: found.rates.services[it.service] }));
-    table.show(rows, (it) => it.service);
+    const asked = given(), found = await get("services", { ...asked, limit }, signal);
+    if (JSON.stringify(asked) !== JSON.stringify(given())) return;
+    setOptions(namespace, [["", "all"], ...found.list.namespaces.map((it) => [it])]);
+    table.sorted(sort);
+    table.show(found.list.services.map((it) => ({ ...it, rates: found.rates.services[it.service] })), (it) => it.service);
     more.hidden = !found.list.more;
     setText(more, `Show more: ${found.list.more} are not shown`);
-    setText(notes, found.list.notes.join("; "));
+    const fit = found.list.services.length + found.list.more;
+    setText(notes, [`${fit} of ${found.list.total} Services`, ...found.list.notes, found.age > 10 ? `as of ${span(found.age)} ago` : ""].filter(Boolean).join("; "));
   };
+  const again = () => {
+    history.replaceState(null, "", `#/services?${new URLSearchParams(given())}`);
+    read().then(() => tell(null)).catch((error) => signal.aborted || tell(error));
+  };
+  match.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(again, 150);
+  });
+  namespace.addEventListener("change", again);
+  only.addEventListener("change", again);
+  body.append(
+    el("form", { role: "search", onsubmit: (event) => event.preventDefault() },
+      field("Filter", match), field("Namespace", namespace), el("label", { class: "check" }, only, "Only those with a problem"), notes),
+    table.node, more);
   live(read, signal, tell);
 };

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the node stands: the verdict and its reasons, what it does now, and which Services have a
+// problem; all facts of `ebpflb status` are folded.
+
+import { get } from "../api.js";
+import { bar, spark } from "../charts.js";
+import { el, problem, serviceLink, setText } from "../dom.js";
+import { live } from "../live.js";
+import { Table } from "../table.js";
+import { percent, rate, span } from "../words.js";
+
+const HEADS = new Set(["verdict", "reasons", "version", "now"]);
+const OLD_SECONDS = 240, FULL = .8;
+
+export const title = () => "Overview";
+
+const PROBLEMS = [
+  { label: "Service", cell: (it) => serviceLink(it.service) },
+  { label: "Problem", name: "why", cell: (it) => problem(it.problems.join("; ")) },
+  { label: "Endpoints", number: true, cell: (it) => it.used },
+];
+
+const shown = (value) => {
+  if (Array.isArray(value)) return value.length ? value.join(", ") : "none";
+  if (value && typeof value === "object") {
+    const items = Object.entries(value).map(([name, it]) =>
+      el("li", {}, `${name}: ${typeof it === "object" && it ? Object.entries(it).map(([k, v]) => `${k.replaceAll("_", " ")} ${v}`).join(", ") : it}`));
+    return items.length ? el("ul", {}, items) : "none";
+  }
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return String(value);
+};
+
+const isEmpty = (value) => value == null || value === "" || (typeof value === "object" && !Object.keys(value).length);
+
+// A number with what it is, and below a line of the last minutes or a bar.
+const card = (label) => {
+  const value = el("p", { class: "value" }, "-"), below = el("div"), scale = el("p", { class: "scale" });
+  const node = el("section", { class: "card", "aria-label": label }, el("h2", {}, label), value, below, scale);
+  const show = (text, unit, picture, words, isBad = false) => {
+    value.replaceChildren(text, el("small", {}, unit));
+    below.replaceChildren(picture ?? "");
+    setText(scale, words);
+    node.classList.toggle("warned", isBad);
+  };
+  return { node, show };
+};
+
+const showRate = (made, values, ages, label, warns) => {
+  if (!values.length) return made.show("-", "", null, "rates are being measured");
+  const most = Math.max(...values);
+  const words = `highest ${rate(most)}/s in the last ${span(Math.max(...ages, 1))}`;
+  made.show(rate(values.at(-1)), "/s", spark(values, `${label}, ${words}`, 300, 48), words, warns && values.at(-1) > 0);
+};
+
+const freshness = (status) => {
+  const times = Object.entries(status.last_received ?? {}).map(([kind, at]) => [Date.parse(status.now) - Date.parse(at), kind]);
+  return times.length ? times.sort((a, b) => b[0] - a[0])[0] : null;
+};
+
+const engine = (status) => {
+  const path = status.packet_path;
+  return path ? `${path.engine ?? path}` : "unknown";
+};
+
+export const show = (body, { signal, tell }) => {
+  const reasons = el("ul", { id: "reasons" }), says = el("p", { id: "says" }, "reading"), about = el("dl", { class: "about" });
+  const facts = el("dl", { id: "facts" });
+  const cards = ["New connections", "Refused", "Dropped", "Endpoints not used", "Fullest map", "API's freshness"].map(card);
+  const [fresh, refused, dropped, unused, fullest, received] = cards;
+  const table = new Table("Services with a problem", PROBLEMS, { name: "problems", empty: "none: every Service is served as it is wanted" });
+  const more = el("p", { class: "quiet" });
+  body.append(
+    el("section", { class: "verdict-box", "aria-label": "Verdict" }, el("div", {}, says, reasons), about),
+    el("div", { class: "cards" }, cards.map((it) => it.node)), table.node, more,
+    el("details", {}, el("summary", {}, "All that this rests on, as `ebpflb status` prints it"), facts));
+  const showStatus = (status) => {
+    setText(says, { OK: "This node is served.", DEGRADED: "This node is served, but something is wrong.", DOWN: "Sockets of this node are not served." }[status.verdict]);
+    says.className = status.verdict;
+    reasons.replaceChildren(...status.reasons.map((it) => el("li", {}, el("strong", { class: it.verdict }, it.verdict), ` ${it.text}`)));
+    const runs = status.agent === "runs", age = (Date.parse(status.now) - Date.parse(status.started)) / 1000;
+    const pairs = [["Agent", runs && status.started ? `running for ${span(age)}` : runs ? "running" : "not running"], ["Version", status.version], ["Engine", engine(status)], ["Services from", status.source ?? "unknown"]];
+    about.replaceChildren(...pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+    const old = freshness(status);
+    received.show(old ? span(old[0] / 1000) : "-", old ? " ago" : "", null, old ? `oldest of all kinds: ${old[1]}` : "nothing received", old && runs && old[0] / 1000 > OLD_SECONDS);
+    facts.replaceChildren(...Object.entries(status).filter(([name, value]) => !HEADS.has(name) && !isEmpty(value)).flatMap(
+      ([name, value]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", { id: `fact-${name}` }, shown(value))]));
+  };
+  const read = async () => {
+    const found = await get("overview", {}, signal);
+    const { ages } = found.rates;
+    showRate(fresh, found.rates.new, ages, "New connections");
+    showRate(refused, found.rates.refused, ages, "Refused", true);
+    showRate(dropped, found.rates.dropped, ages, "Dropped", true);
+    const all = found.used + found.unused;
+    unused.show(String(found.unused), ` of ${all}`, bar(all ? found.unused / all : 0, `${found.unused} of ${all} endpoints are not used`), "not ready, or elsewhere under policy Local");
+    const most = found.maps[0], share = most ? most.entries / most.limit : 0;
+    if (most) fullest.show(percent(share), ` ${most.name}`, bar(share, `${most.name} is ${percent(share)} full`), `${most.entries} of ${most.limit} entries`, share > FULL);
+    table.show(found.list.services, (it) => it.service);
+    setText(more, [found.list.more ? `${found.list.more} more have a problem` : "", ...found.list.notes, found.age > 10 ? `Services as of ${span(found.age)} ago` : ""].filter(Boolean).join("; "));
+  };
+  const onStatus = (event) => showStatus(event.detail);
+  addEventListener("status", onStatus, { signal });
+  get("status", {}, signal).then(showStatus).catch(() => {});
+  live(read, signal, tell);
+};

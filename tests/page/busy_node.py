@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node as a real cluster has them: 40 Services with names of 30 to 60 letters, some with a
+problem, and clients that connect all the time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ebpflb.lab import manifests
+from ebpflb.lab.manifests import Manifest
+from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster, endpoint, running, web
+from tests.page.browser import Page
+
+REFUSED = "10.96.3.2"
+# By the first word of the page's address: a condition of the document that shows all.
+WHOLE = {
+    "": "document.querySelector('.card:nth-child(3) .line') && document.querySelector('.why')",
+    "services": "document.querySelector('svg.parts')",
+    "service": "document.querySelector('.endpoints td') && document.querySelector('.changes td')",
+    "explain": "document.querySelector('#explained')",
+    "events": "document.querySelectorAll('.events tr').length > 9",
+    "history": "document.querySelector('.changes td')",
+    "nothing": "document.querySelector('main p')",
+}
+_NAMESPACES = {
+    "ingress-nginx-production": ["ingress-nginx-controller-admission", "default-http-backend"],
+    "kube-prometheus-stack": [
+        "kube-prometheus-stack-alertmanager",
+        "kube-prometheus-stack-operator",
+        "kube-prometheus-stack-prometheus",
+        "kube-prometheus-stack-kube-state-metrics",
+        "kube-prometheus-stack-prometheus-node-exporter",
+    ],
+    "payments-europe-west": [
+        "payment-authorization-gateway-internal",
+        "card-tokenization-service-primary",
+        "fraud-detection-scoring-engine",
+        "settlement-batch-coordinator",
+        "ledger-reconciliation-read-replica",
+    ],
+    "customer-identity-platform": [
+        "oauth2-token-introspection-endpoint",
+        "session-revocation-publisher",
+        "passwordless-enrollment-api",
+        "directory-synchronization-worker",
+    ],
+    "warehouse-analytics": [
+        "clickhouse-replicated-shard-headless-front",
+        "event-ingestion-collector-public",
+        "dashboard-rendering-frontend",
+        "scheduled-report-dispatcher",
+    ],
+}
+
+
+def services() -> list[Manifest]:
+    """38 Services beside ``web``: most have two endpoints, the first few have a problem."""
+    made = _with_problems()
+    names = [(space, name) for space, names in _NAMESPACES.items() for name in names]
+    for number in range(38 - 3):
+        space, name = names[number % len(names)]
+        made += _service(space, f"{name}{'-canary' * (number // len(names))}", number + 1)
+    return made
+
+
+def _service(namespace: str, name: str, number: int) -> list[Manifest]:
+    ports = [{"name": "https-metrics", "port": 8443}]
+    pods = [
+        manifests.endpoint(f"10.250.{number}.{i}", node="node", target=f"{name}-{i}b7d9c-x{i}k2p")
+        for i in (1, 2)
+    ]
+    return [
+        manifests.service(name, [f"10.96.2.{number}"], ports, namespace=namespace),
+        manifests.endpoint_slice(name, "IPv4", pods, ports, namespace=namespace),
+    ]
+
+
+def _with_problems() -> list[Manifest]:
+    """One without endpoints, one whose endpoints are elsewhere, one whose address is another's."""
+    ports = [{"name": "grpc", "port": PORT}]
+    away = manifests.endpoint("10.244.9.9", node="away", target="inventory-reservation-5c7f-kq2")
+    local = {"internalTrafficPolicy": "Local", "namespace": "warehouse-analytics"}
+    first, second, third = (
+        "customer-notification-preferences",
+        "inventory-reservation-coordinator",
+        "legacy-monolith-compatibility-shim",
+    )
+    return [
+        manifests.service(first, [REFUSED], ports, namespace="customer-identity-platform"),
+        manifests.service(second, ["10.96.3.3"], ports, **local),
+        manifests.endpoint_slice(second, "IPv4", [away], ports, namespace="warehouse-analytics"),
+        manifests.service(third, [VIP], ports, namespace="payments-europe-west"),
+    ]
+
+
+def publish(cluster: Cluster, pods: int = 3) -> None:
+    """With so many pods behind ``web``, and an endpoint of it that is not ready."""
+    away = manifests.endpoint("10.244.9.9", node="away", target="far", ready=False)
+    used = [endpoint(pod) for pod in cluster.web[:pods]]
+    v6 = [endpoint(pod, v6=True) for pod in cluster.web[:pods]]
+    ours = web(*used, away, v6=v6, nodeport=NODEPORT)
+    cluster.publish(ours, services())
+
+
+@contextmanager
+def busy_node(folder: Path) -> Iterator[Cluster]:
+    """Its clients are ended, and all of it is removed, afterwards."""
+    with running(folder) as cluster:
+        publish(cluster, 2)
+        publish(cluster)
+        for where, pause in ((VIP, 0.02), (cluster.node.v4, 0.1)):
+            port = PORT if where == VIP else NODEPORT
+            cluster.start_client(cluster.client, "tcp", where, port, pause)
+        _refused(cluster)
+        yield cluster
+
+
+def _refused(cluster: Cluster) -> None:
+    """Connects to the Service without endpoints, some times a second, until the lab ends."""
+    script = f"""
+import socket, time
+while True:
+    try:
+        socket.create_connection(({REFUSED!r}, {PORT}), 1)
+    except OSError:
+        time.sleep(0.3)
+"""
+    path = cluster.folder / "refused.py"
+    path.write_text(script)
+    cluster.lab.keep(cluster.client.python(path))
+
+
+def settled(page: Page, where: str) -> None:
+    """Waits until the page shows what it reads; events are watched."""
+    name = where.partition("?")[0].split("/")[1]
+    page.wait("the verdict", lambda: page.text("#verdict") == "OK")
+    if name == "events":
+        page.wait("the form", lambda: page.script("return document.querySelector('#watch')"))
+        page.script("document.querySelector('#watch').click()")
+    page.wait(f"{where} is whole", lambda: page.script(f"return ({WHOLE[name]})"))

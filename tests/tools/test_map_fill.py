@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How full maps are: what is in use of what there is, the fullest first."""
+
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import Sweep
+from ebpflb.plan.entries import BackendName, Choice
+from ebpflb.tools.map_fill import map_fill
+
+
+def test_entries_in_use_are_counted(maps: dict[str, Map]) -> None:
+    """Hashes by their keys, arrays by the elements that are not empty, flows by the last sweep."""
+    assert {fill.entries for fill in map_fill(maps)} == {0}
+    maps["backend_names"].write([(id, BackendName("node", f"web-{id}")) for id in (1, 2, 3)])
+    maps["choices"].write([(place, Choice(7, 8, 1)) for place in (5, 6)])
+    flows = maps["tcp_flows"].spec.entries // 2
+    maps["sweeps"].write([(0, Sweep(0, flows, 0))])
+    found = {fill.name: fill for fill in map_fill(maps)}
+    assert (found["backend_names"].entries, found["choices"].entries) == (3, 2)
+    assert (found["tcp_flows"].entries, found["other_flows"].entries) == (flows, 0)
+    assert found["tcp_flows"].share == 0.5
+    assert next(iter(found)) == "tcp_flows"
+    assert all(fill.limit == maps[fill.name].spec.entries for fill in found.values())
