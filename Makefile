@@ -24,7 +24,7 @@
 PYTHON := /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
-RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
+RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps conntrack
 # What the kernel lab's tests need, and so its machines (vagrant/README.md).
 LANE_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev bpftool openssl nftables iptables ipset ipvsadm
 TEST_PACKAGES := $(LANE_PACKAGES) clang libbpf-dev graphviz systemd vagrant chromium \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb demo``: runs the steps of ``ebpflb.lab.demo`` with headings, and prints the maps."""
+"""``ebpflb demo``: runs the steps of ``ebpflb.lab.demo`` with headings; a shell on its node."""
 
 import fcntl
 import os
@@ -14,28 +14,37 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import print_table
+from ebpflb.errors import NodeError
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
-from ebpflb.lab.demo import CONNECTIONS_A_LINE, PORT, TRAFFIC, V4, Demo
+from ebpflb.lab.demo import CONNECTIONS_A_LINE, PORT, V4, WEB, Demo, environment
 from ebpflb.lab.hosts import Lab
 from ebpflb.lab.netns import NETNS
-from ebpflb.tools.dump import dump_maps
+from ebpflb.tools.pins import paths
 
 DEMO_PREFIX = "ebpflb-demo"  # everything of a demo is called so, and its pid follows
 RUN = Path("/run")
+COMMANDS = (
+    "status",
+    f"services get default/{WEB}",
+    f"explain {V4}:{PORT} --from 10.244.1.2",
+    "top",
+)
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--keep", is_flag=True, help="Keep everything, and print how to inspect it.")
 @click.option("--remove", is_flag=True, help="Only remove what an earlier --keep left behind.")
-def demo(keep: bool, remove: bool) -> None:
+@click.pass_context
+def demo(context: click.Context, keep: bool, remove: bool) -> None:
     """Demonstrate ebpflb with real traffic.
 
     Sets up a small cluster of network namespaces on this machine. Needs no Kubernetes and changes
     nothing else. Removes everything at the end, also if it is interrupted.
     """
+    if context.invoked_subcommand:
+        return
     common.require_capabilities()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     left = _remove_ended(click.echo if remove else lambda line: None)
@@ -46,14 +55,34 @@ def demo(keep: bool, remove: bool) -> None:
     name = f"{DEMO_PREFIX}-{os.getpid()}"
     with ExitStack() as stack:
         stack.callback(_remove, name)
-        demo = Demo(stack.enter_context(Lab(name)), RUN / name, click.echo)
+        _heading("set-up: a small cluster on this machine")
+        demo = Demo(stack.enter_context(Lab(name)), RUN / name, _say)
+        demo.build()
         _run(demo)
         if keep:
             demo.agent.start()
             _print_hints(demo)
             stack.pop_all()
             return
-    click.echo("\neverything that the demo made is removed")
+    _heading("everything is removed; `ebpflb demo --keep` keeps it, for commands such as")
+    _print_commands()
+
+
+@demo.command()
+def shell() -> None:
+    """Open a shell on the node that `ebpflb demo --keep` left: every command works there."""
+    common.require_capabilities()
+    kept = sorted(RUN.glob(f"{DEMO_PREFIX}-*"), key=lambda it: it.stat().st_mtime)
+    if not kept:
+        raise NodeError("no demo is kept here: run `ebpflb demo --keep`")
+    name = kept[-1].name
+    found = environment(paths(BPFFS / f"{name}-node", kept[-1] / "node/run"))
+    (cgroup_root() / name / "node/cgroup.procs").write_text(str(os.getpid()))
+    own = str(Path(sys.executable).parent)
+    program = os.environ.get("SHELL", "/bin/sh")
+    os.environ |= found | {"PATH": f"{own}:{os.environ.get('PATH', '')}"}
+    click.echo(f"a shell on the node of {name}; `exit` ends it")
+    os.execvp("nsenter", ["nsenter", f"--net={NETNS / name}-node", program])
 
 
 def _remove_ended(say: Callable[[str], None]) -> bool:
@@ -97,18 +126,22 @@ def _remove(name: str) -> None:
 
 
 def _run(demo: Demo) -> None:
-    _heading("a node, a client, four web servers in network namespaces; `ebpflb run` on the node")
-    demo.build()
-    _heading(f"{CONNECTIONS_A_LINE} connections each to the service default/web: three endpoints")
+    _heading(f"{CONNECTIONS_A_LINE} connections each to the Service web, with three endpoints")
     demo.connect()
-    _heading("a fourth endpoint is a canary: it gets a tenth of the connections")
-    demo.try_out()
-    _heading("the service is scaled from three endpoints to four")
+    _heading("the Service is scaled from three endpoints to four")
     demo.grow()
-    _heading("ebpflb maps dump services slots")
-    _print_maps(demo)
-    _heading("a client outside connects to a NodePort: one backend on this node, one on another")
+    _heading("the fourth endpoint becomes a canary: it gets a tenth of the connections")
+    demo.try_out()
+    _heading("what the node serves, and why a connection goes where it goes")
+    demo.ebpflb("services", "get", f"default/{WEB}")
+    demo.ebpflb("explain", f"{V4}:{PORT}", "--from", demo.client.v4)
+    _heading("a client outside connects to a NodePort: one endpoint here, one elsewhere")
     demo.enter()
+    _heading("by netfilter, the default: the kernel's NAT translates, and conntrack knows it")
+    demo.look_at_a_flow()
+    _heading("by the flow tables (--packet-path=flows): programs translate, not conntrack")
+    demo.change_engine()
+    demo.look_at_a_flow()
     _heading("the agent is killed with SIGKILL; new connections still work")
     demo.kill()
 
@@ -117,21 +150,24 @@ def _heading(text: str) -> None:
     click.secho(f"\n# {text}", bold=True)
 
 
-def _print_maps(demo: Demo) -> None:
-    maps = StateDir(demo.agent.paths.state).read_maps()
-    for name, rows in dump_maps(maps, ("services", "slots")).maps.items():
-        print_table(name, rows)
+def _say(line: str) -> None:
+    """A command is coloured on a terminal."""
+    is_command = line.lstrip().startswith("$ ")
+    click.secho(line, fg="cyan" if is_command else None)
+    sys.stdout.flush()
 
 
 def _print_hints(demo: Demo) -> None:
-    me, where = sys.argv[0], " ".join(demo.agent.where)
-    node, pod = (f"nsenter --net=/run/netns/{it.netns}" for it in (demo.node, demo.client))
-    procs = demo.client.cgroup / "cgroup.procs"
-    request = f"{pod} {sys.executable} {TRAFFIC} request tcp {V4} {PORT} 100"
-    _heading("the agent runs again, and everything is kept; to inspect it:")
-    click.echo(f"""\
-  {node} {me} status {where}
-  {me} maps dump --state-dir {demo.agent.paths.state}
-  sh -c 'echo $$ > {procs}; exec {request}'
-  edit {demo.agent.manifests}/web.yaml
-  {me} demo --remove""")
+    words = " ".join(f"{name}={value}" for name, value in environment(demo.agent.paths).items())
+    me = sys.argv[0]
+    _heading("the agent runs again, and everything is kept. This makes commands work here:")
+    click.echo(f"export {words}")
+    _heading("or open a shell on the node, and remove the demo at the end:")
+    click.echo(f"{me} demo shell\n{me} demo --remove")
+    _heading("try:")
+    _print_commands()
+
+
+def _print_commands() -> None:
+    for words in COMMANDS:
+        click.echo(f"ebpflb {words}")

@@ -2,14 +2,18 @@
 """The steps of `ebpflb demo`: real connections through real programs, without Kubernetes.
 
 Two nodes with pods, a client outside, and an agent that reads manifests, which each step writes:
-connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a canary that gets a tenth of them; a
-service scaled from three endpoints to four; the maps; connections from outside to a NodePort, with
-both traffic policies; and connections after the agent was killed.
+connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three endpoints to
+four; a canary that gets a tenth of them; what `services get` and `explain` say; connections from
+outside to a NodePort with both traffic policies, by either engine; and connections after the agent
+was killed.
 """
 
 import json
+import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -22,16 +26,22 @@ from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.model.annotations import DEFAULT_WEIGHT, WEIGHT_ANNOTATION
+from ebpflb.options import Paths
 from ebpflb.plan.entries import Frontend, ServiceEntry
 
+WEB = "web"
 V4, V6 = "10.96.0.10", "fd00:96::10"
 SHOP = "10.96.0.20"
 SERVICE_RANGES = ("10.96.0.0/16", "fd00:96::/112")
 PORT, TARGET, NODEPORT, SHOP_NODEPORT = 80, 8080, 30080, 30090
 TARGETS = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
 CANARY_WEIGHT = 33  # against three of 100: a tenth
-CONNECTIONS_A_LINE = 400  # connections in each line of the output
+CONNECTIONS_A_LINE = 100  # connections in each line of the output
 TRAFFIC = Path(traffic.__file__)
+WIDTH = 80  # columns
+LOG_WORDS = ("programs", "packet path", "serving")  # of the lines of the log that are shown
+
+_PODS = ("--cluster-cidr", ",".join(cni.NETWORKS))
 
 Say = Callable[[str], None]
 
@@ -41,33 +51,35 @@ class Demo:
 
     def __init__(self, lab: Lab, folder: Path, say: Say) -> None:
         self.lab, self.say = lab, say
-        self.node = lab.node("node", 1)
+        say("  network namespaces: two nodes, six pods, a router, a client outside")
+        self.node = lab.node("node", 1, cni.Bridge(hairpin=True))
         self.client = lab.pod(self.node, "client", 2)
         self.pods = [lab.pod(self.node, f"web-{i}", 10 + i) for i in range(1, 5)]
         self.other = lab.node("other", 2)
         self.far = lab.pod(self.other, "far-1", 11)
         lab.join(self.node, self.other)
         self.outside = lab.outside("outside", 7)
-        pods = ("--cluster-cidr", ",".join(cni.NETWORKS))
-        self.agent = LabAgent(lab, self.node, folder, *pods)
+        self.agent = LabAgent(lab, self.node, folder, *_PODS)
 
     def build(self) -> None:
         """Starts servers in the pods, of which three are in the service, and then the agent."""
+        self.say("  web servers in five pods")
         for pod in (*self.pods, self.far):
             self._start_program(pod, "serve", pod.name, str(TARGET))
+        self.lab.keep(self.client.start(["sleep", "infinity"], stdout=subprocess.DEVNULL))
         self.scale(3)
-        began = time.monotonic()
+        self.say("  `ebpflb run` on the node; of its log:")
         self.agent.start()
-        self.say(f"  ready {time.monotonic() - began:.1f} s after its start; it says:")
-        self.say("    " + "\n    ".join(self.agent.log().splitlines()))
+        lines = [it for it in self.agent.log().splitlines() if any(w in it for w in LOG_WORDS)]
+        for line in lines[: len(LOG_WORDS)]:
+            self.say(_shortened(f"    {line}"))
 
     def scale(self, count: int) -> None:
         """Writes the manifest with the first ``count`` pods as endpoints."""
         self._write(_slices("web", self.pods[:count]))
 
     def _write(self, slices: list[manifests.Manifest]) -> None:
-        ports = [{**port, "port": PORT} for port in TARGETS]
-        ports[0]["nodePort"] = NODEPORT
+        ports = [{**port, "port": PORT, "nodePort": NODEPORT} for port in TARGETS]
         service = manifests.service("web", [V4, V6], ports, type="NodePort")
         node = manifests.node("node", self.node.v4, self.node.v6)
         ranges = manifests.service_cidr(*SERVICE_RANGES)
@@ -117,12 +129,50 @@ class Demo:
 
     def enter(self) -> None:
         """Connects from outside with both policies: prints who replies, and the client it sees."""
-        for policy in ("Cluster", "Local"):
+        for policy in ("Local", "Cluster"):
             self.publish(policy)
             self.say(f"  externalTrafficPolicy: {policy}")
             answer = self._request(self.outside, "tcp", self.node.v4, SHOP_NODEPORT)
             for name, sources in sorted(answer["sources"].items()):
                 self.say(f"    {name} saw {' '.join(sources)}")
+
+    def look_at_a_flow(self) -> None:
+        """Connects once from outside; prints what conntrack and `ebpflb flows list` say of it."""
+        self._request(self.outside, "tcp", self.node.v4, NODEPORT, 1)
+        self._conntrack()
+        self.ebpflb("flows", "list", "--service", f"default/{WEB}")
+
+    def change_engine(self) -> None:
+        """Forgets the flow of before, and starts the agent again with the flow tables."""
+        self.ebpflb("flows", "flush", "--service", f"default/{WEB}")
+        self.agent.stop()
+        self.agent.options = (*_PODS, "--packet-path=flows")
+        self.agent.start()
+        self.agent.options = _PODS
+
+    def ebpflb(self, *words: str) -> None:
+        """Prints a command, and what it prints on the node."""
+        self.say(f"  $ ebpflb {' '.join(words)}")
+        command = [sys.executable, "-P", "-m", "ebpflb", *words]
+        process = self.node.start(command, env={**os.environ, **environment(self.agent.paths)})
+        if process.wait():
+            raise NodeError(f"`ebpflb {' '.join(words)}` failed")
+
+    def _conntrack(self) -> None:
+        """Prints the entries of connections to the NodePort, each in two lines."""
+        words = ("conntrack", "-L", "-p", "tcp", "--dport", str(NODEPORT))
+        self.say(f"  $ {' '.join(words)}")
+        if not shutil.which(words[0]):
+            self.say("  (conntrack is not installed here)")
+            return
+        process = self.node.start(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        entries = process.communicate()[0].splitlines()
+        for entry in entries:
+            request, reply, rest = " ".join(entry.split()).split(" src=", 2)
+            self.say(f"  {request} src={reply}")
+            self.say(f"  src={rest}")
+        if not entries:
+            self.say("  (no entry: the kernel's conntrack has not seen the connection)")
 
     def _in_force(self, policy: str) -> bool:
         found = self._service(Frontend(ip_address("0.0.0.0"), SHOP_NODEPORT, 6))
@@ -153,20 +203,34 @@ class Demo:
         """Starts traffic.py on a host; returns when it is ready."""
         return self.lab.keep_ready(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
 
-    def _request(self, host: Host, protocol: str, address: str, port: int = PORT) -> Any:
-        """Connects REQUESTS times and prints each pod's share. Raises NodeError if one fails."""
-        words = ("request", protocol, address, str(port), str(CONNECTIONS_A_LINE))
+    def _request(
+        self,
+        host: Host,
+        protocol: str,
+        address: str,
+        port: int = PORT,
+        count: int = CONNECTIONS_A_LINE,
+    ) -> Any:
+        """Connects ``count`` times and prints each pod's share. Raises NodeError if one fails."""
+        words = ("request", protocol, address, str(port), str(count))
         output, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
         answer = json.loads(output)
-        shares = "  ".join(
-            f"{name} {n / CONNECTIONS_A_LINE:.0%}" for name, n in answer["names"].items()
-        )
+        shares = "  ".join(f"{name} {n / count:.0%}" for name, n in answer["names"].items())
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        peers = " ".join(answer["peers"])
-        self.say(f"  {host.name:7} {protocol}  {where:18} {shares}  (peer: {peers})")
+        self.say(f"  {host.name:7} {protocol}  {where:18} {shares}")
         if answer["errors"]:
-            raise NodeError(f"some of {CONNECTIONS_A_LINE} failed: {answer['errors']}")
+            raise NodeError(f"some of {count} failed: {answer['errors']}")
         return answer
+
+
+def environment(paths: Paths) -> dict[str, str]:
+    """By which any command of ebpflb finds the demo's node."""
+    return {"EBPFLB_STATE_DIR": str(paths.state), "EBPFLB_RUN_DIR": str(paths.run)}
+
+
+def _shortened(line: str) -> str:
+    """The line in WIDTH columns."""
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
 def _slices(name: str, pods: list[Host], **how: Any) -> list[manifests.Manifest]:

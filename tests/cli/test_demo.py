@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,14 +30,18 @@ demo.DEMO_PREFIX = {PREFIX!r}
 main()
 """
 STEPS = [
-    "# a node",
-    "ready",
-    "# 400 connections",
-    "# a fourth endpoint is a canary",
-    "# the service is scaled",
-    "# a client",
-    "# the agent",
+    "# set-up",
+    "serving",
+    "# 100 connections",
+    "# the Service is scaled",
+    "# the fourth endpoint becomes a canary",
+    "# what the node serves",
+    "# a client outside",
+    "# by netfilter",
+    "# by the flow tables",
+    "# the agent is killed",
 ]
+COLUMNS = 80
 
 
 def begin(*words: str) -> "subprocess.Popen[str]":
@@ -83,14 +88,61 @@ def test_to_the_end() -> None:
         assert step in said
     for name in ("web-1", "web-2", "web-3", "web-4"):
         assert name in said
-    canary = said.partition("# a fourth")[2].partition("\n# ")[0]
-    shares = [int(share) for share in re.findall(r"web-4 (\d+)%", canary)]
+    shares = [int(share) for share in re.findall(r"web-4 (\d+)%", section(said, "canary"))]
     assert len(shares) == 2
-    assert all(2 <= share <= 20 for share in shares), "a tenth, of 400 connections"
+    assert all(1 <= share <= 25 for share in shares), "a tenth, of 100 connections"
     assert "far-1 saw 192.0.2.1\n" in said, "policy Cluster sends us to the other node as the node"
     assert said.count("web-1 saw 198.51.100.7\n") == 2, "an endpoint here sees us, by any policy"
-    assert "everything that the demo made is removed" in said
+    assert [line for line in said.splitlines() if len(line) > COLUMNS] == []
+    assert len(re.findall(r"^    \d\d:\d\d:\d\d", said, re.M)) == 3, "lines of the agent's log"
+    assert "# everything is removed" in said
     wait_until("nothing is left", lambda: not left(demo.pid))
+    by_netfilter, by_flows = section(said, "by netfilter"), section(said, "by the flow tables")
+    assert "packet path: netfilter" in said, "the default engine: the bridge has hairpin mode"
+    assert re.search(r"TCP +closed +198.51.100.7:\d+ +192.0.2.1:30080 +10.244.1.1", by_netfilter)
+    assert re.search(r"TCP +closed +198.51.100.7:\d+ +192.0.2.1:30080 +10.244.1.1", by_flows)
+    if shutil.which("conntrack"):
+        assert re.search(r"src=198.51.100.7 dst=192.0.2.1 .*\n +src=10.244.1.1\d ", by_netfilter)
+        assert "(no entry" in by_flows
+
+
+def section(said: str, heading: str) -> str:
+    """What follows a heading that has these words."""
+    return next(it for it in said.split("\n# ") if heading in it.partition("\n")[0])
+
+
+@pytest.mark.extended
+def test_kept() -> None:
+    """The line that it prints makes commands work; so does a shell on its node."""
+    demo = begin("--keep")
+    said, _ = demo.communicate(timeout=240)
+    assert demo.returncode == 0
+    (line,) = re.findall(r"^export (.*)$", said, re.M)
+    found = os.environ | dict(word.split("=", 1) for word in line.split())
+    own = [sys.executable, "-P", "-m", "ebpflb"]
+    for words in re.findall(r"^ebpflb (.*)$", said.partition("# try")[2], re.M):
+        once = ["--once"] if words == "top" else []
+        done = subprocess.run([*own, *words.split(), *once], env=found, capture_output=True)
+        assert done.returncode == 0, done
+        assert b"default/web" in done.stdout or words == "status"
+    script = "ip -brief address; ebpflb services get default/web; exit 7"
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "demo", "shell"],
+        input=script,
+        env=os.environ | {"SHELL": "/bin/sh"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 7, done
+    assert "192.0.2.1/" in done.stdout and "10.96.0.10:80" in done.stdout
+    assert "removed" in begin("--remove").communicate(timeout=120)[0]
+    wait_until("nothing is left", lambda: not left(demo.pid))
+    assert "no demo is kept here" in _shell_without_a_demo()
+
+
+def _shell_without_a_demo() -> str:
+    command = [sys.executable, "-c", COMMAND, "demo", "shell"]
+    return subprocess.run(command, capture_output=True, text=True).stderr
 
 
 @pytest.mark.extended

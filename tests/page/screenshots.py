@@ -26,7 +26,7 @@ PAGES = {
 }
 SCREENS = ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark"))
 HEIGHTS = {1280: 800, 390: 780}
-POINTS = 100  # of the line of five minutes
+POINTS = 40  # of the lines of the overview: more than a minute
 COLOURS = 64  # of a picture: text stays sharp, and it takes a fifth of the space
 
 
