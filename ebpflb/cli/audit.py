@@ -12,7 +12,7 @@ import click
 
 from ebpflb.agent import fresh_list
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, print_as, wide_output_option, wrapped
+from ebpflb.cli.output import Output, list_option, print_as, print_names, print_table
 from ebpflb.errors import ClusterError, NodeError, one_line
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.map_writer import capacity_of
@@ -41,8 +41,8 @@ class Compared(NamedTuple):
 @common.state_dir
 @common.run_dir
 @common.cgroup_root
-@wide_output_option
-def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, output: str) -> None:
+@list_option
+def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, output: Output) -> None:
     """Compare this node with what it should be, once, and change nothing.
 
     Hooks, devices and pins; the entries of the maps, with each other and with a fresh list of the
@@ -57,21 +57,16 @@ def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, outpu
     if beside := kube_proxy.overruled(paths.state):
         notes.append(beside)
     for note in notes:
-        click.echo(note, err=output not in ("table", WIDE))
-    if output in ("table", WIDE):
-        for each in drift:
-            line = f"{each.part}: {each}"
-            click.echo(line if output == WIDE else "\n".join(wrapped("", line)))
-        click.echo(_counted(len(drift)))
-    else:
+        click.echo(note, err=True)
+    if output.is_data:
         print_as(output, [each._asdict() for each in drift])
+    elif output.form == "name":
+        print_names(each.part for each in drift)
+    else:
+        print_table([{"part": each.part, "difference": str(each)} for each in drift], output)
+        if not drift:
+            click.echo("No differences found", err=True)
     sys.exit(1 if drift or notes else 0)
-
-
-def _counted(number: int) -> str:
-    if number == 1:
-        return "1 thing differs"
-    return f"{number} things differ" if number else "nothing differs"
 
 
 def compare(paths: Paths, cgroup_root: Path | None) -> Compared:

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, print_as, print_results, wide_output_option
+from ebpflb.cli.output import Output, list_option
+from ebpflb.cli.results import print_results
 from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
@@ -18,8 +19,8 @@ from ebpflb.tools.check_result import CheckResult
 @common.cgroup_root
 @common.state_dir
 @common.run_dir
-@wide_output_option
-def check(cgroup_root: Path | None, state_dir: Path, run_dir: Path, output: str) -> None:
+@list_option
+def check(cgroup_root: Path | None, state_dir: Path, run_dir: Path, output: Output) -> None:
     """Check whether this node can run ebpflb.
 
     Tries every feature that ebpflb uses. For each one that is missing, prints what to do about it
@@ -28,12 +29,10 @@ def check(cgroup_root: Path | None, state_dir: Path, run_dir: Path, output: str)
     """
     results = [*check_node(state_dir.absolute(), cgroup_root), *_name(state_dir, run_dir)]
     lacking = [result.feature for result in results if result.required and not result.ok]
-    if output in ("table", WIDE):
-        print_results(results, output, "MISSING")
+    print_results(results, output, "MISSING")
+    if output.form == "table":
         lacks = f"cannot run ebpflb: it lacks {', '.join(lacking)}"
-        click.echo(f"this node {lacks if lacking else 'can run ebpflb'}")
-    else:
-        print_as(output, [result._asdict() for result in results])
+        click.echo(f"\nThis node {lacks if lacking else 'can run ebpflb'}.")
     sys.exit(1 if lacking else 0)
 
 

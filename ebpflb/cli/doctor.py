@@ -10,7 +10,8 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.audit import compare
-from ebpflb.cli.output import print_as, print_results, wide_output_option
+from ebpflb.cli.output import Output, list_option
+from ebpflb.cli.results import print_results
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -37,9 +38,9 @@ from ebpflb.tools.settings_check import settings_results
     show_default=True,
     help="Test every path with real connections to a temporary endpoint.",
 )
-@wide_output_option
+@list_option
 def doctor(
-    cgroup_root: Path | None, state_dir: Path, run_dir: Path | None, output: str, canary: bool
+    cgroup_root: Path | None, state_dir: Path, run_dir: Path | None, output: Output, canary: bool
 ) -> None:
     """Look for everything that can be wrong on this node, and say what to do.
 
@@ -54,12 +55,10 @@ def doctor(
     place.require_state_directory(paths.state)
     results = list(_results(paths, cgroup_root, canary=canary))
     wrong = [each for each in results if each.required and not each.ok]
-    if output in ("json", "yaml"):
-        print_as(output, [each._asdict() for each in results])
-    else:
-        print_results(results, output, "WRONG")
+    print_results(results, output, "WRONG")
+    if output.form == "table":
         warnings = sum(not each.ok for each in results) - len(wrong)
-        click.echo(f"{len(wrong)} things are wrong, {warnings} warnings")
+        click.echo(f"\nwrong: {len(wrong)}, warnings: {warnings}")
     sys.exit(1 if wrong else 0)
 
 

@@ -2,24 +2,21 @@
 """``ebpflb explain``: why a connection goes where it goes."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from tabulate import tabulate
 
 from ebpflb.cli import common
-from ebpflb.cli.output import percent, print_as
+from ebpflb.cli.output import Output, Row, output_option, percent, print_as, print_table
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.entries import Frontend
 from ebpflb.tools import pins
 from ebpflb.tools.explain.answer import Explained, explain
-from ebpflb.tools.explain.asking import parse_question
+from ebpflb.tools.explain.asking import Share, parse_question
 
 PAGE = 20  # endpoints
-_WIDTHS = [9, 42, 23]  # of the columns: 80 in all
-# The same of those of endpoints; one that is empty is left out.
-_ENDPOINTS = {"chance": 6, "endpoint": 21, "pod": 11, "node": 8, "zone": 8, "slots": 6, "": 8}
 
 
 class _Question(click.ParamType):  # type: ignore[type-arg]
@@ -56,14 +53,7 @@ class _Question(click.ParamType):  # type: ignore[type-arg]
 )
 @common.state_dir
 @common.run_dir
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "wide", "json", "yaml"]),
-    default="table",
-    show_default=True,
-    help="Output format: a table of 80 columns, one without line breaks, or data.",
-)
+@output_option("wide", "json", "yaml")
 def explain_(
     to: Frontend,
     sender: str,
@@ -71,7 +61,7 @@ def explain_(
     page: int,
     state_dir: Path,
     run_dir: Path | None,
-    output: str,
+    output: Output,
 ) -> None:
     """Explain why a connection goes where it goes, step by step.
 
@@ -84,56 +74,47 @@ def explain_(
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
     explained = explain(StateDir(paths.state), paths.cache, to, sender, from_port)
-    if output in ("json", "yaml"):
+    if output.is_data:
         print_as(output, explained.as_data())
     else:
-        click.echo(as_text(explained, page, wide=output == "wide"))
+        _print(explained, page, output)
     for note in explained.notes:
         click.echo(f"note: {note}", err=True)
     sys.exit(explained.status)
 
 
-def as_text(explained: Explained, page: int, *, wide: bool) -> str:
-    """The answer as a table."""
-    heading = f"{explained.asked}/{explained.protocol} from {explained.client}"
-    rows = [
-        (row.step, row.says, f"{row.map} {row.row}" if row.map else "") for row in explained.rows
+def _print(explained: Explained, page: int, output: Output) -> None:
+    """Prints two tables: the steps, of which the last is the verdict, and the endpoints."""
+    print_table([*_steps(explained, wide=output.is_wide)], output)
+    if not explained.shares:
+        return
+    click.echo()
+    shown = explained.shares[(page - 1) * PAGE : page * PAGE]
+    print_table([_endpoint(share) for share in shown], output)
+    pages = -(-len(explained.shares) // PAGE)
+    if pages > 1:
+        click.echo(f"page {page} of {pages}, {len(explained.shares)} endpoints: --page", err=True)
+
+
+def _steps(explained: Explained, *, wide: bool) -> Iterator[Row]:
+    """-o wide also names the row of the map that a step has read."""
+    asked = f"{explained.asked}/{explained.protocol} from {explained.client}"
+    steps = [
+        ("connection", asked, ""),
+        *((it.step, it.says, f"{it.map} {it.row}".strip()) for it in explained.rows),
     ]
-    rows.append(("verdict", f"{explained.verdict}: {explained.says}", ""))
-    parts = [heading, _table(rows, ["step", "what", "map, row"], _WIDTHS, wide=wide)]
-    if explained.shares:
-        parts.append(_endpoints(explained, page, wide=wide))
-    return "\n\n".join(parts)
+    steps.append(("verdict", f"{explained.verdict}: {explained.says}", ""))
+    for step, says, source in steps:
+        yield {"step": step, "what": says, **({"read_from": source} if wide else {})}
 
 
-def _endpoints(explained: Explained, page: int, *, wide: bool) -> str:
-    shares, first = explained.shares, (page - 1) * PAGE
-    rows = [
-        {
-            "chance": percent(it.chance, 1),
-            "endpoint": it.endpoint,
-            "pod": it.pod,
-            "node": it.node,
-            "zone": it.zone,
-            "slots": str(it.slot),
-            "": it.note,
-        }
-        for it in shares[first : first + PAGE]
-    ]
-    heads = [name for name in _ENDPOINTS if any(row[name] for row in rows)]
-    widths, shown = [_ENDPOINTS[name] for name in heads], [[row[n] for n in heads] for row in rows]
-    table = _table(shown, heads, widths, wide=wide) if rows else "no such page"
-    pages = -(-len(shares) // PAGE)
-    more = f"\n\npage {page} of {pages}, {len(shares)} endpoints: --page" if pages > 1 else ""
-    return table + more
-
-
-def _table(rows: list[Any], heads: list[str], widths: list[int], *, wide: bool) -> str:
-    table = tabulate(
-        rows,
-        heads,
-        tablefmt="plain" if wide else "simple",
-        maxcolwidths=None if wide else widths,
-        disable_numparse=True,
-    )
-    return "\n".join(line.rstrip() for line in table.splitlines())
+def _endpoint(share: Share) -> Row:
+    return {
+        "chance": percent(share.chance, 1),
+        "endpoint": share.endpoint,
+        "pod": share.pod,
+        "node": share.node,
+        "zone": share.zone,
+        "slot": share.slot,
+        "note": share.note,
+    }

@@ -8,12 +8,14 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import (
-    WIDE,
+    Output,
+    list_option,
     print_as,
-    print_narrow_table,
+    print_names,
+    print_none_found,
+    print_table,
     show,
     watch_option,
-    wide_output_option,
 )
 from ebpflb.model.addresses import Address, parse_address
 from ebpflb.tools import pins
@@ -75,13 +77,13 @@ def flows() -> None:
 @client
 @watch_option
 @common.state_dir
-@wide_output_option
+@list_option
 def list_(
     service: tuple[str, str] | None,
     client: Address | None,
     watch: float | None,
     state_dir: Path,
-    output: str,
+    output: Output,
 ) -> None:
     """Print a row for each flow.
 
@@ -99,13 +101,17 @@ def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
 
 
-def _print(rows: list[dict[str, Any]], output: str) -> None:
-    if output in ("json", "yaml"):
+def _print(rows: list[dict[str, Any]], output: Output) -> None:
+    if output.is_data:
         print_as(output, rows)
-        return
-    wide = output == WIDE
-    shown = rows if wide else [{name: row[name] for name in _NARROW} for row in rows]
-    print_narrow_table("flows", shown, wide=wide, whole=("client",))
+    elif output.form == "name":
+        print_names(f"{row['client']}->{row['frontend']}/{row['protocol']}" for row in rows)
+    elif output.is_wide:
+        print_table(rows, output)
+    else:
+        print_table([{name: row[name] for name in _NARROW} for row in rows], output)
+    if not rows and not output.is_data:
+        print_none_found("flows")
 
 
 @flows.command()

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb history``: what the agent has written into the maps, when, and because of what."""
 
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ebpflb.cli import common
 from ebpflb.cli.flows import service as service_option
 from ebpflb.cli.output import (
-    WIDE,
+    Output,
+    list_option,
     print_as,
-    print_narrow_table,
-    watch,
+    print_names,
+    print_none_found,
+    print_table,
+    show,
     watch_option,
-    wide_output_option,
 )
 from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
 from ebpflb.history.past import parse_time
@@ -54,7 +54,7 @@ def time_option(_context: object, _option: object, text: str | None) -> float | 
 @watch_option
 @common.state_dir
 @common.run_dir
-@wide_output_option
+@list_option
 def history(
     service: tuple[str, str] | None,
     since: float | None,
@@ -62,13 +62,12 @@ def history(
     watch: float | None,
     state_dir: Path,
     run_dir: Path | None,
-    output: str,
+    output: Output,
 ) -> None:
     """Show what has changed in the maps, and which object or event was the cause.
 
     Reads the files that the agent keeps in its run directory; no agent has to run. They are
-    bounded: the first line says when they begin. `maps dump --at TIME` shows what the maps held.
-    Exit status 1 if nothing is found.
+    bounded: a note says when they begin. `maps dump --at TIME` shows what the maps held.
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
@@ -76,29 +75,24 @@ def history(
     def read() -> LatestChanges:
         return latest_changes(paths, service, since, limit)
 
-    if watch:
-        _watch(read, output, watch)
-        sys.exit(0)
-    found = read()
-    _show(found, output)
-    sys.exit(0 if found.changes else 1)
+    show(read, lambda found: _show(found, output), watch)
 
 
-def _watch(read: Any, output: str, seconds: float) -> None:
-    watch(read, lambda found: _show(found, output), seconds)
-
-
-def _show(found: LatestChanges, output: str) -> None:
-    if output in ("json", "yaml"):
+def _show(found: LatestChanges, output: Output) -> None:
+    if output.is_data:
         print_as(output, found._asdict())
         return
-    click.echo(f"history begins at {found.begins}")
-    for note in found.notes:
-        click.echo(note)
+    rows = [row for change in found.changes for row in _rows(change, wide=output.is_wide)]
+    if output.form == "name":
+        print_names(row["service"] for row in rows if row["service"])
+    else:
+        print_table(rows, output)
+    if not rows:
+        print_none_found("changes")
+    for note in (f"history begins at {found.begins}", *found.notes):
+        click.echo(note, err=True)
     if found.earlier:
-        click.echo(f"{found.earlier} earlier records are not shown: --limit 0 shows all")
-    rows = [row for change in found.changes for row in _rows(change, wide=output == WIDE)]
-    print_narrow_table("changes", rows, wide=output == WIDE, whole=("time",))
+        click.echo(f"{found.earlier} earlier records are not shown: --limit 0 shows all", err=True)
 
 
 def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:

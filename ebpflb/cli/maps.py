@@ -7,10 +7,21 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.history import time_option
-from ebpflb.cli.output import WIDE, print_as, print_first_columns, wide_output_option
+from ebpflb.cli.output import (
+    Output,
+    Row,
+    list_option,
+    print_as,
+    print_names,
+    print_none_found,
+    print_table,
+    show,
+    watch_option,
+)
 from ebpflb.history.past import Past
+from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.tools import pins
-from ebpflb.tools.dump import ROWS, dump_maps, past_maps
+from ebpflb.tools.dump import ROWS, Dump, dump_maps, past_maps
 
 CHANGED = "warning: the agent changed the maps during the dump; rows may not fit together"
 
@@ -29,11 +40,17 @@ def maps() -> None:
     help="Show the maps as they were at a time, such as 14:03, 2026-11-22T14:03:10 or 10m (ago); "
     "only maps that the agent writes, and no counters.",
 )
+@watch_option
 @common.state_dir
 @common.run_dir
-@wide_output_option
+@list_option
 def dump(
-    names: tuple[str, ...], at: float | None, state_dir: Path, run_dir: Path | None, output: str
+    names: tuple[str, ...],
+    at: float | None,
+    watch: float | None,
+    state_dir: Path,
+    run_dir: Path | None,
+    output: Output,
 ) -> None:
     """Print all maps, or those named, with names instead of ids and with counters.
 
@@ -42,18 +59,43 @@ def dump(
     table: the endpoint of each backend id.
     """
     common.require_capabilities()
-    if at is None:
-        with pins.pinned_maps(state_dir) as pinned:
-            dumped = dump_maps(pinned, names)
-    else:
+
+    def read() -> Dump:
+        if at is None:
+            with pins.pinned_maps(state_dir) as pinned:
+                return dump_maps(pinned, names)
         past = Past(pins.paths(state_dir, run_dir))
-        dumped = past_maps(past, at, names)
         for note in past.notes:
             click.echo(f"history: {note}", err=True)
-    if output in ("json", "yaml"):
+        return past_maps(past, at, names)
+
+    show(read, lambda dumped: _print(dumped, output), watch)
+
+
+def _print(dumped: Dump, output: Output) -> None:
+    """A table for each map that has entries; of several maps, each row names its own."""
+    if output.is_data:
         print_as(output, dumped._asdict())
         return
-    for name, rows in dumped.maps.items():
-        print_first_columns(name, rows, wide=output == WIDE)
+    tables = {name: rows for name, rows in dumped.maps.items() if rows}
+    if output.form == "name":
+        print_names(tables)
+    else:
+        for number, (name, rows) in enumerate(tables.items()):
+            first = {"map": name} if len(dumped.maps) > 1 else {}
+            if number:
+                click.echo()
+            print_table([first | _columns(row, name, output) for row in rows], output)
+    if not tables:
+        print_none_found("entries")
     if dumped.changed_while_reading:
         click.echo(CHANGED, err=True)
+
+
+_COUNTERS = {*ServiceCounters._fields, *BackendCounters._fields, "open"}
+
+
+def _columns(row: Row, name: str, output: Output) -> dict[str, object]:
+    """Without counters, unless all is asked for or the map consists of them."""
+    shows_all = output.is_wide or name.endswith("_stats")
+    return {key: value for key, value in row.items() if shows_all or key not in _COUNTERS}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb monitor``: live events."""
 
-import shutil
 import sys
 from contextlib import closing
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -11,82 +10,69 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import COLUMNS, WIDE, lines_output_option, print_row_as
-from ebpflb.errors import NodeError, escaped, one_line
+from ebpflb.cli.output import Output, Row, microseconds, print_row_as, stream_option, table_lines
+from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.monitoring import DECISIONS, FREQUENT, USUAL, decision_mask
 from ebpflb.tools import pins
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told, require_service
 
-# Events as lines: 80 columns, or as many as the terminal has; wide, JSON, YAML.
-
-# The columns of the table, of 80; what a terminal has more goes to the last three.
-_WIDTHS = {"TIME": 12, "VERDICT": 10, "HOOK": 7, "NS": 5, "FROM": 10, "FRONTEND": 14, "BACKEND": 16}
-_ELASTIC = ("FROM", "FRONTEND", "BACKEND")
-_LONGEST = 40  # characters that a column may have
+# Columns get these widths before what comes is known; a longer cell makes its own line longer.
+_WIDTHS = {
+    "time": 29,
+    "verdict": 13,
+    "hook": 8,
+    "duration": 8,
+    "from": 24,
+    "service": 24,
+    "frontend": 20,
+    "backend": 18,
+}
 
 
 class EventLines:
-    """Prints an event as ``output`` says, each as soon as it is there."""
+    """Prints an event as ``output`` says, each as soon as it is there; before the first one the
+    heads.
+    """
 
-    def __init__(self, output: str) -> None:
-        self._output, self._widths = output, dict(_WIDTHS)
-        if output == "table" and sys.stdout.isatty():
-            spare = shutil.get_terminal_size((COLUMNS, 24)).columns - COLUMNS
-            for name in _ELASTIC:
-                more = max(0, min(spare // len(_ELASTIC), _LONGEST - _WIDTHS[name]))
-                self._widths[name] += more
-
-    def head(self) -> None:
-        if self._output == "table":
-            self._line(dict(zip(self._widths, self._widths, strict=True)))
+    def __init__(self, output: Output) -> None:
+        self._output, self._headers = output, output.headers
 
     def show(self, told: Told) -> None:
-        if self._output in ("json", "yaml"):
+        if self._output.is_data:
             print_row_as(self._output, told)
-        elif self._output == WIDE:
-            click.echo(_wide(told))
-        else:
-            self._line(_cells(told))
-
-    def _line(self, cells: dict[str, str]) -> None:
-        parts = [_fitted(cells[name], width) for name, width in self._widths.items()]
-        click.echo(" ".join(parts).rstrip())
+            return
+        row = _wide(told) if self._output.is_wide else _narrow(told)
+        for line in table_lines([row], headers=self._headers, least=_WIDTHS):
+            click.echo(line)
+        self._headers = False
 
 
-def _cells(told: Told) -> dict[str, str]:
+def _narrow(told: Told) -> Row:
     return {
-        "TIME": told.time[11:23],
-        "VERDICT": told.verdict,
-        "HOOK": told.hook,
-        "NS": str(told.ns),
-        "FROM": escaped(told.pod or _process(told) or told.client),
-        "FRONTEND": told.frontend,
-        "BACKEND": told.backend,
+        "time": told.time,
+        "verdict": told.verdict,
+        "hook": told.hook,
+        "duration": microseconds(told.ns),
+        "from": told.pod or _process(told) or told.client,
+        "service": told.service,
+        "frontend": told.frontend and f"{told.frontend}/{told.protocol}",
+        "backend": told.backend,
     }
 
 
-def _wide(told: Told) -> str:
-    """All that is known, with a word before what may be missing."""
-    parts = {
+def _wide(told: Told) -> Row:
+    return {
+        **_narrow(told),
         "process": _process(told),
         "pod": told.pod,
         "client": told.client,
         "device": told.device,
-        "service": told.service,
-        "frontend": told.frontend and f"{told.frontend}/{told.protocol}",
-        "backend": told.backend,
         "endpoint": told.backend_pod,
     }
-    said = [f"{name} {escaped(value)}" for name, value in parts.items() if value]
-    return f"{told.time} {told.verdict:<16} {told.hook:<8} {told.ns:>6} ns  {'  '.join(said)}"
 
 
 def _process(told: Told) -> str:
     return f"{told.process}/{told.pid}" if told.pid else ""
-
-
-def _fitted(text: str, width: int) -> str:
-    return f"{text:<{width}}" if len(text) <= width else f"{text[: width - 1]}…"
 
 
 _ENDED = "the agent has stopped or reloaded its programs: run `ebpflb monitor` again"
@@ -119,7 +105,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
 @common.state_dir
 @common.run_dir
-@lines_output_option("one object a line")
+@stream_option("one object a line")
 def monitor(
     service: str | None,
     client: IPv4Network | IPv6Network | None,
@@ -127,7 +113,7 @@ def monitor(
     count: int | None,
     state_dir: Path,
     run_dir: Path | None,
-    output: str,
+    output: Output,
 ) -> None:
     """Show what the datapath decides, as it does: until Ctrl-C.
 
@@ -158,7 +144,6 @@ class _Watch:
     def run(self, verdicts: tuple[str, ...], count: int | None) -> bool:
         """Whether its user has ended it, and not the agent."""
         wanted = {DECISIONS[word] for word in verdicts or USUAL}
-        self._lines.head()
         try:
             for part in self._stream.parts():
                 self._tell_lost(part.lost)

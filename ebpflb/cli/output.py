@@ -1,225 +1,182 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--output`` and ``--watch``: values as a table, JSON or YAML, once or again and again.
+"""How every command prints: as kubectl does.
 
-A row of a table is one line, fit for grep.
+A table has a line for each row, upper-case heads, columns that are as wide as their content and two
+blanks apart. Nothing is cut, except on a terminal a last column of free text. ``-o`` has the same
+as data, ``-w`` again and again.
 
 Control characters, which a name in a map or manifest may hold, are escaped.
 """
 
+import re
+import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from textwrap import fill, wrap
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import click
 import msgspec
 import yaml
-from tabulate import tabulate
 
 from ebpflb.errors import escaped
-from ebpflb.tools.check_result import CheckResult
 
-WIDE = "wide"
-COLUMNS = 80
-_NARROWEST = 8  # characters that stay of a cell
-_WIDEST = 26  # of a cell among columns of which the first ones are shown
-_INDENT, _GAP = 2, 2
-
-
+Row = Mapping[str, Any]  # the name of a column -> its cell
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+_GAP = "  "
+_NONE = "<none>"  # an empty cell, so that `awk` counts the columns right
+_LEAST_TEXT = 20  # characters of free text that are left on the narrowest terminal
+_NUMBER = re.compile(r"(\d+(\.\d+)?( ?(%|[nµm]?s))?|[-?])?")
 
-def _option(*formats: str, more: str = "") -> Decorator:
-    return click.option(
+
+class Output(NamedTuple):
+    """What ``-o`` and ``--no-headers`` ask for."""
+
+    form: str = "table"  # or wide, json, yaml, name
+    headers: bool = True
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is JSON or YAML."""
+        return self.form in ("json", "yaml")
+
+    @property
+    def is_wide(self) -> bool:
+        return self.form == "wide"
+
+
+_TABLE = Output()
+
+
+def output_option(*forms: str, more: str = "") -> Decorator:
+    """``-o`` with these forms beside "table"; ``more``: the end of its help. A command that has the
+    form "wide" prints tables, so it also has ``--no-headers``. Both become one ``output``.
+    """
+    choice = click.option(
         "-o",
         "--output",
-        type=click.Choice(formats),
+        type=click.Choice(("table", *forms)),
         default="table",
         show_default=True,
+        callback=lambda context, _, form: Output(form, not context.meta.get(_NO_HEADERS)),
         help=f"Output format{more}.",
     )
+    return lambda command: choice(_no_headers(command) if "wide" in forms else command)
 
 
-output_option = _option("table", "json", "yaml")
-wide_output_option = _option("table", WIDE, "json", "yaml")
+_NO_HEADERS = "ebpflb.no_headers"
+_no_headers = click.option(
+    "--no-headers",
+    is_flag=True,
+    is_eager=True,  # before -o, which takes its value
+    expose_value=False,
+    callback=lambda context, _, given: context.meta.update({_NO_HEADERS: given}),
+    help="Print tables without their heads.",
+)
+data_option = output_option("json", "yaml")
+list_option = output_option("wide", "json", "yaml", "name")
 
 
-def lines_output_option(line: str) -> Decorator:
+def stream_option(line: str) -> Decorator:
     """For rows that come one after the other; ``line`` says what each line of JSON is."""
-    return _option("table", WIDE, "json", "yaml", more=f"; JSON is {line}, YAML a document for it")
+    more = f"; JSON is {line}, YAML a document for it"
+    return output_option("wide", "json", "yaml", more=more)
 
 
-def print_row_as(output: str, row: Any) -> None:
-    """Prints one of many as a line of "json", or a document of "yaml"."""
-    if output == "yaml":
+def print_row_as(output: Output, row: Any) -> None:
+    """Prints one of many as a line of JSON, or a document of YAML."""
+    if output.form == "yaml":
         click.echo("---")
         print_as(output, row)
     else:
         click.echo(msgspec.json.encode(row))
 
 
-def print_as(output: str, value: Any) -> None:
-    """Prints a value as "json" or "yaml"."""
-    if output == "yaml":
+def print_as(output: Output, value: Any) -> None:
+    """Prints a value as JSON or YAML."""
+    if output.form == "yaml":
         click.echo(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False), nl=False)
     else:
         click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def print_table(title: str, rows: list[dict[str, Any]]) -> None:
-    """Prints rows, which have the same keys, with a column for each key."""
-    click.echo(f"{title}\n{_table(rows) if rows else '  no entries'}\n")
+def print_names(names: Iterable[object]) -> None:
+    """Prints ``-o name``: a name on each line, once."""
+    for name in dict.fromkeys(names):
+        click.echo(escaped(str(name)))
 
 
-def print_narrow_table(
-    title: str, rows: list[dict[str, Any]], *, wide: bool, whole: Collection[str] = ()
-) -> None:
-    """The same as kubectl has it; if not ``wide``, in COLUMNS, where an ellipsis stands for what
-    does not fit. The columns ``whole`` are cut last.
+def print_none_found(what: str = "resources", namespace: str = "") -> None:
+    """Says on stderr, as kubectl does, that a list is empty."""
+    where = f" in {namespace} namespace." if namespace else ""
+    click.echo(f"No {what} found{where}", err=True)
+
+
+def print_table(rows: Sequence[Row], output: Output = _TABLE, *, text_last: bool = False) -> None:
+    """Prints rows, which have the same keys; each key is a column.
+
+    ``text_last``: the last column is free text. Of that a terminal shows what fits into the line,
+    unless ``-o wide`` asks for all.
     """
-    click.echo(f"{title}\n{_narrow_table(rows, wide, whole) if rows else '  none'}\n")
+    width = 0
+    if text_last and not output.is_wide and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    for line in table_lines(rows, headers=output.headers, width=width):
+        click.echo(line)
 
 
-def print_first_columns(
-    title: str, rows: list[dict[str, Any]], *, wide: bool, empty: str = "no entries"
-) -> None:
-    """As print_narrow_table, of rows with too many columns for one line: if not ``wide`` the first
-    ones that fit, and a line that names the others.
+def table_lines(
+    rows: Sequence[Row],
+    *,
+    headers: bool = True,
+    width: int = 0,
+    least: Mapping[str, int] | None = None,
+) -> Iterator[str]:
+    """The lines of a table; none without rows. If a line would be longer than ``width``, the last
+    cell ends in an ellipsis; 0: no bound. ``least``: how wide columns are at least, for rows that
+    come one by one.
     """
-    left: list[str] = []
-    if rows and not wide:
-        shown = _first_that_fit(rows)
-        left = [name.replace("_", " ") for name in rows[0] if name not in shown]
-        rows = [{name: row[name] for name in shown} for row in rows]
-    click.echo(f"{title}\n{_narrow_table(rows, wide, ()) if rows else f'  {empty}'}")
-    if left:
-        words = f"-o wide has {', '.join(left)}"
-        click.echo(fill(words, COLUMNS, initial_indent="  ", subsequent_indent="  "))
-    click.echo()
-
-
-def percent(share: float, digits: int) -> str:
-    """With so many decimals; of a share below one percent with two digits, as 0.010%."""
-    return f"{share:.{digits}%}" if share >= 0.01 or not share else f"{100 * share:#.2g}%"
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    heads = [name.replace("_", " ") for name in rows[0]]
-    cells = [[_text(value) for value in row.values()] for row in rows]
-    return _rendered(tabulate(cells, heads, "simple", colalign=_sides(rows), disable_numparse=True))
-
-
-def _narrow_table(rows: list[dict[str, Any]], wide: bool, whole: Collection[str]) -> str:
-    """Heads are a row: as heads they would take two columns more."""
-    heads = [name.replace("_", " ").upper() for name in rows[0]]
-    cells = [heads, *([_text(value) for value in row.values()] for row in rows)]
-    if not wide:
-        cells = _fitted(cells, [name in whole for name in rows[0]])
-    return _rendered(tabulate(cells, (), "plain", colalign=_sides(rows), disable_numparse=True))
-
-
-def _first_that_fit(rows: list[dict[str, Any]]) -> list[str]:
-    """Where each is as wide as its cells, but none wider than _WIDEST."""
-    found, free = list[str](), COLUMNS - _INDENT + _GAP
-    for name in rows[0]:
-        widest = max(len(name), *(len(_text(row[name])) for row in rows))
-        free -= min(widest, _WIDEST) + _GAP
-        if free < 0 and found:
-            break
-        found.append(name)
-    return found
-
-
-def _sides(rows: list[dict[str, Any]]) -> list[str]:
-    return ["right" if _is_number(value) else "left" for value in rows[0].values()]
-
-
-def _rendered(table: str) -> str:
-    return "\n".join(f"{' ' * _INDENT}{line}".rstrip() for line in table.splitlines())
-
-
-def _fitted(cells: list[list[str]], whole: list[bool]) -> list[list[str]]:
-    """The widest columns are cut until the row fits."""
+    if not rows:
+        return
+    cells = [[cell(value) for value in row.values()] for row in rows]
+    right = [all(map(_NUMBER.fullmatch, column)) for column in zip(*cells, strict=True)]
+    if headers:
+        cells.insert(0, [name.replace("_", "-").upper() for name in rows[0]])
+    cells = [[*(text or _NONE for text in row[:-1]), row[-1]] for row in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    free = COLUMNS - _INDENT - _GAP * (len(widths) - 1)
-    for kept in (whole, [False] * len(widths)):
-        cut = [index for index, is_kept in enumerate(kept) if not is_kept]
-        while cut and sum(widths) > free:
-            widest = max(cut, key=widths.__getitem__)
-            if widths[widest] <= _NARROWEST:
-                break
-            widths[widest] -= 1
-    return [[_cut(text, width) for text, width in zip(row, widths, strict=True)] for row in cells]
+    if least:
+        widths = [max(w, least.get(name, 0)) for w, name in zip(widths, rows[0], strict=True)]
+    if width:
+        before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+        widths[-1] = min(widths[-1], max(_LEAST_TEXT, width - before))
+    for row in cells:
+        row[-1] = _shortened(row[-1], widths[-1])
+        yield _GAP.join(map(_aligned, row, widths, right)).rstrip()
 
 
-def _cut(text: str, width: int) -> str:
+def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _aligned(text: str, width: int, to_right: bool) -> str:
+    return text.rjust(width) if to_right else text.ljust(width)
 
 
-def _text(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value as the text of a cell."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else escaped(str(value))
 
 
-def wrapped(label: str, text: str) -> list[str]:
-    """A word longer than a line, as a path may be, is not broken: it could not be copied."""
-    return wrap(
-        " ".join(text.split()),
-        COLUMNS,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def microseconds(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1000:.1f} µs"
 
 
-# The lines of ``ebpflb check`` and ``ebpflb doctor``: what was looked at, and what was found.
-
-_RESULT_INDENT = " " * 9
-
-
-def print_results(results: Sequence[CheckResult], output: str, lacking: str) -> None:
-    """``lacking``: the word for what is required and not ok. ``output``: "table" or WIDE."""
-    if output == WIDE:
-        print_narrow_table("this node", [_row(it, lacking) for it in results], wide=True)
-    else:
-        click.echo("\n".join(line for each in results for line in _lines(each, lacking)))
-
-
-def _lines(result: CheckResult, lacking: str) -> Iterator[str]:
-    """One of 80 columns if it is ok; else also what to do."""
-    first = f"{_word(result, lacking):8} {result.feature}: {escaped(result.detail)}"
-    if result.ok:
-        yield first if len(first) <= COLUMNS else f"{first[: COLUMNS - 1]}…"
-    else:
-        yield from wrap(first, COLUMNS, subsequent_indent=_RESULT_INDENT)
-        yield from wrap(
-            escaped(result.remedy),
-            COLUMNS,
-            initial_indent=_RESULT_INDENT,
-            subsequent_indent=_RESULT_INDENT,
-        )
-
-
-def _row(result: CheckResult, lacking: str) -> dict[str, str]:
-    return {
-        "": _word(result, lacking),
-        "what": result.feature,
-        "found": result.detail,
-        "what to do, or what is lost": result.remedy,
-    }
-
-
-def _word(result: CheckResult, lacking: str) -> str:
-    if result.ok:
-        return "ok"
-    return lacking if result.required else "warning"
+def percent(share: float, digits: int) -> str:
+    """With so many decimals; of a share below one percent with two digits, as 0.010%."""
+    return f"{share:.{digits}%}" if share >= 0.01 or not share else f"{100 * share:#.2g}%"
 
 
 # ``--watch``: shows a value again and again, until Ctrl-C.

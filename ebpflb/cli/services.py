@@ -2,30 +2,32 @@
 """``ebpflb services``: what is used of a Service, and why the rest is not."""
 
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import (
-    WIDE,
+    Output,
+    Row,
+    list_option,
     percent,
     print_as,
-    print_narrow_table,
+    print_names,
+    print_none_found,
+    print_table,
     show,
     watch_option,
-    wide_output_option,
 )
 from ebpflb.errors import escaped, one_line
 from ebpflb.model.annotations import KEEP, RANDOM
 from ebpflb.model.services import parse_requirements, show_requirements
 from ebpflb.plan.service_page import (
+    UNUSED,
     USED,
     EndpointRow,
     LeftOutRow,
-    PortPage,
     ServiceList,
     ServicePage,
     ServiceRow,
@@ -33,68 +35,70 @@ from ebpflb.plan.service_page import (
 from ebpflb.tools import pins
 from ebpflb.tools import service_pages as pages
 from ebpflb.tools.service_pages import Wanted
-from ebpflb.tools.snapshot import Row
 
 # The tables of ``ebpflb services``.
 
 
-def show_list(found: ServiceList, output: str) -> None:
-    """Prints a row for each Service, and what is not known."""
-    if output in ("json", "yaml"):
+def show_list(found: ServiceList, output: Output, namespace: str) -> None:
+    """Prints a row for each Service; on stderr what is not known."""
+    if output.is_data:
         print_as(output, found)
         return
-    wide = output == WIDE
-    rows = [_list_row(row, wide) for row in found.services]
-    print_narrow_table("services", rows, wide=wide, whole=("service",))
-    for note in (*_more(found.more), *found.notes):
-        click.echo(note)
+    if output.form == "name":
+        print_names(row.service for row in found.services)
+    else:
+        rows = [_list_row(row, output.is_wide) for row in found.services]
+        print_table(rows, output, text_last=True)
+    if not found.services:
+        print_none_found(namespace=namespace)
+    _print_notes(found.more, found.notes)
 
 
 def _list_row(row: ServiceRow, wide: bool) -> Row:
-    """An exclamation mark stands for problems, which the wide table has."""
-    counts = {"open": _count(row.open), "opened": _count(row.opened)}
-    numbers = {"used": row.used, "not_used": row.unused, **counts}
-    ports = ",".join(row.ports)
+    addresses = row.addresses if wide else row.addresses[:1]
+    cells = {
+        "service": row.service,
+        "address": ",".join(addresses),
+        "ports": ",".join(row.ports),
+        "used": row.used,
+        "not_used": row.unused,
+        "open": _count(row.open),
+        "opened": _count(row.opened),
+    }
     if wide:
-        many = {"addresses": ",".join(row.addresses), "policies": ",".join(row.policies)}
-        problems = {"problems": "; ".join(row.problems)}
-        return {"service": row.service, "ports": ports, **numbers, **many, **problems}
-    address = row.addresses[0] if row.addresses else "none"
-    mark = {"": "!" if row.problems else ""}
-    return {"service": row.service, "address": address, "ports": ports, **numbers, **mark}
+        cells["policies"] = ",".join(row.policies)
+    return {**cells, "problem": "; ".join(row.problems)}
 
 
-def show_page(page: ServicePage, output: str, limit: int) -> None:
-    """Prints three tables: frontends, what is used, and what is not; ``limit`` rows at most."""
-    if output in ("json", "yaml"):
+def show_page(page: ServicePage, output: Output, limit: int) -> None:
+    """Prints two tables, the frontends and the endpoints: of those used, and of the others, at most
+    ``limit`` rows each.
+    """
+    if output.is_data:
         print_as(output, page)
         return
-    wide = output == WIDE
-    click.echo(f"{escaped(page.service)}\n")
-    whole = ("frontend", "problem", "scheduler", "on_removal")
-    print_narrow_table("frontends", [*_frontends(page, wide)], wide=wide, whole=whole)
-    used = [(port, row) for port in page.ports for row in port.endpoints if row.state == USED]
-    unused = [(port, row) for port in page.ports for row in port.endpoints if row.state != USED]
-    _table("endpoints", (_used(port, row, wide) for port, row in used), len(used), limit, wide)
-    others = [_unused(port, row, wide) for port, row in islice(unused, limit)]
-    left = [_left_out(row, wide) for row in page.left_out]
-    if others or left:
-        count = len(unused) + len(left)
-        _table("not used, and why", [*others, *left], count, limit, wide)
-    notes = [f"{port.port}: {port.problem}" for port in page.ports if port.problem]
-    for note in (*notes, *page.notes):
-        click.echo(escaped(note))
+    if output.form == "name":
+        print_names([page.service])
+        return
+    print_table([*_frontends(page, output.is_wide)], output, text_last=True)
+    rows = [(port.port, row) for port in page.ports for row in port.endpoints]
+    rows += [(row.port, _unused(row)) for row in page.left_out]
+    used = [each for each in rows if each[1].state == USED]
+    unused = [each for each in rows if each[1].state != USED]
+    shown = [*used[:limit], *unused[:limit]]
+    if shown:
+        click.echo()
+        print_table([_endpoint(*it, wide=output.is_wide) for it in shown], output, text_last=True)
+    problems = [f"{port.port}: {port.problem}" for port in page.ports if port.problem]
+    _print_notes(len(rows) - len(shown), [*problems, *page.notes])
 
 
-def _table(title: str, rows: Iterable[Row], count: int, limit: int, wide: bool) -> None:
-    whole = ("endpoint", "reason")
-    print_narrow_table(title, [*islice(rows, limit)], wide=wide, whole=whole)
-    for line in _more(max(0, count - limit)):
-        click.echo(line)
-
-
-def _more(count: int) -> list[str]:
-    return [f"  ... and {count} more: --limit 0 shows all\n"] if count else []
+def _print_notes(more: int, notes: list[str]) -> None:
+    """On stderr, so that a pipe gets rows alone."""
+    if more:
+        click.echo(f"... and {more} more: --limit 0 shows all", err=True)
+    for note in notes:
+        click.echo(escaped(note), err=True)
 
 
 def _frontends(page: ServicePage, wide: bool) -> Iterator[Row]:
@@ -102,26 +106,36 @@ def _frontends(page: ServicePage, wide: bool) -> Iterator[Row]:
     scheduled = wide or any(port.scheduler != RANDOM for port in page.ports)
     resets = wide or any(port.on_removal not in ("", KEEP) for port in page.ports)
     for port in page.ports:
-        affinity = f"{port.affinity_seconds} s" if port.affinity_seconds else "none"
         for row in port.frontends:
-            yield {
-                "port": _port(port, wide),
+            cells: dict[str, object] = {
+                "service": page.service,
+                "port": _short(port.port),
                 "kind": row.kind,
                 "frontend": row.frontend,
                 "policy": row.policy,
-                **({"affinity": affinity} if sticky else {}),
-                **({"scheduler": port.scheduler} if scheduled else {}),
-                **({"on_removal": port.on_removal or "not known"} if resets else {}),
-                "endpoints": row.endpoints,
-                "problem": row.problem,
-                **(port.counters if wide else {}),
             }
+            if sticky:
+                cells["affinity"] = f"{port.affinity_seconds} s" if port.affinity_seconds else ""
+            if scheduled:
+                cells["scheduler"] = port.scheduler
+            if resets:
+                cells["on_removal"] = port.on_removal or "unknown"
+            cells["endpoints"] = row.endpoints
+            yield {**cells, **(port.counters if wide else {}), "problem": row.problem}
 
 
-def _used(port: PortPage, row: EndpointRow, wide: bool) -> Row:
-    more = {"id": row.id, "not_local_because": row.not_local} if wide else {}
-    return {
-        "port": _port(port, wide),
+def _unused(row: LeftOutRow) -> EndpointRow:
+    reason = f"{row.reason} (slice {row.slice})"
+    return EndpointRow(row.endpoint, row.node, row.pod, UNUSED, reason=reason)
+
+
+def _endpoint(port: str, row: EndpointRow, *, wide: bool) -> Row:
+    reason = row.reason
+    if row.state != USED:
+        reason = reason or "no new connections; the reason is unknown"
+        reason += f"; {row.open} connections still open" if row.open else ""
+    cells: dict[str, object] = {
+        "port": _short(port),
         "endpoint": row.endpoint,
         "pod": row.pod,
         "node": row.node,
@@ -129,26 +143,10 @@ def _used(port: PortPage, row: EndpointRow, wide: bool) -> Row:
         "local": _percent(row.local_share),
         "open": _count(row.open),
         "opened": _count(row.opened),
-    } | more
-
-
-def _unused(port: PortPage, row: EndpointRow, wide: bool) -> Row:
-    still = f"; {row.open} connections still open" if row.open else ""
-    reason = row.reason or "no new connections; the reason is unknown"
-    return _reason(_port(port, wide), row.endpoint, row.pod, row.node, f"{reason}{still}")
-
-
-def _left_out(row: LeftOutRow, wide: bool) -> Row:
-    port = row.port if wide or not row.port else _short(row.port)
-    return _reason(port, row.endpoint, row.pod, row.node, f"{row.reason} (slice {row.slice})")
-
-
-def _reason(port: str, endpoint: str, pod: str, node: str, reason: str) -> Row:
-    return {"port": port, "endpoint": endpoint, "pod": pod, "node": node, "reason": reason}
-
-
-def _port(port: PortPage, wide: bool) -> str:
-    return port.port if wide else _short(port.port)
+    }
+    if wide:
+        cells |= {"id": row.id or "", "not_local_because": row.not_local}
+    return {**cells, "not_used_because": reason}
 
 
 def _short(port: str) -> str:
@@ -162,7 +160,7 @@ def _percent(share: float | None) -> str:
 
 
 def _count(number: int | None) -> int | str:
-    return "?" if number is None else number
+    return "-" if number is None else number
 
 
 TABLE_ROWS = 100  # of a table, unless --limit says more
@@ -214,7 +212,7 @@ def services() -> None:
 @watch_option
 @common.state_dir
 @common.run_dir
-@wide_output_option
+@list_option
 def list_(
     patterns: tuple[str, ...],
     namespace: str,
@@ -223,11 +221,11 @@ def list_(
     watch: float | None,
     state_dir: Path,
     run_dir: Path | None,
-    output: str,
+    output: Output,
 ) -> None:
     """Print a row for each Service, of all namespaces.
 
-    Names may be patterns, such as 'web-*' or 'shop/*'. Exit status 1 if none is found.
+    Names may be patterns, such as 'web-*' or 'shop/*'.
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
@@ -238,8 +236,8 @@ def list_(
         with pins.maps_if_any(state_dir) as maps:
             return pages.listed(paths, maps, wanted)
 
-    found = show(read, lambda value: show_list(value, output), watch)
-    sys.exit(0 if found.services else 1)
+    within = "" if namespace == "*" else namespace
+    show(read, lambda value: show_list(value, output, within), watch)
 
 
 @services.command()
@@ -254,7 +252,7 @@ def list_(
 @watch_option
 @common.state_dir
 @common.run_dir
-@wide_output_option
+@list_option
 def get(
     service: tuple[str, str],
     namespace: str,
@@ -262,7 +260,7 @@ def get(
     watch: float | None,
     state_dir: Path,
     run_dir: Path | None,
-    output: str,
+    output: Output,
 ) -> None:
     """Print one Service: frontends, endpoints with their share, and why others are not used.
 
@@ -281,7 +279,7 @@ def get(
     sys.exit(NOT_SERVED if found.problems else 0)
 
 
-def _rows(limit: int | None, output: str) -> int:
+def _rows(limit: int | None, output: Output) -> int:
     if limit is None:
-        return UNLIMITED if output in ("json", "yaml") else TABLE_ROWS
+        return UNLIMITED if output.is_data else TABLE_ROWS
     return limit or UNLIMITED

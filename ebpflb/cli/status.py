@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import output_option, print_as, show, watch_option, wrapped
+from ebpflb.cli.output import Output, data_option, print_as, show, watch_option
 from ebpflb.serve.verdict import Facts, Verdict, VerdictReason, judge, span
 from ebpflb.tools import pins
 from ebpflb.tools.node_status import NodeStatus, read_status
 
-# The text of `ebpflb status`: the verdict, then a line for each fact, in 80 columns.
+# The text of `ebpflb status`: the verdict, then a line for each fact.
 
 MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
 _LABEL = 18  # columns of the longest label
@@ -30,9 +30,9 @@ def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> 
     """
     if not reasons:
         besides = f", except what is left to kube-proxy: {left}" if left else ""
-        yield from wrapped(f"{verdict}: ", f"{SERVED}{besides}")
+        yield f"{verdict}: {SERVED}{besides}"
     for reason in reasons:
-        yield from wrapped(f"{reason.verdict}: ", reason.text)
+        yield f"{reason.verdict}: {reason.text}"
 
 
 def agent_text(facts: Facts) -> str:
@@ -73,15 +73,11 @@ def status_rows(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:
         label = f"{indent}{name.replace('_', ' '):{_LABEL}} "
         if isinstance(value, Mapping):
             for item, text in islice(value.items(), MAX_NAMED_IN_TEXT):
-                yield from wrapped(label, f"{item}: {_state_text(text)}")
+                yield f"{label}{item}: {_state_text(text)}"
             if len(value) > MAX_NAMED_IN_TEXT:
-                yield from wrapped(
-                    label, f"and {len(value) - MAX_NAMED_IN_TEXT} more: -o json has all"
-                )
+                yield f"{label}and {len(value) - MAX_NAMED_IN_TEXT} more: -o json has all"
         elif value not in (None, []):
-            yield from wrapped(
-                label, " ".join(value) if isinstance(value, list) else _state_text(value)
-            )
+            yield label + (" ".join(value) if isinstance(value, list) else _state_text(value))
 
 
 def _state_text(value: Any) -> str:
@@ -98,8 +94,8 @@ _IN_WORDS = frozenset({"pid", "started", "origin", "kube_proxy_runs"})
 @common.state_dir
 @common.run_dir
 @watch_option
-@output_option
-def status(state_dir: Path, run_dir: Path, watch: float | None, output: str) -> None:
+@data_option
+def status(state_dir: Path, run_dir: Path, watch: float | None, output: Output) -> None:
     """Show how this node stands, and why.
 
     The first line is OK, DEGRADED (what was programmed serves, but something is wrong or changes
@@ -112,8 +108,8 @@ def status(state_dir: Path, run_dir: Path, watch: float | None, output: str) -> 
     sys.exit(judge(found.facts)[0].exit_status)
 
 
-def _print(found: NodeStatus, output: str) -> None:
-    if output == "table":
+def _print(found: NodeStatus, output: Output) -> None:
+    if not output.is_data:
         click.echo("\n".join(_text(*found)))
     else:
         print_as(output, found.as_data())

@@ -6,18 +6,18 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import WIDE, lines_output_option, print_narrow_table, print_row_as, watch
+from ebpflb.cli.output import Output, print_row_as, print_table, stream_option, watch
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.tools import pins, rates
 from ebpflb.tools.rates import Rate
 
 TOP_ROWS = 20  # where it is not a terminal that has another height
-_AROUND = 4  # lines of a screen that are no rows
+_AROUND = 3  # lines of a screen that are no rows
+ALL = "all"  # of the endpoints and pods of a service
 
 
 @click.command()
@@ -37,8 +37,8 @@ _AROUND = 4  # lines of a screen that are no rows
     "YAML]",
 )
 @common.state_dir
-@lines_output_option("an object a line, for each service port and backend")
-def top(once: bool, interval: float, limit: int | None, state_dir: Path, output: str) -> None:
+@stream_option("an object a line, for each service port and backend")
+def top(once: bool, interval: float, limit: int | None, state_dir: Path, output: Output) -> None:
     """Show Services and their backends by new connections a second, the fastest first.
 
     Of a Service the connections of sockets and the flows of packets on this node are counted, of a
@@ -69,8 +69,8 @@ class _Meter:
         return rates.rates(self._maps, before, self._last)
 
 
-def _limit(chosen: int | None, output: str) -> int:
-    if chosen is None and output in ("json", "yaml"):
+def _limit(chosen: int | None, output: Output) -> int:
+    if chosen is None and output.is_data:
         return sys.maxsize
     if chosen is None:
         lines = shutil.get_terminal_size().lines if sys.stdout.isatty() else TOP_ROWS + _AROUND
@@ -78,21 +78,22 @@ def _limit(chosen: int | None, output: str) -> int:
     return chosen or sys.maxsize
 
 
-def _show(rows: list[Rate], output: str, limit: int) -> None:
-    if output in ("json", "yaml"):
+def _show(rows: list[Rate], output: Output, limit: int) -> None:
+    if output.is_data:
         for row in rows[:limit]:
             print_row_as(output, row)
         return
-    table: list[dict[str, Any]] = [
+    table = [
         {
-            "service": row.service if not row.backend else f"  {row.pod or '-'}",
-            "backend": row.backend,
+            "service": row.service,
+            "endpoint": row.backend or ALL,
+            "pod": row.pod if row.backend else ALL,
             "new/s": row.new,
-            "refused/s": "" if row.backend else str(row.refused),
+            "refused/s": "-" if row.backend else row.refused,
             "open": row.open,
         }
         for row in rows[:limit]
     ]
-    print_narrow_table("by rate", table, wide=output == WIDE, whole=("backend",))
+    print_table(table, output)
     if len(rows) > limit:
-        click.echo(f"{len(rows) - limit} more rows: --limit")
+        click.echo(f"{len(rows) - limit} more rows: --limit", err=not sys.stdout.isatty())

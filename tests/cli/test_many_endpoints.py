@@ -34,12 +34,11 @@ def published(cluster: Cluster) -> None:
 
 @pytest.mark.extended
 def test_a_page_of_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
-    """100 rows in 80 columns, and how many more there are; JSON has all."""
+    """100 rows, and how many more there are; JSON has all."""
     done = ebpflb("services", "get", "default/many", *where)
     lines = done.out.splitlines()
-    assert (done.status, done.err) == (0, "")
-    assert len(lines) < 120 and max(map(len, lines)) <= 80
-    assert f"  ... and {MANY - 100} more: --limit 0 shows all" in lines
+    assert (done.status, done.err) == (0, f"... and {MANY - 100} more: --limit 0 shows all\n")
+    assert len(lines) < 120
     assert done.out.count(" 0.010% ") == 100
     every = ebpflb("services", "get", "default/many", "--limit", 0, *where).out
     assert "\\x1b[2Jb" in every and "\x1b" not in every
@@ -60,7 +59,7 @@ def test_the_same_without_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list
     finally:
         cluster.agent.start()
     assert len(done.out.splitlines()) < 120 and "\x1b" not in done.out
-    assert f"  ... and {MANY - 100} more: --limit 0 shows all" in done.out.splitlines()
+    assert f"... and {MANY - 100} more: --limit 0 shows all" in done.err.splitlines()
 
 
 def test_a_page_of_rates(ebpflb: Ebpflb, state: list[str]) -> None:
@@ -68,9 +67,8 @@ def test_a_page_of_rates(ebpflb: Ebpflb, state: list[str]) -> None:
     words = ("top", "--once", "--interval", "0.1", *state)
     done = ebpflb(*words)
     lines = done.out.splitlines()
-    assert (done.status, done.err) == (0, "")
-    assert len(lines) <= TOP_ROWS + 5 and max(map(len, lines)) <= 80
-    assert lines[-1] == f"{MANY + 2 - TOP_ROWS} more rows: --limit"
+    assert (done.status, done.err) == (0, f"{MANY + 2 - TOP_ROWS} more rows: --limit\n")
+    assert len(lines) == TOP_ROWS + 1
     everything = ebpflb(*words, "--limit", 0).out
     assert "\\x1b[2Jb" in everything and "\x1b" not in everything
     as_json = ebpflb(*words, "-o", "json").out

@@ -1,68 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How rows are drawn."""
+"""How rows are drawn: as kubectl draws them."""
+
+import sys
 
 import pytest
 
-from ebpflb.cli.output import COLUMNS, print_narrow_table, print_table
+from ebpflb.cli.output import Output, print_table, table_lines
+
+LONG = "a-name-of-a-service-" * 4
 
 
-def drawn(capsys: pytest.CaptureFixture[str], *rows: dict[str, object]) -> list[str]:
-    print_table("title", list(rows))
-    return capsys.readouterr().out.splitlines()
+def drawn(*rows: dict[str, object], **how: int) -> list[str]:
+    return list(table_lines(rows, **how))
 
 
-def test_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns are as wide as their widest, numbers stand to the right, truth is yes or no."""
+def test_columns() -> None:
+    """Columns are as wide as their content and two blanks apart, numbers stand to the right, truth
+    is yes or no, and an empty cell counts as a column.
+    """
     rows = [
-        {"name": "a", "idle_seconds": 7, "ok": True},
-        {"name": "longer", "idle_seconds": 1.5, "ok": False},
+        {"name": "a", "idle_seconds": 7, "took": "12.5 µs", "pod": "", "ok": True},
+        {"name": "longer", "idle_seconds": 1.5, "took": "3.0 µs", "pod": "web-1", "ok": False},
     ]
-    assert drawn(capsys, *rows) == [
-        "title",
-        "  name      idle seconds  ok",
-        "  ------  --------------  ----",
-        "  a                    7  yes",
-        "  longer             1.5  no",
-        "",
+    assert drawn(*rows) == [
+        "NAME    IDLE-SECONDS     TOOK  POD     OK",
+        "a                  7  12.5 µs  <none>  yes",
+        "longer           1.5   3.0 µs  web-1   no",
     ]
 
 
-def test_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """A row stays one line and is not cut, whatever its length."""
-    text = "word " * 200
-    assert drawn(capsys, {"text": text.strip()})[3] == f"  {text}".rstrip()
+def test_a_long_name_takes_nothing_from_other_rows() -> None:
+    """A line may be longer than the terminal; every name, address and port is whole."""
+    lines = drawn(
+        {"service": LONG, "address": "fd00:96::10", "problem": ""},
+        {"service": "b", "address": "10.96.0.10", "problem": "word " * 40},
+        width=80,
+    )
+    assert lines[1] == f"{LONG}  fd00:96::10"
+    assert lines[2].startswith(f"b{' ' * len(LONG)} 10.96.0.10")
+    assert lines[2].endswith("…") and len(lines[2].rpartition("10.96.0.10")[2]) > 20
 
 
-def test_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without rows there is a line that says so."""
-    assert drawn(capsys) == ["title", "  no entries", ""]
+def test_free_text_is_shortened_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the line fits; in a pipe, with -o wide and in any other column, all of it is there."""
+    row = {"name": "web", "why": "because " * 20}
+
+    def printed(output: Output, *, text_last: bool) -> str:
+        print_table([row], output, text_last=text_last)
+        return capsys.readouterr().out.splitlines()[1]
+
+    whole = "because " * 19
+    assert whole in printed(Output(), text_last=True)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shortened = printed(Output(), text_last=True)
+    assert len(shortened) == 60 and shortened.endswith("…")
+    assert whole in printed(Output("wide"), text_last=True)
+    assert whole in printed(Output(), text_last=False)
 
 
-def narrow(capsys: pytest.CaptureFixture[str], *rows: dict[str, object], wide: bool) -> list[str]:
-    print_narrow_table("title", list(rows), wide=wide, whole=("name",))
-    return capsys.readouterr().out.splitlines()
+def test_without_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    """--no-headers leaves the rows."""
+    print_table([{"name": "web", "open": 3}], Output(headers=False))
+    assert capsys.readouterr().out == "web  3\n"
 
 
-def test_narrow(capsys: pytest.CaptureFixture[str]) -> None:
-    """What does not fit into 80 columns ends in an ellipsis; -o wide has all."""
-    row = {"name": "n" * 40, "why": "because " * 9, "number": 7}
-    lines = narrow(capsys, row, wide=False)
-    assert len(lines[2]) == COLUMNS == 80
-    assert "n" * 40 in lines[2] and "\u2026" in lines[2] and lines[2].endswith("7")
-    assert lines[1].split() == ["NAME", "WHY", "NUMBER"]
-    assert ("because " * 9).strip() in narrow(capsys, row, wide=True)[2]
+def test_nothing() -> None:
+    """Without rows there is no head."""
+    assert drawn() == []
 
 
-def test_narrowest(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where nothing else is left the others are cut too."""
-    rows = {f"name{i}": "x" * 60 for i in range(4)} | {"name": "n" * 60}
-    assert len(narrow(capsys, rows, wide=False)[2]) == COLUMNS
+def test_rows_that_come_one_by_one() -> None:
+    """Columns have their least widths; a longer cell lengthens its own line alone."""
+    least = {"from": 6, "to": 4}
+    assert list(table_lines([{"from": "a", "to": "b"}], headers=False, least=least)) == [
+        "a       b"
+    ]
+    (line,) = table_lines([{"from": "longer-one", "to": "b"}], headers=False, least=least)
+    assert line == "longer-one  b"
 
 
-def test_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters() -> None:
     """They are shown, and a terminal does not act on them."""
-    for lines in (
-        drawn(capsys, {"a": "b\x1b[2J\nc"}),
-        narrow(capsys, {"a": "b\x1b\nc"}, wide=True),
-    ):
-        assert "b\\x1b" in "".join(lines) and "\x1b" not in "".join(lines)
+    assert drawn({"a": "b\x1b[2J\nc"})[1] == "b\\x1b[2J\\nc"

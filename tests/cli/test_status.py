@@ -159,7 +159,7 @@ def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
 
 
 def test_table(ebpflb: Ebpflb, where: list[str]) -> None:
-    """The verdict, then the same as in JSON, a line each; no line has more than 80 columns."""
+    """The verdict, then the same as in JSON, a line each."""
     done = ebpflb("status", *where)
     assert done.status == 0
     first, *rest = done.out.splitlines()
@@ -168,7 +168,6 @@ def test_table(ebpflb: Ebpflb, where: list[str]) -> None:
     assert re.match(r"runs, pid \d+, since 20.*\(\d+ \w+ ago\)$", lines["agent"])
     assert (lines["lists complete"], lines["service ports"]) == ("yes", "5")
     assert lines["last received"].startswith("manifests: 20")
-    assert [line for line in rest if len(line) > 80 and len(line.split()) > 3] == []
     assert "stale" not in done.out
 
 

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ``ebpflb check`` and ``ebpflb doctor`` print what they looked at, and what they found."""
+
+from collections.abc import Sequence
+
+import click
+
+from ebpflb.cli.output import Output, Row, print_as, print_names, print_table
+from ebpflb.errors import escaped
+from ebpflb.tools.check_result import CheckResult
+
+
+def print_results(results: Sequence[CheckResult], output: Output, lacking: str) -> None:
+    """Prints a table, and below it what to do about each result that is not ok.
+
+    ``lacking``: the word for what is required and not ok.
+    """
+    if output.is_data:
+        print_as(output, [each._asdict() for each in results])
+    elif output.form == "name":
+        print_names(each.feature for each in results)
+    else:
+        print_table([_row(each, lacking, output) for each in results], output, text_last=True)
+    if output.form == "table":
+        for each in results:
+            if not each.ok:
+                click.echo(f"\n{each.feature}: {escaped(each.detail)}\n  {escaped(each.remedy)}")
+
+
+def _row(result: CheckResult, lacking: str, output: Output) -> Row:
+    row = {
+        "result": "ok" if result.ok else lacking if result.required else "warning",
+        "check": result.feature,
+    }
+    if output.is_wide:
+        row["what_to_do"] = result.remedy
+    return {**row, "found": result.detail}
