@@ -140,7 +140,7 @@ def table_lines(
     if not rows:
         return
     cells = [[cell(value) for value in row.values()] for row in rows]
-    right = [all(map(_NUMBER.fullmatch, column)) for column in zip(*cells, strict=True)]
+    right = [_is_of_numbers(column) for column in zip(*cells, strict=True)]
     if headers:
         cells.insert(0, [name.replace("_", "-").upper() for name in rows[0]])
     cells = [[*(text or _NONE for text in row[:-1]), row[-1]] for row in cells]
@@ -153,6 +153,10 @@ def table_lines(
     for row in cells:
         row[-1] = _shortened(row[-1], widths[-1])
         yield _GAP.join(map(_aligned, row, widths, right)).rstrip()
+
+
+def _is_of_numbers(column: Sequence[str]) -> bool:
+    return any(column) and all(map(_NUMBER.fullmatch, column))
 
 
 def _shortened(text: str, width: int) -> str:
