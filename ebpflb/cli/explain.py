@@ -92,7 +92,7 @@ def _print(explained: Explained, page: int, output: Output) -> None:
     shown = explained.shares[(page - 1) * PAGE : page * PAGE]
     print_table([_endpoint(share) for share in shown], output)
     pages = -(-len(explained.shares) // PAGE)
-    if pages > 1:
+    if max(page, pages) > 1:
         click.echo(f"page {page} of {pages}, {len(explained.shares)} endpoints: --page", err=True)
 
 

@@ -23,7 +23,7 @@ def print_results(results: Sequence[CheckResult], output: Output, lacking: str) 
         print_table([_row(each, lacking, output) for each in results], output, text_last=True)
     if output.form == "table":
         for each in results:
-            if not each.ok:
+            if each.remedy:
                 click.echo(f"\n{each.feature}: {escaped(each.detail)}\n  {escaped(each.remedy)}")
 
 

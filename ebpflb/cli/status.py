@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb status``: a verdict on this node, and the facts that it rests on."""
+"""``ebpflb status``: version, verdict and reasons, then the facts that the verdict rests on."""
 
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,62 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, data_option, print_as, show, watch_option
-from ebpflb.serve.verdict import Facts, Verdict, VerdictReason, judge, span
+from ebpflb.serve.verdict import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.tools import pins
 from ebpflb.tools.node_status import NodeStatus, read_status
+from ebpflb.version import VERSION
 
-# The text of `ebpflb status`: the verdict, then a line for each fact.
-
+# What the text has, by group; in a group's order. Other fields of the data are in other lines.
+GROUPS = {
+    "agent": (
+        "agent",
+        "node",
+        "node_unknown",
+        "source",
+        "last_received",
+        "source_errors",
+        "lists_complete",
+        "programs",
+        "monitor",
+        "ports_not_open",
+    ),
+    "traffic": (
+        "served_by",
+        "network",
+        "maps",
+        "socket_hooks",
+        "socket_translation",
+        "devices",
+        "devices_not_served",
+        "other_programs_first",
+        "packet_path",
+        "fast_forward",
+        "flowtable",
+        "forwarding",
+    ),
+    "services": (
+        "service_ports",
+        "backends",
+        "in_sync",
+        "sync_error",
+        "not_programmed",
+        "contested",
+        "invalid_objects",
+        "object_warnings",
+        "drift",
+        "audit_errors",
+    ),
+    "connections": (
+        "flows",
+        "conntrack",
+        "reset_on_removal",
+        "stale_udp_error",
+        "ports_not_reserved",
+    ),
+    "kube-proxy": ("kube_proxy", "left_to_kube_proxy"),
+}
 MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
-_LABEL = 18  # columns of the longest label
+_LABEL = 20  # columns of the longest label
 
 SERVED = "this node is served"
 
@@ -41,10 +88,8 @@ def agent_text(facts: Facts) -> str:
     if not published:
         return "runs" if facts.runs else "does not run"
     if facts.runs:
-        return f"runs, pid {published.pid}, since {status_since(published.started, facts.now)}"
-    return (
-        f"does not run; pid {published.pid} did, from {status_since(published.started, facts.now)}"
-    )
+        return f"runs, pid {published.pid}, since {since(published.started, facts.now)}"
+    return f"does not run; pid {published.pid} did, from {since(published.started, facts.now)}"
 
 
 def served_by(facts: Facts) -> str:
@@ -52,7 +97,7 @@ def served_by(facts: Facts) -> str:
     if not facts.socket_hooks:
         return "no program is attached to sockets"
     if not facts.runs:
-        return "left by an agent; services are those of its last sync"
+        return "programs that an agent left, with the services of its last sync"
     return "the agent, with the services that it has received"
 
 
@@ -62,32 +107,30 @@ def resets_text(facts: Facts) -> dict[str, str]:
     return {str(each.name): f"after {each.grace:g} s" for each in watched}
 
 
-def status_since(time: str, now: datetime) -> str:
-    """``time`` is of RFC 3339."""
-    return f"{time} ({span(now - datetime.fromisoformat(time))} ago)"
+def groups(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of each group that has a value, under its name."""
+    for title, names in GROUPS.items():
+        lines = [line for name in names if name in facts for line in fact_lines(name, facts[name])]
+        if lines:
+            yield from ("", title, *lines)
 
 
-def status_rows(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """A line for each value; none for what is empty. A mapping has a line for each item."""
-    for name, value in report.items():
-        label = f"{indent}{name.replace('_', ' '):{_LABEL}} "
-        if isinstance(value, Mapping):
-            for item, text in islice(value.items(), MAX_NAMED_IN_TEXT):
-                yield f"{label}{item}: {_state_text(text)}"
-            if len(value) > MAX_NAMED_IN_TEXT:
-                yield f"{label}and {len(value) - MAX_NAMED_IN_TEXT} more: -o json has all"
-        elif value not in (None, []):
-            yield label + (" ".join(value) if isinstance(value, list) else _state_text(value))
+def fact_lines(name: str, value: Any) -> Iterator[str]:
+    """A line for each item of a mapping, or one for another value; none for what is empty."""
+    label = f"  {name.replace('_', ' '):{_LABEL}} "
+    if isinstance(value, Mapping):
+        for item, text in islice(value.items(), MAX_NAMED_IN_TEXT):
+            yield f"{label}{item}: {_state_text(text)}"
+        if len(value) > MAX_NAMED_IN_TEXT:
+            yield f"{label}and {len(value) - MAX_NAMED_IN_TEXT} more: -o json has all"
+    elif value is not False and value not in (None, [], ""):
+        yield label + (" ".join(value) if isinstance(value, list) else _state_text(value))
 
 
 def _state_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{word} {number}" for word, number in value.items())
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-# Published, but part of other lines of the text, or none.
-_IN_WORDS = frozenset({"pid", "started", "origin", "kube_proxy_runs"})
 
 
 @click.command()
@@ -98,9 +141,9 @@ _IN_WORDS = frozenset({"pid", "started", "origin", "kube_proxy_runs"})
 def status(state_dir: Path, run_dir: Path, watch: float | None, output: Output) -> None:
     """Show how this node stands, and why.
 
-    The first line is OK, DEGRADED (what was programmed serves, but something is wrong or changes
-    are not applied) or DOWN (sockets are not served), with the reason. The exit status is 0, 3 or 4
-    for these; 1 if nothing can be found out. docs/runbook.md says what to do.
+    After the version stands OK, DEGRADED (what was programmed serves, but something is wrong or
+    changes are not applied) or DOWN (sockets are not served), with each reason. The exit status is
+    0, 3 or 4 for these; 1 if the status is unknown. docs/runbook.md says what to do.
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
@@ -116,16 +159,18 @@ def _print(found: NodeStatus, output: Output) -> None:
 
 
 def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list[str]:
-    """What a dead agent has left is apart from what is true now."""
-    heads = {"agent": agent_text(facts), "served_by": served_by(facts)}
+    """What the last agent has published is apart from what is true now if it has ended."""
     left = facts.published.left_to_kube_proxy if facts.published and facts.runs else ""
-    lines = [*headline(*judge(facts), left), *status_rows(heads | node)]
-    shown = {name: value for name, value in published.items() if name not in _IN_WORDS}
-    received = shown.get("last_received", {})
-    shown["last_received"] = {k: status_since(at, facts.now) for k, at in received.items()}
-    shown["reset_on_removal"] = resets_text(facts)
+    received = published.get("last_received", {})
+    published = {
+        **published,
+        "last_received": {kind: since(at, facts.now) for kind, at in received.items()},
+        "reset_on_removal": resets_text(facts),
+    }
+    now = {"agent": agent_text(facts), "served_by": served_by(facts), **node}
+    lines = [f"ebpflb {VERSION}", *headline(*judge(facts), left)]
     if facts.runs:
-        lines += status_rows(shown)
-    elif published:
-        lines += ["stale, as the last agent left it:", *status_rows(shown, indent="  ")]
-    return lines
+        return [*lines, *groups({**now, **published})]
+    before = list(groups(published))
+    ended = ["", "before the agent ended:", *before] if facts.published else []
+    return [*lines, *groups(now), *ended]

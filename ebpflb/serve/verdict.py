@@ -153,6 +153,12 @@ def _degraded(cause: Cause, text: str) -> VerdictReason:
     return VerdictReason(Verdict.DEGRADED, cause, text)
 
 
+def since(time: str, now: datetime) -> str:
+    """A time, with its age; ``time`` is of RFC 3339."""
+    at = datetime.fromisoformat(time)
+    return f"{at.astimezone().isoformat()} ({span(now - at)} ago)"
+
+
 def span(time: timedelta) -> str:
     """Format in the largest unit with at least two, such as "95 s" or "3 h"; "0 s" if negative."""
     seconds = max(0, int(time.total_seconds()))

@@ -36,9 +36,8 @@ class NodeStatus(NamedTuple):
         """The status as `-o json` prints it."""
         verdict, reasons = judge(self.facts)
         heads = {"verdict": verdict, "reasons": [reason._asdict() for reason in reasons]}
-        stale = {"stale": bool(self.published) and not self.facts.runs}
         running = {"agent": "runs" if self.facts.runs else "does not run"}
-        return {**heads, **running, **stale, **self.node, **self.published}
+        return {**heads, **running, **self.node, **self.published}
 
 
 def read_status(paths: Paths) -> NodeStatus:
@@ -73,7 +72,10 @@ def facts_of(paths: Paths) -> Facts:
 
 
 def _published(status: AgentStatus | None) -> dict[str, Any]:
-    return msgspec.to_builtins(status) if status else {}
+    """Without the options by which `ebpflb audit` lists the objects again."""
+    found: dict[str, Any] = msgspec.to_builtins(status) if status else {}
+    found.pop("origin", None)
+    return found
 
 
 def _require_seen(facts: Facts) -> None:
@@ -99,7 +101,7 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
     ahead = device_programs.others_programs(state).before
     return seen | {
         "devices": device_programs.attached_devices(state),
-        "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
+        "other_programs_first": {device: ", ".join(others) for device, others in ahead.items()},
         "conntrack": tracked,
         "forwarding": dict(
             it.split(": ", 1) for it, is_now in facts.forwarding.items() if not is_now

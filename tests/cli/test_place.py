@@ -61,7 +61,7 @@ def test_status_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -
     said = json.loads(done.out)
     assert (done.status, said["verdict"]) == (0, "OK")
     assert_elsewhere(said["network"], cluster)
-    assert not {"devices", "programs_ahead", "conntrack"} & said.keys()
+    assert not {"devices", "other_programs_first", "conntrack"} & said.keys()
 
 
 def assert_elsewhere(text: str, cluster: Cluster) -> None:

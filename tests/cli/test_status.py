@@ -23,6 +23,7 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.serve import status
+from ebpflb.version import VERSION
 from tests.cli.conftest import Ebpflb
 from tests.kernel.node import answering
 from tests.kit.cluster import VIP, Cluster, endpoint, web
@@ -66,7 +67,7 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert said["service_ports"] == PROGRAMMED
     (count,) = said["devices"].values()
     assert count == len(devices)
-    assert (said["devices_not_served"], said["programs_ahead"]) == ({}, {})
+    assert (said["devices_not_served"], said["other_programs_first"]) == ({}, {})
     assert said["ports_not_reserved"] is None
     assert said["flows"].keys() == {"tcp_flows", "other_flows"}
     assert said["flows"]["tcp_flows"].keys() == {"swept", "entries", "evicted"}
@@ -133,7 +134,7 @@ def test_a_port_that_another_process_has(
         assert done.status == 3
         said = " ".join(done.out.split())
         server = "health server (--healthz-bind-address): 0.0.0.0:10256: Address already in use"
-        assert said.startswith(f"DEGRADED: a port of the agent is not open: {server}")
+        assert f"DEGRADED: a port of the agent is not open: {server}" in said
     wait_until("it is open", lambda: ebpflb("status", *where).status == 0)
 
 
@@ -155,34 +156,42 @@ def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     os.close(link)
     os.close(program)
     assert done.status == 0
-    assert re.search(r"(?m)^programs ahead +eth0: other_program #\d+ \(ingress\)$", done.out)
+    assert re.search(
+        r"(?m)^  other programs first +eth0: other_program #\d+ \(ingress\)$", done.out
+    )
 
 
 def test_table(ebpflb: Ebpflb, where: list[str]) -> None:
-    """The verdict, then the same as in JSON, a line each."""
+    """The version, the verdict, then the same as in JSON by groups, a line each."""
     done = ebpflb("status", *where)
     assert done.status == 0
-    first, *rest = done.out.splitlines()
-    assert first == "OK: this node is served"
-    lines = {line[:18].strip(): line[19:] for line in rest}
+    version, first, *rest = done.out.splitlines()
+    assert (version, first) == (f"ebpflb {VERSION}", "OK: this node is served")
+    assert [line for line in rest if line[:1].isalpha()] == [
+        "agent",
+        "traffic",
+        "services",
+        "connections",
+    ]
+    lines = {line[2:22].strip(): line[23:] for line in rest}
     assert re.match(r"runs, pid \d+, since 20.*\(\d+ \w+ ago\)$", lines["agent"])
     assert (lines["lists complete"], lines["service ports"]) == ("yes", "5")
     assert lines["last received"].startswith("manifests: 20")
-    assert "stale" not in done.out
+    assert "before the agent ended" not in done.out
 
 
 def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """DEGRADED when the agent is dead; the hooks serve on, its last status is shown as stale."""
+    """DEGRADED when the agent is dead; the hooks serve on, its last status is shown apart."""
     cluster.agent.stop(signal.SIGKILL)
     done = ebpflb("status", *where, "-o", "json")
     said = json.loads(done.out)
-    assert (done.status, said["verdict"], said["stale"]) == (3, "DEGRADED", True)
+    assert (done.status, said["verdict"]) == (3, "DEGRADED")
     assert said["agent"] == "does not run"
     text = ebpflb("status", *where).out
-    assert text.startswith("DEGRADED: no agent is running: changes of Services are not applied\n")
-    now, stale = text.split("stale, as the last agent left it:\n")
+    assert "\nDEGRADED: no agent is running: changes of Services are not applied\n" in text
+    now, before = text.split("\nbefore the agent ended:\n")
     assert "socket hooks" in now and "service ports" not in now
-    assert all(line.startswith("  ") for line in stale.splitlines()) and "service ports" in stale
+    assert "service ports" in before and "socket hooks" not in before
     assert "connect4" in said["socket_hooks"]
     assert said["service_ports"] == 5
 
@@ -207,7 +216,7 @@ def test_old_programs_before_a_kube_proxy(
         rows += [reason["text"] for reason in said["reasons"]]
         rows += [
             said["kube_proxy"] or "",
-            *ebpflb("audit", *options, "-o", "wide").out.splitlines(),
+            *ebpflb("audit", *options).err.splitlines(),
         ]
         return [row for row in rows if "no agent updates them" in row]
 
@@ -229,7 +238,9 @@ def test_never_run(ebpflb: Ebpflb, bpffs: Path) -> None:
     done = ebpflb("status", "--state-dir", state, "--run-dir", run)
     assert done.status == 4
     said = " ".join(done.out.split())
-    assert said.startswith(f"DOWN: no programs in {state}, and no agent's status in {run}: ")
+    assert said.startswith(
+        f"ebpflb {VERSION} DOWN: no programs in {state}, and no agent's status in {run}: "
+    )
     assert "does not run" in done.out
 
 
@@ -240,7 +251,7 @@ def test_source_error(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> Non
     wait_until("the error is known", lambda: bool(published(cluster).source_errors))
     done = ebpflb("status", *where)
     assert done.status == 3
-    assert done.out.startswith("DEGRADED: a source cannot be read:")
+    assert done.out.splitlines()[1].startswith("DEGRADED: a source cannot be read:")
     assert "No such file or directory" in " ".join(done.out.split())
     shutil.move(away, cluster.agent.manifests)
     wait_until("it has recovered", lambda: not published(cluster).source_errors)
@@ -255,7 +266,9 @@ def test_invalid_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> N
     wait_until("it is reported", lambda: bool(published(cluster).invalid_objects))
     done = ebpflb("status", *where)
     assert done.status == 3
-    assert done.out.startswith("DEGRADED: an object is invalid: Service default/web:")
+    assert done.out.splitlines()[1].startswith(
+        "DEGRADED: an object is invalid: Service default/web:"
+    )
     assert "Service default/web: spec.ports[0].port" in " ".join(done.out.split())
 
 
@@ -297,7 +310,7 @@ def test_an_unknown_node_name_is_said_by_status_and_check(
     wait_until("it is known", lambda: bool(published(cluster).node_unknown))
     done = ebpflb("status", *where)
     assert done.status == 3
-    assert done.out.startswith('DEGRADED: no Node "node" in manifests in')
+    assert done.out.splitlines()[1].startswith('DEGRADED: no Node "node" in manifests in')
     assert "/healthz answers 503" in " ".join(done.out.split())
     rows = json.loads(ebpflb("check", *where, "-o", "json").out)
     (row,) = [each for each in rows if each["feature"] == "this node's Node"]

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines of `ebpflb status`."""
 
+from msgspec import structs
+
 from ebpflb.cli import status
 from ebpflb.serve.conditions import Cause
+from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Verdict, VerdictReason
 
 
@@ -23,17 +26,33 @@ def test_what_is_left_to_kube_proxy_is_in_the_first_line() -> None:
 
 def test_a_field_names_no_more_than_ten() -> None:
     """A thousand services that do not fit do not push everything else off the screen."""
-    lines = list(status.status_rows({"not_programmed": {f"a/{i}": "full" for i in range(1000)}}))
+    full = {f"a/{i}": "full" for i in range(1000)}
+    lines = list(status.fact_lines("not_programmed", full))
     assert len(lines) == status.MAX_NAMED_IN_TEXT + 1
     assert "and 990 more: -o json has all" in lines[-1]
 
 
 def test_what_is_empty_has_no_line() -> None:
-    """No value, no names, no line."""
-    assert list(status.status_rows({"a": None, "b": {}, "c": []})) == []
+    """No value, no names, no line; a group without lines has no title. Zero is a value."""
+    facts = {"source_errors": {}, "programs": None, "lists_complete": False, "service_ports": 0}
+    assert list(status.groups(facts)) == ["", "services", f"  {'service ports':20} 0"]
 
 
 def test_values() -> None:
     """Truth in words, numbers by their names."""
-    lines = list(status.status_rows({"lists_complete": True, "flows": {"tcp": {"entries": 3}}}))
-    assert lines == ["lists complete     yes", "flows              tcp: entries 3"]
+    facts = {"lists_complete": True, "flows": {"tcp": {"entries": 3}}}
+    assert list(status.groups(facts)) == [
+        "",
+        "agent",
+        "  lists complete       yes",
+        "",
+        "connections",
+        "  flows                tcp: entries 3",
+    ]
+
+
+def test_every_field_has_a_group() -> None:
+    """What the agent publishes is in the text, except what another line says."""
+    elsewhere = {"pid", "started", "origin", "kube_proxy_runs", "attached"}
+    shown = {name for names in status.GROUPS.values() for name in names}
+    assert {field.name for field in structs.fields(AgentStatus)} - shown == elsewhere
