@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A map's element may be given to another key while a program reads it: the LRU evicts it, or it is
- * deleted or replaced, and the kernel fills it anew at once. There are no barriers between its writes
- * and our reads (BPF has none before 6.15), so on arm64 what is read may be any mixture of both
- * contents, in whatever order it is read. Therefore a value contains a check, a sum over its key and
- * all of the value that precedes the check. A program copies the value, once, and believes the copy
- * if its check is that of the key which was looked up: a mixture passes in one of 2^32 cases. No
- * order of reads or writes is needed for that.
+ * The kernel may give a map's element to another key while a program reads it: the LRU evicts it,
+ * or it is deleted or replaced, and the kernel fills it again at once. There are no barriers
+ * between the kernel's writes and the program's reads (BPF has none before 6.15), so on arm64 a
+ * program may read any mixture of both contents, in whatever order it reads. Therefore a value
+ * contains a check, a sum over its key and all of the value that precedes the check. A program
+ * copies the value once, and trusts the copy if its check matches the key that was looked up: one
+ * mixture in 2^32 passes. This needs no order of reads or writes.
  *
- * What follows the check is changed in place and not in it. If it is read wrong, the element is no
- * longer its key's; so that matters only where something else is done by it: another key's element
- * is translated by it, written or deleted. For these only checked values are used.
+ * The fields after the check change in place and are not part of the sum. A wrong value in them
+ * means that the element no longer belongs to its key. This matters only where a program uses them
+ * to translate, write or delete another key's element: there it uses checked values only.
  */
 #ifndef EBPFLB_CORE_CHECK_H
 #define EBPFLB_CORE_CHECK_H
 
 #include "maps.h"
 
-/* Words are read of structs whose fields were written: the compiler must see that they overlap. */
+/* Reads structs as words: the compiler must know that a word may alias the fields. */
 typedef __u32 __attribute__((may_alias)) word;
 
 static __always_inline __u64 check_factor(int index)
@@ -30,7 +30,7 @@ static __always_inline __u64 check_factor(int index)
 	return factor;
 }
 
-/* The sum of so many bytes, of which the first word has this index. */
+/* Returns the sum over `size` bytes whose first word has the index `first`. */
 static __always_inline __u64 check_sum(const void *start, int size, int first)
 {
 	const word *words = start;
@@ -42,13 +42,13 @@ static __always_inline __u64 check_sum(const void *start, int size, int first)
 	return sum;
 }
 
-/* The upper half of a sum: each bit of a word changes it (multiply-shift hashing). */
+/* Returns the upper half of a sum: each bit of a word changes it (multiply-shift hashing). */
 static __always_inline __u32 check_of(__u64 sum)
 {
 	return sum >> 32;
 }
 
-/* Of a key, and of a value that has a check. */
+/* The sum of a key, and of a value that has a check. */
 #define CHECK_SUM(key, value) \
 	(check_sum(key, sizeof(*(key)), 0) + \
 	 check_sum(value, __builtin_offsetof(__typeof__(*(value)), check), \
@@ -57,10 +57,10 @@ static __always_inline __u32 check_of(__u64 sum)
 #define ALIGNED __attribute__((aligned(8)))	/* a copy on the stack */
 
 /*
- * Copies a value, which is read once; whether the copy is one of this key. By eight bytes at a time:
- * of what is written in smaller pieces the verifier does not see that it replaces what was there, and
- * follows what comes after it once for each of the contents before. So copies begin at a multiple of
- * eight, as the values of maps do.
+ * Copies a value, reading it once, and returns whether the copy belongs to this key. It copies
+ * eight bytes at a time: with smaller writes the verifier does not see that they replace the old
+ * contents, and follows the code after them once for each old content. So copies start at a
+ * multiple of eight, like the values of maps.
  */
 #define COPY_CHECKED(copy, key, value) \
 	({ \

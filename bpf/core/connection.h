@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * How many connections a backend has, of services with SERVICE_LEAST_CONNECTIONS: exactly as many
- * as elements of two maps name it. Who inserts one adds to its backend's count; who deletes one
- * subtracts, and of several who try to only one does. So each connection is counted once and ended
- * once.
+ * The connections that a backend has, for services with SERVICE_LEAST_CONNECTIONS: the count equals
+ * the number of elements in two maps that name the backend. The program that inserts an element
+ * adds to its backend's count, and the program that deletes it subtracts. If several try to delete
+ * it, only one succeeds. So each connection is counted once and ended once.
  *
  *   sockets      of stream sockets: written under the socket's lock, by connect(), and deleted by
- *                the next one, at the release, or for the agent (hooks/socket_end.c)
+ *                the next connect(), at the release, or for the agent (hooks/socket_end.c)
  *   connections  of datagram sockets, whose calls take no lock, and of packets: written and deleted
- *                on two CPUs at once, or deleted for the agent, which ends what nothing remembers
- *                any more (hooks/connection_end.c), because an LRU has evicted it or a sweep has
- *                deleted it
+ *                on two CPUs at once, or deleted for the agent (hooks/connection_end.c), which ends
+ *                connections that no table remembers, because an LRU evicted them or a sweep
+ *                deleted them
  *
- * The count of a backend that was removed is none of the next one's that has its id.
+ * A backend does not inherit the count of a removed backend that had the same id.
  *
- * Programs before 5.12 cannot add to a number and learn what it was, but they need not.
+ * Before 5.12 programs cannot add to a number and read the result, but they do not need to.
  */
 #ifndef EBPFLB_CORE_CONNECTION_H
 #define EBPFLB_CORE_CONNECTION_H
@@ -28,7 +28,7 @@ static __always_inline struct backend_load *load_of(__u32 backend)
 
 #ifdef RECORD
 
-/* `ebpflb explain` reads the node's own counts, and opens nothing. */
+/* `ebpflb explain` reads the node's own counts and begins no connection. */
 static __always_inline void load_begin(struct backend_load *load, bool is_counted)
 {
 }
@@ -47,7 +47,7 @@ static __always_inline void connection_end(const void *key)
 
 #else
 
-/* A connection is counted, or is not, as its map was full. */
+/* Counts a connection, as uncounted if its map was full. */
 static __always_inline void load_begin(struct backend_load *load, bool is_counted)
 {
 	__sync_fetch_and_add(is_counted ? &load->open : &load->uncounted, 1);
@@ -77,8 +77,8 @@ static __always_inline void connection_begin(const void *key, __u32 backend)
 }
 
 /*
- * What was read before the element was deleted was its own: elements never change, and one that was
- * deleted and filled anew meanwhile has another key.
+ * The value that is read before the deletion belongs to the deleted element: elements never change,
+ * and an element that was deleted and filled again meanwhile has another key.
  */
 static __always_inline void connection_end(const void *key)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What is counted, per CPU: verdicts, and the connections of services and backends.
+ * The counters of each CPU: verdicts, and the connections of services and backends.
  *
- * A program can interrupt another one on its CPU, and CPUs from COUNTER_PARTS on share a part. So what
- * backends count is added atomically: it tells the agent whether a backend may have open sockets. What
- * services count is read by people alone: there an addition may get lost.
+ * A program can interrupt another one on its CPU, and CPUs from COUNTER_PARTS on share a part. So
+ * the backends' counters are added to atomically: they tell the agent whether a backend may have
+ * open sockets. The services' counters are only shown to people, so an addition there may get lost.
  */
 #ifndef EBPFLB_CORE_COUNTERS_H
 #define EBPFLB_CORE_COUNTERS_H
@@ -22,7 +22,7 @@ static __always_inline enum verdict verdict_count(enum verdict verdict)
 	return verdict;
 }
 
-/* The counters of an id on this CPU, in a map of the kind CPU_ARRAYS. */
+/* Returns the counters of an id on this CPU, from a map of the kind CPU_ARRAYS. */
 #define CPU_COUNTERS(type, map, id) \
 	LOOKUP_NUMBER(type, map, \
 		      bpf_get_smp_processor_id() % COUNTER_PARTS * ENTRIES_##map + (id))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Packets that ingress has translated for good: the egress programs of the devices by which they
- * leave recognize them, and look nothing up. One whose note is lost on the way, as a bridge's own
- * ingress takes it away, is looked up at egress, where nothing is found to do.
+ * Marks packets that ingress has translated completely. The egress programs of the devices by which
+ * they leave recognize the mark and look nothing up. If a packet loses its mark on the way (a
+ * bridge's own ingress removes it), egress looks the packet up and finds nothing to do.
  */
 #ifndef EBPFLB_CORE_NOTE_H
 #define EBPFLB_CORE_NOTE_H
@@ -11,8 +11,8 @@
 #include "net/hops.h"
 
 /*
- * The skb keeps its tc_index on its way through the stack, unless a program behind ours returns
- * TC_ACT_OK. The lower bits are Cilium's: flags by which its programs leave out proxies and firewalls
+ * The skb keeps its tc_index on its way through the stack, unless a later program returns
+ * TC_ACT_OK. The lower bits are Cilium's: flags by which its programs skip proxies and firewalls
  * (TC_INDEX_F_*).
  */
 #define NOTE_TRANSLATED 940
@@ -30,21 +30,21 @@ static __always_inline bool is_translated(const struct __sk_buff *ctx)
 	return ctx->tc_index >> NOTE_SHIFT == NOTE_TRANSLATED;
 }
 
-/* At ingress: what another node of this kernel has noted in the packet is not about this one. */
+/* At ingress: removes a mark that a program of another node on this kernel has set. */
 static __always_inline void translated_begin(struct __sk_buff *ctx)
 {
 	if (is_translated(ctx))
 		note_write(ctx, 0);
 }
 
-/* At ingress, of a packet of a known flow: a request that is not masqueraded needs no more. */
+/* At ingress: marks a packet of a known flow whose request is not masqueraded, so needs no more. */
 static __always_inline void translated_note(struct __sk_buff *ctx, const struct flow *known)
 {
 	if (known->kind == FLOW_DNAT && !(known->flags & FLOW_MASQUERADE))
 		note_write(ctx, NOTE_TRANSLATED);
 }
 
-/* Redirects the packet to its next hop; if that is not known, to the one that the kernel finds. */
+/* Redirects the packet to its next hop; if that is unknown, to the one that the kernel finds. */
 static __always_inline int translated_leave(struct __sk_buff *ctx, const struct packet *packet,
 					    struct onward *onward)
 {

@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What a packet hook has decided: the verdict to count, and whether the packet gets a new tuple.
- * Verdicts are counted and lead to an action; which step is next is told by `decided`.
+ * The decision of a packet hook: the verdict to count, and whether the packet gets a new tuple. A
+ * verdict is counted and leads to an action. `decided` tells whether the next step still has to
+ * run.
  */
 #ifndef EBPFLB_CORE_OUTCOME_H
 #define EBPFLB_CORE_OUTCOME_H
 
 #include "core/settings.h"
 
-/* What becomes of a packet. A program returns it to the kernel, but for REJECT. */
+/* What happens to a packet. A program returns the action to the kernel, except REJECT. */
 enum action {
-	GO_ON = -1,	/* TC_ACT_UNSPEC, TCX_NEXT: the next program has its turn */
+	GO_ON = -1,	/* TC_ACT_UNSPEC, TCX_NEXT: the next program runs */
 	DROP = 2,	/* TC_ACT_SHOT */
-	REJECT,		/* it becomes the reply that refuses it (path/reject_packet.h) */
+	REJECT,		/* the packet becomes the reply that refuses it (path/reject_packet.h) */
 };
 
 struct outcome {
-	enum verdict verdict;	/* VERDICT_PASSED where nothing is decided */
-	__u32 rewrite;		/* a boolean: of a bool FORGET_VALUE would be a comparison */
+	enum verdict verdict;	/* VERDICT_PASSED if nothing is decided */
+	__u32 rewrite;		/* a boolean; with bool FORGET_VALUE would be a comparison */
 	bool decided;
 };
 
-/* The packet is up to the next step; if there is none, it goes on. */
+/* Leaves the packet to the next step; after the last step the packet goes on. */
 static __always_inline struct outcome undecided(void)
 {
 	return (struct outcome){ .verdict = VERDICT_PASSED };
@@ -59,7 +60,7 @@ static __always_inline enum action action_of(enum verdict verdict)
 	}
 }
 
-/* The same; with --shadow every packet goes on. */
+/* Like action_of, but with --shadow every packet goes on. */
 static __always_inline enum action action_in_force(enum verdict verdict)
 {
 	enum action action = action_of(verdict);

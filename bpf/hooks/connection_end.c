@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Ends a connection that nothing remembers (core/connection.h), for the agent: run by
- * BPF_PROG_TEST_RUN on a frame that has the connection's key in place of a payload. So one call
- * deletes it and counts that, and an agent that is killed has done both or nothing.
+ * Ends a connection that no table remembers (core/connection.h). The agent runs this program by
+ * BPF_PROG_TEST_RUN on a frame that has the connection's key in place of a payload. One call both
+ * deletes the connection and counts its end, so an agent that is killed has done both or neither.
  */
 #include "compat.h"
 #include "core/connection.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The socket hooks' decisions, to be asked by BPF_PROG_TEST_RUN, which socket hooks have not: the
- * programs take what a socket wants from the map `steps`, where they also note their steps. They are
- * of a kind that every kernel can run, and never attached.
+ * Answers `ebpflb explain` with the socket hooks' decisions. Socket hooks do not support
+ * BPF_PROG_TEST_RUN, so these programs have a type that every kernel can test-run, and are never
+ * attached. They read the socket's question from the map `steps`, and write their steps there.
  */
 #define RECORD
 #define EBPFLB_NO_SOCKET
@@ -16,7 +16,7 @@ static __always_inline struct steps *asked(void)
 	return LOOKUP_NUMBER(struct steps, steps, 0);
 }
 
-/* Called without a socket alone (netns_is_host): it means the initial namespace. */
+/* Replaces the helper: netns_is_host asks it, without a socket, for the initial namespace. */
 static __always_inline __u64 get_netns_cookie(void *ctx)
 {
 	struct steps *question = asked();

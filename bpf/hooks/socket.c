@@ -4,8 +4,8 @@
  *
  *   connect, sendmsg      the application names a frontend; the kernel talks to the backend
  *   recvmsg, getpeername  the kernel names the backend; the application sees the frontend
- *   post_bind             a NodePort cannot be bound
- *   sock_release          what was remembered of the socket is deleted
+ *   post_bind             binding to a NodePort fails
+ *   sock_release          the data remembered about the socket is deleted
  */
 #include "compat.h"
 #include "maps.h"

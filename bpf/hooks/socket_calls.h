@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the socket hooks of both families share: they turn a context into a request, and the answer
- * into the hook's return value.
+ * The part that the socket hooks of both families share: they turn a context into a request, and
+ * the answer into the hook's return value.
  */
 #ifndef EBPFLB_HOOKS_SOCKET_CALLS_H
 #define EBPFLB_HOOKS_SOCKET_CALLS_H
@@ -42,7 +42,7 @@ static __always_inline struct request request_of(struct bpf_sock_addr *ctx, cons
 	return request;
 }
 
-/* The return value of a hook. */
+/* Returns the hook's return value. */
 static __always_inline int answer_v4(struct bpf_sock_addr *ctx, enum answer answer,
 				     const struct backend *backend)
 {
@@ -59,7 +59,7 @@ static __always_inline int answer_v6(struct bpf_sock_addr *ctx, enum answer answ
 	return answer != DENY;
 }
 
-/* These hooks cannot deny anything: the kernel accepts no other return value than ALLOW. */
+/* Translates a reply. These hooks cannot deny anything: the kernel only accepts ALLOW. */
 static __always_inline struct peer_frontend *translate_reply(struct bpf_sock_addr *ctx,
 							     const enum call call,
 							     struct address from)
@@ -95,7 +95,7 @@ static __always_inline int translate_reply_v6(struct bpf_sock_addr *ctx,
 	return ALLOW;
 }
 
-/* src_port is in host order in this context alone. */
+/* Guards bind(). Only in this context src_port is in host order. */
 static __always_inline int guard_bind(struct bpf_sock *ctx, struct address address)
 {
 	struct frontend local = { .address = address,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The fields of a socket hook's context, as our types, and back. Ports in the context are 32 bits
- * wide and hold network order in the low half.
+ * Converts the fields of a socket hook's context to this project's types, and back. Ports in the
+ * context are 32 bits wide, with network order in the low half.
  */
 #ifndef EBPFLB_HOOKS_SOCKET_CONTEXT_H
 #define EBPFLB_HOOKS_SOCKET_CONTEXT_H
@@ -16,7 +16,7 @@
 #define SOCK_FAMILY 16	/* offset of skc_family, skc_state, and a byte with skc_ipv6only */
 #define SOCK_V6ONLY 32
 
-/* TCP (MPTCP too) or UDP; 0 for any other socket, which is left alone. */
+/* Returns TCP (also for MPTCP) or UDP, or 0 for any other socket: the hooks ignore those. */
 static __always_inline __u8 socket_protocol(__u32 type, __u32 protocol)
 {
 	if (type == STREAM && (protocol == TCP || protocol == MPTCP))
@@ -25,8 +25,9 @@ static __always_inline __u8 socket_protocol(__u32 type, __u32 protocol)
 }
 
 /*
- * Datagram sockets are "established" from connect() until connect() to AF_UNSPEC. A stream socket
- * has other states too in which it has a peer, and none without one in which hooks are called.
+ * Whether the socket has a peer. Datagram sockets are "established" from connect() until connect()
+ * to AF_UNSPEC. A stream socket has a peer in other states too, and the hooks are never called on a
+ * stream socket without a peer.
  */
 static __always_inline bool has_peer(struct bpf_sock_addr *ctx)
 {
@@ -35,7 +36,7 @@ static __always_inline bool has_peer(struct bpf_sock_addr *ctx)
 	return ctx->type == STREAM || (socket && socket->state == ESTABLISHED);
 }
 
-/* Four words: kernel 5.10 takes no other access to user_ip6. */
+/* Reads four words: kernel 5.10 allows no other access to user_ip6. */
 static __always_inline struct address read_v6(struct bpf_sock_addr *ctx)
 {
 	return (struct address){ .word = { ctx->user_ip6[0], ctx->user_ip6[1],
@@ -66,8 +67,9 @@ static __always_inline struct address read_source_v6(struct bpf_sock *ctx)
 }
 
 /*
- * Whether a socket that is bound to :: takes IPv4 too: not with IPV6_V6ONLY. The context does not say
- * so, but is the kernel's own struct sock, which begins with struct sock_common (-DHAVE_KERNEL_READ).
+ * Whether a socket that is bound to :: also takes IPv4: not with IPV6_V6ONLY. The context does not
+ * tell, but it is the kernel's own struct sock, which begins with struct sock_common
+ * (-DHAVE_KERNEL_READ).
  */
 static __always_inline bool takes_v4(struct bpf_sock *ctx)
 {

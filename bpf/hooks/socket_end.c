@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Forgets a socket that is gone though sock_release was not called, for the agent: run by
- * BPF_PROG_TEST_RUN on a frame that has the socket's cookie in place of a payload. So what is
- * counted by it is counted once, by the same code as at a release.
+ * Forgets a socket that ended without a call of sock_release. The agent runs this program by
+ * BPF_PROG_TEST_RUN on a frame that has the socket's cookie in place of a payload. So each count is
+ * updated once, by the same code as at a release.
  */
 #include "compat.h"
 #include "maps.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* How a backend's choice travels from ingress to the rules of netfilter; a part of layout.h. */
+/* How a chosen backend is passed from ingress to netfilter's rules; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_CHOICE_H
 #define EBPFLB_LAYOUT_CHOICE_H
 
-/* The bits of skb->priority: ebpflb/kernel/netfilter/table.py has the rules that read them. */
+/* The bits of skb->priority, which the rules in ebpflb/kernel/netfilter/table.py read. */
 enum chosen {
 	CHOSEN = 0xeb000000,	/* the packet has a choice ... */
 	CHOSEN_MASK = 0xff000000,	/* ... if these bits are so */
@@ -12,7 +12,7 @@ enum chosen {
 	CHOSEN_ID = 0x003fffff,	/* the backend's id */
 };
 
-/* What the datagrams of one flow have got: netfilter translates the first, and counts all. */
+/* The choice for the datagrams of one flow: netfilter translates the first one, and counts all. */
 struct datagram_choice {
 	__u32 service;
 	__u32 chosen;		/* enum chosen */

@@ -3,7 +3,7 @@
 #ifndef EBPFLB_LAYOUT_FORWARDED_H
 #define EBPFLB_LAYOUT_FORWARDED_H
 
-/* One of them, by the tuple of its requests at egress. */
+/* One of these connections; its key is the tuple of its requests at egress. */
 struct forwarded {
 	__u64 since;		/* nanoseconds of CLOCK_MONOTONIC */
 	__u8 hops;		/* TTL or hop limit of the first packet, as it left */

@@ -3,7 +3,7 @@
 #ifndef EBPFLB_LAYOUT_FRAGMENT_H
 #define EBPFLB_LAYOUT_FRAGMENT_H
 
-/* What all fragments of one IP datagram have in common, at one hook. */
+/* The key that all fragments of one IP datagram have in common, at one hook. */
 struct fragment_key {
 	struct address source;
 	struct address destination;

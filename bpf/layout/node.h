@@ -36,8 +36,8 @@ struct prefix {
 SIZE(struct prefix, 32);
 
 /*
- * Destinations of a device whose route or scope asks for another source than the device's first
- * address. For a longest-prefix match: length counts the bits of all that follows it.
+ * Destinations of a device whose route or scope needs another source than the device's first
+ * address. The key of a longest-prefix match: length counts the bits of all fields after it.
  */
 struct route {
 	__u32 length;
@@ -60,7 +60,7 @@ enum setting_flag {
 	SETTING_NETFILTER_SCTP = 1024,	/* SCTP's too: the kernel's NAT can translate it */
 };
 
-/* How a flow with a port that this node chose stands. */
+/* The state of a flow with a port that this node chose. */
 struct timeout_key {
 	__u8 protocol;
 	__u8 is_stream;		/* UDP: it has lasted longer than stream_after */
@@ -69,10 +69,10 @@ struct timeout_key {
 };
 SIZE(struct timeout_key, 4);
 
-/* In seconds. */
+/* Times in seconds. */
 struct timeout {
-	__u32 idle;		/* a flow that is idle for as long loses its port to another */
-	__u32 kept;		/* before, it may lose its port as the last resort, but for so long not */
+	__u32 idle;		/* after this time idle, a flow loses its port to another */
+	__u32 kept;		/* before this time, no other flow may take its port */
 };
 SIZE(struct timeout, 8);
 

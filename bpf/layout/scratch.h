@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What a program keeps for one packet or one second, on one CPU; a part of layout.h. */
+/* The data that a program keeps for one packet or one second, on one CPU; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_SCRATCH_H
 #define EBPFLB_LAYOUT_SCRATCH_H
 
@@ -40,7 +40,7 @@ struct selection {
 };
 SIZE(struct selection, 80);
 
-/* The tuples of a flow that is ended because another gets its port, or its place in half_open. */
+/* The tuples of a flow that ends because another gets its port, or its place in half_open. */
 struct ending {
 	struct tuple between;	/* its requests at egress, before SNAT */
 	struct tuple reply_tuple;
@@ -48,9 +48,9 @@ struct ending {
 };
 SIZE(struct ending, 120);
 
-/* As bpf_redirect_neigh takes it. */
+/* The next hop in the form that bpf_redirect_neigh takes. */
 struct next_hop {
-	__u32 family;		/* 0: the kernel is to find one */
+	__u32 family;		/* 0: the kernel has to find one */
 	struct address address;	/* IPv4: in the first word */
 };
 SIZE(struct next_hop, 20);
@@ -65,8 +65,8 @@ struct port_sequence {
 SIZE(struct port_sequence, 16);
 
 /*
- * Where a packet goes on. Where ingress also does what egress would do (path/reply_path.h,
- * path/fast_forward.h) it is translated twice.
+ * Where a packet goes. If ingress also does the work of egress (path/reply_path.h,
+ * path/fast_forward.h), the packet is translated twice.
  */
 struct onward {
 	struct tuple to;	/* what the packet's tuple becomes */
@@ -74,14 +74,14 @@ struct onward {
 	struct tuple between;	/* the packet between the hooks, as egress would see it */
 	struct flow second;	/* a copy of its entry there */
 	struct tuple after;	/* the packet after egress */
-	__u32 device;		/* by which the packet has to leave; 0: as it is routed */
+	__u32 device;		/* by which the packet has to leave; 0: by its route */
 	struct next_hop next;	/* there */
 	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
 	__u16 pad[3];
 };
 SIZE(struct onward, 328);
 
-/* A flow that is opened: the backend that was selected, the new entries, and the search for a port. */
+/* A flow that is being opened: the selected backend, the new entries, and the search for a port. */
 struct opening {
 	struct selection selection;
 	struct flow request_entry;	/* FLOW_DNAT or FLOW_DIRECT */
@@ -105,9 +105,9 @@ struct opening {
 SIZE(struct opening, 784);
 
 /*
- * What is too large for a program's stack. Each part is passed as an argument to those who read or
- * write it. Of what is in a map the verifier remembers no values, so it follows the ways on which a
- * packet was read as one.
+ * The data that is too large for a program's stack. Each part is passed as an argument to the
+ * functions that read or write it. The verifier does not track values in a map, so all paths that
+ * have read a packet merge into one.
  */
 struct scratch {
 	struct packet packet;

@@ -28,7 +28,7 @@ static __always_inline bool address_equal(const struct address *a, const struct 
 	       a->word[2] == b->word[2] && a->word[3] == b->word[3];
 }
 
-/* The unspecified address of the same family: 0.0.0.0 or :: */
+/* Returns the unspecified address of the same family: 0.0.0.0 or :: */
 static __always_inline struct address address_any(const struct address *family)
 {
 	return (struct address){ .word = { 0, 0, address_is_v4(family) ? BE32(0xffff) : 0, 0 } };
@@ -49,7 +49,7 @@ static __always_inline bool prefix_has(const struct prefix *prefix, const struct
 	       (address->word[3] & prefix->mask.word[3]) == prefix->address.word[3];
 }
 
-/* 127.0.0.1 or ::1, of the same family. */
+/* Returns 127.0.0.1 or ::1, of the same family. */
 static __always_inline struct address address_loopback(const struct address *family)
 {
 	struct address loopback = address_any(family);
@@ -64,7 +64,7 @@ static __always_inline bool address_is_any(const struct address *address)
 	       (!address->word[2] || address->word[2] == BE32(0xffff));
 }
 
-/* 127.0.0.0/8 and ::1, and the unspecified addresses, which Linux connects to loopback. */
+/* Whether it is in 127.0.0.0/8, ::1, or unspecified, which Linux connects to loopback. */
 static __always_inline bool address_is_loopback(const struct address *address)
 {
 	if (address_is_v4(address))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The Internet checksum (RFC 1071), and how one changes with what it covers (RFC 1624). */
+/* The Internet checksum (RFC 1071), and its update after a change of the data (RFC 1624). */
 #ifndef EBPFLB_NET_CHECKSUM_H
 #define EBPFLB_NET_CHECKSUM_H
 
@@ -12,7 +12,7 @@ static __always_inline __s64 fold32(__u64 sum)
 	return (sum & 0xffffffff) + (sum >> 32);
 }
 
-/* What must be added to a checksum; a call of bpf_csum_diff would cost more. */
+/* Returns the difference to add to a checksum; a call of bpf_csum_diff would cost more. */
 static __always_inline __s64 addresses_difference(const struct tuple *from, const struct tuple *to)
 {
 	const __u32 *old = (const __u32 *)from, *new = (const __u32 *)to;
@@ -33,7 +33,7 @@ static __always_inline __s64 ports_difference(const struct tuple *from, const st
 	return old == new ? 0 : fold32((__u64)new + (__u32)~old);
 }
 
-/* As bpf_l3_csum_replace does it. */
+/* Returns the checksum after a change, computed like in bpf_l3_csum_replace. */
 static __always_inline __u16 checksum_changed(__u16 checksum, __s64 difference)
 {
 	__u64 sum = fold32(difference + (__u16)~checksum);

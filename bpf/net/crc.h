@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * SCTP's checksum (CRC32c, RFC 9260 appendix A) after a change of the ports, without reading the
- * packet: the CRC is linear, so it changes by the CRC of the difference, which is four bytes and
- * then nothing but zeros. A run of 2^n zero bytes multiplies by a constant of the polynomial.
+ * packet: the CRC is linear, so it changes by the CRC of the difference, which is four bytes
+ * followed by zeros only. A run of 2^n zero bytes multiplies by a constant of the polynomial.
  */
 #ifndef EBPFLB_NET_CRC_H
 #define EBPFLB_NET_CRC_H
@@ -11,7 +11,7 @@
 
 #define CRC32C 0x82f63b78	/* all polynomials are bit-reversed: the highest bit is x^0 */
 
-/* OPAQUE hides the bit from the compiler, which would make a branch or a mask of it. */
+/* OPAQUE hides the bit from the compiler, which would turn it into a branch or a mask. */
 static __always_inline __u32 crc_bit(__u32 word, int bit)
 {
 	__u32 set = word >> bit & 1;
@@ -21,9 +21,9 @@ static __always_inline __u32 crc_bit(__u32 word, int bit)
 }
 
 /*
- * a * b modulo the polynomial. b is a constant, so that the compiler computes most of this. OPAQUE
- * hides the bit from the compiler, which would make a mask of it whose two values the verifier
- * follows separately.
+ * Returns a * b modulo the polynomial. b is a constant, so the compiler computes most of this.
+ * OPAQUE hides the bit from the compiler, which would turn it into a mask whose two values the
+ * verifier follows separately.
  */
 static __always_inline __u32 crc_multiply(__u32 a, __u32 b)
 {
@@ -37,11 +37,11 @@ static __always_inline __u32 crc_multiply(__u32 a, __u32 b)
 	return product;
 }
 
-/* Without a branch: the verifier would follow both ways at each of the sixteen. */
+/* Has no branch: the verifier would follow both ways at each of the sixteen. */
 #define CRC_ZEROS(log2, power) \
 	delta ^= (delta ^ crc_multiply(delta, power)) * crc_bit(bytes, log2);
 
-/* The change of the checksum of a packet of this length whose first four bytes change by delta. */
+/* Returns the change of a packet's checksum. Its first four bytes change by delta. */
 static __always_inline __u32 crc_change(__u32 delta, __u32 bytes)
 {
 	CRC_ZEROS(0, 0x00800000)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Headers as they lie in a packet (RFC 791, 8200, 9293, 9260, 792, 4443); never packed, always copied. */
+/* Headers as they are in a packet (RFC 791, 8200, 9293, 9260, 792, 4443); always copied. */
 #ifndef EBPFLB_NET_HEADER_H
 #define EBPFLB_NET_HEADER_H
 
@@ -9,7 +9,7 @@
 #define ETHERTYPE_IPV4 0x0800
 #define ETHERTYPE_IPV6 0x86dd
 
-/* Where the IP header begins: tunnels carry bare IP packets. */
+/* The offset of the IP header: tunnels carry bare IP packets. */
 #ifdef NO_LINK_HEADER
 #define LINK 0
 #else
@@ -74,7 +74,7 @@ struct transport {
 };
 SIZE(struct transport, 16);
 
-/* All of UDP's header (RFC 768). */
+/* The whole UDP header (RFC 768). */
 struct udp {
 	__be16 source_port;
 	__be16 destination_port;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What routing does to the TTL or hop limit of a packet that is redirected past it. */
+/* Updates the TTL or hop limit like routing does, for a packet that is redirected past it. */
 #ifndef EBPFLB_NET_HOPS_H
 #define EBPFLB_NET_HOPS_H
 
 #include "net/packet.h"
 
-/* Whether there is one to spare: else the stack has to answer that the packet's time is over. */
+/* Whether a hop may be subtracted: if not, the stack has to answer with "time exceeded". */
 static __always_inline bool hops_are_left(struct __sk_buff *ctx, const struct packet *packet)
 {
 	__u32 at = LINK + (packet->v6 ? IPV6_HOPS : IPV4_TTL);

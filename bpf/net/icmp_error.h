@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * ICMP and ICMPv6 errors (RFC 792, RFC 4443 2.1) quote the head of a packet that could not be
- * delivered. The sender knows the packet by that, so the quoted packet is translated too.
+ * delivered. The sender recognizes the packet by it, so the quoted packet is translated too.
  */
 #ifndef EBPFLB_NET_ICMP_ERROR_H
 #define EBPFLB_NET_ICMP_ERROR_H
@@ -87,9 +87,10 @@ static __always_inline bool quote_read(struct __sk_buff *ctx, const struct packe
 }
 
 /*
- * The error's own addresses and the quoted packet change. ICMPv6 sums the pseudo header and all
- * that is quoted. ICMP has no pseudo header, and a quoted IPv4 header sums to the same before
- * and after. Quoted transport checksums stay as they are: nobody can verify them (RFC 5508 4).
+ * Rewrites the error's own addresses and the quoted packet. The checksum of ICMPv6 covers the
+ * pseudo header and all that is quoted. ICMP has no pseudo header, and the sum of a quoted IPv4
+ * header stays the same. Quoted transport checksums stay as they are: their receiver cannot verify
+ * them (RFC 5508 4).
  */
 static __always_inline void error_rewrite(struct __sk_buff *ctx, const struct packet *packet,
 					  const struct tuple *to, const struct quote *quote,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Reads the IP header of a packet, and IPv6 extension headers. Headers are copied out of the skb, so
- * that it does not matter how the skb is laid out; every length is checked before it is used.
+ * Reads the IP header of a packet, and IPv6 extension headers. Headers are copied out of the skb,
+ * so the layout of the skb does not matter. Every length is checked before it is used.
  */
 #ifndef EBPFLB_NET_PACKET_H
 #define EBPFLB_NET_PACKET_H
@@ -13,12 +13,12 @@
 
 #define EXTENSIONS 6	/* more IPv6 extension headers than this are not walked */
 
-/* A whole IP packet, or which fragment of one. */
+/* Whether a packet is whole, or which fragment it is. */
 enum piece { WHOLE, FIRST, LATER };
 
 /*
- * FOREIGN: of a kind that is not translated. MALFORMED: cut short, or it contradicts itself.
- * READ_ICMP: no ports.
+ * FOREIGN: of a kind that is not translated. MALFORMED: cut short, or contradicts itself.
+ * READ_ICMP: has no ports.
  */
 enum reading { FOREIGN, MALFORMED, READ, READ_ICMP };
 
@@ -38,9 +38,9 @@ static __always_inline __u32 host32(__be32 wire)
 }
 
 /*
- * Copies a header at a constant offset: from where it lies, if the skb has it in one piece, else by
- * the kernel's function, which also collects it from pieces. False: it is cut
- * short. WHOLE_WAY leaves only calls, here and in rewrite.h, to hold the two to the same result
+ * Copies a header at a constant offset: directly, if the skb has it in one piece, or else by the
+ * kernel's function, which also collects it from pieces. Returns false if the header is cut short.
+ * WHOLE_WAY keeps only the calls, here and in rewrite.h, so that tests can compare both ways
  * (tests/packet).
  */
 #ifndef WHOLE_WAY
@@ -79,7 +79,7 @@ static __always_inline enum reading packet_read_v4(struct __sk_buff *ctx, struct
 	return READ;
 }
 
-/* Skips the extension header at packet->transport; FOREIGN if it is none. */
+/* Skips the extension header at packet->transport; returns FOREIGN if there is none. */
 static __always_inline enum reading packet_skip_extension(struct __sk_buff *ctx,
 							  struct packet *packet)
 {
@@ -118,7 +118,7 @@ static __always_inline enum reading packet_read_v6(struct __sk_buff *ctx, struct
 	if ((ip.version_class_label & BE32(0xf0000000)) != BE32(0x60000000) ||
 	    packet->end > ctx->len)
 		return MALFORMED;
-	/* v4-mapped addresses do not occur on the wire; here they would stand for IPv4. */
+	/* v4-mapped addresses do not occur on the wire, and would stand for IPv4 here. */
 	if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
 		return FOREIGN;
 	packet->tuple.source = ip.source;

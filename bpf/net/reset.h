@@ -12,7 +12,7 @@ struct reset {
 };
 SIZE(struct reset, 20);
 
-/* The sequence number after the segment: its payload counts, and so do SYN and FIN. */
+/* Returns the sequence number after the segment: its payload counts, and so do SYN and FIN. */
 static __always_inline __be32 segment_next(const struct packet *packet,
 					   const struct transport *segment)
 {

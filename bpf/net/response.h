@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the responses into which a packet is turned have in common: the packet's addresses are
- * exchanged, and its checksums are computed anew.
+ * The part that all responses made from a packet have in common: the packet's addresses are
+ * exchanged, and its checksums are computed again.
  *
- * No program can see whether the packet's own checksum is still to be made (CHECKSUM_PARTIAL). Then a
- * device without TX checksum offload sums the response up from its transport header on, and writes
- * the result where the checksum of the packet was. It must find the pseudo header's sum there; where
- * nothing is to be made the field must be complete. bpf_l4_csum_replace without BPF_F_PSEUDO_HDR
- * changes a field in the second case alone.
+ * A program cannot see whether the packet's own checksum still has to be computed
+ * (CHECKSUM_PARTIAL). In that case a device without TX checksum offload sums up the response from
+ * its transport header on, and writes the result where the packet had its checksum. It needs the
+ * pseudo header's sum there. In the other case the field must already be complete.
+ * bpf_l4_csum_replace without BPF_F_PSEUDO_HDR changes a field in the second case only.
  */
 #ifndef EBPFLB_NET_RESPONSE_H
 #define EBPFLB_NET_RESPONSE_H
@@ -40,7 +40,7 @@ struct pseudo_header {
 	__be32 protocol;
 };
 
-/* The pseudo header: mapped prefixes of both addresses add up to nothing (0xffff + 0xffff). */
+/* Sums the pseudo header. The mapped prefixes of both addresses add up to zero. */
 static __always_inline __s64 pseudo_sum(const struct tuple *to, __u8 protocol, __u16 size)
 {
 	EMPTY(struct pseudo_header, pseudo);
@@ -58,7 +58,7 @@ struct link_addresses {
 	__u8 source[6];
 };
 
-/* The response leaves by the device where the packet came in. */
+/* Swaps the MAC addresses: the response leaves by the device where the packet came in. */
 static __always_inline void swap_link(struct __sk_buff *ctx)
 {
 #ifndef NO_LINK_HEADER

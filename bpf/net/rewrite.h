@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Gives a packet another tuple: addresses, ports, and every checksum that covers them. Checksums
- * are changed by the difference, so that a packet that was damaged on its way is still found damaged.
+ * are changed by the difference, so a damaged packet still has a wrong checksum.
  *
- * Addresses are in the pseudo header, ports are not: where the device will fill in the checksum
- * (CHECKSUM_PARTIAL), only the pseudo header has been summed up. Where a device has summed up the
- * whole packet (CHECKSUM_COMPLETE), the kernel must correct its sum for every change that no
- * checksum in the packet balances (RECOMPUTE): IPv6 addresses, SCTP, and UDP without a checksum.
+ * Addresses are in the pseudo header, ports are not: if the device will fill in the checksum
+ * (CHECKSUM_PARTIAL), only the pseudo header has been summed up. If a device has summed up the
+ * whole packet (CHECKSUM_COMPLETE), the kernel must correct its sum for every change that is not
+ * balanced by a checksum in the packet (RECOMPUTE): IPv6 addresses, SCTP, and UDP without a
+ * checksum.
  */
 #ifndef EBPFLB_NET_REWRITE_H
 #define EBPFLB_NET_REWRITE_H
@@ -15,7 +16,7 @@
 #include "net/crc.h"
 #include "net/packet.h"
 
-/* Of the IP header at this offset. The prefixes of v4-mapped addresses cancel each other out. */
+/* Writes the addresses of the IP header at this offset. The mapped prefixes cancel out. */
 static __always_inline void write_addresses(struct __sk_buff *ctx, __u32 at, bool v6,
 					    const struct tuple *to, __s64 difference, __u64 flags)
 {
@@ -37,7 +38,7 @@ static __always_inline void write_checksum(struct __sk_buff *ctx, __u32 at, __s6
 		bpf_l4_csum_replace(ctx, at, 0, ports, flags);
 }
 
-/* A checksum of zero will be filled in by the device, after this change. */
+/* If the checksum is zero, the device will fill it in after this change. */
 static __always_inline void write_crc(struct __sk_buff *ctx, const struct packet *packet,
 				      const struct tuple *to)
 {
@@ -49,7 +50,7 @@ static __always_inline void write_crc(struct __sk_buff *ctx, const struct packet
 	__builtin_memcpy(&to_ports, &to->source_port, 4);
 	if (from_ports == to_ports || bpf_skb_load_bytes(ctx, at, crc, sizeof(*crc)) || !*crc)
 		return;
-	/* Ports and checksum are both read as little-endian words, as CRC32c goes. */
+	/* Ports and checksum are both read as little-endian words, like CRC32c expects. */
 	*crc ^= crc_change(from_ports ^ to_ports, packet->end - packet->transport);
 	bpf_skb_store_bytes(ctx, at, crc, sizeof(*crc), BPF_F_RECOMPUTE_CSUM);
 }
@@ -93,8 +94,9 @@ SIZE(struct ipv4_rest, 16);
 #define IPV4_REST (sizeof(struct ipv4_rest) - __builtin_offsetof(struct ipv4_rest, checksum))
 
 /*
- * Most packets: what changes lies in one piece of the frame, so one call writes it. False: it does
- * not. The sum of the whole packet stays, as both checksums balance what is written.
+ * Handles most packets: the fields to change lie in one piece of the frame, so one call writes
+ * them. Returns false if they do not. The sum of the whole packet stays the same: the two checksums
+ * balance the other changes.
  */
 static __always_inline bool write_in_one(struct __sk_buff *ctx, const struct packet *packet,
 					 const struct tuple *to, __s64 addresses)

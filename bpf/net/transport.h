@@ -30,7 +30,7 @@ static __always_inline void packet_note_tcp(struct packet *packet,
 	packet->ends = (flags & TCP_FIN ? FLOW_FIN : 0) | (flags & TCP_RST ? FLOW_RST : 0);
 }
 
-/* By the first chunk: INIT, INIT ACK and SHUTDOWN COMPLETE are alone in their packets. */
+/* Notes the first chunk: INIT, INIT ACK and SHUTDOWN COMPLETE are alone in their packets. */
 static __always_inline void packet_note_sctp(struct __sk_buff *ctx, struct packet *packet,
 					     const struct transport *transport)
 {
@@ -54,7 +54,7 @@ static __always_inline void packet_note_sctp(struct __sk_buff *ctx, struct packe
 	: (packet)->v6 ? HEADER_READ(ctx, LINK + sizeof(struct ipv6), to) \
 	: HEADER_READ(ctx, LINK + sizeof(struct ipv4), to))
 
-/* The beginning of the header; UDP's is shorter. False: it is cut short. */
+/* Reads the beginning of the header (UDP's is shorter). Returns false if it is cut short. */
 static __always_inline bool transport_read(struct __sk_buff *ctx, const struct packet *packet,
 					   struct transport *transport)
 {
@@ -70,7 +70,7 @@ static __always_inline bool transport_read(struct __sk_buff *ctx, const struct p
 	return true;
 }
 
-/* Ports, and whether the packet opens or ends a flow. */
+/* Reads the ports, and whether the packet opens or ends a flow. */
 static __always_inline enum reading packet_read_transport(struct __sk_buff *ctx,
 							  struct packet *packet)
 {

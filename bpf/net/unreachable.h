@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Turns a packet into a "port unreachable" that quotes its head (RFC 792, RFC 4443 3.1), or with an
- * MTU into a "packet too big" (RFC 1191 4, RFC 4443 3.2).
+ * Turns a packet into a "port unreachable" that quotes its head (RFC 792, RFC 4443 3.1), or, with
+ * an MTU, into a "packet too big" (RFC 1191 4, RFC 4443 3.2).
  */
 #ifndef EBPFLB_NET_UNREACHABLE_H
 #define EBPFLB_NET_UNREACHABLE_H
@@ -45,8 +45,9 @@ static __always_inline bool respond_unreachable_v4(struct __sk_buff *ctx,
 }
 
 /*
- * Where a datagram had its checksum there is a field without meaning, which is 0 when the message is
- * summed up. A device that is to make the datagram's checksum makes it 0 again (0xffff).
+ * The datagram's checksum field becomes an unused field, which must be 0 when the message is summed
+ * up. If a device still has to compute the datagram's checksum, it makes the field 0 again
+ * (0xffff).
  */
 static __always_inline bool unreachable_checksum_v6(struct __sk_buff *ctx, __s64 pseudo)
 {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Tags of IEEE 802.1Q. One with id 0 only carries a priority (802.1p): the frame is in no VLAN, and
- * the kernel takes the tag off when it receives the frame (__netif_receive_skb_core). One with
- * another id makes the frame its VLAN's.
+ * Tags of IEEE 802.1Q. A tag with id 0 only carries a priority (802.1p): the frame is in no VLAN,
+ * and the kernel removes the tag when it receives the frame (__netif_receive_skb_core). A tag with
+ * another id puts the frame into that VLAN.
  *
- * The kernel has moved a frame's outer tag into the skb before our hooks run. A further tag is still
- * in the frame, and makes the skb's protocol that of a tag. Taking it off moves the next one into the skb.
+ * The kernel moves a frame's outer tag into the skb before it runs these hooks. A further tag is
+ * still in the frame, and the skb's protocol is then that of a tag. Removing it moves the next tag
+ * into the skb.
  */
 #ifndef EBPFLB_NET_VLAN_H
 #define EBPFLB_NET_VLAN_H
@@ -16,15 +17,15 @@
 #define ETHERTYPE_SERVICE_VLAN 0x88a8	/* 802.1ad */
 #define VLAN_ID 0x0fff			/* of the tag's 16 bits; the others are priority and DEI */
 
-/* Whether the tag in the skb makes the frame a VLAN's. */
+/* Whether the tag in the skb puts the frame into a VLAN. */
 static __always_inline bool vlan_is_foreign(struct __sk_buff *ctx)
 {
 	return ctx->vlan_present && ctx->vlan_tci & VLAN_ID;
 }
 
 /*
- * Takes a priority tag out of the frame, as the kernel would next, so that the headers lie where
- * those of an untagged frame do. Not at egress, where no frame is received.
+ * Removes a priority tag from the frame, like the kernel would do next, so that the headers have
+ * the same offsets as in an untagged frame. At egress it does nothing: no frame is received there.
  */
 static __always_inline bool vlan_untag(struct __sk_buff *ctx, __u8 hook)
 {
@@ -43,7 +44,7 @@ static __always_inline bool vlan_untag(struct __sk_buff *ctx, __u8 hook)
 #endif
 }
 
-/* What the node sends itself has no priority tag, so a reply into which a frame is turned has none. */
+/* Removes the priority tag of a frame that becomes a reply: the node's own frames have none. */
 static __always_inline void vlan_forget_priority(struct __sk_buff *ctx)
 {
 	if (ctx->vlan_present)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Which packets --fast-forward may keep from the stack, and where they leave. */
+/* Which packets may bypass the stack with --fast-forward, and by which device they leave. */
 #ifndef EBPFLB_PATH_FORWARDABLE_H
 #define EBPFLB_PATH_FORWARDABLE_H
 
@@ -11,7 +11,7 @@
 
 #define REFRESH(time) ((time) >> 33)	/* ns: a number that changes every 8.6 s */
 #define TO_THIS_HOST 0		/* PACKET_HOST: the frame has the device's MAC address */
-#define UNANSWERED 1		/* a length that every route takes, and that is no route's MTU */
+#define UNANSWERED 1		/* a length that fits every route, and is not any route's MTU */
 #define LEAST_MTU 1280		/* of links with IPv6 (RFC 8200 5) */
 
 static __always_inline bool packet_is_forwardable(struct __sk_buff *ctx,
@@ -25,7 +25,7 @@ static __always_inline bool packet_is_forwardable(struct __sk_buff *ctx,
 	       hops_are_left(ctx, packet);
 }
 
-/* Whether the entry is that of an answered flow, and conntrack has seen it lately. */
+/* Whether the entry belongs to an answered flow that conntrack has seen lately. */
 static __always_inline bool entry_is_forwardable(const struct flow *entry)
 {
 	return entry->flags & FLOW_SEEN &&
@@ -33,7 +33,7 @@ static __always_inline bool entry_is_forwardable(const struct flow *entry)
 	       REFRESH(entry->last_seen) == REFRESH(clock_coarse());
 }
 
-/* Whether a datagram's flow had a reply; of TCP's, FLOW_SEEN says so (flow_is_answered). */
+/* Whether a datagram's flow had a reply. (FLOW_SEEN tells so for TCP: flow_is_answered.) */
 static __always_inline bool datagram_is_answered(const struct tuple *translated)
 {
 	struct flow *reply_entry = flow_opposite(translated);
@@ -42,15 +42,15 @@ static __always_inline bool datagram_is_answered(const struct tuple *translated)
 }
 
 /*
- * Whether the route takes a packet of this length. Since 5.12 the kernel replaces the length that was
- * asked for by the route's MTU. Before, it compares with the device's, but for GSO packets.
+ * Whether the route takes a packet of this length. Since 5.12 the kernel replaces the given length
+ * by the route's MTU. Older kernels compare it with the device's MTU, except for GSO packets.
  */
 static __always_inline bool route_takes(const struct bpf_fib_lookup *route, __u32 length)
 {
 	return length && length <= (route->tot_len == UNANSWERED ? LEAST_MTU : route->tot_len);
 }
 
-/* Sets onward->device and its next hop if the packet, of this tuple by then, can leave that way. */
+/* Sets onward->device and its next hop if the translated packet can leave that way. */
 static __always_inline bool forward_to(struct __sk_buff *ctx, const struct packet *packet,
 				       struct onward *onward, const struct tuple *tuple,
 				       __u32 ifindex, __u32 how)

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * TCP to a frontend's address, of no flow, that leaves by the device where it came in. There are two
- * cases, which nothing in the packet tells apart:
+ * Handles TCP packets to a frontend's address that belong to no flow and leave by the device where
+ * they came in. There are two cases, which look the same in the packet:
  *
- *   its connection is older than the frontend, and this node is a router on its way: it goes on, as
- *   with kube-proxy, whose rules conntrack does not apply to a connection that it knows
+ *   the connection is older than the frontend, and this node is a router on its way: the packet goes
+ *   on, like with kube-proxy, whose rules conntrack does not apply to a known connection
  *
- *   it was a connection of this frontend, of another node, or of a flow that was evicted: a router
- *   would send it back to this node until its TTL has expired. With kube-proxy it would be DNATed to
- *   a random endpoint, which resets it. The client is refused.
+ *   the connection was one of this frontend, of another node, or of an evicted flow: a router would
+ *   send the packet back to this node until its TTL expires. kube-proxy would DNAT it to a random
+ *   endpoint, which resets the connection. Here the client is refused.
  *
- * In the first case replies are forwarded too, the other way. So a connection has TRIAL for a
- * reply; but if a packet comes back with a lower TTL before any reply, it has come here in a loop.
+ * In the first case replies are forwarded too, in the other direction. So a connection has the time
+ * TRIAL to get a reply. But if a packet comes back with a lower TTL before any reply, it is in a
+ * loop.
  */
 #ifndef EBPFLB_PATH_FORWARDED_H
 #define EBPFLB_PATH_FORWARDED_H
@@ -29,7 +30,7 @@ static __always_inline __u8 forwarded_hops(struct __sk_buff *ctx, const struct p
 	return hops;
 }
 
-/* Whether a request's connection is one that nobody knows. */
+/* Whether a request's connection is lost: without a reply for TRIAL, or in a loop. */
 static __always_inline bool forwarded_is_lost(struct __sk_buff *ctx, const struct packet *packet)
 {
 	struct forwarded *known = LOOKUP(struct forwarded, forwarded, &packet->tuple);
@@ -43,7 +44,7 @@ static __always_inline bool forwarded_is_lost(struct __sk_buff *ctx, const struc
 	return false;
 }
 
-/* Notes a reply, if this is one. A reset is none: it may be the one by which we have refused. */
+/* Notes a reply, but not a reset: that may be this node's own refusal. */
 static __always_inline void forwarded_reply(const struct packet *packet)
 {
 	struct tuple request_tuple = tuple_reverse(&packet->tuple, HOOK_EGRESS);

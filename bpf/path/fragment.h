@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Only the first fragment of a datagram has ports. They are remembered for the other fragments if
- * the first one was translated; others that come before it, or too late, are left alone. Ids are
- * used again, so the first fragment of any datagram replaces what was remembered of its id.
+ * Only the first fragment of a datagram has ports. The programs remember them for the other
+ * fragments if the first one was translated. A fragment that comes before the first one, or too
+ * late, is left alone. Ids are used again, so the first fragment of any datagram replaces the entry
+ * of its id.
  */
 #ifndef EBPFLB_PATH_FRAGMENT_H
 #define EBPFLB_PATH_FRAGMENT_H
@@ -10,7 +11,7 @@
 #include "maps.h"
 #include "net/packet.h"
 
-#define REASSEMBLY 30000000000ULL	/* ns; what Linux waits for the rest (ipfrag_time) */
+#define REASSEMBLY 30000000000ULL	/* ns; how long Linux waits for the rest (ipfrag_time) */
 
 /* Fills an empty key. */
 static __always_inline void fragment_key_write(struct fragment_key *key, const struct packet *packet)
@@ -22,7 +23,7 @@ static __always_inline void fragment_key_write(struct fragment_key *key, const s
 	key->hook = packet->tuple.hook;
 }
 
-/* To be called with the tuple that a packet had before it was translated. */
+/* Remembers the ports. Call it with the tuple that a packet had before it was translated. */
 static __always_inline void fragment_remember(const struct packet *packet, bool translated)
 {
 	EMPTY(struct fragment_key, key);

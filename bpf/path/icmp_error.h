@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * An ICMP error about a translated packet. The quoted packet went the other way, so the entry of
- * its reply says what to do: at both hooks the error is translated as that reply would be.
+ * Handles an ICMP error about a translated packet. The quoted packet went in the other direction,
+ * so the entry of its reply applies: at both hooks the error is translated like that reply.
  */
 #ifndef EBPFLB_PATH_ICMP_ERROR_H
 #define EBPFLB_PATH_ICMP_ERROR_H
@@ -19,7 +19,7 @@ static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx
 	struct flow *known = &onward->known;
 	struct quote quote = {};
 
-	/* An error goes to the sender of the quoted packet; anything else is forged. */
+	/* An error goes to the sender of the quoted packet; any other error is forged. */
 	if (!quote_read(ctx, packet, &quote) ||
 	    !address_equal(&packet->tuple.destination, &quote.tuple.source))
 		return undecided();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* By which device a packet would be routed, and whether that takes a packet of its length. */
+/* The device by which a packet would be routed, and whether its route takes the packet's length. */
 #ifndef EBPFLB_PATH_PACKET_ROUTE_H
 #define EBPFLB_PATH_PACKET_ROUTE_H
 
@@ -8,8 +8,9 @@
 #define GSO_BY_FRAGS 0xffff	/* SCTP: the segments are of different lengths */
 
 /*
- * The length of the IP packets that are sent: a GSO packet is cut into segments. 0: unknown. The
- * kernel compares it with the route's MTU since 5.12; before, it compares GSO packets with nothing.
+ * Returns the length of the IP packets that are sent (a GSO packet is cut into segments), or 0 if
+ * it is unknown. Since 5.12 the kernel compares it with the route's MTU; older kernels do not check
+ * GSO packets.
  */
 static __always_inline __u32 packet_length_sent(struct __sk_buff *ctx, const struct packet *packet)
 {
@@ -22,7 +23,7 @@ static __always_inline __u32 packet_length_sent(struct __sk_buff *ctx, const str
 	return headers + (packet->tuple.protocol == TCP ? packet->header : 8) + ctx->gso_size;
 }
 
-/* The device by which a packet is routed, however long it is; 0 if there is no route. */
+/* Returns the device by which a packet of any length is routed, or 0 if there is no route. */
 static __always_inline __u32 route_device(struct __sk_buff *ctx, const struct packet *packet,
 					  const struct tuple *tuple, __u32 ifindex, __u32 how)
 {
@@ -37,7 +38,7 @@ static __always_inline __u32 route_device(struct __sk_buff *ctx, const struct pa
 		       ? route->ifindex : 0;
 }
 
-/* Whether the sender of a packet that is too long can be told so; else the stack may cut it. */
+/* Whether the sender of a too long packet can be told; if not, the stack may fragment it. */
 static __always_inline bool may_be_told(struct __sk_buff *ctx, const struct packet *packet)
 {
 	__be16 fragment;
@@ -51,8 +52,7 @@ static __always_inline bool may_be_told(struct __sk_buff *ctx, const struct pack
 
 /*
  * Whether there is a route through this device that takes the packet. If the packet is too long,
- * onward->mtu is set, and the sender gets an ICMP error. Before 5.12 the kernel does not tell the
- * MTU.
+ * onward->mtu is set, and the sender gets an ICMP error. Kernels before 5.12 do not report the MTU.
  */
 static __always_inline bool device_takes(struct __sk_buff *ctx, const struct packet *packet,
 					 struct onward *onward, const struct tuple *tuple,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Reads a packet: addresses, protocol and, but for ICMP, ports. A later fragment has none; one of a
- * datagram that was not translated is left alone, and so is at ingress what is for another host.
+ * Reads a packet: addresses, protocol and, except for ICMP, ports. A later fragment has no ports,
+ * and is left alone if its datagram was not translated. At ingress, packets to another host are
+ * left alone too.
  */
 #ifndef EBPFLB_PATH_PARSE_H
 #define EBPFLB_PATH_PARSE_H
@@ -14,7 +15,7 @@
 
 #ifndef NO_LINK_HEADER
 
-/* Whether a device of this node has the frame's destination as its MAC address. */
+/* Whether the frame's destination is the MAC address of a device of this node. */
 static __always_inline bool frame_is_to_own_device(struct __sk_buff *ctx)
 {
 	EMPTY(struct link_address, destination);
@@ -26,10 +27,11 @@ static __always_inline bool frame_is_to_own_device(struct __sk_buff *ctx)
 #endif
 
 /*
- * Whether a frame that came in is for another host. A device in promiscuous mode gets such frames,
- * and the stack drops them. A bridge passes them on; at its ports a frame with another MAC address
+ * Whether a received frame is for another host. A device in promiscuous mode receives such frames,
+ * and the stack drops them. A bridge passes them on. At its ports, a frame with another MAC address
  * than the port's may also be for the bridge, or for another of its ports. Other switches (Open
- * vSwitch) may have MAC addresses that no device has, so nothing is known of their ports' frames.
+ * vSwitch) may have MAC addresses that belong to no device, so a frame at their ports may be for
+ * them.
  */
 static __always_inline bool frame_is_for_others(struct __sk_buff *ctx)
 {

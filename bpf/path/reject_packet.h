@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * How a packet is rejected: as by a port without a listener (kube-proxy.md 6.1), at most a thousand
- * times a second on each CPU. More packets are dropped, so that the replies cannot become a flood.
+ * Rejects a packet like a port without a listener (kube-proxy.md 6.1), at most a thousand times a
+ * second on each CPU. Further packets are dropped, so that the replies cannot become a flood.
  */
 #ifndef EBPFLB_PATH_REJECT_PACKET_H
 #define EBPFLB_PATH_REJECT_PACKET_H
@@ -31,8 +31,8 @@ static __always_inline bool reject_within_budget(void)
 }
 
 /*
- * Turns a packet into the reply that refuses it, or that tells the MTU for which it is too long;
- * false over the limit, or for a packet with options or extension headers.
+ * Turns a packet into the reply that refuses it, or that tells the MTU that it exceeds. Returns
+ * false over the limit, and for a packet with options or extension headers.
  */
 static __always_inline bool reject_packet(struct __sk_buff *ctx, const struct packet *packet,
 					  __u16 mtu)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The decision, the same for sockets and packets: which backend does a request get?
+ * Decides which backend a request gets, the same for sockets and packets:
  *
  *   frontend -> service; source ranges; the backend that a datagram socket has; traffic policy;
  *   session affinity; else one backend picked by number
  *   (kube-proxy.md 4, 7, 9, 11.1)
  *
- * What is done with the backend is up to the caller: path/socket.h gives it to the socket,
- * path/ingress.h leaves the packet to netfilter, or opens a flow.
+ * The caller decides how to use the backend: path/socket.h gives it to the socket, path/ingress.h
+ * leaves the packet to netfilter, or opens a flow.
  */
 #ifndef EBPFLB_PATH_SELECT_H
 #define EBPFLB_PATH_SELECT_H
@@ -38,7 +38,7 @@ static __always_inline enum admission select_admission(const struct request *req
 	return policy_admits(service, client) ? ADMITTED : DENIED;
 }
 
-/* The backends that the traffic policy lets the client choose from, and the list that they are. */
+/* Returns the backends that the traffic policy allows to the client; sets `list`. */
 static __always_inline struct range select_range(const struct request *request,
 						 struct selection *selection, __u16 *list)
 {
@@ -52,7 +52,7 @@ static __always_inline struct range select_range(const struct request *request,
 	return local_only ? service->local : service->cluster;
 }
 
-/* The decision itself, from top to bottom. */
+/* Makes the decision, from top to bottom. */
 static __always_inline enum selected select_once(const struct request *request,
 						 struct selection *selection)
 {
@@ -95,16 +95,16 @@ static __always_inline enum selected select_once(const struct request *request,
 }
 
 /*
- * If a map element was recycled while it was read, everything is looked up again, once. No loop:
- * clang compiles a loop here into one that is entered in its middle, which the verifiers of 5.10
- * and 6.1 reject (back-edge).
+ * Selects a backend. If a map element was recycled while it was read, everything is looked up
+ * again, once. There is no loop: clang would compile it into one that is entered in its middle,
+ * which the verifiers of 5.10 and 6.1 reject (back-edge).
  */
 static __always_inline enum selected select_backend(const struct request *request,
 						    struct selection *selection)
 {
 	enum selected selected = NO_SERVICE;
 
-	/* Of a packet ingress has asked before. */
+	/* For a packet ingress has already checked this. */
 	if (request->tuple || frontend_may_exist(request->frontend))
 		selected = select_once(request, selection);
 	if (selected == SELECT_RECYCLED) {

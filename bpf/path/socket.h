@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A socket's call, from top to bottom: a backend is selected, the socket remembers the frontend,
- * the kernel goes on with the backend's address. In the other direction, the application sees the
- * frontend where the kernel names the backend.
+ * Handles a socket's call, from top to bottom: a backend is selected, the socket remembers the
+ * frontend, and the kernel goes on with the backend's address. In the other direction, the kernel
+ * names the backend and the application sees the frontend.
  */
 #ifndef EBPFLB_PATH_SOCKET_H
 #define EBPFLB_PATH_SOCKET_H
@@ -13,7 +13,7 @@
 #include "sockets/reject.h"
 #include "sockets/stream.h"
 
-/* The system calls that name a peer, and those that are told one. */
+/* The system calls that name a peer, and those that return one. */
 enum call { CONNECT, SENDMSG, RECVMSG, GETPEERNAME };
 
 static __always_inline void socket_forget(const struct request *request)
@@ -25,12 +25,14 @@ static __always_inline void socket_forget(const struct request *request)
 }
 
 /*
- * Where datagrams go that are refused: to the frontend itself, and a device refuses them (as with
- * kube-proxy, connect() succeeds). At an address of the node they would pass no device, and might
- * reach a process that listens there: they go to another of its ports, at which no process listens.
+ * Sets the destination of refused datagrams: the frontend itself, where a device refuses them (like
+ * with kube-proxy, connect() succeeds). Datagrams to an address of the node would pass no device,
+ * and might reach a process that listens there. So they go to another of its ports, on which no
+ * process listens.
  *
- * What a pod's datagram socket sends is translated at the device, as soon as there is a backend; the
- * node's own that are connected are remembered for the agent, with backend 0 (ebpflb/agent/stale_udp).
+ * Datagrams of a pod's socket are translated at the device, as soon as there is a backend. The
+ * node's own connected sockets are remembered for the agent, with backend 0
+ * (ebpflb/agent/stale_udp).
  */
 static __always_inline enum answer datagram_refuse(const struct request *request,
 						   const enum call call, struct backend *backend)
@@ -46,9 +48,9 @@ static __always_inline enum answer datagram_refuse(const struct request *request
 }
 
 /*
- * A call that gets no backend. A socket that is connected elsewhere has no frontend any more. Where
- * the packets are to be dropped, devices do that (egress_from_node; a pod's at ingress), but not for
- * an address to which they pass none.
+ * Handles a call that gets no backend. A socket that is connected elsewhere has no frontend any
+ * more. Devices drop the packets that must be dropped (egress_from_node, or ingress for a pod's
+ * packets). But packets to the node's own address pass no device, so the call itself is rejected.
  */
 static __always_inline enum answer socket_without_backend(const struct request *request,
 							  const enum call call,
@@ -79,8 +81,8 @@ static __always_inline enum answer socket_without_backend(const struct request *
 }
 
 /*
- * Whether a pod's socket is left to the packet path. One that sends datagrams goes on to the backend
- * that it got before the operator chose so.
+ * Whether a pod's socket is left to the packet path. A socket that sends datagrams keeps the
+ * backend that it got before the operator set this option.
  */
 static __always_inline bool socket_is_left(const struct request *request, const enum call call)
 {
@@ -89,8 +91,9 @@ static __always_inline bool socket_is_left(const struct request *request, const 
 }
 
 /*
- * What becomes of a call; on REWRITE it goes to `backend` instead. With --shadow it goes on as it is,
- * and a pod's is decided on when its packets leave the pod, so that each is counted once.
+ * Returns what to do with a call; with REWRITE it goes to `backend`. With --shadow a call goes on
+ * unchanged, and a pod's call is counted when its packets leave the pod, so that each is counted
+ * once.
  */
 static __always_inline enum answer socket_translate(const struct request *request,
 						    const enum call call, struct backend *backend)
@@ -132,8 +135,9 @@ static __always_inline enum answer socket_translate(const struct request *reques
 }
 
 /*
- * For recvmsg and getpeername: the frontend that a peer stands for; NULL if not translated. No hook
- * sees connect() to AF_UNSPEC, so a socket that is no longer connected has no frontend.
+ * For recvmsg and getpeername: returns the frontend that a peer stands for, or NULL if the peer is
+ * not translated. No hook sees connect() to AF_UNSPEC, so a socket that is no longer connected has
+ * no frontend.
  */
 static __always_inline struct peer_frontend *
 socket_translate_reply(const struct peer *peer, const enum call call, __u8 protocol, bool has_peer)

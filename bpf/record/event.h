@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * An event of the monitoring variant (-DMONITOR), which runs while `ebpflb monitor` does. Without it
- * nothing is compiled of the macros monitor_*, and they evaluate their last argument alone.
+ * An event of the monitoring variant (-DMONITOR), which runs while `ebpflb monitor` does. Without
+ * -DMONITOR the macros monitor_* compile to their last argument only.
  */
 #ifndef EBPFLB_RECORD_EVENT_H
 #define EBPFLB_RECORD_EVENT_H
@@ -10,7 +10,10 @@
 
 #include "record/events.h"
 
-/* Who reads looks at the ring often enough: to wake it for each event would cost more than the rest. */
+/*
+ * The reader polls the ring often enough: waking it for each event would cost more than all
+ * else.
+ */
 #define NO_WAKEUP 1	/* BPF_RB_NO_WAKEUP */
 
 static void *(*const ring_reserve)(void *ring, __u64 size, __u64 flags) = (void *)131;
@@ -25,7 +28,7 @@ static __always_inline void event_lost(void)
 		*lost += 1;
 }
 
-/* Programs at cgroups have no helper that names the process before 6.1, so its task is read. */
+/* Reads the process from its task: before 6.1 programs at cgroups have no helper that names it. */
 static __always_inline void event_process(struct event *event, const struct monitor *monitor)
 {
 	__u64 task = current_task();
@@ -45,15 +48,15 @@ static __always_inline bool event_is_wanted(const struct monitor *monitor, enum 
 }
 
 /*
- * Memory for an event, which is checked for NULL in one place and no more: the verifier of 5.10 follows
- * both ways of a second check, one of them without an end of the event.
+ * Reserves memory for an event. Check it for NULL in one place only: the verifier of 5.10 follows
+ * both ways of a second check, and on one of them the event is never submitted.
  */
 static __always_inline struct event *event_reserve(void)
 {
 	return ring_reserve(MAP(events), sizeof(struct event), 0);
 }
 
-/* All but tuple, address and ids. */
+/* Sets all fields except tuple, address and ids. */
 static __always_inline void event_begin(struct event *event, const enum event_hook hook,
 					enum verdict verdict, __u64 begun,
 					const struct monitor *monitor)
@@ -70,7 +73,7 @@ static __always_inline void event_begin(struct event *event, const enum event_ho
 		event_process(event, monitor);
 }
 
-/* The time is taken last. */
+/* Submits the event; the time is taken last. */
 static __always_inline void event_end(struct event *event)
 {
 	event->took = bpf_ktime_get_ns() - event->time;

@@ -7,7 +7,7 @@
 
 #ifdef MONITOR
 
-/* What is noted of a packet on its way is there of it alone. */
+/* Clears the notes about the previous packet. */
 static __always_inline void event_packet_begin(struct onward *onward, struct opening *opening)
 {
 	onward->known.kind = 0;
@@ -15,7 +15,10 @@ static __always_inline void event_packet_begin(struct onward *onward, struct ope
 	opening->selection.backend = (struct backend){};
 }
 
-/* The entry by which the packet leaves: ingress has done what egress would, or it is the only one. */
+/*
+ * Returns the entry by which the packet leaves: the second one if ingress did the work of
+ * egress.
+ */
 static __always_inline const struct flow *event_entry(const struct onward *onward)
 {
 	return onward->device || onward->mtu ? &onward->second : &onward->known;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The decisions that the monitoring variant of the programs (-DMONITOR) tells `ebpflb monitor`, and
- * the maps for them. As steps.h they are no part of layout.h and maps.h: they are made while a monitor
- * runs, and never pinned. Python reads this file.
+ * The decisions that the monitoring variant of the programs (-DMONITOR) sends to `ebpflb monitor`,
+ * and the maps for them. Like steps.h they are not part of layout.h and maps.h: they exist while a
+ * monitor runs, and are never pinned. Python reads this file.
  */
 #ifndef EBPFLB_RECORD_EVENTS_H
 #define EBPFLB_RECORD_EVENTS_H
@@ -10,7 +10,7 @@
 #include "compat.h"
 #include "layout.h"
 
-/* Where something was decided; the calls in the order of enum call (path/socket.h). */
+/* The place of a decision; the calls are in the order of enum call (path/socket.h). */
 enum event_hook {
 	EVENT_CONNECT = 1,
 	EVENT_SENDMSG,
@@ -21,7 +21,7 @@ enum event_hook {
 	EVENT_EGRESS,
 };
 
-/* One decision. Of a call the tuple has no source. */
+/* One decision. For a call the tuple has no source. */
 struct event {
 	__u64 time;		/* when the hook began: nanoseconds of CLOCK_MONOTONIC */
 	__u64 netns;		/* cookie, of a call; 0 of a packet */
@@ -42,7 +42,10 @@ struct event {
 };
 SIZE(struct event, 120);
 
-/* What is asked for: written before the programs are attached, and when another monitor comes. */
+/*
+ * The monitor's question: written before the programs are attached, and when another monitor
+ * comes.
+ */
 struct monitor {
 	__u32 verdicts;		/* a bit for each */
 	__u32 process_offset;	/* of tgid in struct task_struct; 0: it is not known */
@@ -51,7 +54,7 @@ struct monitor {
 };
 SIZE(struct monitor, 16);
 
-/* Ring buffer of so many bytes (5.8); in a full one events are lost, and counted. */
+/* A ring buffer of this many bytes (5.8). If it is full, events are lost, and counted. */
 DEFINE_MAP(events, RINGBUF, __u32, struct event, 4194304, NONE)
 
 /* One element each. */

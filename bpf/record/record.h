@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The steps of a decision, noted in the recording variant (-DRECORD), which `ebpflb explain` runs.
- * Without it nothing is compiled of these macros, nor are their arguments evaluated.
+ * Records the steps of a decision in the recording variant (-DRECORD), which `ebpflb explain` runs.
+ * Without -DRECORD these macros compile to nothing and do not evaluate their arguments.
  */
 #ifndef EBPFLB_RECORD_RECORD_H
 #define EBPFLB_RECORD_RECORD_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The steps of a decision, as the recording variant of the programs (-DRECORD) notes them for
- * `ebpflb explain`, and their map. It is no part of layout.h and maps.h: it is made for each question,
- * and never pinned. Python reads this file.
+ * The steps of a decision, which the recording variant of the programs (-DRECORD) notes for `ebpflb
+ * explain`, and their map. The map is not part of layout.h and maps.h: it is created for each
+ * question, and never pinned. Python reads this file.
  */
 #ifndef EBPFLB_RECORD_STEPS_H
 #define EBPFLB_RECORD_STEPS_H
@@ -10,7 +10,7 @@
 #include "compat.h"
 #include "layout.h"
 
-/* What a step's value and address are; nothing, where it is not said. */
+/* The meaning of a step's value and address; without a comment they mean nothing. */
 enum step_kind {
 	STEP_FOREIGN = 1,	/* a socket of a protocol that its hooks leave alone */
 	STEP_LEFT_TO_PACKETS,	/* a pod's socket, by --socket-translation */
@@ -45,7 +45,7 @@ enum step_policy {
 	STEP_LOCAL_CLIENT = 2,
 };
 
-/* Who named the source of a masqueraded flow. */
+/* The origin of a masqueraded flow's source address. */
 enum step_source {
 	STEP_BY_ROUTE = 1,	/* the kernel's route */
 	STEP_BY_ROUTE_SOURCES,	/* the map route_sources */
@@ -63,7 +63,10 @@ enum step_limit {
 	STEPS = 40,
 };
 
-/* Of one run. Who asks writes the first part: what a socket wants, where no socket is (explain.c). */
+/*
+ * The steps of one run. Where there is no socket (explain.c), the asking process writes the first
+ * part: the socket's request.
+ */
 struct steps {
 	__u64 socket;		/* cookies */
 	__u64 netns;

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Session affinity ClientIP (kube-proxy.md 9): a client keeps its backend while that is in the
- * list in use, and no more than the timeout has passed since the client's last new flow.
+ * Session affinity ClientIP (kube-proxy.md 9): a client keeps its backend while that is in the list
+ * in use, and at most until the timeout after the client's last new flow.
  *
- * It is forgotten at its timeout, when the backend leaves the list, or when the LRU evicts the entry.
- * In the first two cases affinity_find ignores the entry, and the client's next backend replaces it.
+ * An entry ends at its timeout, when the backend leaves the list, or when the LRU evicts it. In the
+ * first two cases affinity_find ignores the entry, and the client's next backend replaces it.
  *
- * The source of a packet may be forged, so a client whose flows nobody has answered is remembered in
- * a map of its own: there it is enough for flows that it opens meanwhile (kube-proxy remembers it
- * with its first packet too), and a flood of forged sources evicts no client from the other map.
- * On the engine netfilter no program sees whether a flow was answered: its clients stay in that map.
+ * The source of a packet may be forged, so clients without an answered flow are remembered in a map
+ * of their own. That map serves the flows that they open meanwhile (kube-proxy also remembers a
+ * client with its first packet), and a flood of forged sources evicts no client from the other map.
+ * With the engine netfilter no program sees whether a flow was answered: its clients stay in that
+ * map.
  */
 #ifndef EBPFLB_RULES_AFFINITY_H
 #define EBPFLB_RULES_AFFINITY_H
@@ -33,7 +34,7 @@ static __always_inline bool affinity_applies(struct affinity *entry,
 {
 	__u64 now = bpf_ktime_get_ns();
 
-	/* A sum: another CPU may have used the entry after the clock was read. */
+	/* A sum, not a difference: another CPU may have used the entry after the clock was read. */
 	if (!entry)
 		return false;
 	if (now > entry->last_used + service->affinity_seconds * SECOND) {
@@ -50,7 +51,7 @@ static __always_inline bool affinity_applies(struct affinity *entry,
 }
 
 /*
- * Whether a client has a backend of this list. Of a packet's source it may be known only in
+ * Whether a client has a backend of this list. The source of a packet may be known only in
  * new_affinity.
  */
 static __always_inline bool affinity_find(const struct affinity_key *key, __u16 list,
@@ -90,7 +91,10 @@ static __always_inline void affinity_remember(const struct affinity_key *key, __
 	OPAQUE(failed);
 }
 
-/* To be called when the other end of a client's flow, opened at this time, has been answered. */
+/*
+ * Confirms a client's affinity. Call it when the other end of the client's flow has been answered;
+ * `opened` is when the flow was opened.
+ */
 static __always_inline void affinity_confirm(const struct address *client, __u32 service,
 					     __u32 backend, __u64 opened)
 {

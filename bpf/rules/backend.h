@@ -3,9 +3,9 @@
  * The backends of a service: its slots, which lie in one block. Picking one is one array look-up,
  * whatever the number of endpoints.
  *
- * Every slot names its service and its backend. A program that was delayed between two look-ups
+ * Every slot names its service and its backend. So a program that was delayed between two look-ups
  * notices that the slots were given to another service meanwhile. The agent fills slots before it
- * writes the services that refer to them, and leaves them as they are for a second afterwards.
+ * writes the services that refer to them, and leaves them unchanged for a second afterwards.
  */
 #ifndef EBPFLB_RULES_BACKEND_H
 #define EBPFLB_RULES_BACKEND_H
@@ -13,7 +13,7 @@
 #include "core/check.h"
 #include "record/record.h"
 
-/* False if the slot belongs to another service, or is being written. */
+/* Returns false if the slot belongs to another service, or is being written. */
 static __always_inline bool backend_read(__u32 slot, __u32 service, struct backend *backend)
 {
 	struct backend *found = LOOKUP_NUMBER(struct backend, slots, slot);
@@ -21,7 +21,7 @@ static __always_inline bool backend_read(__u32 slot, __u32 service, struct backe
 	return found && COPY_CHECKED(backend, &slot, found) && backend->service == service;
 }
 
-/* The backend with this id, if it still belongs to the service. */
+/* Finds the backend with this id, if it still belongs to the service. */
 static __always_inline bool backend_find(__u32 service, __u32 id, struct backend *backend)
 {
 	__u32 *slot = LOOKUP_NUMBER(__u32, backend_slots, id);

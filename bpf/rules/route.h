@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The address that a masqueraded request gets as its source: what the kernel's route to the backend
- * would choose, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where
- * programs cannot ask for it (before 6.7) the agent has asked (ebpflb/kernel/node/listed_route_sources.py).
+ * The source address of a masqueraded request: the one that the kernel's route to the backend would
+ * choose, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where programs
+ * cannot ask for it (before 6.7) the agent has asked (ebpflb/kernel/node/listed_route_sources.py).
  */
 #ifndef EBPFLB_RULES_ROUTE_H
 #define EBPFLB_RULES_ROUTE_H
@@ -10,17 +10,17 @@
 #include "core/client.h"
 
 /*
- * Flags of bpf_fib_lookup: without the neighbour (6.3), with the route's source (6.7), with the
+ * Flags of bpf_fib_lookup: skip the neighbour (6.3), return the route's source (6.7), use the
  * packet's mark for routing rules (6.10).
  */
 #define FIB_SKIP_NEIGHBOUR 4
 #define FIB_SOURCE 16
 #define FIB_MARK 32
-#define FORWARDED 0	/* a packet that came in by the device; else BPF_FIB_LOOKUP_OUTPUT */
+#define FORWARDED 0	/* the packet came in by the device; or else BPF_FIB_LOOKUP_OUTPUT */
 
 #define EINVAL 22
 
-/* Fills an empty one. */
+/* Fills an empty request. */
 static __always_inline void route_request(struct bpf_fib_lookup *route, const struct tuple *tuple,
 					  bool v6, const struct address *destination,
 					  __be16 port, __u32 ifindex)
@@ -39,7 +39,10 @@ static __always_inline void route_request(struct bpf_fib_lookup *route, const st
 	}
 }
 
-/* -EINVAL from kernels that have no FIB_SOURCE. A mark goes where the result has a MAC address. */
+/*
+ * Returns -EINVAL on kernels without FIB_SOURCE. The mark shares a field with the MAC address of
+ * the result.
+ */
 static __always_inline long route_ask(struct __sk_buff *ctx, struct bpf_fib_lookup *route,
 				      __u32 mark, __u32 flags)
 {
@@ -71,7 +74,10 @@ static __always_inline void route_answer(const struct bpf_fib_lookup *route,
 	record_at(STEP_SOURCE, STEP_BY_ROUTE, source);
 }
 
-/* What the agent found for a destination beyond a device; unspecified: there is no address. */
+/*
+ * Reads the source that the agent found for a destination beyond a device. The source is
+ * unspecified if there is none.
+ */
 static __always_inline void device_source(__u32 ifindex, const struct address *destination,
 					  bool v6, struct address *source)
 {
@@ -91,8 +97,9 @@ static __always_inline void device_source(__u32 ifindex, const struct address *d
 }
 
 /*
- * Of a request that is about to leave by this device; unspecified: there is no address. For IPv6 the
- * kernel may find a route by another device where none leads there by this one.
+ * Finds the source for a request that is about to leave by this device. The source is unspecified
+ * if there is none. For IPv6 the kernel may find a route by another device if none leads there by
+ * this one.
  */
 static __always_inline void route_source_here(struct __sk_buff *ctx, const struct packet *packet,
 					      struct address *source)

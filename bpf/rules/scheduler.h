@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Which of the slots that a client may choose from gets a new connection: what the service's flags
- * say (layout/service.h), for sockets and packets alike, by a fixed number of look-ups.
+ * Picks the slot that a new connection gets, from those that a client may choose from: by the
+ * service's flags (layout/service.h), for sockets and packets alike, with a fixed number of
+ * look-ups.
  */
 #ifndef EBPFLB_RULES_SCHEDULER_H
 #define EBPFLB_RULES_SCHEDULER_H
@@ -11,13 +12,16 @@
 
 #define NO_SLOT 0xffffffff	/* beyond the array */
 
-/* What a draw leads to: a place of the service's list, or of its table, and which of its two slots. */
+/*
+ * The result of a draw: a place of the service's list, or of its table, and which of its two
+ * slots.
+ */
 struct draw {
 	__u32 place;
 	__u32 rest;
 };
 
-/* A multiplication maps a number onto so many places; the lower half of the product is the rest. */
+/* Multiplies to map a number onto `places`; the lower half of the product is the rest. */
 static __always_inline struct draw draw_of(__u32 number, __u32 places)
 {
 	__u64 product = (__u64)number * places;
@@ -26,9 +30,9 @@ static __always_inline struct draw draw_of(__u32 number, __u32 places)
 }
 
 /*
- * The list's next turn. Under a lock, as programs before 5.12 cannot add to a number and learn what
- * it was: two CPUs would take the same turn. The first one is drawn: else the first connections of
- * all nodes would meet the same backend.
+ * Returns the list's next turn. It needs a lock: programs before 5.12 have no atomic fetch-and-add,
+ * and two CPUs could take the same turn. The first turn is random, or else the first connections of
+ * all nodes would go to the same backend.
  */
 static __always_inline __u32 rotation_next(const __u32 *service, __u16 list, __u32 size)
 {
@@ -48,10 +52,10 @@ static __always_inline __u32 rotation_next(const __u32 *service, __u16 list, __u
 }
 
 /*
- * 32 bits by which the backend is drawn. With SERVICE_BY_TUPLE and SERVICE_BY_CLIENT every node
- * draws the same, so there is no secret in it. A socket that connects has no port yet: it is any
- * connection of its client, and with SERVICE_BY_CLIENT the client is its network namespace, as
- * with session affinity.
+ * Returns 32 bits by which the backend is drawn. With SERVICE_BY_TUPLE and SERVICE_BY_CLIENT every
+ * node draws the same, so the bits contain no secret. A socket that connects has no port yet: it
+ * counts as any connection of its client, and with SERVICE_BY_CLIENT the client is its network
+ * namespace, like with session affinity.
  */
 static __always_inline __u32 scheduler_draw(const struct request *request, __u32 flags)
 {
@@ -63,7 +67,7 @@ static __always_inline __u32 scheduler_draw(const struct request *request, __u32
 	return tuple_hash(request->tuple, flags & SERVICE_BY_TUPLE ? 0 : secret_read());
 }
 
-/* Where the list's part of `choices` begins: the local list's is behind the cluster list's. */
+/* Returns the start of the list's part of `choices`: the local list follows the cluster list. */
 static __always_inline __u32 table_base(const struct range *table, __u16 list)
 {
 	return table->base + (list == BACKEND_LOCAL ? table->size : 0);
@@ -84,7 +88,7 @@ static __always_inline __u32 scheduler_slot_at(const struct service *service,
 	return draw.rest < choice->below ? choice->slot : choice->other;
 }
 
-/* How many connections the slot's backend has; and its weight. */
+/* Returns the number of connections of the slot's backend, and sets the backend's weight. */
 static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
 {
 	struct backend *backend = LOOKUP_NUMBER(struct backend, slots, slot);
@@ -96,8 +100,8 @@ static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
 }
 
 /*
- * A socket that draws any place of a table, all of whose backends have as many, may as well draw a
- * slot, which is in the CPU's caches (docs/benchmarks.md). A branch would be followed twice.
+ * Lets a socket draw a slot directly if all backends have the same number of places in the table:
+ * the slots are in the CPU's caches (docs/benchmarks.md). A branch would be followed twice.
  */
 static __always_inline void table_spare(const struct request *request, struct service *service)
 {
@@ -106,8 +110,9 @@ static __always_inline void table_spare(const struct request *request, struct se
 }
 
 /*
- * Of two places, drawn by weight, the slot whose backend has fewer connections for its weight; the
- * first one where neither has any. What it left of its number, mixed, draws the second.
+ * Draws two places by weight, and returns the slot whose backend has fewer connections for its
+ * weight, or the first slot if both have the same. The second draw uses the mixed rest of the
+ * first.
  */
 static __always_inline __u32 least_connections_slot(const struct service *service,
 						    const struct range *range, __u16 list,
@@ -127,7 +132,7 @@ static __always_inline __u32 least_connections_slot(const struct service *servic
 	return other_load * weight < load * other_weight ? other : one;
 }
 
-/* The slot of the backend that a new connection gets; of a list that is not empty. */
+/* Returns the slot of the backend that a new connection gets. The list must not be empty. */
 static __always_inline __u32 scheduler_slot(const struct request *request,
 					    const struct service *service,
 					    const struct range *range, __u16 list)

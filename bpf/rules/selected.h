@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The result of the selection of a backend (path/select.h), and the verdict if nothing else decides. */
+/* The result of the selection of a backend (path/select.h), and the verdict that it implies. */
 #ifndef EBPFLB_RULES_SELECTED_H
 #define EBPFLB_RULES_SELECTED_H
 
@@ -17,7 +17,7 @@ enum selected {
 	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
 };
 
-/* For an address where no frontend matches. */
+/* Returns the result for an address where no frontend matches. */
 static __always_inline enum selected selected_without_service(const struct address *address)
 {
 	enum address_use use = address_use(address);
@@ -26,7 +26,10 @@ static __always_inline enum selected selected_without_service(const struct addre
 	return use == CLUSTER_IP ? NO_SUCH_PORT : use == UNALLOCATED ? NOT_ALLOCATED : NO_SERVICE;
 }
 
-/* At a cluster IP a port without a service is refused, an unallocated one drops (kube-proxy.md 6.3). */
+/*
+ * Returns the verdict. At a cluster IP a port without a service is refused, and packets to an
+ * unallocated one are dropped (kube-proxy.md 6.3).
+ */
 static __always_inline enum verdict selected_verdict(enum selected selected)
 {
 	switch (selected) {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * How a socket hook rejects a call (kube-proxy.md 6.1). By default the errno is EPERM,
- * after which clients retry for ever, so another one is set (bpf_set_retval, 5.18). On older
- * kernels a stream socket is connected to port 0 of its own loopback, where no process can listen.
- * Datagrams, which cannot be sent to port 0 (EINVAL), go to port tcpmux, where no process listens,
- * or go on to be refused at a device (path/socket.h); an unconnected socket gets no error then, as
- * with kube-proxy's REJECT.
+ * Rejects a call in a socket hook (kube-proxy.md 6.1). By default the errno is EPERM, after which
+ * clients retry for ever, so another one is set (bpf_set_retval, 5.18). On older kernels a stream
+ * socket is connected to port 0 of its own loopback, where no process can listen. Datagrams cannot
+ * be sent to port 0 (EINVAL): they go to port tcpmux, where no process listens, or go on and are
+ * refused at a device (path/socket.h). An unconnected socket then gets no error, like with
+ * kube-proxy's REJECT.
  *
- * A call whose packets no device could drop is denied here, with the errno to which kube-proxy's
- * DROP leads: a connect() times out, here at once; a datagram is not permitted. On older kernels
- * such a connect() is refused.
+ * If no device could drop a call's packets, the call is denied here, with the errno to which
+ * kube-proxy's DROP leads: a connect() times out, but immediately; a datagram is not permitted. On
+ * older kernels such a connect() is refused.
  */
 #ifndef EBPFLB_SOCKETS_REJECT_H
 #define EBPFLB_SOCKETS_REJECT_H
@@ -26,7 +26,7 @@
 #define PORT_ZERO BE16(0)
 #define TCPMUX BE16(1)
 
-/* What a hook does with its socket's call. */
+/* The answer of a hook to its socket's call. */
 enum answer { DENY, LEAVE, REWRITE };
 
 #ifdef HAVE_SET_RETVAL

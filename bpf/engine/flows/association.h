@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Which SCTP packets belong to their association, as conntrack has it (sctp_packet in
+ * Whether an SCTP packet belongs to its association, by the rules of conntrack (sctp_packet in
  * nf_conntrack_proto_sctp.c): each side chooses a tag, by INIT or INIT ACK, and the other side's
- * packets carry it (RFC 9260 8.5). Who cannot see an association's packets has to guess it. A tag
- * that is not known forbids nothing.
+ * packets carry it (RFC 9260 8.5). An attacker who cannot see an association's packets has to guess
+ * the tag. An unknown tag allows every packet.
  *
- * The tags of an association that is established stay: an INIT may be forged. The end of one that a
- * restarted client opens from the same port is not noticed, so its flow stays for its timeout.
+ * The tags of an established association stay, because an INIT may be forged. If a restarted client
+ * opens an association from the same port, its end is not noticed, so its flow stays until its
+ * timeout.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_ASSOCIATION_H
 #define EBPFLB_ENGINE_FLOWS_ASSOCIATION_H
 
 #include "engine/flows/window.h"
 
-/* The first numbers of a side, from its SYN; or its tag, from its INIT. */
+/* Notes the first numbers of a side from its SYN, or its tag from its INIT. */
 static __always_inline void side_begin(struct flow *flow, const struct packet *packet)
 {
 	if (packet->control & TCP_SYN) {
@@ -24,7 +25,7 @@ static __always_inline void side_begin(struct flow *flow, const struct packet *p
 	}
 }
 
-/* Whether the packet has the tag of its receiver; or of its sender, who knows of no association. */
+/* Whether the packet has its receiver's tag, or the tag of a sender that knows no association. */
 static __always_inline bool association_has(const struct flow *flow, const struct flow *opposite,
 					    const struct packet *packet)
 {
@@ -33,7 +34,7 @@ static __always_inline bool association_has(const struct flow *flow, const struc
 	return !tag || packet->tag == tag;
 }
 
-/* Notes the tag that a side chooses; whether what the packet says is to be believed. */
+/* Notes the tag that a side chooses, and returns whether the packet may be trusted. */
 static __always_inline bool association_follow(struct flow *flow, const struct packet *packet,
 					       const struct tuple *translated)
 {

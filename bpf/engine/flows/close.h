@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Deletes the entries of a flow: of one that a newer flow of the same tuple replaces, the reply's
- * first, or of one whose port is taken over.
+ * Deletes the entries of a flow: because a newer flow has the same tuple, or because another flow
+ * takes over its port. The reply's entry is deleted first.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_CLOSE_H
 #define EBPFLB_ENGINE_FLOWS_CLOSE_H
@@ -9,7 +9,7 @@
 #include "core/settings.h"
 #include "engine/flows/count.h"
 
-/* The tuple of the requests of a flow, from the tuple and the entry of its replies at egress. */
+/* Returns the tuple of a flow's requests, from the tuple and the entry of its replies at egress. */
 static __always_inline struct tuple request_tuple_of(const struct tuple *reply_tuple,
 						     const struct flow *reply_entry)
 {
@@ -21,7 +21,7 @@ static __always_inline struct tuple request_tuple_of(const struct tuple *reply_t
 	return request_tuple;
 }
 
-/* The same into memory of the caller, field by field: it needs no stack. */
+/* Like request_tuple_of, but writes into the caller's memory field by field: it needs no stack. */
 static __always_inline void request_tuple_write(struct tuple *request_tuple,
 						const struct tuple *reply_tuple,
 						const struct flow *reply_entry)
@@ -32,7 +32,7 @@ static __always_inline void request_tuple_write(struct tuple *request_tuple,
 	request_tuple->destination_port = reply_entry->port;
 }
 
-/* Whether requests at this hook, as the entry translates them, have replies of this tuple. */
+/* Whether requests at this hook, as the entry translates them, have replies with this tuple. */
 static __always_inline bool request_leads_to(const struct tuple *request_tuple,
 					     const struct flow *request_entry,
 					     const struct tuple *reply_tuple, const enum hook hook)
@@ -49,9 +49,9 @@ static __always_inline bool request_leads_to(const struct tuple *request_tuple,
 }
 
 /*
- * Deletes the entry by which a flow has a port that this node chose; or lets the port rest, for which
- * `resting` is memory: where one side has closed in order, the backend may be in TIME_WAIT and would
- * take a new connection from that port for a part of the old one.
+ * Deletes the entry that holds a port chosen by this node, or lets the port rest (`resting` is
+ * memory for that). A port rests if one side has closed in order: the backend may be in TIME_WAIT
+ * and would take a new connection from this port for a part of the old one.
  */
 static __always_inline void port_close(const struct tuple *reply_tuple,
 				       const struct flow *reply_entry, __u32 request_flags,
@@ -69,7 +69,7 @@ static __always_inline void port_close(const struct tuple *reply_tuple,
 	}
 }
 
-/* Deletes the un-SNAT entry only if it is still this flow's: another may have the port by now. */
+/* Deletes the un-SNAT entry if it is still this flow's: another may have the port by now. */
 static __always_inline void un_snat_close(const struct tuple *snat_tuple,
 					  const struct flow *snat_entry, const bool rests,
 					  struct flow *resting)
@@ -94,7 +94,7 @@ static __always_inline void snat_close(const struct tuple *snat_tuple, const boo
 	flow_delete(snat_tuple);
 }
 
-/* A newer flow has the same tuple. The ports that this node chose for the old one rest. */
+/* Closes a flow because a newer one has its tuple. The ports that this node chose for it rest. */
 static __always_inline void flow_close(const struct tuple *request_tuple,
 				       const struct flow *request_entry,
 				       struct flow *resting)

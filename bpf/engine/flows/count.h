@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Flows of services that count their connections (core/connection.h). Such a flow has a number, in
- * its entries between client and frontend; a direct connection and all other flows have none.
+ * Flows of services that count their connections (core/connection.h). The entries of such a flow
+ * between client and frontend contain a number. Direct connections and all other flows have none.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_COUNT_H
 #define EBPFLB_ENGINE_FLOWS_COUNT_H
@@ -9,7 +9,7 @@
 #include "core/connection.h"
 #include "engine/flows/table.h"
 
-#define FLOW_NUMBERS (1ULL << 63)	/* no socket's cookie has this bit */
+#define FLOW_NUMBERS (1ULL << 63)	/* no socket cookie has this bit */
 
 static __always_inline __u64 flow_number(const struct selection *selection, bool is_direct)
 {
@@ -36,9 +36,9 @@ static __always_inline void flow_uncount(__u64 number)
 }
 
 /*
- * The connection of a service that counts them is over, or goes on after a reset that was forged.
- * Each side notes its end before it reads the other's. On two CPUs at once both may miss it: then
- * the next packet of either side ends it, which has the flags of its side already.
+ * Ends the count of a connection that is over, or counts it again after a forged reset. Each side
+ * notes its end before it reads the other side's. On two CPUs at once both may miss the other's
+ * end. Then the next packet of either side ends the connection: its side's flags are noted already.
  */
 static __always_inline void flow_follow_count(const struct flow *known, __u32 flags,
 					      const struct tuple *translated)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A direct connection: to a backend itself, from a client port that already has a flow to the same
+ * Direct connections: to a backend itself, from a client port that already has a flow to the same
  * backend through a frontend. Between the hooks the two would look alike, so the direct connection
- * gets another client port there. (UDP is left out: every datagram would have to be looked
- * at. Its replies go to the flow through the frontend.)
+ * gets another client port there. (This does not apply to UDP: every datagram would need a look-up.
+ * Its replies go to the flow through the frontend.)
  */
 #ifndef EBPFLB_ENGINE_FLOWS_DIRECT_H
 #define EBPFLB_ENGINE_FLOWS_DIRECT_H
@@ -12,10 +12,10 @@
 #include "engine/flows/table.h"
 
 /*
- * Whether an entry is not for the packets that this device sees. Between a bridge and its port,
- * packets of a direct connection look like those of the other flow, so it is translated only at the
- * client's device. A resting port's entry translates nothing: late packets of the closed flow are
- * answered by the stack.
+ * Whether an entry must not be applied at this device. Between a bridge and its port, packets of a
+ * direct connection look like those of the other flow, so they are translated only at the client's
+ * device. A resting port's entry translates nothing: the stack answers late packets of the closed
+ * flow.
  */
 static __always_inline bool entry_is_not_for(const struct flow *flow, __u32 ifindex)
 {
@@ -23,7 +23,7 @@ static __always_inline bool entry_is_not_for(const struct flow *flow, __u32 ifin
 	       (flow->kind == FLOW_RESTING || flow->ifindex != ifindex);
 }
 
-/* Whether a packet opens a direct connection; the destination itself is taken as the backend. */
+/* Whether a packet opens a direct connection. Its destination is then the backend. */
 static __always_inline bool direct_select(const struct tuple *tuple, __u32 ifindex,
 					  struct opening *opening)
 {

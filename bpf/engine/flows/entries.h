@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the entries of a new flow contain. */
+/* The contents of a new flow's entries. */
 #ifndef EBPFLB_ENGINE_FLOWS_ENTRIES_H
 #define EBPFLB_ENGINE_FLOWS_ENTRIES_H
 
 #include "engine/flows/count.h"
 
-/* What all entries of a flow have in common. */
+/* Returns the part that all entries of a flow have in common. */
 static __always_inline struct flow flow_entry(const struct backend *backend, __u32 ifindex,
 					      __u64 now, enum flow_kind kind)
 {
@@ -17,7 +17,7 @@ static __always_inline struct flow flow_entry(const struct backend *backend, __u
 			      .ifindex = ifindex };
 }
 
-/* The three entries of a flow to the backend that was selected, before their addresses are known. */
+/* Prepares a flow's three entries, before the addresses are known. */
 static __always_inline void entries_begin(struct opening *opening, __u32 ifindex, __u64 now,
 					  bool is_direct)
 {
@@ -32,7 +32,7 @@ static __always_inline void entries_begin(struct opening *opening, __u32 ifindex
 	opening->reply_entry.connection = opening->request_entry.connection;
 }
 
-/* Replies to a request: their tuple as long as the client keeps its port, and their entry. */
+/* Prepares the replies' entry, and their tuple for the case that the client keeps its port. */
 static __always_inline void reply_prepare(const struct tuple *request_tuple,
 					  struct opening *opening)
 {

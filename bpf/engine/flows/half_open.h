@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A flow is half-open until both ends have been heard: of TCP and SCTP until the client has answered
- * the backend, of UDP until the backend has replied. Sources of half-open flows may be forged, so
- * their number is limited: every new flow takes a place in the map half_open, and the flow that had
- * this place is deleted if it is still half-open. The maps of flows have space for all of these, so
- * a flood of half-open flows evicts no other ones.
+ * A flow is half-open until both ends have been heard: with TCP and SCTP until the client has
+ * answered the backend, with UDP until the backend has replied. The sources of half-open flows may
+ * be forged, so their number is limited: every new flow takes a place in the map half_open, and the
+ * flow that had this place is deleted if it is still half-open. The maps of flows have space for
+ * all half-open flows, so a flood of them evicts no other flows.
  *
- * A second map of flows would do the same, but every packet of no flow would pay for a look-up in
- * it; and while an entry moves from one map to the other, a packet on another CPU could find it in
+ * A second map of flows would also work, but every packet without a flow would cost a look-up in
+ * it. And while an entry moves from one map to the other, a packet on another CPU could find it in
  * neither.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_HALF_OPEN_H
@@ -15,7 +15,7 @@
 
 #include "engine/flows/close.h"
 
-#define HALF_OPEN_TRIES 4	/* random places; the flow that is the oldest there loses its place */
+#define HALF_OPEN_TRIES 4	/* random places: the oldest flow among them loses its place */
 
 static __always_inline bool flow_is_half_open(const struct ending *ending,
 					      const struct flow *request_entry)
@@ -29,9 +29,9 @@ static __always_inline bool flow_is_half_open(const struct ending *ending,
 }
 
 /*
- * Deletes the flow that has this place, if it is half-open and no newer flow has its tuple. What
- * flow_close does would cost the verifier three times as much: the tuples are in a map, so that
- * paths that differ in them are verified once. Two CPUs may fill a place at once: then it contains
+ * Deletes the flow that has this place, if it is half-open and no newer flow has its tuple. Calling
+ * flow_close would cost the verifier three times as much: here the tuples are in a map, so paths
+ * that differ only in tuples are verified once. Two CPUs may fill a place at once: then it contains
  * the requests of one flow and the replies of another.
  */
 static __always_inline void half_open_displace(const struct half_open *place,
@@ -77,7 +77,7 @@ static __always_inline struct half_open *half_open_place(__u8 protocol)
 	return oldest;
 }
 
-/* To be called for every new flow. */
+/* Gives a new flow a place. Call it for every new flow. */
 static __always_inline void half_open_note(const struct tuple *request_tuple,
 					   struct opening *opening, __u64 created)
 {

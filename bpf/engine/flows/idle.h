@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Since when a port has been held that this node chose, and whether its flow has been idle for its
- * time: by the timeouts of the agent's sweeps, so both agree. Ports come free without an agent too.
+ * Since when a port chosen by this node has been held, and whether its flow has reached its
+ * timeout. The timeouts are those of the agent's sweeps, so both agree. Ports become free without
+ * an agent too.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_IDLE_H
 #define EBPFLB_ENGINE_FLOWS_IDLE_H
@@ -9,13 +10,13 @@
 #include "core/settings.h"
 #include "engine/flows/close.h"
 
-#define PORT_IDLE 0		/* its flow has been idle for its time, or there is none */
+#define PORT_IDLE 0		/* its flow has reached its timeout, or there is none */
 #define PORT_KEPT (~0ULL)	/* it must not be taken */
 
 /*
- * The entry of the requests of the flow that has the reply opening->reply_tuple, and their tuple in
- * opening->ending.between; NULL, and a tuple of no hook, if the reply's entry is alone. `hook` is
- * the reply's.
+ * Returns the requests' entry of the flow whose reply is opening->reply_tuple, and writes the
+ * requests' tuple to opening->ending.between. Returns NULL, and a tuple without a hook, if only the
+ * reply's entry exists. `hook` is the reply's.
  */
 static __always_inline struct flow *holder_find(const struct flow *reply_entry,
 						struct opening *opening, const enum hook hook)
@@ -39,7 +40,7 @@ static __always_inline struct flow *holder_find(const struct flow *reply_entry,
 	return NULL;
 }
 
-/* When the flow was last used of which these are the entries; request_entry may be NULL. */
+/* Returns when the flow with these entries was last used. request_entry may be NULL. */
 static __always_inline __u64 flow_used(const struct flow *reply_entry,
 				       const struct flow *request_entry)
 {
@@ -49,9 +50,9 @@ static __always_inline __u64 flow_used(const struct flow *reply_entry,
 }
 
 /*
- * PORT_IDLE, PORT_KEPT, or when the flow that holds the port was last used, if another flow may
- * take the port before the holder's timeout. The port is in opening->reply_tuple, an entry of hook
- * `hook`. opening->holder_created tells the holder from a later flow with the same port.
+ * Returns PORT_IDLE, PORT_KEPT, or, if another flow may take the port before the holder's timeout,
+ * when the port's flow was last used. The port is in opening->reply_tuple, an entry of `hook`.
+ * opening->holder_created distinguishes the holder from a later flow with the same port.
  */
 static __always_inline __u64 port_held_since(const struct settings *settings,
 					     struct opening *opening, const enum hook hook)
@@ -67,7 +68,7 @@ static __always_inline __u64 port_held_since(const struct settings *settings,
 	opening->holder_created = reply_entry->created;
 	opening->holder_connection = reply_entry->connection;
 	request_entry = holder_find(reply_entry, opening, hook);
-	/* Its other entries may be about to be written, on another CPU. */
+	/* Another CPU may be about to write the flow's other entries. */
 	if (!request_entry && now < reply_entry->created + SECOND)
 		return PORT_KEPT;
 	used = flow_used(reply_entry, request_entry);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Opens a flow: the reply's entry is created first, then the request's, so that no reply comes
- * before it can be translated.
+ * Opens a flow: the reply's entry is created before the request's, so that every reply can be
+ * translated.
  *
- * Between the hooks, two flows of one client port to one backend through two frontends look alike:
- * the newer gets another client port there. So does a backend that connects to itself from its port.
+ * Between the hooks, two flows from one client port to one backend through two frontends look
+ * alike: the newer one gets another client port there. The same applies to a backend that connects
+ * to itself from its own port.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_OPEN_H
 #define EBPFLB_ENGINE_FLOWS_OPEN_H
@@ -18,9 +19,9 @@
 enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, MAP_FULL };
 
 /*
- * Whether the entry that a reply's tuple already has may be overwritten: it belongs to the same
- * flow, whose request's entry the LRU evicted, or to a connection that has ended. A former flow
- * without a request's entry counts as closed by its client.
+ * Whether the existing entry of a reply's tuple may be overwritten: it belongs to the same flow,
+ * whose request's entry the LRU evicted, or to a connection that has ended. A former flow without a
+ * request's entry counts as closed by its client.
  */
 static __always_inline bool reply_may_be_replaced(const struct flow *reply_entry,
 						  const struct tuple *former_tuple,
@@ -37,8 +38,8 @@ static __always_inline bool reply_may_be_replaced(const struct flow *reply_entry
 }
 
 /*
- * Another port for the client. If none of those tried is free, the last one is taken over, unless
- * its flow is open: no other client is concerned.
+ * Creates the reply's entry with another client port. If all ports that it tries are in use, it
+ * takes over the last one, unless its flow is open. This concerns no other client.
  */
 static __always_inline enum opened reply_create_with_port(const struct settings *settings,
 							  const struct tuple *request_tuple,
@@ -62,7 +63,8 @@ static __always_inline enum opened reply_create_with_port(const struct settings 
 }
 
 /*
- * On success the destination of reply_tuple is the client between the hooks.
+ * Creates the reply's entry. On success the destination of reply_tuple is the client between the
+ * hooks.
  */
 static __always_inline enum opened reply_create(const struct settings *settings,
 						const struct tuple *request_tuple,
@@ -90,8 +92,8 @@ static __always_inline enum opened reply_create(const struct settings *settings,
 }
 
 /*
- * The entry by which egress masquerades the request. Those of a former flow are deleted, also if it
- * was masqueraded and this one is not: an un-SNAT entry that stayed would count as a flow of its own.
+ * Creates the entry by which egress masquerades the request. It deletes the entries of a former
+ * flow, even if only that flow was masqueraded: a remaining un-SNAT entry would count as a flow.
  */
 static __always_inline bool snat_create(struct opening *opening)
 {
@@ -103,8 +105,8 @@ static __always_inline bool snat_create(struct opening *opening)
 }
 
 /*
- * Opens a flow with a request to opening->selection.backend. What kind of flow it is stands in the
- * entries from then on: the verifier would follow each search for a port once for each kind.
+ * Opens a flow with a request to opening->selection.backend. From here on the kind of flow is read
+ * from the entries: otherwise the verifier would follow each search for a port once for each kind.
  */
 static __always_inline enum opened flow_open(const struct settings *settings,
 					     const struct packet *packet, __u32 ifindex,

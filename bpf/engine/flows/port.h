@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Gives a flow a port that no other flow to its backend has: the CPU that creates the reply's entry
- * first gets the port. If it is in use, it is taken over from a flow that has been idle for its
- * time; if none of those tried is, from the one that was used least lately.
+ * Gives a flow a port that no other flow to its backend has: the CPU that first creates the reply's
+ * entry gets the port. If all ports that are tried are in use, the flow takes over a port: one
+ * whose flow has reached its timeout, or else the one that was not used for the longest time.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_PORT_H
 #define EBPFLB_ENGINE_FLOWS_PORT_H
@@ -13,8 +13,8 @@
 enum port { PORT_FOUND, PORT_TAKEN, NO_PORT };
 
 /*
- * Takes over the port of opening->reply_tuple, unless another flow has got it meanwhile. Two CPUs
- * may want the same port: the one that creates the claim gets it.
+ * Takes over the port of opening->reply_tuple, unless another flow has got it meanwhile. If two
+ * CPUs want the same port, the one that creates the claim gets it.
  */
 static __always_inline bool port_take(struct opening *opening)
 {
@@ -38,9 +38,9 @@ static __always_inline bool port_take(struct opening *opening)
 }
 
 /*
- * Creates the entry of a masqueraded flow's replies, opening->reply_entry, for one of opening->ports,
- * which becomes the destination port of opening->reply_tuple. What the verifier need not know of one
- * try in the next one is in `opening`.
+ * Creates the replies' entry of a masqueraded flow, opening->reply_entry, for one of
+ * opening->ports, which becomes the destination port of opening->reply_tuple. `opening` holds the
+ * values that the verifier does not need to track from one try to the next.
  */
 static __always_inline enum port port_create(const struct settings *settings,
 					     struct opening *opening)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Which source ports a flow may get that is masqueraded, or whose client's port is in use. As with
- * the kernel's NAT a privileged port stays privileged (nf_nat_l4proto_unique_tuple in
- * net/netfilter/nf_nat_core.c); ports from 1024 on are exchanged for those of the settings.
+ * The source ports that a flow may get if it is masqueraded, or if its client's port is in use.
+ * Like in the kernel's NAT, a privileged port stays privileged (nf_nat_l4proto_unique_tuple in
+ * net/netfilter/nf_nat_core.c). Ports from 1024 on are replaced by ports of the settings.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_SOURCE_PORT_H
 #define EBPFLB_ENGINE_FLOWS_SOURCE_PORT_H
@@ -10,10 +10,10 @@
 #include "core/check.h"
 #include "net/packet.h"
 
-#define PRIVILEGED 1024	/* ports below it are only for processes of root */
+#define PRIVILEGED 1024	/* ports below it are only for root's processes */
 #define PORTS_WORD (__builtin_offsetof(struct tuple, source_port) / 4)
 
-#define PORT_TRIES 16	/* how many ports are tried for a flow */
+#define PORT_TRIES 16	/* the number of ports to try for a flow */
 
 static __always_inline __u32 random_below(__u32 limit)
 {
@@ -21,9 +21,9 @@ static __always_inline __u32 random_below(__u32 limit)
 }
 
 /*
- * The ports that are tried for one flow: from a random one on, in equal steps of a random size, so
- * that none is tried twice before all have been. As with --random-fully, by which kube-proxy
- * masquerades (kube-proxy.md 5), nobody can foretell them.
+ * Returns the ports to try for one flow: they start at a random port and advance in steps of one
+ * random size, so no port is tried twice before all have been tried. Like with --random-fully, by
+ * which kube-proxy masquerades (kube-proxy.md 5), the ports cannot be predicted.
  */
 static __always_inline struct port_sequence port_sequence_between(__u32 first, __u32 last)
 {
@@ -60,7 +60,7 @@ static __always_inline __be16 port_next(struct port_sequence *ports)
 	return port;
 }
 
-/* What the ports add to the check of an entry. */
+/* Returns the part of an entry's check that comes from the ports. */
 static __always_inline __u64 ports_sum(const struct tuple *tuple)
 {
 	return check_sum((const word *)tuple + PORTS_WORD, 4, PORTS_WORD);
@@ -72,8 +72,8 @@ static __always_inline __u64 sum_without_ports(const struct tuple *tuple, const 
 }
 
 /*
- * Gives a tuple another destination port, and its entry the check of that: by what the sum is
- * without ports, since the verifier follows every try of a port.
+ * Gives a tuple another destination port, and its entry the matching check. `sum` is the entry's
+ * sum without ports, computed only once, since the verifier follows every try of a port.
  */
 static __always_inline void flow_name_port(struct tuple *tuple, struct flow *flow, __u64 sum,
 					   __be16 port)

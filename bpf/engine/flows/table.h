@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Finds, creates and deletes the entries of flows, and applies them to packets. An entry is one
- * direction at one hook; a flow has two or four. TCP's entries are in a map of their own, so that a
- * flood of datagrams evicts no connection. Every entry that is created or deleted is counted, so
- * that the agent can compute how many the LRU evicted.
+ * direction at one hook; a flow has two or four. TCP has its own map of entries, so that a flood of
+ * datagrams evicts no connection. Every creation and deletion of an entry is counted, so that the
+ * agent can compute how many the LRU evicted.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_TABLE_H
 #define EBPFLB_ENGINE_FLOWS_TABLE_H
@@ -12,8 +12,8 @@
 #include "engine/flows/copy.h"
 
 /*
- * Here and below OPAQUE keeps the two calls apart: the compiler would merge them into one call on
- * either map, for which the kernel cannot use the map's own code.
+ * Here and below OPAQUE keeps the two calls apart: otherwise the compiler merges them into one call
+ * on either map, for which the kernel cannot use the map's own code.
  */
 static __always_inline struct flow *flow_find(const struct tuple *tuple)
 {
@@ -26,7 +26,7 @@ static __always_inline struct flow *flow_find(const struct tuple *tuple)
 	return flow;
 }
 
-/* Stores an entry that names its tuple already. */
+/* Stores an entry whose check is already set. */
 static __always_inline long flow_store(const struct tuple *tuple, const struct flow *flow,
 				       __u64 flags)
 {
@@ -50,7 +50,7 @@ static __always_inline struct flow_counters *flow_counters_of(const struct tuple
 	return LOOKUP_NUMBER(struct flow_counters, flow_stats, tuple->protocol != TCP);
 }
 
-/* Creates an entry that names its tuple already; -EEXIST if this tuple has one. */
+/* Creates an entry whose check is already set; -EEXIST if this tuple has an entry. */
 static __always_inline long flow_create_named(const struct tuple *tuple, const struct flow *flow)
 {
 	struct flow_counters *counters = flow_counters_of(tuple);
@@ -63,14 +63,14 @@ static __always_inline long flow_create_named(const struct tuple *tuple, const s
 	return failed;
 }
 
-/* Creates an entry; -EEXIST if this tuple has one already. */
+/* Creates an entry; -EEXIST if this tuple already has one. */
 static __always_inline long flow_create(const struct tuple *tuple, struct flow *flow)
 {
 	flow->check = check_of(CHECK_SUM(tuple, flow));
 	return flow_create_named(tuple, flow);
 }
 
-/* Creates an entry, or overwrites the one that this tuple has. */
+/* Creates an entry, or overwrites this tuple's entry. */
 static __always_inline long flow_write(const struct tuple *tuple, struct flow *flow)
 {
 	if (!flow_create(tuple, flow))
@@ -93,7 +93,7 @@ static __always_inline void flow_delete(const struct tuple *tuple)
 		counters->deleted += 1;
 }
 
-/* The packet as it is after its hook: see enum flow_kind. */
+/* Returns the packet's tuple after its hook: see enum flow_kind. */
 static __always_inline struct tuple flow_translate(const struct tuple *tuple,
 						   const struct flow *flow)
 {
@@ -111,7 +111,7 @@ static __always_inline struct tuple flow_translate(const struct tuple *tuple,
 	return to;
 }
 
-/* The packets in the other direction, which a translated packet leads to. */
+/* Returns the tuple of the opposite direction's packets, from the translated tuple. */
 static __always_inline struct tuple tuple_opposite(const struct tuple *translated)
 {
 	__u8 hook = translated->hook == HOOK_INGRESS ? HOOK_EGRESS : HOOK_INGRESS;
@@ -127,8 +127,8 @@ static __always_inline struct flow *flow_opposite(const struct tuple *translated
 }
 
 /*
- * Whether the connection has ended: both sides sent FIN, or one sent RST. Takes the flags of the
- * entries of both directions.
+ * Whether the connection has ended: both sides sent FIN, or one sent RST. The arguments are the
+ * flags of the entries of both directions.
  */
 static __always_inline bool flow_has_ended(__u32 one, __u32 other)
 {

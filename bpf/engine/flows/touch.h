@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What a packet that passes changes in the entry of its flow. */
+/* The changes that a passing packet makes in the entry of its flow. */
 #ifndef EBPFLB_ENGINE_FLOWS_TOUCH_H
 #define EBPFLB_ENGINE_FLOWS_TOUCH_H
 
@@ -8,11 +8,11 @@
 #include "rules/affinity.h"
 
 /*
- * Whether a packet shows that its sender gets the packets of the other end. One that opens a
- * connection does not: its source may be forged. So may that of a client's further packets, as long
- * as the backend has not replied; TCP's acknowledge that reply, which is a SYN-ACK. Without one the
- * backend answers for an old connection, or refuses. Any other reply shows that the backend got the
- * request.
+ * Whether a packet shows that its sender receives the other end's packets. A packet that opens a
+ * connection does not: its source may be forged. The client's further packets may also be forged
+ * until the backend has replied; in TCP they must acknowledge that reply, a SYN-ACK. A backend's
+ * reply without SYN belongs to an old connection, or refuses. Any other reply shows that the
+ * backend got the request.
  */
 static __always_inline bool flow_is_answered(const struct flow *flow, const struct packet *packet,
 					     const struct tuple *translated)
@@ -34,7 +34,7 @@ static __always_inline bool flow_is_answered(const struct flow *flow, const stru
 					     : association_has(flow, reply_entry, packet);
 }
 
-/* An end of a flow has been answered: the client's address is not forged. */
+/* Confirms the client's affinity after an answer to one end: the client's address is not forged. */
 static __always_inline void flow_confirm_affinity(const struct flow *flow,
 						  const struct tuple *packet,
 						  const struct tuple *translated)
@@ -46,9 +46,9 @@ static __always_inline void flow_confirm_affinity(const struct flow *flow,
 }
 
 /*
- * The client's SYN, and the backend's SYN-ACK. In an established connection either may be forged: the
- * SYN's number is only kept for a backend that answers it, because it does not know the old connection
- * any more. Whether a connection begins here.
+ * Whether a connection begins with this segment: the client's SYN, or the backend's SYN-ACK. In an
+ * established connection either may be forged: the SYN's number is only kept for a backend that
+ * answers it because it no longer knows the old connection.
  */
 static __always_inline bool flow_begins(struct flow *flow, const struct packet *packet,
 					const struct tuple *translated)
@@ -62,7 +62,7 @@ static __always_inline bool flow_begins(struct flow *flow, const struct packet *
 	       (!(request_entry->flags & FLOW_SEEN) || window_answers_syn(request_entry, packet));
 }
 
-/* The flags of an entry after a segment: with FLOW_FIN or FLOW_RST if that ends its side. */
+/* Returns an entry's flags after a segment, with FLOW_FIN or FLOW_RST if it ends its side. */
 static __always_inline __u32 flow_follow_segment(struct flow *flow, const struct packet *packet,
 						 const struct tuple *translated, __u32 flags)
 {
@@ -80,7 +80,7 @@ static __always_inline __u32 flow_follow_segment(struct flow *flow, const struct
 	return window_follow(flow, packet, translated) ? flags | packet->ends : flags;
 }
 
-/* The same after a packet of any protocol. */
+/* Returns an entry's flags after a packet of any protocol. */
 static __always_inline __u32 flow_ends(struct flow *flow, const struct packet *packet,
 				       const struct tuple *translated, __u32 flags)
 {
@@ -92,9 +92,9 @@ static __always_inline __u32 flow_ends(struct flow *flow, const struct packet *p
 _Static_assert(FLOW_FIN == FLOW_SEEN << 1, "one is computed from the other");
 
 /*
- * Notes in an entry, of which `known` is a copy, that a packet has passed. A reset may be forged: if
- * more packets of that side follow, FLOW_RST is cleared. A FIN before the other side was answered
- * ends nothing: conntrack takes it for invalid (tcp_conntracks, sSS).
+ * Notes in an entry, of which `known` is a copy, that a packet has passed. A reset may be forged:
+ * if more packets of that side follow, FLOW_RST is cleared. A FIN before the other side was
+ * answered ends nothing: conntrack treats it as invalid (tcp_conntracks, sSS).
  */
 static __always_inline void flow_touch(const struct flow *known, struct flow *flow,
 				       const struct packet *packet,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Which TCP segments belong to their connection, by their sequence numbers: only these may end it.
- * An attacker who knows only the addresses and ports has to guess the numbers.
+ * Whether a TCP segment belongs to its connection, by its sequence numbers: only such segments may
+ * end it. An attacker who knows only the addresses and ports has to guess the numbers.
  *
  * The entry of each side has three numbers: the end of the data that this side has sent, the last
  * number that it has acknowledged, and the number of its last SYN. conntrack also tracks the window
- * of each side; here a fixed distance is used that no window exceeds by default. An unknown number
- * forbids nothing. docs/architecture.md says what would break without this check.
+ * of each side; this code uses a fixed distance that no window exceeds by default. An unknown
+ * number allows every segment. docs/architecture.md says what would break without this check.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_WINDOW_H
 #define EBPFLB_ENGINE_FLOWS_WINDOW_H
@@ -33,7 +33,7 @@ static __always_inline void window_note_syn(struct flow *flow, const struct pack
 	flow->asked = never_zero(packet->sequence + 1);
 }
 
-/* The numbers of a side begin with this segment. */
+/* Sets the numbers of a side from its first segment. */
 static __always_inline void window_begin(struct flow *flow, const struct packet *packet)
 {
 	flow->end = never_zero(packet->sequence + packet->bytes);
@@ -41,7 +41,7 @@ static __always_inline void window_begin(struct flow *flow, const struct packet 
 	flow->asked = 0;
 }
 
-/* Takes the numbers of a segment that is in the window. */
+/* Updates the numbers from a segment that is in the window. */
 static __always_inline void window_advance(struct flow *flow, const struct packet *packet)
 {
 	__u32 end = packet->sequence + packet->bytes;
@@ -55,7 +55,7 @@ static __always_inline void window_advance(struct flow *flow, const struct packe
 		flow->acknowledged = never_zero(packet->acknowledgment);
 }
 
-/* Whether a segment begins near the end of its side, and acknowledges what the other side has sent. */
+/* Whether a segment begins near its side's end, and acknowledges what the other side sent. */
 static __always_inline bool window_has(const struct flow *flow, const struct flow *opposite,
 				       const struct packet *packet)
 {
@@ -74,8 +74,8 @@ static __always_inline bool window_acknowledges(const struct flow *sent,
 }
 
 /*
- * Whether a backend answers the last SYN of its client: also one of a later connection from the same
- * port, because the backend does not know the former one any more.
+ * Whether a backend answers the last SYN of its client. That SYN may belong to a later connection
+ * from the same port, if the backend no longer knows the former connection.
  */
 static __always_inline bool window_answers_syn(const struct flow *request_entry,
 					       const struct packet *packet)
@@ -84,7 +84,7 @@ static __always_inline bool window_answers_syn(const struct flow *request_entry,
 	       is_after(packet->acknowledgment, request_entry->asked, UNSCALED);
 }
 
-/* Whether a segment of the client belongs to a later connection, whose SYN the backend has answered. */
+/* Whether a client's segment belongs to a later connection, whose SYN the backend has answered. */
 static __always_inline bool window_begins_anew(const struct flow *flow, const struct packet *packet,
 					       const struct tuple *translated)
 {
@@ -98,10 +98,10 @@ static __always_inline bool window_begins_anew(const struct flow *flow, const st
 }
 
 /*
- * A reset counts if its receiver would believe it (RFC 5961 3.2): it has the number that is awaited,
- * which lies between what was last acknowledged and the end of what was sent. Of one with another
- * number in the window the receiver asks again, and the answer to that has the right number. A
- * backend that refuses a SYN has no number of its own.
+ * Whether a reset counts: its receiver would accept it (RFC 5961 3.2), since it has the number that
+ * the receiver expects. This number lies between the last acknowledged number and the end of the
+ * sent data. For a reset with another number in the window the receiver asks again, and the answer
+ * has the right number. A backend that refuses a SYN has no number of its own.
  */
 static __always_inline bool window_has_reset(const struct flow *flow, const struct flow *opposite,
 					     const struct packet *packet)
@@ -114,8 +114,8 @@ static __always_inline bool window_has_reset(const struct flow *flow, const stru
 }
 
 /*
- * Follows the numbers of a segment without SYN; whether what it says is to be believed. One that
- * begins where its side ended needs no look-up of the other side's entry.
+ * Follows the numbers of a segment without SYN, and returns whether the segment may be trusted. If
+ * it begins where its side ended, the other side's entry is not looked up.
  */
 static __always_inline bool window_follow(struct flow *flow, const struct packet *packet,
 					  const struct tuple *translated)
