@@ -22,7 +22,7 @@ ANY, NOEXIST = 0, 1  # flags of an update
 
 
 class Table:
-    """One map: packed keys, and values at a stable place."""
+    """A map: packed keys, and values at a stable place."""
 
     def __init__(self, ffi: Any, spec: MapSpec) -> None:
         self.ffi = ffi
@@ -187,7 +187,7 @@ class Kernel:
         return self.now
 
     def bpf_skb_load_bytes(self, _context: Any, _offset: int, _to: Any, _size: int) -> int:
-        """There are no packets, but their notes (struct packet)."""
+        """There are no packets, only their notes (struct packet)."""
         return -EFAULT
 
     def bpf_get_prandom_u32(self) -> int:

@@ -17,7 +17,7 @@ PASSED, REFUSED, NO_LOCAL_ENDPOINT = "passed", "refused", "no_local_endpoint"
 
 
 class Service(NamedTuple):
-    """One service port: its lists, and per frontend whether it is external and whether Local."""
+    """A service port: its lists, and for each frontend whether it is external and whether Local."""
 
     number: int
     frontends: dict[tuple[Address, int, str], tuple[bool, bool]]
@@ -42,7 +42,7 @@ def plain(address: Address) -> Address:
 
 @dataclass
 class Cluster:
-    """What is published, and what was decided so far; time in seconds."""
+    """The published services and the decisions so far; time in seconds."""
 
     node_addresses: frozenset[Address]
     services: dict[int, Service] = field(default_factory=dict)

@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 
 
 class Answer(NamedTuple):
-    """What a hook lets happen: where the socket goes, or which error it gets."""
+    """The result of a hook: the socket's destination, or its error."""
 
     allowed: bool
     errno: int
@@ -88,7 +88,7 @@ class Socket:
         return self._address_hook("sendmsg", to)
 
     def getpeername(self, real: str) -> str:
-        """What the application sees where the kernel knows ``real``."""
+        """Return the peer that the application sees if the kernel knows ``real``."""
         return self._address_hook("getpeername", real).place
 
     def recvmsg(self, real: str) -> str:

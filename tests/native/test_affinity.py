@@ -68,7 +68,7 @@ def test_edge(node: NativeNode, seconds: int) -> None:
 
 
 def test_slides(node: NativeNode) -> None:
-    """Each new flow starts the timeout anew."""
+    """Each new flow starts the timeout again."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     for _ in range(10):
@@ -137,7 +137,7 @@ def test_backend_of_another_service(node: NativeNode) -> None:
 
 
 def test_member_beyond_all_slots(node: NativeNode) -> None:
-    """If a remembered id has no slot, a backend is selected anew."""
+    """If a remembered id has no slot, a new backend is selected."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     node.kernel.put("backend_slots", node.backend_id(1, goes(node)), 0xFFFFFFFF)
     assert goes(node) in MANY
@@ -145,7 +145,7 @@ def test_member_beyond_all_slots(node: NativeNode) -> None:
 
 
 def test_off_and_on(node: NativeNode) -> None:
-    """Without affinity traffic spreads at once; switched on it sticks at once."""
+    """Affinity takes effect at once when it is switched on, and ends at once when switched off."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     goes(node)
     node.publish(1, [SERVICE], cluster=MANY, affinity=0)

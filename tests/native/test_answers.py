@@ -52,7 +52,7 @@ def test_frontend_of_the_node(node: NativeNode) -> None:
 
 @pytest.mark.parametrize("real", ["10.1.0.2:8080", "10.1.0.1:8081", "[::1]:8080"])
 def test_peer_is_another(web: NativeNode, real: str) -> None:
-    """A peer that is not the backend is shown as it is."""
+    """A peer that is not the backend is shown unchanged."""
     socket = web.socket()
     socket.connect(WEB)
     assert socket.getpeername(real) == real
@@ -89,7 +89,7 @@ def test_reconnected(web: NativeNode) -> None:
 
 
 def test_many_backends(node: NativeNode) -> None:
-    """One socket tells the answers of its backends apart."""
+    """One socket distinguishes the answers of its backends."""
     for n in range(1, 10):
         node.publish(n, [f"172.30.0.{n}:53/udp"], cluster=[f"10.1.0.{n}:53"])
     socket = node.socket("udp")
@@ -100,7 +100,7 @@ def test_many_backends(node: NativeNode) -> None:
 
 
 def test_backend_of_two_frontends(node: NativeNode) -> None:
-    """Where one backend serves two frontends of a socket, the one last sent to is shown."""
+    """If one backend serves two frontends of a socket, the frontend that was last used is shown."""
     node.publish(1, ["172.30.0.1:53/udp", "172.30.0.2:53/udp"], cluster=["10.1.0.1:53"])
     socket = node.socket("udp")
     for to in ("172.30.0.1:53", "172.30.0.2:53", "172.30.0.1:53"):

@@ -23,7 +23,7 @@ def with_node_ports(node: NativeNode, *frontends: str) -> NativeNode:
 
 
 def is_taken(node: NativeNode, at: str, *, netns: int = HOST, protocol: str = "tcp") -> bool:
-    """Whether the bind fails, with an errno that explains it."""
+    """Whether the bind fails with an errno that explains it."""
     answer = node.socket(protocol, netns=netns).bind(at)
     assert answer.errno == (0 if answer.allowed else EADDRINUSE)
     assert node.counted() == ({} if answer.allowed else {"nodeport_bind_denied": 1})
@@ -106,6 +106,6 @@ def test_no_node_port(node: NativeNode) -> None:
 
 
 def test_before_the_agent_has_spoken(both: NativeNode) -> None:
-    """Without settings nothing is guarded."""
+    """Without settings no port is guarded."""
     both.kernel.tables["settings"].places.clear()
     assert not is_taken(both, "0.0.0.0:30080", netns=both.kernel.initial_netns)

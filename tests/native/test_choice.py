@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend of a list: every one as likely as the next, and none beyond."""
+"""Every backend of a list is equally likely, and none beyond the list is chosen."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def test_inside(new_node: Callable[[], NativeNode], size: int, number: int) -> N
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 48])
 def test_uniform(node: NativeNode, size: int) -> None:
-    """Evenly spread random numbers meet every backend equally often, give or take one."""
+    """Evenly spread random numbers choose every backend equally often, within one."""
     node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])
     draws = 20 * size
     step = (HIGHEST + 1) // draws

@@ -38,7 +38,7 @@ def test_the_last_frontend_is_shown(socket: Socket) -> None:
 
 
 def test_refused_elsewhere_forgets(node: NativeNode, socket: Socket) -> None:
-    """Nor is it kept by a connect that is refused or waits."""
+    """A connect that is refused or waits also forgets the former frontend."""
     protocol = "udp" if socket.protocol == 17 else "tcp"
     node.publish(3, [f"172.30.0.3:80/{protocol}"])
     socket.connect("172.30.0.3:80")

@@ -13,7 +13,7 @@ ONE, TWO = "10.1.0.1:8080", "10.1.0.2:53"
 
 @pytest.fixture
 def busy(node: NativeNode) -> NativeNode:
-    """One of everything has happened."""
+    """A node where every kind of event has happened once."""
     node.owns("192.0.2.1")
     node.publish(1, {WEB: "", "0.0.0.0:30080": "external"}, cluster=[ONE])
     node.publish(2, [f"{DNS}/udp"], cluster=[TWO], affinity=60)

@@ -162,8 +162,9 @@ def test_release(node: NativeNode, count: int) -> None:
 
 @pytest.mark.parametrize("scheduler", [(), ("least_connections",)], ids=["random", "least"])
 def test_two_threads_of_a_socket(node: NativeNode, scheduler: tuple[str, ...]) -> None:
-    """Where two threads send to the same new frontend at once, the list of the socket's frontends
-    gets it once: the release finds all of them, and each flow is counted once.
+    """If two threads send to the same new frontend at once, the socket's list gets it once.
+
+    The release then finds all frontends, and each flow is counted once.
     """
     node.publish(1, dict.fromkeys(frontends(3), " ".join(scheduler)), cluster=MANY)
     socket = node.socket("udp")
@@ -185,7 +186,7 @@ def test_two_threads_of_a_socket(node: NativeNode, scheduler: tuple[str, ...]) -
 
 
 def test_release_beyond_the_chain(node: NativeNode) -> None:
-    """Of a socket with more frontends the oldest of the list stay, for the LRU."""
+    """If a socket has too many frontends, the oldest of its list stay, for the LRU to evict."""
     node.publish(1, frontends(CHAIN + 3), cluster=MANY)
     socket = node.socket("udp")
     for index in range(CHAIN + 3):
@@ -212,7 +213,7 @@ def test_release_of_an_unknown_socket(dns: NativeNode) -> None:
 
 
 def test_forgotten_link(node: NativeNode) -> None:
-    """Where the LRU took an assignment out of the chain, the chain ends, even if it is remade."""
+    """If the LRU evicts an assignment of the chain, the chain ends there, even if it is remade."""
     node.publish(1, frontends(4), cluster=MANY)
     socket = node.socket("udp")
     for index in range(4):
@@ -234,7 +235,7 @@ STEPS = some.lists(
 def test_any_life(
     new_node: Callable[[], NativeNode], steps: list[tuple[int, int, set[int]]]
 ) -> None:
-    """Whatever two sockets send while backends come and go, releases leave nothing behind."""
+    """Releases leave no entry, whatever two sockets send while backends come and go."""
     node = new_node()
     sockets = [node.socket("udp"), node.socket("udp")]
     for sender, index, backends in steps:

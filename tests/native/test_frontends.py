@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as a frontend of ours: exact matches first, then NodePorts on this node alone."""
+"""Which addresses are frontends: exact matches first, then NodePorts on this node only."""
 
 import pytest
 
@@ -128,7 +128,7 @@ def test_node_port_of_one_family(node: NativeNode, published: str, to: str) -> N
 
 @pytest.mark.parametrize(("netns", "goes"), [(HOST, "127.0.0.1:30080"), (INITIAL, BACKEND)])
 def test_unknown_host(node_port: NativeNode, netns: int, goes: str) -> None:
-    """Where the agent does not know its namespace (before 5.14), the initial one is the node's."""
+    """If the agent does not know its namespace (before 5.14), the initial one is the node's."""
     node_port.kernel.put("settings", 0, Settings(0, 0, frozenset()))
     node_port.kernel.initial_netns = INITIAL
     assert node_port.socket(netns=netns).connect("127.0.0.1:30080").place == goes

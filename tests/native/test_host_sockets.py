@@ -22,7 +22,7 @@ def protocol(request: pytest.FixtureRequest, node: NativeNode) -> str:
 
 @pytest.mark.parametrize("to", [WEB, NOBODY, UNKNOWN])
 def test_a_pod_connects_to_the_service_itself(node: NativeNode, protocol: str, to: str) -> None:
-    """Whether the service has endpoints or not: the device decides."""
+    """A pod's connect goes to the service's address: the device decides."""
     socket = node.socket(protocol, netns=POD)
     assert socket.connect(to) == (True, 0, to)
     assert socket.getpeername(to) == to
@@ -31,7 +31,7 @@ def test_a_pod_connects_to_the_service_itself(node: NativeNode, protocol: str, t
 
 
 def test_a_pods_datagrams_go_to_the_service_itself(node: NativeNode) -> None:
-    """So do those of a socket that is not connected."""
+    """A pod's datagrams go to the service's address too, even from an unconnected socket."""
     node.publish(1, [f"{WEB}/udp"], cluster=[BACKEND])
     node.settings(*HOST_ONLY)
     assert node.socket("udp", netns=POD).sendmsg(WEB) == (True, 0, WEB)

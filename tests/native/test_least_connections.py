@@ -51,7 +51,7 @@ def uncounted(node: NativeNode) -> int:
 
 
 def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) -> None:
-    """Of two both are compared each time, so they never differ by more than one."""
+    """Each connection compares two backends, so their counts differ by one at most."""
     served(node, 2)
     sockets = [node.socket() for _ in range(20)]
     for number, each in enumerate(sockets, 1):
@@ -62,7 +62,7 @@ def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) ->
 
 
 def test_released_sockets_make_space_at_their_backend(node: NativeNode) -> None:
-    """Where one backend's connections end, all new ones go there until it has as many."""
+    """If one backend's connections end, it gets all new ones until the counts are equal."""
     served(node, 2)
     sockets = [node.socket() for _ in range(20)]
     places = [each.connect(LEAST).place for each in sockets]
@@ -100,7 +100,7 @@ def test_a_full_map_costs_the_count_alone(node: NativeNode, protocol: str, full:
 
 
 def test_a_stream_needs_no_element_of_its_own(node: NativeNode) -> None:
-    """Its entry in `sockets` is written anyway: a full map of connections is none of it."""
+    """A stream's connection is counted by its entry in `sockets`, even if `connections` is full."""
     served(node)
     node.kernel.full.add("connections")
     one = node.socket()
@@ -131,7 +131,7 @@ def test_a_full_table_that_empties_counts_again(node: NativeNode) -> None:
 
 
 def test_what_a_removed_backend_has_is_none_of_the_next_with_its_id(node: NativeNode) -> None:
-    """Its connections end later, by then another backend has the id."""
+    """A connection of a removed backend does not count for a later backend with its id."""
     served(node, 1)
     old, new = node.socket(), node.socket()
     old.connect(LEAST)
@@ -157,8 +157,10 @@ actions = some.tuples(
 def test_counts_are_the_open_connections_after_any_sequence(
     new_node: Callable[[], NativeNode], steps: list[tuple[int, str, str]]
 ) -> None:
-    """Of streams and datagram sockets: a stream has one, a datagram socket one for each frontend,
-    until it connects elsewhere or is released.
+    """Counts equal the number of open connections after any sequence.
+
+    A stream has one, and a datagram socket one for each frontend, until it connects elsewhere or is
+    released.
     """
     node = served(new_node())
     sockets = [node.socket("tcp" if number < 3 else "udp") for number in range(6)]

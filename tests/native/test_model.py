@@ -31,7 +31,7 @@ backends = some.lists(some.integers(1, 4), unique=True, max_size=3)
 
 @some.composite
 def services(draw: some.DrawFn) -> Service:
-    """One service of a few, in one family and protocol."""
+    """Draw one of a few services, in one family and protocol."""
     number = draw(some.integers(1, 3))
     protocol = draw(some.sampled_from(PROTOCOLS))
     version = draw(some.sampled_from([4, 6]))
@@ -79,7 +79,7 @@ def text(key: tuple[Address, int, str]) -> str:
 
 
 def publish(node: NativeNode, cluster: Cluster, service: Service) -> None:
-    """In both. A frontend that two services want is the later one's."""
+    """Publish to both. If two services want a frontend, the later one gets it."""
     former = cluster.services.pop(service.number, None)
     for other in cluster.services.values():
         for key in service.frontends.keys() & other.frontends.keys():
@@ -96,7 +96,7 @@ def publish(node: NativeNode, cluster: Cluster, service: Service) -> None:
 
 
 def outcome(node: NativeNode, socket: Socket, request: Request) -> str:
-    """What the hook made of a request, in the model's words."""
+    """Return the hook's result for a request, in the model's words."""
     before = Counter(node.counted())
     asked = text((request.address, request.port, request.protocol)).partition("/")[0]
     answer = socket.connect(asked)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sockets are ours: TCP, MPTCP as TCP, and UDP."""
+"""Which sockets are translated: TCP, MPTCP as TCP, and UDP."""
 
 import pytest
 
@@ -10,7 +10,7 @@ ICMP, UDPLITE, RAW, SEQPACKET = 1, 136, 3, 5
 
 @pytest.fixture
 def both(node: NativeNode) -> NativeNode:
-    """One address and port, served by TCP and by UDP, with a backend each."""
+    """One address and port, served by TCP and by UDP, with one backend each."""
     node.publish(1, ["172.30.0.1:53/tcp"], cluster=["10.1.0.1:5301"])
     node.publish(2, ["172.30.0.1:53/udp"], cluster=["10.1.0.1:5302"])
     node.publish(3, ["172.30.0.1:53/sctp"], cluster=["10.1.0.1:5303"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hook does while the agent rewrites the maps under it."""
+"""The results of a hook while the agent rewrites the maps under it."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def mend(node: NativeNode) -> Callable[[], None]:
 
 
 def test_lost_once(torn: NativeNode) -> None:
-    """A slot of another service is looked up again, with the service as it is by then."""
+    """If a slot belongs to another service, the slot and the service are looked up again."""
     torn.kernel.meanwhile["slots"] = [mend(torn)]
     answer = torn.socket(protocol(torn)).connect(WEB)
     assert answer.place == NEW

@@ -56,7 +56,7 @@ def is_believed(node: NativeNode, what: str, key: bytes, value: bytes) -> bool:
 def test_only_whole_services_of_a_frontend_are_believed(
     new_node: NewNode, key: Any, own: Any, other_key: Any, other: Any, mask: list[bool]
 ) -> None:
-    """Neither another frontend's, nor half of what the agent has just replaced."""
+    """A value of another frontend, or one that is half replaced by the agent, is not used."""
     check(new_node(), "service", packed("services", key, own), [
         packed("services", other_key, other), packed("services", key, other)
     ], mask)  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_service_that_is_half_written_is_read_again(node: NativeNode, protocol
 
 
 def test_a_slot_that_is_half_written_is_read_again(node: NativeNode) -> None:
-    """Even if it names the service: no connection goes to the half of an address."""
+    """A half-written slot is read again, even if it names the service."""
     node.publish(1, [WEB], cluster=[OLD])
     table = node.kernel.tables["slots"]
     service = node.kernel.get("services", frontend(WEB))

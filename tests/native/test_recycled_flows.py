@@ -63,7 +63,7 @@ def translation(packed: bytes) -> tuple[object, ...]:
 def test_only_whole_entries_of_a_tuple_are_believed(
     new_node: NewNode, key: Tuple, flow: Flow, other_key: Tuple, other: Flow, mask: list[bool]
 ) -> None:
-    """Whatever words of a copy are those of another entry: no order of reads is relied on."""
+    """A copy that mixes the words of two entries is not used, in whatever order they were read."""
     node = new_node()
     own, foreign = signed(key, flow), signed(other_key, other)
     assert believed(node, key, own) == own
@@ -87,7 +87,11 @@ def test_a_changed_field_is_noticed_unless_packets_change_it(new_node: NewNode, 
 
 
 def test_a_reader_beside_a_writer_believes_no_other_entry(new_node: NewNode) -> None:
-    """One thread gives an entry to two tuples in turns, as fast as it can, another one reads it."""
+    """A reader never uses another tuple's entry while a writer changes entries.
+
+    One thread gives an entry to two tuples in turns, as fast as it can, and another thread reads
+    it.
+    """
     node = new_node()
     ffi, lib = node.kernel.ffi, node.kernel.lib
     own, foreign = signed(REQUEST, ENTRY), signed(OTHER, OTHER_ENTRY)
@@ -108,7 +112,7 @@ def packet(key: Tuple) -> bytes:
 
 
 def test_an_entry_that_is_recycled_after_its_copy_is_not_written(node: NativeNode) -> None:
-    """The packet goes where its own entry led; the other flow's entry stays as it is."""
+    """The packet goes where its own entry led; the other flow's entry stays unchanged."""
     settings = node.kernel.get("settings", 0)
     node.put("settings", 0, settings._replace(frontend_moves=3))
     node.publish(1, ["172.30.0.1:53/udp"], cluster=["10.1.0.1:5353"])

@@ -19,7 +19,9 @@ REFUSING = [
 
 
 def is_refused(node: NativeNode, socket: Socket, hook: str, to: str, loopback: str) -> bool:
-    """By errno where the kernel has bpf_set_retval; else a stream by a place that refuses, and a
+    """Whether the call is refused.
+
+    With bpf_set_retval by an errno; without it a stream by a destination that refuses, and a
     datagram at the device.
     """
     answer = getattr(socket, hook)(to)
@@ -54,7 +56,7 @@ def test_udp_connect_succeeds_without_endpoints(node: NativeNode, to: str, netns
 
 
 def test_connected_again_when_served(node: NativeNode) -> None:
-    """What was remembered of a socket that waited ends when it gets a backend."""
+    """A waiting socket's entry ends when the socket gets a backend."""
     node.publish(1, ["172.30.0.1:80/udp"])
     socket = node.socket("udp", netns=HOST)
     socket.connect("172.30.0.1:80")
@@ -72,7 +74,7 @@ def test_only_leaving_endpoints(node: NativeNode) -> None:
 
 
 def test_refused_leaves_no_trace(node: NativeNode) -> None:
-    """What was refused is not remembered, neither as a peer nor as an assignment."""
+    """A refused call leaves neither a peer nor an assignment."""
     node.publish(1, ["172.30.0.1:80", "172.30.0.1:80/udp"], affinity=60)
     node.socket("tcp").connect("172.30.0.1:80")
     node.socket("udp").sendmsg("172.30.0.1:80")
@@ -136,7 +138,7 @@ def test_dropped_at_an_own_address(
     protocol: str,
     hook: str,
 ) -> None:
-    """What no device could drop, because the address is the node's own, ends at the socket."""
+    """A call to the node's own address, where no device could drop it, is denied at the socket."""
     flags = {f"{place}/{protocol}": words for place, words in frontends.items()}
     node.publish(1, flags, cluster=[BACKEND])
     socket = node.socket(protocol, netns=HOST)

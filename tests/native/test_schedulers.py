@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend the next connection gets, where the service's scheduler is not random."""
+"""Which backend the next connection gets if the service's scheduler is not random."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +36,10 @@ def test_round_robin_is_an_exact_rotation(
 
 
 def test_frontends_of_a_service_share_its_rotation(node: NativeNode) -> None:
-    """Whatever the address: as many connections as backends meet each of them once."""
+    """All frontends of a service share one rotation.
+
+    With as many connections as backends each backend gets one.
+    """
     node.publish(1, {WEB: TURN, OTHER: TURN}, cluster=backends(4))
     met = [node.socket().connect(to).place for to in (WEB, OTHER, WEB, OTHER)]
     assert sorted(met) == backends(4)
@@ -78,7 +81,7 @@ def test_affinity_takes_no_turn(node: NativeNode) -> None:
 
 
 def test_a_datagram_socket_takes_one_turn(node: NativeNode) -> None:
-    """It keeps its backend, so its further datagrams take none."""
+    """A datagram socket keeps its backend, so its further datagrams take no turn."""
     node.publish(1, {f"{WEB}/udp": TURN}, cluster=backends(2))
     one, other = node.socket("udp"), node.socket("udp")
     assert {one.sendmsg(WEB).place for _ in range(3)} == {backends(2)[0]}

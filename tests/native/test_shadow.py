@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--shadow leaves every call as it is, and counts what would be decided on the node's own."""
+"""With --shadow every call goes on unchanged, and the node's own decisions are counted."""
 
 import pytest
 
@@ -36,14 +36,14 @@ def test_calls_go_on_and_are_counted(
 
 
 def test_a_pods_calls_are_counted_at_its_device(node: NativeNode, protocol: str) -> None:
-    """So that each request counts once."""
+    """A pod's call is counted at its device only, so that each request counts once."""
     socket = node.socket(protocol, netns=POD)
     assert socket.connect(WEB) == (True, 0, WEB)
     assert node.counted() == {}
 
 
 def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
-    """One from before still sees its frontend, until it connects again."""
+    """An existing socket still sees its frontend, until it connects again."""
     node.settings(*IN_FORCE)
     socket = node.socket(protocol, netns=HOST)
     assert socket.connect(WEB).place == BACKEND

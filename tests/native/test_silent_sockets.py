@@ -12,7 +12,7 @@ UDP, STREAM = 30, 120  # nf_conntrack_udp_timeout, nf_conntrack_udp_timeout_stre
 
 @pytest.fixture
 def socket(node: NativeNode) -> Socket:
-    """It has sent to the only backend; now there is another, which any new draw gives."""
+    """A socket that has sent to the only backend; now any new choice gives another backend."""
     node.publish(1, [f"{DNS}/udp"], cluster=[OLD])
     made = node.socket("udp")
     assert made.sendmsg(DNS).place == OLD
@@ -22,7 +22,7 @@ def socket(node: NativeNode) -> Socket:
 
 
 def after(socket: Socket, seconds: float) -> str:
-    """Where it sends to after so long a silence."""
+    """Return the destination of the socket's next datagram after this time of silence."""
     socket.kernel.now += int(seconds * SECOND)
     return socket.sendmsg(DNS).place
 
@@ -58,7 +58,7 @@ def test_one_reply_is_no_stream(socket: Socket) -> None:
 
 
 def test_a_new_flow_is_no_stream(socket: Socket) -> None:
-    """The backend that follows begins anew."""
+    """A flow with a new backend is no stream yet: 30 seconds of silence end it."""
     assert socket.recvmsg(OLD) == DNS
     assert after(socket, 2) == OLD
     assert after(socket, STREAM) == ADDED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of sockets: how much a socket takes, and what a full table costs."""
+"""The memory that a socket takes, and the effects of a full table."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_one_entry(serving: NativeNode) -> None:
 
 
 def test_full_table_costs_the_name(full: NativeNode) -> None:
-    """Where the table is full a connection goes to its backend, which getpeername shows then."""
+    """With a full table a connection goes to its backend, and getpeername shows the backend."""
     socket = full.socket()
     assert socket.connect(WEB).place == ONE
     assert socket.getpeername(ONE) == ONE
@@ -52,7 +52,7 @@ def test_full_table_costs_the_name(full: NativeNode) -> None:
 
 
 def test_full_table_keeps_counts_exact(full: NativeNode) -> None:
-    """What is not remembered counts as closed at once: no release would count it."""
+    """With a full table a connection counts as closed at once: no release would count it."""
     for protocol in ("tcp", "udp"):
         socket = full.socket(protocol)
         for _ in range(3):
@@ -75,7 +75,7 @@ def test_full_table_keeps_flows(full: NativeNode) -> None:
 
 
 def test_full_table_gets_room(full: NativeNode) -> None:
-    """As soon as there is room, sockets are remembered again; flows from before go on."""
+    """As soon as there is room, sockets are remembered again; earlier flows go on."""
     socket = full.socket("udp")
     socket.sendmsg(DNS)
     full.kernel.tables["sockets"].entries = 2
@@ -98,14 +98,14 @@ def test_connected_anew_in_a_full_table(full: NativeNode) -> None:
 
 
 def shared(node: NativeNode) -> Socket:
-    """Its two frontends have one backend."""
+    """A socket with two frontends that have one backend."""
     socket = node.socket("udp")
     assert socket.sendmsg(DNS).place == socket.sendmsg(OTHER).place == TWO
     return socket
 
 
 def test_shared_backend(serving: NativeNode) -> None:
-    """Of two frontends with one backend replies show the one last sent to, whichever was first."""
+    """If two frontends have one backend, replies show the frontend that was last used."""
     socket = shared(serving)
     assert socket.recvmsg(TWO) == OTHER
     socket.sendmsg(DNS)
@@ -125,7 +125,7 @@ def test_shared_backend_moves(serving: NativeNode) -> None:
 
 
 def test_released_once(serving: NativeNode) -> None:
-    """Of two that forget a socket at the same time, its release and a sweep, one counts."""
+    """If a release and a sweep forget a socket at the same time, it is counted once."""
     for protocol, to, place, service in (("tcp", WEB, ONE, 1), ("udp", DNS, TWO, 2)):
         socket = serving.socket(protocol)
         socket.connect(to)

@@ -46,7 +46,7 @@ def test_every_connect_is_a_choice(node: NativeNode) -> None:
 
 
 def test_released_twice(node: NativeNode) -> None:
-    """What was forgotten is not closed again."""
+    """A forgotten socket is not counted as closed again."""
     two_services(node)
     socket = node.socket()
     socket.connect(WEB)

@@ -39,7 +39,7 @@ class Segment(NamedTuple):
 
 
 class Side:
-    """One end of the connection; numbers are not wrapped here."""
+    """One end of the connection; numbers do not wrap here."""
 
     def __init__(self, number: int) -> None:
         self.first = self.acked = self.sent = self.awaits = number
@@ -162,7 +162,7 @@ def test_real_reset(
 def test_reset_answers_data(
     new_node: NewNode, numbers: tuple[int, int], history: list[Any], side: int
 ) -> None:
-    """Who does not know the connection resets it with the number that a segment acknowledged."""
+    """A host without the connection resets it with the number that the segment acknowledged."""
     made = begun(new_node, numbers, history)
     asked = made.sides[1 - side].data(10)
     made.sends(1 - side, asked, "lost after")

@@ -148,7 +148,7 @@ class Cluster:
         self._write()
 
     def _write(self) -> None:
-        """As the agent does: what changed is planned, and the plan is written."""
+        """Plan the changes and write the plan, like the agent."""
         self.time += 60
         plan = self.planner.plan_changes(self._desired(), self.time)
         for part in dataclasses.fields(plan):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One set of maps and programs, emptied for each test; devices in a namespace of each file's own.
+"""Provides one set of maps and programs, emptied for each test.
 
-The verifier takes longer over the programs than most files of tests do.
+Each file has devices in its own namespace. The verifier takes longer to load the programs than most
+test files take to run.
 """
 
 import os

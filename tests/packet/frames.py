@@ -55,14 +55,14 @@ def port_of(place: str) -> int:
 
 
 def built(packet: Packet) -> Packet:
-    """With every length and checksum filled in, as it is read off the wire."""
+    """Return the packet with every length and checksum filled in, like one read from the wire."""
     for layer in packet.iterpayloads():
         layer.explicit = 1  # it means one packet: scapy need not copy it to find out
     return Ether(bytes(packet))
 
 
 def stacked(*layers: Packet) -> Packet:
-    """As scapy's ``/``, which copies all that it is given, time and again."""
+    """Return the layers stacked like by scapy's ``/``, which copies all its arguments each time."""
     for lower, upper in pairwise(layers):
         lower.lastlayer().add_payload(upper)
     return built(layers[0])
@@ -143,7 +143,7 @@ def ends(packet: Packet) -> str:
 
 
 def reply(packet: Packet, flags: str = "SA") -> Packet:
-    """What the host at the destination answers (TCP: with these flags)."""
+    """Return the answer of the destination's host (for TCP: with these flags)."""
     here, there = destination(packet), source(packet)
     if TCP in packet:
         asked = packet[TCP]
@@ -155,7 +155,7 @@ def reply(packet: Packet, flags: str = "SA") -> Packet:
 
 
 def forwarded(packet: Packet) -> Packet:
-    """As the node's stack sends it on: a hop older, other hardware addresses."""
+    """Return the packet as the stack forwards it: one hop fewer, other hardware addresses."""
     copy = packet.copy()
     copy.src, copy.dst = DEVICE, ROUTER
     if IP in copy:
@@ -179,7 +179,7 @@ __all__ = ["ICMP", "IP", "SCTP", "TCP", "UDP", "Ether", "IPv6", "Packet", "Raw"]
 
 
 def with_hops(packet: Packet, count: int) -> Packet:
-    """The same, with so many hops left."""
+    """Return the packet with this number of hops left."""
     copy = packet.copy()
     if IP in copy:
         copy[IP].ttl = count

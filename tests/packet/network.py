@@ -64,7 +64,7 @@ def network_of_our_own() -> Iterator[dict[str, int]]:
 
 @contextmanager
 def routed_from(address: str, device: str) -> Iterator[None]:
-    """What has this source leaves by the device meanwhile, wherever it goes."""
+    """Route packets from this source through the device meanwhile, whatever their destination."""
     family = "-6" if ":" in address else "-4"
     route = ["route", "add", "default", "dev", device, "table", "7"]
     rule = ["rule", "add", "from", address, "lookup", "7"]

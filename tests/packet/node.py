@@ -43,7 +43,7 @@ def prefix(cidr: str) -> Prefix:
 
 
 class Outcome(NamedTuple):
-    """What a program did: the action, the frame as it left it, the verdicts that it counted."""
+    """The result of a program: the action, the frame as it left it, and the verdicts it counted."""
 
     action: str
     frame: bytes
@@ -198,7 +198,10 @@ def knows_ingress_device() -> bool:
 
 
 def _examine(frame: bytes, outcome: Outcome) -> None:
-    """What holds of every packet; an answer's own checksums are right, whatever it quotes."""
+    """Check the properties of every packet.
+
+    An answer's own checksums are right, whatever it quotes.
+    """
     is_shadow = "refused" in outcome.verdicts and outcome.frame == frame
     if "refused" in outcome.verdicts and not is_shadow and "reject_limited" not in outcome.verdicts:
         assert wire.faults(outcome.frame) <= {f"quoted {fault}" for fault in wire.faults(frame)}

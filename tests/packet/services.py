@@ -30,7 +30,7 @@ _PORTS = {"cluster": 80, "nodeport": 30080, "balancer": 443, "external": 8443}
 
 
 def address(places: Places, kind: str) -> str:
-    """Where a client sends to, to reach that kind of frontend."""
+    """Return the address to which a client sends to reach this kind of frontend."""
     hosts = {"cluster": "cluster_ip", "nodeport": "node"}
     return at(getattr(places, hosts.get(kind, kind)), _PORTS[kind])
 
@@ -78,7 +78,7 @@ def shake(node: PacketNode, client: str, where: str) -> Packet:
 
 
 def ping(places: Places, host: str, size: int) -> Packet:
-    """A pod's, with so many bytes."""
+    """Return a pod's ping with this number of bytes."""
     if places.version == 4:
         return built(carrier(places.pod, host) / ICMP() / Raw(bytes(size)))
     return built(carrier(places.pod, host) / ICMPv6EchoRequest(data=bytes(size)))

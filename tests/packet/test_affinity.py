@@ -20,7 +20,7 @@ def backends(places: Places) -> list[str]:
 
 
 def met(node: PacketNode, host: str, where: str, protocol: str) -> set[str]:
-    """Where a client's flows come to."""
+    """Return the backends that a client's flows reach."""
     asked = (node.ingress(opening(protocol, at(host, port), where)) for port in CLIENTS)
     return {destination(came.packet) for came in asked}
 
@@ -42,7 +42,7 @@ def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_without(node: PacketNode, places: Places, protocol: str) -> None:
-    """Without affinity a client's flows spread."""
+    """Without affinity a client's flows go to several backends."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places))
     assert len(met(node, places.client, where, protocol)) > 1
 
@@ -125,7 +125,7 @@ def test_client_that_is_answered(node: PacketNode, places: Places, protocol: str
 
 
 def test_forged_clients(node: PacketNode, places: Places, protocol: str) -> None:
-    """Clients that nobody has answered are kept apart, and evict none that is known."""
+    """Clients whose flows have no answer are kept in a separate map, and evict no known client."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
     for number in range(1, 40):
         node.ingress(opening(protocol, at(f"{places.client[:-1]}{number}", 50_000), where))

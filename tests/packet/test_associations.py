@@ -28,7 +28,7 @@ def replace(node: PacketNode, places: Places, kind: str) -> None:
 
 
 def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """It keeps its backend, also when that is gone, and so does an INIT that is sent again."""
+    """An association keeps its backend, even a removed one, and so does a repeated INIT."""
     asked = node.through(chunk(client, where))
     assert answer(node, asked, "init ack") == f"{where} > {client}"
     replace(node, places, kind)
@@ -58,7 +58,7 @@ def test_chosen_anew(
 
 @pytest.mark.parametrize("word", [word for word in CHUNKS if word != "init"])
 def test_foreign(node: PacketNode, client: str, where: str, word: str) -> None:
-    """What opens no association and belongs to none is left alone: conntrack may know it."""
+    """A packet that opens no association and belongs to none passes: conntrack may know it."""
     packet = chunk(client, where, word)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})
     assert not node.flows("sctp")
@@ -88,7 +88,7 @@ SIDES = pytest.mark.parametrize("side", ["client", "backend"])
 @ENDS
 @SIDES
 def test_forged_end(node: PacketNode, client: str, where: str, last: str, side: str) -> None:
-    """Who does not know the receiver's tag cannot end an association; the packet is translated."""
+    """A sender without the receiver's tag cannot end an association; its packet is translated."""
     asked = established(node, client, where)
     sender = sent_by(side, client, where, asked)
     own = 7 if side == "client" else 8

@@ -118,7 +118,7 @@ DIFFERENT = {
 
 
 class Numbers:
-    """What each side's next segment begins with."""
+    """The numbers with which each side's next segment begins."""
 
     def __init__(self) -> None:
         self.next = dict(ISNS)
@@ -218,7 +218,7 @@ def expected(history: str, event: str, theirs: str) -> str:
 @pytest.mark.parametrize("event", [None, *EVENTS])
 @pytest.mark.parametrize("history", HISTORIES)
 def test_same_state(node: PacketNode, router: Router, history: str, event: str | None) -> None:
-    """After each segment the flow stands as conntrack has it, but for what is listed above."""
+    """After each segment the flow has the same state as in conntrack, except for the list above."""
     where = serve(node, V4, "nodeport", cluster=[at(V4.there, 8080)])
     events = [*HISTORIES[history], *([event] if event else [])]
     theirs = in_conntrack(router, events)

@@ -36,8 +36,9 @@ def chosen_id(node: PacketNode) -> int:
 
 @pytest.mark.parametrize("masqueraded", [False, True])
 def test_opening(node: PacketNode, places: Places, protocol: str, masqueraded: bool) -> None:
-    """The packet that opens a flow stays as it is; its priority names the backend, and says
-    whether netfilter has to masquerade.
+    """The packet that opens a flow stays unchanged.
+
+    Its priority names the backend, and says whether netfilter has to masquerade.
     """
     backend = at(places.there, 8080)
     where = serve(node, places, "nodeport", protocol, cluster=[backend, at(places.here, 8080)])
@@ -84,7 +85,7 @@ def test_forged(node: PacketNode, places: Places, device: str) -> None:
 
 
 def test_chosen_at_a_port(node: PacketNode, places: Places, protocol: str) -> None:
-    """What the program at a bridge's port has chosen is not chosen again at the bridge."""
+    """If the program at a bridge's port has chosen a backend, the bridge does not choose again."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 1)])
     node.device("pods", places.bridge, places.bridge, "master")
     request = opening(protocol, at(places.pod, 50123), where)
@@ -103,7 +104,10 @@ def test_removed_at_egress(node: PacketNode, places: Places) -> None:
 
 
 def test_datagrams_of_a_flow(node: PacketNode, places: Places) -> None:
-    """All datagrams of a flow get the same backend, and count as one; another flow counts anew."""
+    """All datagrams of a flow get the same backend and count once.
+
+    Another flow counts separately.
+    """
     backends = [at(places.there, port) for port in (1, 2, 3)]
     where = serve(node, places, "cluster", "udp", "round_robin", cluster=backends)
     got = []
@@ -174,7 +178,10 @@ def test_segments_in_the_middle(
 
 
 def test_segments_whose_backend_has_gone(node: PacketNode, places: Places) -> None:
-    """They go to another, which resets the connection, as kube-proxy's would."""
+    """Segments whose backend has gone go to another backend, which resets the connection.
+
+    kube-proxy behaves the same.
+    """
     old, new = at(places.there, 1), at(places.there, 2)
     where = serve(node, places, "cluster", "tcp", cluster=[old])
     node.ingress(segment(at(places.pod, 50123), where), "pods")
@@ -186,8 +193,9 @@ def test_segments_whose_backend_has_gone(node: PacketNode, places: Places) -> No
 
 @pytest.mark.parametrize("case", ["other traffic", "no endpoint", "denied"])
 def test_segments_that_get_nothing(node: PacketNode, places: Places, case: str) -> None:
-    """In the middle of a connection nothing is refused, dropped or counted: conntrack may know it,
-    from before the Service was changed.
+    """In the middle of a connection no segment is refused, dropped or counted.
+
+    conntrack may know the connection from before the Service was changed.
     """
     where = at(places.here, 80)
     if case == "no endpoint":
@@ -214,7 +222,7 @@ def test_left_to_the_flow_tables(node: PacketNode, places: Places, kept: str) ->
 
 
 def test_sctp(node: PacketNode, places: Places) -> None:
-    """Where the kernel's NAT can do it, an INIT is chosen for."""
+    """An INIT gets a backend if the kernel's NAT can translate SCTP."""
     node.settings("detect_local", "netfilter", "netfilter_sctp")
     where = serve(node, places, "cluster", "sctp", cluster=[at(places.there, 1)])
     node.ingress(opening("sctp", at(places.pod, 50123), where), "pods")
@@ -234,7 +242,7 @@ def test_flows_from_before(node: PacketNode, places: Places, protocol: str) -> N
 
 
 def test_shadow(node: PacketNode, places: Places, protocol: str) -> None:
-    """With --shadow nothing is chosen."""
+    """With --shadow no backend is chosen."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 1)])
     node.settings("detect_local", "netfilter", "shadow")
     for _ in range(2):

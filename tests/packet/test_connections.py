@@ -26,7 +26,7 @@ def replace(node: PacketNode, places: Places, kind: str) -> None:
 
 
 def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """Its backend may leave the lists, leave the service, or the service may go."""
+    """A connection keeps its backend if the backend leaves the service, or the service goes."""
     got = ends(shake(node, client, where))
     other = at(places.elsewhere, 8080)
     changes: list[dict[str, Any]] = [
@@ -56,7 +56,7 @@ def test_repeated_syn(node: PacketNode, places: Places, client: str, kind: str, 
 def test_syn_to_nobody(
     node: PacketNode, places: Places, client: str, kind: str, where: str
 ) -> None:
-    """Where the backend that did not answer is gone, the next SYN goes to one that is there."""
+    """If the backend that did not answer is gone, the next SYN goes to an existing backend."""
     node.through(segment(client, where))
     serve(node, places, kind, cluster=[at(places.elsewhere, 8080)])
     asked = node.through(segment(client, where))
@@ -75,7 +75,7 @@ def wait(node: PacketNode, seconds: int) -> None:
 def test_syn_in_vain(
     node: PacketNode, client: str, kind: str, where: str, seconds: int, seen: str
 ) -> None:
-    """After 3 s without an answer a SYN opens a new flow, masqueraded or not as it is now due."""
+    """After 3 s without an answer a SYN opens a new flow, masqueraded by the present rules."""
     node.settings("masquerade_all")
     first = node.through(segment(client, where))
     node.settings(flags=frozenset({"detect_local"}))
@@ -109,7 +109,7 @@ def test_no_vain_connection(
 
 
 def finish(node: PacketNode, client: str, where: str) -> None:
-    """Both sides close."""
+    """Close the connection from both sides."""
     asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
     node.through(reply(asked, "FA"))
     node.through(segment(client, where, "A", seq=1002, ack=5002))
@@ -138,7 +138,7 @@ def test_chosen_anew(
 
 
 def test_half_closed(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """One side's FIN is no end: the other may send as long as it likes."""
+    """One side's FIN does not end a connection: the other side may send as long as it likes."""
     got = ends(shake(node, client, where))
     asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
     assert ends(asked) == got
@@ -153,7 +153,10 @@ def test_half_closed(node: PacketNode, places: Places, client: str, kind: str, w
 def test_syn_after_one_fin(
     node: PacketNode, places: Places, client: str, kind: str, where: str, side: str
 ) -> None:
-    """It may be forged, and the backend judges it, as with conntrack: it goes where it went."""
+    """A SYN after one FIN goes to the same backend, which judges it, like with conntrack.
+
+    The SYN may be forged.
+    """
     got = ends(shake(node, client, where))
     asked = node.through(segment(client, where, "FA" if side == "client" else "A"))
     if side == "backend":
@@ -164,7 +167,7 @@ def test_syn_after_one_fin(
 
 
 def test_backend_takes_a_syn_after_one_fin(node: PacketNode, client: str, where: str) -> None:
-    """A backend that has forgotten the half-closed connection opens another: nobody has closed."""
+    """A backend that has forgotten a half-closed connection opens another one."""
     asked = shake(node, client, where)
     node.through(segment(client, where, "FA"))
     node.through(segment(client, where, seq=700_000_000))
@@ -194,7 +197,7 @@ def test_forged_reset(node: PacketNode, places: Places, client: str, kind: str, 
 
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "R", "RA", "SA", ""])
 def test_foreign(node: PacketNode, places: Places, client: str, where: str, flags: str) -> None:
-    """What opens no connection and belongs to none is left alone: conntrack may know it."""
+    """A packet that opens no connection and belongs to none passes: conntrack may know it."""
     packet = segment(client, where, flags)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})
     assert not node.flows()

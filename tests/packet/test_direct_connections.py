@@ -34,7 +34,7 @@ def direct(node: PacketNode, client: str, backend: str, flags: str = "S") -> Pac
 
 
 def test_another_port(node: PacketNode, client: str, backend: str, where: str) -> None:
-    """It gets a port of its own, also for a SYN that is sent again, and both get their replies."""
+    """A direct connection gets its own port, even if its SYN is repeated, and both get replies."""
     asked = direct(node, client, backend)
     assert source(asked) != client
     assert ends(direct(node, client, backend)) == ends(asked)

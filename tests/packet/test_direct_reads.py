@@ -40,7 +40,7 @@ def nodes(node: PacketNode, whole_way: Loaded, devices: dict[str, int]) -> list[
 
 
 def published(node: PacketNode, places: Places) -> None:
-    """Nothing that draws: where a node would, the two would differ for that reason."""
+    """Publish services without random choice: otherwise the two nodes would differ by chance."""
     for number, protocol in enumerate(TRANSPORTS, start=1):
         node.publish(
             number,
@@ -50,7 +50,7 @@ def published(node: PacketNode, places: Places) -> None:
 
 
 def some_packet(dice: random.Random, places: Places) -> bytes:
-    """Of any protocol, between any of a few; with options, in fragments or cut short at times."""
+    """Draw a packet of any protocol, sometimes with options, in fragments or cut short."""
     protocol = dice.choice(list(TRANSPORTS))
     hosts = [places.pod, places.remote_pod, places.cluster_ip, places.there, places.unallocated]
     source, destination = dice.choice(hosts), dice.choice([*hosts, *[places.cluster_ip] * 3])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend a packet's flow gets: a fixed function of its tuple and of this node's secret, or
-the next one of a rotation.
+"""Which backend a flow gets without a rotation, and with one.
+
+Without one it is a fixed function of the flow's tuple and of this node's secret.
 """
 
 import pytest
@@ -42,7 +43,7 @@ def test_two_packets_of_a_flow_get_the_same_backend(node: PacketNode, places: Pl
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
 def test_round_robin_is_an_exact_rotation(node: PacketNode, places: Places, protocol: str) -> None:
-    """Of flows; further packets of a flow take no turn."""
+    """Round robin is an exact rotation of flows; further packets of a flow take no turn."""
     backends = [at(places.there, 8000 + number) for number in range(TURNS)]
     where = serve(node, places, "nodeport", protocol, "round_robin", cluster=backends)
     clients = [at(places.client, 50_000 + number) for number in range(2 * TURNS)]

@@ -120,7 +120,7 @@ def test_client_complains(node: PacketNode, places: Places, protocol: str) -> No
 
 @pytest.mark.parametrize("size", [8, 9, 20, 64])
 def test_quotes(node: PacketNode, places: Places, protocol: str, size: int) -> None:
-    """However much of the packet is quoted, as long as its ports are (RFC 792: 8 bytes)."""
+    """An error is translated if its quote includes the ports (RFC 792: 8 bytes)."""
     client, where, request = masqueraded(node, places, protocol)
     received = node.through(error("unreachable", places.router, request, size=size))
     assert quoted(received) == f"{client} > {where}"
@@ -162,7 +162,7 @@ def test_outer_options(node: PacketNode, places: Places) -> None:
 
 
 def test_port_changed(node: PacketNode, places: Places, protocol: str) -> None:
-    """Where the client's port was in use, the error comes back to the port that it has."""
+    """If the client's port was changed, the error comes back to the client's own port."""
     there, client = [at(places.there, 8080)], at(places.pod, 50123)
     for number, kind in enumerate(("cluster", "external"), 1):
         where = serve(
@@ -198,7 +198,7 @@ def test_wrong_receiver(node: PacketNode, places: Places, protocol: str, kind: s
 
 
 def test_about_an_error(node: PacketNode, places: Places, kind: str) -> None:
-    """What quotes ICMP is about no flow of ours."""
+    """An error that quotes ICMP belongs to no flow."""
     _, _, request = masqueraded(node, places, "udp")
     icmp = error(kind, places.router, error("unreachable", places.node, reply(request)))
     assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})

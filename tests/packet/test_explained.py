@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `ebpflb explain` says of a packet is what then happens to it: random services and clients.
+"""`ebpflb explain` predicts what happens to a packet, for random services and clients.
 
 Each packet is explained first, and then handled by the programs in force.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With --fast-forward answered flows are translated both times at ingress, and redirected.
+"""With --fast-forward answered flows are translated twice at ingress, and redirected.
 
-They become what ingress, the stack and egress of the usual programs make of them, which read the
-same maps.
+The result equals that of ingress, the stack and egress of the usual programs, which read the same
+maps.
 """
 
 import os
@@ -111,7 +111,7 @@ def answered(both: TwoVariants, places: Places, protocol: str, target: str) -> A
 
 
 def run(node: PacketNode, packet: Packet, into: str, out: str) -> Outcome:
-    """The packet's outcome at ingress, but for one that only refreshes conntrack."""
+    """Return the packet's outcome at ingress, ignoring packets that only refresh conntrack."""
     for _ in range(TRIES):
         came = node.ingress(packet, into)
         if came.action == "redirect":
@@ -143,7 +143,7 @@ def test_as_usual_programs(both: TwoVariants, places: Places, protocol: str, tar
 def test_entries_as_by_the_usual_programs(
     both: TwoVariants, places: Places, protocol: str, target: str
 ) -> None:
-    """What is noted in the entries is the same: flags, and TCP's numbers."""
+    """The entries contain the same flags and TCP numbers as with the usual programs."""
     flow = answered(both, places, protocol, target)
 
     def noted(node: PacketNode) -> list[tuple[object, ...]]:
@@ -166,7 +166,7 @@ def test_entries_as_by_the_usual_programs(
 def test_last_hop(
     both: TwoVariants, places: Places, protocol: str, target: str, count: int
 ) -> None:
-    """It is left to the stack, in both directions, which tells the sender."""
+    """A packet with its last hop is left to the stack, which tells the sender."""
     flow = answered(both, places, protocol, target)
     assert both.fast.ingress(with_hops(flow.request, count), "uplink").action == "pass"
     assert both.fast.ingress(with_hops(flow.reply, count), flow.out).action == "pass"
@@ -174,7 +174,7 @@ def test_last_hop(
 
 @targets
 def test_too_long(both: TwoVariants, places: Places, target: str) -> None:
-    """What is longer than the route takes is left to the stack, whichever way it goes."""
+    """A packet longer than the route's MTU is left to the stack, in both directions."""
     flow = answered(both, places, "udp", target)
     request = datagram(source(flow.request), destination(flow.request), bytes(1300))
     answer = datagram(source(flow.reply), destination(flow.reply), bytes(1300))

@@ -32,7 +32,7 @@ def is_closed(node: PacketNode) -> bool:
 
 
 def test_closed_after_two_sweeps(node: PacketNode, sweep: Callable[[], None]) -> None:
-    """One sweep that finds nothing is not enough: a program may be about to write an entry."""
+    """The gate closes only after two empty sweeps: a program may be about to write an entry."""
     assert not is_closed(node)
     sweep()
     assert not is_closed(node)

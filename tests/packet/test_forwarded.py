@@ -35,7 +35,7 @@ def client(places: Places) -> str:
 
 
 def sent_on(node: PacketNode, packet: Packet) -> Outcome:
-    """What becomes of a packet that comes in, and is to leave by the device where it came in."""
+    """Return the outcome of a packet that is to leave by the device where it came in."""
     came = node.ingress(packet)
     assert came.verdicts == {"passed": 1}
     return node.egress(forwarded(came.packet))
@@ -46,7 +46,7 @@ def became(outcome: Outcome) -> tuple[str, dict[str, int]]:
 
 
 def grow_older(node: PacketNode, by: int) -> None:
-    """What is known of all connections was noted so much earlier, or when the machine started."""
+    """Move the notes about all connections back in time, at most to the machine's start."""
     table = node.maps["forwarded"]
     table.write(
         [(key, entry._replace(since=max(0, entry.since - by))) for key, entry in table.items()]
@@ -69,7 +69,7 @@ def test_loop(node: PacketNode, places: Places, client: str, kind: str, flags: s
 
 
 def test_lost_without_loop(node: PacketNode, where: str, client: str) -> None:
-    """Where packets do not come back, the client is reset when it sends again after a while."""
+    """If packets do not come back, the client is reset when it sends again after a while."""
     for _ in range(3):
         assert became(sent_on(node, segment(client, where, "PA", payload=b"x"))) == PASSED
     grow_older(node, TRIAL)
@@ -104,7 +104,7 @@ def test_own_reset_is_no_reply(node: PacketNode, where: str, client: str) -> Non
     time.monotonic_ns() < TRIAL + EXPIRY, reason="the machine started less than ten minutes ago"
 )
 def test_client_port_again(node: PacketNode, where: str, client: str) -> None:
-    """After ten minutes the tuple may be another connection's, and is tried anew."""
+    """After ten minutes the tuple may be another connection's, so it is tried again."""
     sent_on(node, segment(client, where, "A"))
     grow_older(node, TRIAL)
     assert became(sent_on(node, segment(client, where, "A"))) == REFUSED
@@ -113,7 +113,7 @@ def test_client_port_again(node: PacketNode, where: str, client: str) -> None:
 
 
 def test_others(node: PacketNode, places: Places, where: str, client: str) -> None:
-    """Nothing is noted of packets on another way, of a flow, to no frontend, or of a SYN."""
+    """Packets of a flow, to no frontend, with SYN, or by another device leave no note."""
     unknown = segment(client, where, "A")
     for packet, into in (
         (unknown, "pods"),

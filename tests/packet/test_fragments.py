@@ -72,7 +72,7 @@ def test_both_ways(node: PacketNode, places: Places, client: str, where: str) ->
 
 
 def test_disorder(node: PacketNode, client: str, where: str) -> None:
-    """What comes before the first fragment is left alone, what comes after it follows."""
+    """Fragments before the first one are left alone, fragments after it follow it."""
     first, second, third = fragments(client, where)
     assert untouched(node, third)
     node.through(first)
@@ -119,7 +119,7 @@ def test_late(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_foreign(node: PacketNode, places: Places, client: str, where: str) -> None:
-    """Others' fragments are others', and leave nothing behind."""
+    """Fragments of foreign packets pass, and leave no entry."""
     for piece in fragments(client, at(places.elsewhere, port_of(where))):
         assert untouched(node, piece)
         assert node.egress(piece)[:2] == ("pass", bytes(piece))

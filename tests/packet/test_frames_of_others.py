@@ -21,7 +21,7 @@ def to_another_host(packet: Packet, mac: str = OTHER) -> Packet:
 def test_nothing_is_opened_or_refused(
     node: PacketNode, places: Places, protocol: str, endpoints: int
 ) -> None:
-    """They go on as they are, to any service; the stack drops them."""
+    """Frames to other hosts go on unchanged, to any service; the stack drops them."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)] * endpoints)
     frame = to_another_host(opening(protocol, at(places.client, 50123), where))
     assert node.ingress(frame) == ("pass", bytes(frame), {"passed": 1})

@@ -58,7 +58,7 @@ def test_verdicts(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_same_port(node: PacketNode, places: Places, protocol: str) -> None:
-    """Where frontend and backend have one port, only addresses change."""
+    """If frontend and backend have the same port, only addresses change."""
     backend, pod = at(places.there, 80), at(places.pod, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend])
     request = exchange(node, protocol, pod, where, "pods", "uplink")
@@ -66,7 +66,7 @@ def test_same_port(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_here(node: PacketNode, places: Places, protocol: str) -> None:
-    """A backend on this node sees a client outside as it is."""
+    """A backend on this node sees an external client's own address."""
     backend, client = at(places.here, 8080), at(places.client, 50123)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
     request = exchange(node, protocol, client, where, "uplink", "pods")
@@ -74,7 +74,7 @@ def test_here(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_masquerade_here(node: PacketNode, places: Places, protocol: str) -> None:
-    """Unless the operator masquerades it: then the backend sees the address of the device to it."""
+    """With the operator's option the backend sees the address of the device that leads to it."""
     node.settings("detect_local", "masquerade_here")
     backend, client = at(places.here, 8080), at(places.client, 50123)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
@@ -121,7 +121,7 @@ def test_protocols_apart(node: PacketNode, places: Places, protocol: str) -> Non
 
 
 def test_nobody_asked(node: PacketNode, places: Places, protocol: str) -> None:
-    """Traffic between others, a backend among them, passes both hooks as it is."""
+    """Traffic between others, even to a backend, passes both hooks unchanged."""
     serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.pod, 50123), at(places.there, 8080))
     for one in (request, reply(request)):

@@ -27,7 +27,7 @@ RST, ACK, MSS = 4, 16, 1400
 
 
 def mark(node: PacketNode) -> None:
-    """As the agent does."""
+    """Mark the flow like the agent does."""
     flows = node.maps["tcp_flows"]
     for key, flow in list(flows.items()):
         if flow.kind == FlowKind.DNAT:
@@ -83,7 +83,7 @@ def test_a_new_connection_from_the_same_port_is_translated_anew(
 def test_a_flow_counts_as_reset_from_the_first_answer_on(
     node: PacketNode, places: Places, kind: str
 ) -> None:
-    """So the sweeps delete it soon; before, it is kept as any other that is open."""
+    """From the first answer on a flow counts as reset, so sweeps delete it soon, but not before."""
     client, where, _ = open_flow(node, places, kind)
     assert not any("rst" in flow.flags for flow in node.flows().values())
     node.ingress(segment(client, where, "A", seq=5001, ack=77))

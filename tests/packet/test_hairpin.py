@@ -15,7 +15,7 @@ from tests.packet.services import KINDS, exchange, serve
 @pytest.mark.parametrize("policy", ["", "local"])
 @pytest.mark.parametrize("words", ["detect_local", "guard_nodeports", "masquerade_all"])
 def test_hairpin(node: PacketNode, places: Places, kind: str, policy: str, words: str) -> None:
-    """Whatever the frontend, the policy and the settings."""
+    """A pod reaches itself through any frontend, with any policy and settings."""
     node.settings(words)
     backend, client = at(places.here, 8080), at(places.here, 50123)
     lists: dict[str, Any] = {"cluster": [backend], "local": [backend], "here": [backend]}
@@ -26,7 +26,7 @@ def test_hairpin(node: PacketNode, places: Places, kind: str, policy: str, words
 
 
 def test_same_port(node: PacketNode, places: Places, protocol: str) -> None:
-    """Even if its source port is the port that it serves."""
+    """A pod reaches itself even if its source port is the port that it serves."""
     backend = at(places.here, 8080)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
     asked = exchange(node, protocol, backend, where, "pods", "pods")

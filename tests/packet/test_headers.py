@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies around and between the headers, and what is not for us at all."""
+"""Parts around and between the headers, and packets that the programs do not handle."""
 
 import pytest
 from scapy.layers.inet import IPOption_NOP
@@ -98,7 +98,7 @@ def test_too_many_extensions(node: PacketNode) -> None:
 
 
 def test_authenticated(node: PacketNode) -> None:
-    """What is authenticated (RFC 4302) may not be changed."""
+    """An authenticated packet (RFC 4302) must not be changed."""
     pod, where = served(node, V6)
     request = extended(pod, where, [IPv6ExtHdrDestOpt()])
     request[IPv6].nh = 51

@@ -65,7 +65,7 @@ def established(node: PacketNode, client: str, where: str) -> Packet:
 def test_the_next_flow_goes_to_the_backend_with_fewer(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """Of two both are compared each time; further packets of a flow count nothing."""
+    """Two backends are compared for each new flow; further packets of a flow are not counted."""
     where = serve(node, places, "nodeport", protocol, WORD, cluster=backends(places))
     for number, client in enumerate(clients(places, 12), 1):
         first, again = (node.ingress(opening(protocol, client, where)).packet for _ in range(2))
@@ -145,7 +145,7 @@ def test_a_direct_connection_counts_nothing(node: PacketNode, places: Places) ->
 def test_what_an_lru_or_a_sweep_takes_is_ended_by_the_agent(
     node: PacketNode, places: Places, sweep: EndedConnections, protocol: str
 ) -> None:
-    """By the second of its sweeps that finds it nowhere; what is still there stays."""
+    """The agent's second sweep that misses a connection ends it; existing ones stay."""
     where = serve(node, places, "nodeport", protocol, WORD, cluster=backends(places))
     for client in clients(places, 6):
         node.ingress(opening(protocol, client, where))
@@ -193,7 +193,7 @@ steps = some.tuples(
 def test_counts_are_the_open_flows_after_any_sequence(
     node: PacketNode, sweep: EndedConnections, order: list[tuple[int, str]]
 ) -> None:
-    """Whatever segments come in which order, and when the agent sweeps meanwhile."""
+    """Counts equal the number of open flows after any sequence of segments and sweeps."""
     node.__init__(node.maps, node.hooks, node.devices)  # type: ignore[misc]
     where = serve(node, V4, "nodeport", "tcp", WORD, cluster=backends(V4))
     asked: dict[str, Packet] = {}

@@ -13,7 +13,7 @@ from tests.packet.services import serve
 
 
 def evict(node: PacketNode, protocol: str, entry: str) -> None:
-    """As the LRU does."""
+    """Evict entries like the LRU does."""
     table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
     found = [key for key, _ in table.items() if spelled(key) == entry]
     assert found
@@ -32,7 +32,7 @@ def test_slots_of_another(node: PacketNode, places: Places, protocol: str) -> No
 
 
 def test_recycled_frontend(node: PacketNode, places: Places, protocol: str) -> None:
-    """So is an element of the map that names another frontend."""
+    """A map element that names another frontend is read again, and not used."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     services = node.maps["services"]
     ((key, service),) = services.items()
@@ -59,7 +59,7 @@ def test_request_evicted(node: PacketNode, places: Places, protocol: str, sender
 
 
 def test_new_connection_over_remains(node: PacketNode, places: Places) -> None:
-    """So is a connection that begins anew from the same port."""
+    """A new connection from the same port replaces what is left of an evicted flow."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.through(segment(client, where))

@@ -20,7 +20,7 @@ ETHERNET = 14
 
 @pytest.fixture
 def request_(node: PacketNode, places: Places, protocol: str) -> Packet:
-    """What would be translated if it were whole."""
+    """Return a packet that would be translated if it were whole."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     control = opening(protocol, at(places.pod, 50122), where)
     assert node.ingress(control, "pods").verdicts == {"translated": 1}
@@ -58,7 +58,7 @@ def test_cut(node: PacketNode, places: Places, request_: Packet) -> None:
 
 
 def test_short(node: PacketNode, places: Places, protocol: str, request_: Packet) -> None:
-    """As short as its length field, too short for a transport header."""
+    """A packet that is too short for a transport header is malformed."""
     needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
     for size in range(header(places), header(places) + needed):
         frame = with_length(places, bytes(request_)[:size], size - ETHERNET)
@@ -108,7 +108,7 @@ def test_errors_cut(node: PacketNode, places: Places, protocol: str, kind: str) 
 
 @pytest.mark.parametrize("words", [0, 1, 4, 6, 15])
 def test_data_offset(node: PacketNode, places: Places, words: int) -> None:
-    """Nothing is answered to a TCP header that is longer than its packet, or than itself."""
+    """A TCP header that is longer than its packet, or shorter than a header, gets no answer."""
     where = serve(node, places, "balancer")
     request = segment(at(places.client, 50123), where)
     frame = bytearray(bytes(request))
@@ -126,7 +126,7 @@ def test_udp_length(node: PacketNode, places: Places) -> None:
 
 
 def test_damaged(node: PacketNode, places: Places, protocol: str) -> None:
-    """What was damaged on its way stays so: no checksum is made anew."""
+    """A damaged packet stays recognizable: its checksum stays wrong."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     whole = opening(protocol, at(places.pod, 50123), where)
     for packet in (whole, reply(node.through(whole, "pods", "uplink"))):

@@ -40,7 +40,7 @@ def test_translated_packets_are_marked(
 
 
 def test_other_packets_are_not_marked(node: PacketNode, places: Places, protocol: str) -> None:
-    """What is left alone keeps its mark; without the option everything does."""
+    """An ignored packet keeps its mark; without the option every packet does."""
     node.settings("detect_local", mark=MARK, mark_mask=MASK)
     direct = opening(protocol, at(places.client, 50123), at(places.there, 8080))
     assert mark_after(node, "ingress", direct, "uplink", 7) == 7

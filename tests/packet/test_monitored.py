@@ -31,7 +31,7 @@ def datapath(shared: Path, cache: Path) -> Iterator[Loaded]:
 
 
 def test_datagram_after_frontends_moved(node: PacketNode, places: Places) -> None:
-    """Its frontend's service is looked up again, and it still is a packet of a known flow."""
+    """A datagram whose frontend's service is looked up again still belongs to a known flow."""
     node.settings("detect_local", frontend_moves=1)
     client, there = at(places.client, 50123), at(places.there, 8080)
     where = serve(node, places, "nodeport", "udp", cluster=[there])

@@ -47,7 +47,7 @@ def test_moved(node: PacketNode, places: Places, kind: str, where: str, client: 
 
 
 def test_others_moved(node: PacketNode, where: str, client: str) -> None:
-    """Where other frontends have moved, the flow is looked up once, and goes on."""
+    """If other frontends have moved, the flow is looked up once, and goes on."""
     (request,) = (f for f in node.flows("udp").values() if "request" in f.flags and f.kind == 1)
     assert request.frontend_moves == 1
     moves(node)

@@ -136,7 +136,7 @@ def test_crossed(valid: list[bytes], send: Send, data: some.DataObject) -> None:
 
 
 def test_beginning(valid: list[bytes], send: Send) -> None:
-    """What those tests begin with is translated for the most part."""
+    """Most start packets of those tests are translated."""
     outcomes = [send(frame) for frame in valid]
     changed = [o for o, f in zip(outcomes, valid, strict=True) if o and o.frame != f]
     assert len(changed) * 2 > len(valid)

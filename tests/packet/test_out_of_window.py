@@ -19,7 +19,7 @@ SEQUENCES = [0, 5000, 5001 + (1 << 20), 1 << 31, 0xFFFFFFFF]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seq", SEQUENCES)
 def test_answer_out_of_window(node: PacketNode, places: Places, kind: str, seq: int) -> None:
-    """Whatever its sequence number, the client sees it come from the frontend, or not at all."""
+    """The client sees an answer with any sequence number come from the frontend, or not at all."""
     client = at(places.client, 50123)
     where = serve(node, places, kind, cluster=[at(places.there, 8080)])
     asked = node.through(opening("tcp", client, where))

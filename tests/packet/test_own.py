@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the node itself sends is translated at its sockets; what was not, may not leave."""
+"""The node's own packets are translated at its sockets; untranslated ones may not leave."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_connection(node: PacketNode, places: Places) -> None:
 
 
 def test_others(node: PacketNode, places: Places, protocol: str) -> None:
-    """What it sends to others is its own business."""
+    """The node's own packets to other destinations pass."""
     serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     for host in (places.there, places.client, places.other_node):
         request = opening(protocol, at(places.node, 50123), at(host, 8080))

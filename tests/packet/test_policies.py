@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which endpoints a client reaches, and with which source: the truth table of kube-proxy.md 5.3.
 
-L is the endpoint on this node, R one elsewhere; a star says that it sees this node as its client.
-A client that is itself the node is served at its socket, and is not here.
+L is the endpoint on this node, R one elsewhere; a star means that it sees this node as its client.
+A client that is itself the node is served at its socket, and is not tested here.
 """
 
 from typing import Any
@@ -101,7 +101,7 @@ def test_other_protocols(
 def test_masquerade_here(
     node: PacketNode, places: Places, kind: str, policy: str, endpoints: str
 ) -> None:
-    """As kube-proxy does it: external clients of an endpoint here need SNAT too."""
+    """Like with kube-proxy, external clients of an endpoint on this node need SNAT too."""
     node.settings("detect_local", "masquerade_here")
     where = publish(node, places, "tcp", kind, policy)
     assert met(node, places, "tcp", "client", where) == endpoints
@@ -109,7 +109,7 @@ def test_masquerade_here(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_device_tells_pods(node: PacketNode, places: Places, kind: str) -> None:
-    """Where the detector goes by devices, a client that comes in by a pod's device is a pod."""
+    """With a detector by devices, a client that comes in by a pod's device is a pod."""
     nothing = {"pods_v4": NO_PREFIX, "pods_v6": NO_PREFIX}
     node.settings("detect_local", **nothing)
     node.device("pods", V4.bridge, V6.bridge, "pods")

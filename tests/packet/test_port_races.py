@@ -23,7 +23,7 @@ ROUNDS = scaled(100)
 
 @pytest.fixture
 def node(node: PacketNode) -> PacketNode:
-    """It has one port to give."""
+    """A node with only one port for masqueraded flows."""
     node.settings(first_port=PORT, last_port=PORT)
     return node
 
@@ -37,7 +37,7 @@ def cpus() -> Iterator[list[int]]:
 
 
 def rush(node: PacketNode, frames: list[bytes], cpus: list[int]) -> list[tuple[str, bytes]]:
-    """What becomes of requests that come to egress at once, each on a CPU of its own."""
+    """Return the outcomes of requests that reach egress at once, each on its own CPU."""
     start = threading.Barrier(len(frames))
     uplink = node.devices["uplink"]
     came_by = uplink if knows_ingress_device() else 0
@@ -58,9 +58,10 @@ def rush(node: PacketNode, frames: list[bytes], cpus: list[int]) -> list[tuple[s
 def test_one_of_two_gets_the_port(
     node: PacketNode, places: Places, cpus: list[int], held: bool
 ) -> None:
-    """Whether the port is free or taken over. The other request is dropped, unless it came later.
+    """One of two requests gets the port, whether the port is free or taken over.
 
-    Then it took the port over, as the last resort, and the entries of the first flow are gone.
+    The other request is dropped, unless it came later. Then it took the port over, as the last
+    resort, and the entries of the first flow are gone.
     """
     where = serve(node, places, "nodeport", "udp", cluster=[at(places.there, 8080)])
     clients = [at(places.client, port) for port in (50123, 50124)]
@@ -85,7 +86,7 @@ def test_one_of_two_gets_the_port(
 
 
 def test_a_port_that_is_being_given_is_not_taken(node: PacketNode, places: Places) -> None:
-    """One CPU has made the entry of the replies, and not yet the one of the requests."""
+    """A port is not taken over while a CPU has only written the replies' entry."""
     where = serve(node, places, "nodeport", "udp", cluster=[at(places.there, 8080)])
     node.through(opening("udp", at(places.client, 50123), where))
     table = node.maps["other_flows"]

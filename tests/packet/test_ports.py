@@ -25,7 +25,7 @@ from tests.packet.services import KINDS, serve, written
 
 
 def flow(node: PacketNode, protocol: str, client: str, where: str) -> str:
-    """Where the backend sees a client's flow come from; its answer is tried too."""
+    """Return the source that the backend sees for a client's flow, after testing its answer."""
     asked = node.through(opening(protocol, client, where))
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
     return source(asked)
@@ -82,7 +82,7 @@ def test_kept(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_crowded(node: PacketNode, places: Places, protocol: str) -> None:
-    """Where open flows have all ports, a new one is dropped by name; those before it go on."""
+    """If open flows have all ports, a new flow is dropped with a verdict; older flows go on."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     first, second = at(places.client, 2001), at(places.client, 2002)
@@ -94,7 +94,7 @@ def test_crowded(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_backends_apart(node: PacketNode, places: Places, protocol: str) -> None:
-    """To another backend, or by another device, the same port is free."""
+    """The same port is free for another backend or another device."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     other = serve(
@@ -144,7 +144,7 @@ def test_port_passed_on(node: PacketNode, places: Places) -> None:
 
 
 def test_no_room_yet(node: PacketNode, places: Places) -> None:
-    """One that only its client has ended keeps its port: the backend may still be sending."""
+    """A flow that only its client has ended keeps its port: the backend may still be sending."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     client = at(places.client, 2001)
@@ -169,7 +169,7 @@ def twins(node: PacketNode, places: Places, protocol: str) -> list[str]:
 
 
 def test_alike(node: PacketNode, places: Places, protocol: str, twins: list[str]) -> None:
-    """One client port, two frontends, one backend: two flows, and every answer comes back right."""
+    """Two flows from one client port to one backend through two frontends get the right answers."""
     client = at(places.client, 50123)
     asked = [node.ingress(opening(protocol, client, where)) for where in twins]
     assert [came.verdicts for came in asked] == [{"translated": 1}] + [{"port_changed": 1}] * 3
@@ -186,7 +186,7 @@ def test_alike(node: PacketNode, places: Places, protocol: str, twins: list[str]
 
 @pytest.mark.parametrize("closed", ["backend", "both"])
 def test_alike_closed(node: PacketNode, places: Places, closed: str) -> None:
-    """One that the backend alone has closed keeps its client's port; that of a closed one goes."""
+    """A flow that only the backend has closed keeps its client's port; a closed flow does not."""
     backend, client = at(places.here, 8080), at(places.client, 50123)
     kinds = ("cluster", "external")
     node.settings("guard_nodeports", first_port=40_000, last_port=44_999)
@@ -235,7 +235,7 @@ def test_alike_masqueraded(node: PacketNode, places: Places, protocol: str) -> N
 def test_alike_without_port(
     node: PacketNode, places: Places, protocol: str, twins: list[str]
 ) -> None:
-    """Where the client can get no other port, the younger flow is dropped by name."""
+    """If the client can get no other port, the younger flow is dropped with a verdict."""
     node.settings("guard_nodeports", first_port=40_000, last_port=40_000)
     client = at(places.client, 50123)
     came = [node.ingress(opening(protocol, client, where)) for where in twins[:2]]

@@ -67,7 +67,7 @@ def talk(node: PacketNode, stands: Stands, client: str, where: str) -> Packet:
 
 
 def first_packet(node: PacketNode, protocol: str, client: str, where: str) -> dict[str, int]:
-    """What egress makes of another client's first packet."""
+    """Return the result of egress for another client's first packet."""
     came = node.ingress(opening(protocol, client, where))
     return node.egress(came.packet).verdicts
 
@@ -142,7 +142,7 @@ def test_least_lately_used(node: PacketNode, places: Places, stands: Stands, whe
 def test_the_only_idle_flow_is_found(
     node: PacketNode, places: Places, stands: Stands, where: str
 ) -> None:
-    """Among as many ports as are tried nobody is dropped while one is not that of an open flow."""
+    """If one of the tried ports has no open flow, it is found, and no new flow is dropped."""
     node.settings("detect_local", first_port=PORT, last_port=PORT + PORT_TRIES - 1)
     for number in range(PORT_TRIES - 1):
         talk(node, stands, at(places.client, 2001 + number), where)

@@ -57,7 +57,7 @@ def test_entries_of_others_are_not_believed(
 
 @pytest.fixture
 def crowded(compiled: Compiled, devices: dict[str, int]) -> Iterator[PacketNode]:
-    """With so small tables of flows that entries are evicted all the time."""
+    """A node with such small flow tables that entries are evicted all the time."""
     small = {name: MAPS[name]._replace(entries=64) for name in ("tcp_flows", "other_flows")}
     with loaded(compiled, **small) as found:
         yield PacketNode(*found, devices)
@@ -72,7 +72,7 @@ def test_eviction_at_full_speed_translates_nothing_wrong(crowded: PacketNode) ->
         crowded.publish(service, [text], cluster=[backends[service - 1]])
 
     def ask(way: int) -> set[str]:
-        """Where the datagrams of one thread's clients went."""
+        """Return the destinations of the datagrams of one thread's clients."""
         clients = [at(V4.pod, 20_000 + 2 * number + way) for number in range(CLIENTS)]
         frames = [bytes(datagram(client, frontends[way])) for client in clients] * ROUNDS
         ifindex = crowded.devices["uplink"]
@@ -90,7 +90,10 @@ def test_eviction_at_full_speed_translates_nothing_wrong(crowded: PacketNode) ->
 def test_a_reply_is_not_redirected_by_the_entry_of_another(
     node: PacketNode, places: Places, protocol: str
 ) -> None:
-    """With --reply-path=request-device it is left to egress, which drops it; nothing is noted."""
+    """With --reply-path=request-device a reply whose entry is another flow's is dropped at egress.
+
+    Nothing is noted in the entries.
+    """
     node.settings("detect_local", "reply_to_device")
     backend, where = [at(places.here, 8080)], at(places.node, 30080)
     serve(node, places, "nodeport", protocol, cluster=backend, here=backend)

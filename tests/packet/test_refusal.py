@@ -75,7 +75,7 @@ def test_reset(
 
 @pytest.mark.parametrize("padding", [0, 6, 22])
 def test_padding(node: PacketNode, places: Places, padding: int) -> None:
-    """What pads a frame is no data, and is not sent back."""
+    """The padding of a frame is not data, and is not sent back."""
     where = serve(node, places, "balancer")
     request = segment(at(places.client, 50123), where, payload=b"x")
     came = node.ingress(bytes(request) + bytes(padding))
@@ -90,7 +90,7 @@ def quote_of(answer: Packet) -> bytes:
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
 def test_unreachable(node: PacketNode, places: Places, protocol: str) -> None:
-    """Others get "port unreachable", which quotes their packet (RFC 792, RFC 4443 3.1)."""
+    """Other packets get "port unreachable" with a quote of the packet (RFC 792, RFC 4443 3.1)."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)
     answer = answered(node, request)
@@ -138,14 +138,14 @@ def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) ->
 
 
 def allow(node: PacketNode, answers: int) -> None:
-    """So many more answers this hour; the budget is each CPU's own."""
+    """Allow this number of answers in this hour; each CPU has its own budget."""
     budgets = node.maps["reject_budgets"]
     left = budgets.value.pack(RejectBudget(time.monotonic_ns() + 3600 * 10**9, answers))
     bpf.map_update(budgets.fd, budgets.key.pack(0), left * possible_cpus())
 
 
 def test_muted(node: PacketNode, places: Places, protocol: str) -> None:
-    """Too many refusals go unanswered, until time has passed."""
+    """Refusals over the limit get no answer until time has passed."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)
     assert {node.ingress(request).action for _ in range(10)} == {"redirect"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """With --reply-path=request-device replies leave by the device where their requests came in.
 
-The routes lead what the backend sends to another device, by a rule for its address.
+Here a rule for the backend's address routes its packets to another device.
 """
 
 from pathlib import Path
@@ -54,7 +54,7 @@ def left_alone(outcome: Outcome, packet: Packet) -> bool:
 
 
 def test_reply_is_redirected(node: PacketNode, places: Places, protocol: str) -> None:
-    """As it would leave there at egress, a hop older, with every checksum right."""
+    """The reply leaves like at egress, with one hop fewer and every checksum right."""
     node.settings(*ON)
     packet = answer(node, places, protocol)
     with routed_from(places.here, "tunnel"):
@@ -79,7 +79,7 @@ def test_masqueraded_reply_is_redirected(node: PacketNode, places: Places, proto
 
 
 def test_route_to_that_device(node: PacketNode, places: Places, protocol: str) -> None:
-    """Where the routes lead the reply there, it passes netfilter, as without the option."""
+    """If the routes lead the reply to that device, it passes netfilter, like without the option."""
     node.settings(*ON)
     packet = answer(node, places, protocol)
     assert left_alone(node.ingress(packet, "pods"), packet)
@@ -162,7 +162,7 @@ def test_error(node: PacketNode, places: Places, protocol: str, sender: str) -> 
 
 
 def test_other_traffic(node: PacketNode, places: Places, protocol: str) -> None:
-    """What the backend sends on its own account goes by the routes."""
+    """The backend's own traffic follows the routes."""
     node.settings(*ON)
     answer(node, places, protocol)
     packet = opening(protocol, at(places.here, 8080), at(places.other_client, 50123))

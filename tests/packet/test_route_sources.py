@@ -47,7 +47,7 @@ def route(places: Places, backend: str) -> str:
 
 
 def known(node: PacketNode, network: str, address: str) -> None:
-    """What the agent writes where programs cannot ask."""
+    """Return the sources that the agent writes where programs cannot ask."""
     key = route_key(node.devices["uplink"], ip_network(network))
     node.put("route_sources", key, ip_address(address))
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a device has summed a packet up (CHECKSUM_COMPLETE), whoever rewrites the packet keeps that
-sum right: the stack holds it against checksums later on, and takes the packet for damaged.
+"""A device's sum of the whole packet (CHECKSUM_COMPLETE) stays right after a rewrite.
+
+The stack compares that sum with checksums later, and treats a packet with a wrong sum as damaged.
 """
 
 import pytest
@@ -37,7 +38,7 @@ def node(node: PacketNode) -> PacketNode:
 def test_conversation(
     node: PacketNode, places: Places, protocol: str, sender: str, port: int
 ) -> None:
-    """Both ways, masqueraded and not, with the frontend's port and another."""
+    """The sum is right in both directions, with and without masquerading, and with any port."""
     client = at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, port)])
     asked = node.through(opening(protocol, client, where))

@@ -11,7 +11,7 @@ from tests.packet.services import ping, serve
 
 
 def test_new_requests(node: PacketNode, places: Places, protocol: str) -> None:
-    """Those that would be translated, refused or dropped; no flow is opened."""
+    """Requests that would be translated, refused or dropped are counted; no flow is opened."""
     served = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     refused = serve(node, places, "cluster", protocol, service=2)
     node.settings("detect_local", "shadow")
@@ -24,7 +24,7 @@ def test_new_requests(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_requests_of_the_node(node: PacketNode, places: Places, protocol: str) -> None:
-    """What would be refused or dropped where it leaves goes on too."""
+    """The node's own packets go on even if they would be refused or dropped at their device."""
     refused = serve(node, places, "cluster", protocol, service=2)
     node.settings("detect_local", "shadow")
     for where, verdict in {refused: "refused", at(places.unallocated, 80): "unallocated"}.items():

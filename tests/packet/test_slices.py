@@ -30,7 +30,10 @@ class SliceCluster(Cluster):
         ports: Sequence[dict[str, Any]] = ({"port": TARGET},),
         **labels: str,
     ) -> None:
-        """One of the service ``web``, or of whatever its labels name; remarks are not minded."""
+        """Return a slice of the service ``web``, or of the service in its labels.
+
+        Ignore remarks.
+        """
         manifest = manifests.endpoint_slice(
             "web",
             f"IPv{self.places.version}",
@@ -73,7 +76,7 @@ class SliceCluster(Cluster):
         return self.one(letter, hints={"forZones": for_zones, "forNodes": for_nodes})
 
     def met(self, sender: str = "pod") -> str:
-        """By the cluster IP."""
+        """Return the endpoints that answer at the cluster IP."""
         return self.outcome_of(sender, at(self.places.cluster_ip, 80))
 
 
@@ -99,7 +102,7 @@ def test_slices_are_united(cluster: SliceCluster) -> None:
 
 @pytest.mark.parametrize(("ready", "leaving"), ["xy", "yx"])
 def test_duplicates(cluster: SliceCluster, ready: str, leaving: str) -> None:
-    """One address and port in two slices: that it does not terminate wins, in either order (2)."""
+    """If two slices have one address and port, the one that does not terminate wins (2)."""
     cluster.service()
     cluster.slice(ready, cluster.one("a"))
     cluster.slice(leaving, cluster.one("a", "leaving"))
@@ -110,7 +113,7 @@ def test_duplicates(cluster: SliceCluster, ready: str, leaving: str) -> None:
 
 
 def test_slice_before_its_service(cluster: SliceCluster) -> None:
-    """It may come before its Service, and outlive it (2)."""
+    """A slice may come before its Service, and outlive it (2)."""
     cluster.slice("x", cluster.one("a"))
     assert cluster.met() == "dropped"
     cluster.service()
@@ -201,7 +204,7 @@ def test_services_that_are_skipped(cluster: SliceCluster, places: Places) -> Non
 
 
 def test_claimed_twice(cluster: SliceCluster, places: Places) -> None:
-    """Of two Services with one external IP and port the older has it, until it goes (4)."""
+    """If two Services claim one external IP and port, the older one keeps it until it goes (4)."""
     cluster.claim("a", NEW, places.cluster_ip)
     cluster.endpoints("a", name="a")
     assert cluster.outcome_of("client", at(places.external, 80)) == "a"

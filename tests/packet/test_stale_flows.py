@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which flows outlive a change of endpoints (kube-proxy.md 11.1): upstream's 72 entries.
 
-kube-proxy deletes the conntrack entries of stale UDP flows, here the next datagram notices. Two
-answers differ: a flow whose service has no endpoint left is refused, not left to a dead address,
-and one whose service was deleted is nobody's, so its datagrams pass untouched.
+kube-proxy deletes the conntrack entries of stale UDP flows; here the next datagram notices. Two
+answers differ. A flow whose service has no endpoint left is refused, not sent to a dead address. A
+flow whose service was deleted passes untouched.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ PORTS = (8080, 9090)  # as before, or the target port has changed
 
 
 def next_packet(protocol: str, client: str, where: str) -> bytes:
-    """What a client sends in the middle of its flow."""
+    """Return a client's next packet in the middle of its flow."""
     if protocol == "tcp":
         return bytes(segment(client, where, "PA", payload=b"more"))
     if protocol == "sctp":

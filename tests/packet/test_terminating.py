@@ -102,7 +102,7 @@ def test_pods_of_a_local_service(
     described: tuple[str, ...],
     found: tuple[str, str, str],
 ) -> None:
-    """By a VIP with the policy Local a pod comes to the cluster list, as itself (4.3)."""
+    """A pod that uses a VIP with the policy Local reaches the cluster list, unmasqueraded (4.3)."""
     balanced(cluster, "Local")
     cluster.endpoints(*described)
     assert cluster.outcome_of("pod", at(places.balancer, 80)) == found[0]
@@ -116,7 +116,7 @@ def test_internal_policy_local(
     pod: str,
     client: str,
 ) -> None:
-    """By the cluster IP all come to this node's endpoints alone, whoever they are (4.1)."""
+    """By the cluster IP all clients reach only this node's endpoints (4.1)."""
     cluster.service(internalTrafficPolicy="Local", externalIPs=[places.external])
     cluster.endpoints(*described)
     where = at(places.cluster_ip, 80)

@@ -12,7 +12,7 @@ from tests.packet.services import ping, serve
 
 @pytest.fixture(autouse=True)
 def served(node: PacketNode, places: Places) -> str:
-    """One service on TCP port 80 of the cluster IP."""
+    """A service on TCP port 80 of the cluster IP."""
     return serve(node, places, "cluster", cluster=[at(places.there, 8080)])
 
 
@@ -25,7 +25,7 @@ def test_other_port(node: PacketNode, places: Places, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
 def test_other_protocol(node: PacketNode, places: Places, protocol: str) -> None:
-    """And its port in other protocols."""
+    """The same port in another protocol is refused."""
     request = opening(protocol, at(places.pod, 50123), at(places.cluster_ip, 80))
     assert node.ingress(request, "pods").verdicts == {"refused": 1}
 
@@ -38,7 +38,7 @@ def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_connection_to_unallocated(node: PacketNode, places: Places) -> None:
-    """But a connection from before, that conntrack may still know, goes on."""
+    """An existing connection, which conntrack may still know, goes on."""
     for host in (places.unallocated, places.cluster_ip):
         request = segment(at(places.pod, 50123), at(host, 81), "PA", payload=b"more")
         assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})
@@ -53,7 +53,7 @@ def test_outside_span(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_inside_span_alone(node: PacketNode, places: Places, protocol: str) -> None:
-    """Within it, addresses that no range of services holds pass."""
+    """Addresses within the span that are in no service range pass."""
     table = node.maps["service_ranges"]
     table.delete([key for key, _ in table.items()])
     request = opening(protocol, at(places.pod, 50123), at(places.unallocated, 80))
@@ -61,7 +61,7 @@ def test_inside_span_alone(node: PacketNode, places: Places, protocol: str) -> N
 
 
 def test_external_addresses(node: PacketNode, places: Places, protocol: str) -> None:
-    """Other ports of an external address are not ours to refuse."""
+    """Other ports of an external address are not refused: another program may serve them."""
     serve(node, places, "balancer", protocol, service=2, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.client, 50123), at(places.balancer, 444))
     assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})

@@ -27,12 +27,12 @@ def cluster(node: PacketNode, places: Places, protocol: str) -> Cluster:
 
 @pytest.fixture
 def tcp(node: PacketNode, places: Places) -> Cluster:
-    """For what differs in nothing by protocol."""
+    """Return cases that do not depend on the protocol."""
     return Cluster(node, places)
 
 
 def where(places: Places, kind: str, port: int = 80) -> str:
-    """Where that kind of frontend of the service ``public`` is."""
+    """Return the address of this kind of frontend of the service ``public``."""
     hosts = {"cluster": places.cluster_ip, "external": places.external, "balancer": places.balancer}
     return at(places.node, 30080) if kind == "nodeport" else at(hosts[kind], port)
 
@@ -50,7 +50,7 @@ def public(cluster: Cluster, **spec: Any) -> None:
 
 @pytest.mark.parametrize(("sender", "kind"), FLOWS)
 def test_no_endpoints(cluster: Cluster, places: Places, sender: str, kind: str) -> None:
-    """Without endpoints every way to the service is refused (6.1)."""
+    """Without endpoints requests to every frontend of the service are refused (6.1)."""
     public(cluster)
     assert cluster.outcome_of(sender, where(places, kind)) == "refused"
     cluster.endpoints("a unready", "c gone")
@@ -58,7 +58,7 @@ def test_no_endpoints(cluster: Cluster, places: Places, sender: str, kind: str) 
 
 
 def test_cluster_ip(cluster: Cluster, places: Places) -> None:
-    """One endpoint, several, and the pod that is its own endpoint (5.1)."""
+    """A cluster IP leads to one endpoint, to several, and to its own client (5.1)."""
     cluster.service()
     cluster.endpoints("c")
     assert cluster.outcome_of("pod", where(places, "cluster")) == "c"
@@ -118,7 +118,7 @@ def test_external_addresses_are_not_reserved(cluster: Cluster, places: Places) -
 
 
 def test_source_ranges(cluster: Cluster, places: Places) -> None:
-    """They bind the VIPs alone, pods too, and precede everything else (7)."""
+    """Source ranges only apply to VIPs, also for pods, and precede all other rules (7)."""
     second = f"{places.balancer[:-1]}1"
     public(
         cluster,
@@ -174,7 +174,7 @@ def test_external_policy_cluster(cluster: Cluster, places: Places) -> None:
 
 
 def test_node_port_of_another_node(cluster: Cluster, places: Places) -> None:
-    """It is not intercepted: the packet travels there (4)."""
+    """Another node's NodePort is not intercepted: the packet goes on to that node (4)."""
     public(cluster)
     cluster.endpoints("a")
     for sender in ("pod", "client"):
@@ -199,7 +199,7 @@ def test_shared_address(tcp: Cluster, places: Places) -> None:
 
 @pytest.mark.parametrize(("mode", "served"), [("Proxy", False), ("VIP", True), (None, True)])
 def test_ip_mode(tcp: Cluster, places: Places, mode: str | None, served: bool) -> None:
-    """A VIP of the mode Proxy is not ours: what is sent to it passes (1.4)."""
+    """A packet to a VIP of the mode Proxy passes (1.4)."""
     entry = {"ip": places.balancer} | ({"ipMode": mode} if mode else {})
     public(tcp, ingress=[entry])
     tcp.endpoints("c")

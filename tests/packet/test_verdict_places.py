@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the verdict about a service without endpoints holds (kube-proxy.md 6.2, 12 row 5)."""
+"""Where the verdict about a service without endpoints applies (kube-proxy.md 6.2, 12 row 5)."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_node_port_of_an_excluded_address(
 
 
 def test_address_that_becomes_eligible(node: PacketNode, cluster: Cluster, places: Places) -> None:
-    """As soon as the address serves NodePorts, the verdict holds there as well."""
+    """As soon as the address serves NodePorts, the verdict applies there as well."""
     node.owns(places.bridge)
     assert cluster.outcome_of("pod", at(places.bridge, 30080)) == "refused"
 

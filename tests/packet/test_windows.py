@@ -60,7 +60,7 @@ def test_forged_by_backend(
 
 
 def summed(packet: Packet) -> Packet:
-    """With a new checksum, after a change."""
+    """Return the packet with a new checksum, after a change."""
     del packet[TCP].chksum
     return type(packet)(bytes(packet))
 
@@ -77,7 +77,7 @@ def test_numbers_are_not_led_astray(node: PacketNode, client: str, where: str) -
 
 @pytest.mark.parametrize("flags", ["R", "RA", "FA"])
 def test_real_end(node: PacketNode, client: str, where: str, flags: str) -> None:
-    """What follows the data of its side ends it, also after lost, repeated and reordered data."""
+    """A FIN or reset after its side's data ends that side, even with lost or reordered data."""
     shake(node, client, where)
     node.through(segment(client, where, "PA", payload=b"x" * 100))
     node.through(segment(client, where, "PA", seq=1301, payload=b"x" * 100))  # 1101 was lost
@@ -108,7 +108,7 @@ def test_refused(node: PacketNode, client: str, where: str) -> None:
 def test_forged_reset_of_what_nobody_has_answered(
     node: PacketNode, client: str, where: str
 ) -> None:
-    """As long as the backend has acknowledged nothing, only the number after the SYN counts."""
+    """If the backend has acknowledged nothing, only the number after the SYN ends the flow."""
     node.through(segment(client, where))
     node.through(segment(client, where, "R", seq=1000))
     assert ended(node) == set()
@@ -117,7 +117,7 @@ def test_forged_reset_of_what_nobody_has_answered(
 
 
 def test_end_of_what_nobody_has_answered(node: PacketNode, client: str, where: str) -> None:
-    """Neither side's FIN ends a connection that the backend has not taken, nor does it open one."""
+    """Neither side's FIN ends or opens a connection that the backend has not accepted."""
     asked = node.through(segment(client, where))
     node.through(segment(client, where, "FA"))
     node.through(reply(asked, "FA"))
@@ -171,7 +171,7 @@ def test_numbers_wrap(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_keepalive_and_closed_window(node: PacketNode, client: str, where: str) -> None:
-    """Neither moves the numbers that a reset is compared with, and a reset after them counts."""
+    """Neither segment moves the numbers that resets are compared with; a later reset counts."""
     asked = shake(node, client, where)
     node.through(segment(client, where, "PA", payload=b"x" * 100))
     node.through(segment(destination(asked), source(asked), "A", seq=5001, ack=1101, window=0))
@@ -184,7 +184,7 @@ def test_keepalive_and_closed_window(node: PacketNode, client: str, where: str) 
 
 @pytest.mark.parametrize("flags", ["R", "FA"])
 def test_numbers_are_not_known(node: PacketNode, client: str, where: str, flags: str) -> None:
-    """Of a flow whose numbers nobody has noted every end is believed."""
+    """If a flow's numbers are unknown, every FIN and reset counts."""
     shake(node, client, where)
     table = node.maps["tcp_flows"]
     for key, flow in table.items():
@@ -205,7 +205,7 @@ def test_forged_opening(node: PacketNode, client: str, where: str) -> None:
 
 
 def later(node: PacketNode, client: str, where: str, flags: str) -> Packet:
-    """What a backend that has forgotten a connection answers to the next SYN from its port."""
+    """Return the answer of a backend without the connection to the next SYN from its port."""
     asked = shake(node, client, where)
     node.through(segment(client, where, "S", seq=700_000_000))
     answer = reply(asked, flags)

@@ -18,7 +18,7 @@ _ERRORS = {ICMP: (3, 4, 5, 11, 12), ICMPV6: (1, 2, 3, 4)}
 
 
 class Wire(NamedTuple):
-    """Where the parts of an IP packet lie; ``whole`` where it is neither cut nor a fragment."""
+    """The offsets of an IP packet's parts; ``whole`` if it is neither cut nor a fragment."""
 
     start: int
     version: int
