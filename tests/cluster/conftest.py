@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the two sources share: recorded events, a fake API server, short waits."""
+"""Shared by the tests of the two sources: recorded events, a fake API server, short waits."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tests.kit.api_server import FakeApiServer
 
 @pytest.fixture
 def quick() -> Quick:
-    """QUICK, but for some waits."""
+    """Use QUICK with some other waits."""
     return partial(replace, QUICK)
 
 

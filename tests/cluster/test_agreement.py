@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both sources say the same of the same objects."""
+"""Both sources emit the same events for the same objects."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def _metadata(labels: dict[str, str] | None) -> Json:
 
 
 def emitted(found: Iterable[Event]) -> Iterator[tuple[Kind, Any]]:
-    """What the sources said, without where they read it and which version it had."""
+    """Return the emitted events, without their origins and versions."""
     for event in found:
         assert isinstance(event, Replaced)
         yield event.kind, {key: _said(it.object) for key, it in event.objects.items()}

@@ -67,7 +67,7 @@ def test_a_truncated_list_is_an_error(whole: Any, size: int, cut: int) -> None:
 
 
 def test_items_do_not_wait_for_the_end() -> None:
-    """Of a list that is much larger than a batch no more than some batches are held."""
+    """While a list much larger than a batch arrives, only a few batches are held."""
     number, found = 10_000, list[Raw]()
     item = msgspec.json.encode({"metadata": {"name": "x" * 1000}})
     most_held = 0

@@ -69,7 +69,7 @@ def test_a_renewed_token_file_is_read_again(
 
 
 def test_events_are_sent_with_a_renewed_token(api: FakeApiServer, tmp_path: Path) -> None:
-    """So it is when something is sent to the API server."""
+    """Requests to the API server use a renewed token."""
     kubeconfig, token = with_token_file(api, tmp_path)
     server = Server(kubeconfig, QUICK)
     token.write_text("the next")
@@ -180,7 +180,7 @@ def test_kubernetes_is_not_imported_before_it_is_needed() -> None:
 
 
 def test_models_of_kubernetes_are_not_imported() -> None:
-    """They would cost 24 MB more; the client imports each when it is used."""
+    """The client imports each model only when it is used: all of them would cost 24 MB more."""
     program = (
         "import sys, ebpflb.cluster.api;"
         "sys.exit(any(name.startswith('kubernetes.client.models.') for name in sys.modules))"
@@ -198,7 +198,7 @@ def test_models_of_kubernetes_are_not_imported() -> None:
 def test_a_server_that_cannot_be_reached_is_told_in_words(
     events: EventLog, begin: Begin, server: str, words: str
 ) -> None:
-    """Neither Python's classes nor its errnos are for operators."""
+    """Operators see neither Python's classes nor its errnos."""
     begin(ApiSource(events, node_name="node-1", master=server, timing=QUICK))
     assert events.source_status().error == words
 
@@ -220,7 +220,7 @@ def test_a_server_that_cannot_be_reached_is_told_in_words(
 def test_a_broken_kubeconfig_is_told_in_one_line(
     api: FakeApiServer, events: EventLog, tmp_path: Path, change: str | dict[str, str], words: str
 ) -> None:
-    """Whatever the loader writes: the file, then the reason."""
+    """For any error of the loader one line gives the file, then the reason."""
     kubeconfig = api.kubeconfig(tmp_path)
     content = json.loads(kubeconfig.read_text())
     if "tokenFile" in change:

@@ -56,7 +56,7 @@ def failed(number: int) -> tuple[event_recorder.Reference, str, str, str, str]:
 
 
 def created(api: FakeApiServer, count: int) -> list[Json]:
-    """The events that the server has received, once there are so many."""
+    """Return the events that the server has received, once there are this many."""
     with api.changed:
         assert api.changed.wait_for(lambda: len(api.created) >= count, WAIT_SECONDS)
         return list(api.created)
@@ -67,7 +67,7 @@ def notes(api: FakeApiServer, count: int) -> list[str]:
 
 
 def test_starting_on_the_node(api: FakeApiServer, record: Record) -> None:
-    """In the namespace default; the Node's name stands for its uid, as kube-proxy has it."""
+    """The Node's event is in the namespace default, with its name as uid, like kube-proxy's."""
     record().event(*STARTING)
     (event,) = created(api, 1)
     assert event["regarding"] == {"kind": "Node", "apiVersion": "v1", "name": NODE, "uid": NODE}
@@ -80,7 +80,7 @@ def test_starting_on_the_node(api: FakeApiServer, record: Record) -> None:
 
 
 def test_about_an_endpoint_slice(api: FakeApiServer, record: Record) -> None:
-    """Its API group is another one than a Service's, so that `kubectl describe` finds the event."""
+    """The event names the slice's own API group, so that `kubectl describe` finds it."""
     about = event_recorder.Reference(Kind.ENDPOINT_SLICE, Key("shop", "web-canary"))
     record().event(about, "Warning", "InvalidAnnotation", "Configure", "wrong")
     (event,) = created(api, 1)
@@ -90,7 +90,7 @@ def test_about_an_endpoint_slice(api: FakeApiServer, record: Record) -> None:
 
 
 def test_failure_on_a_service(api: FakeApiServer, record: Record) -> None:
-    """In the Service's own namespace."""
+    """The event is in the Service's own namespace."""
     record().event(*FAILED)
     (event,) = created(api, 1)
     assert event["metadata"]["namespace"] == "shop"
@@ -124,7 +124,7 @@ def test_long_note_and_long_name_are_cut() -> None:
 
 
 def test_order_is_kept(api: FakeApiServer, record: Record) -> None:
-    """One after the other, as they happened."""
+    """Events are sent one by one, in their order."""
     it = record()
     for number in range(20):
         it.event(*failed(number))
@@ -148,8 +148,9 @@ def test_events_about_one_object_are_limited(api: FakeApiServer, record: Record)
 
 
 def test_events_of_all_tenants_leave_room_for_the_nodes(api: FakeApiServer, record: Record) -> None:
-    """However many objects change, the node sends 100 at once, then one in ten seconds; events
-    about the Node itself are sent all the same.
+    """The node sends 100 events at once, then one in ten seconds, however many objects change.
+
+    Events about the Node itself are sent all the same.
     """
     seconds = [0.0]
     it = record(lambda: seconds[0])
@@ -168,7 +169,7 @@ def test_events_of_all_tenants_leave_room_for_the_nodes(api: FakeApiServer, reco
 def test_server_that_is_away_is_tried_again(
     api: FakeApiServer, record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is lost, nothing is sent twice, and one line says why."""
+    """While the server is away no event is lost or sent twice, and one line says why."""
     api.fail("Event", 500, b'{"message": "etcd is away"}', times=3)
     it = record()
     it.event(*STARTING)
@@ -204,7 +205,10 @@ def test_refused_event_is_dropped_and_said_once(
 
 
 def test_never_blocks_and_drops_the_oldest(api: FakeApiServer, record: Record) -> None:
-    """While the server is silent so many wait and no more; the newest are sent in the end."""
+    """While the server is silent a limited number of events waits.
+
+    The newest are sent in the end.
+    """
     api.delay = 0.3
     it = record(stop_timeout=WAIT_SECONDS)
     names = [f"node-{number}" for number in range(3 * QUEUE_SIZE)]  # none is limited
@@ -272,7 +276,7 @@ def test_without_an_api_server_events_are_log_lines(caplog: pytest.LogCaptureFix
 
 
 def test_token_is_sent(api: FakeApiServer, record: Record) -> None:
-    """With the same authentication as everything else."""
+    """Events are sent with the same authentication as all other requests."""
     it = record()
     api.token = "another"
     it.event(*STARTING)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever goes wrong when an event is sent, the next ones are sent too."""
+"""If sending an event fails for any reason, the next ones are sent too."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ STARTING = (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy")
 
 
 def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever goes wrong is a line, and the event is sent later, as are those after it."""
+    """Any failure is one log line, and the event and all later ones are sent afterwards."""
     sent: list[str] = []
     failures = [RuntimeError("can't start new thread"), ClusterError("away")]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server, or what poses as one, that sends no end, or what nobody asked for."""
+"""An API server, or an impostor, that sends endless or unrequested data."""
 
 import gzip
 import json
@@ -113,13 +113,16 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
 @pytest.mark.usefixtures("limits")
 @pytest.mark.parametrize(("answer", "why"), ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_that_is_none(asked: Callable[[Answer], str], answer: Answer, why: str) -> None:
-    """It is an error that says so, and nothing is expanded, followed or kept."""
+    """A wrong answer is an error that says so, and nothing is expanded, followed or kept."""
     assert asked(answer).startswith(why)
 
 
 @pytest.mark.usefixtures("limits")
 def test_a_line_without_end(api: FakeApiServer, events: EventLog, watch: Start) -> None:
-    """The watch is opened anew where it was; lines that end may have any number of pieces."""
+    """After an endless line the watch is opened again at the same place.
+
+    Lines that end may have any number of pieces.
+    """
     watch()
     events.next(Kind.SERVICE)
     api.wait_for_watch("Service")

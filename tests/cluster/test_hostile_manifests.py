@@ -88,7 +88,7 @@ class Watched:
         (path / BAD).unlink()
 
     def services(self, events: list[Event]) -> set[str]:
-        """Their names; the events are also taken as an agent would."""
+        """Return the Services' names; the events are also processed like in an agent."""
         state = ClusterState("node-1")
         for event in events:
             if not isinstance(event, SourceStatus):
@@ -98,7 +98,10 @@ class Watched:
         return {key.name for key in replaced.objects}
 
     def error(self) -> str:
-        """What is said of the bad file; its former object stays, and the other file is served."""
+        """Return the error of the bad file.
+
+        Its former object stays, and the other file is served.
+        """
         (path := self.path / GOOD).write_text(yaml.safe_dump(service("renamed")))
         assert path.exists()
         events = self.directory.scan()
@@ -127,14 +130,14 @@ def watched(folder: Path) -> Watched:
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_bad_content_is_kept_to_its_file(watched: Watched, content: str) -> None:
-    """Whatever the parser raises; what the file defined stays, and one line names the file."""
+    """Whatever the parser raises, the file's former objects stay, and one line names the file."""
     (watched.path / BAD).write_bytes(content.encode(errors="surrogateescape"))
     watched.error()
 
 
 @pytest.mark.parametrize("content", ["[" * 10**6, "[" + "{}," * 10**6 + "{}]", "\xff", "9" * 10**6])
 def test_bad_json_is_kept_to_its_file(folder: Path, content: str) -> None:
-    """As bad YAML is."""
+    """Bad JSON is treated like bad YAML."""
     (folder / "good.json").write_bytes(msgspec.json.encode(service("good")))
     (folder / "bad.json").write_text(content, "latin-1")
     events = ManifestDirectory(folder, "node-1").scan()
@@ -157,7 +160,7 @@ NOT_REGULAR: dict[str, Callable[[Path], None]] = {
 def test_only_regular_files_of_bounded_size_are_read(
     watched: Watched, make: Callable[[Path], None]
 ) -> None:
-    """Others are named; a good file in its place is read again."""
+    """Other files are named; a good file in their place is read again."""
     lay(make, watched.path / BAD)
     watched.error()
     (watched.path / BAD).unlink()
@@ -183,7 +186,7 @@ def test_a_device_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_file_without_a_size_is_read_to_the_limit(tmp_path: Path) -> None:
-    """As those of /proc are, or one that grows while it is read."""
+    """A file without a size, like in /proc, or one that grows is read to the limit."""
     assert files.read_regular(Path("/proc/self/status"))
     (tmp_path / "file").write_bytes(b"123")
     assert files.read_regular(tmp_path / "file", 3) == b"123"
@@ -211,7 +214,10 @@ def test_a_failure_that_passes_is_forgotten(
 
 @pytest.mark.parametrize("name", [b"\xff\xfe.yaml", b"a\nb\x1b[31m.yaml"])
 def test_an_unprintable_file_name_can_be_said(folder: Path, name: bytes, tmp_path: Path) -> None:
-    """In the log, the status and as the source of an object; other files are served."""
+    """Its name can be written to the log, to the status and as an object's origin.
+
+    Other files are served.
+    """
     (folder / GOOD).write_text(yaml.safe_dump(service("good")))
     (folder / os.fsdecode(name)).write_text(yaml.safe_dump(service("odd")) + "---\n5")
     events = ManifestDirectory(folder, "node-1").scan()
@@ -266,7 +272,7 @@ yamlish = some.lists(fragments, max_size=60).map(lambda parts: "".join(parts).en
 @example(content=b"apiVersion: v1\nkind: Service\nmetadata: {name: &a [*a]}", suffix=".yaml")
 @settings(deadline=None, max_examples=scaled(500))
 def test_any_bytes_as_content(content: bytes, suffix: str) -> None:
-    """They never end the reader: a good file beside them is served, and what is said is short."""
+    """No content ends the reader: a good file beside it is served, and the messages are short."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / f"bad{suffix}").write_bytes(content)

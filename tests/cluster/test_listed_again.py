@@ -35,7 +35,10 @@ def listed(events: EventLog) -> set[str]:
 
 
 def list_queries(api: FakeApiServer) -> list[dict[str, str]]:
-    """Of the lists of Services, without their selectors; those of ``continue`` too."""
+    """Return the queries of the lists of Services, without selectors.
+
+    Queries with ``continue`` are included.
+    """
     asked = [it.query for it in api.requests if it.kind == "Service" and not it.is_watch]
     return [{k: v for k, v in each.items() if not k.endswith("Selector")} for each in asked]
 
@@ -43,7 +46,10 @@ def list_queries(api: FakeApiServer) -> list[dict[str, str]]:
 def test_what_a_watch_has_lost_is_in_the_next_list(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """What has been created, and what has been deleted; then the watch goes on from the list."""
+    """Objects whose creation or deletion was lost are corrected.
+
+    The watch goes on from the list.
+    """
     api.losing = True
     api.put(service("lost"))
     api.delete(service("web"))
@@ -87,14 +93,17 @@ def test_only_the_first_list_may_be_of_any_age(
 def test_the_newest_version_can_be_asked_for(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """As `ebpflb audit` does, which would name what a watch cache does not have yet."""
+    """The newest version can be asked for, like in `ebpflb audit`.
+
+    A watch cache may lack the newest objects, and audit would report them.
+    """
     watch(first_version=NEWEST)
     listed(events)
     assert list_queries(api) == [{"limit": "500"}]
 
 
 def test_hours_lie_between_two_lists() -> None:
-    """As many for no two nodes, which all ask the same server."""
+    """Hours lie between two lists, and a different time for each node: all ask the same server."""
     assert Timing(jitter=lambda: 0.0).list_seconds() == 4 * 3600
     assert Timing(jitter=lambda: 0.5).list_seconds() == 6 * 3600
 
@@ -121,7 +130,7 @@ def test_a_list_that_fails_changes_nothing(
     status: int,
     answer: bytes,
 ) -> None:
-    """It is logged, and the watch goes on where it was: what it knows is no worse than before."""
+    """A failed list is logged, and the watch goes on with the same state."""
     api.put(service("web"))
     watch(timing=quick(list_interval=0.0))
     listed(events)
@@ -139,7 +148,7 @@ def test_a_list_that_fails_changes_nothing(
 def test_an_older_list_after_410_is_refused_and_the_newest_one_asked_for(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Nothing of the older one is emitted."""
+    """No object of the older list is emitted."""
     api.put(service("web"))
     watch()
     listed(events)
@@ -155,7 +164,7 @@ def test_an_older_list_after_410_is_refused_and_the_newest_one_asked_for(
 def test_a_server_that_was_restored_from_a_backup_is_believed(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """Its newest version is older than what was emitted; it does not have that any more."""
+    """A server that was restored from a backup is trusted, though its version is older."""
     for number in range(5):
         api.put(service(f"web-{number}"))
     watch()

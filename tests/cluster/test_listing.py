@@ -143,7 +143,7 @@ def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
 def test_a_broken_object_spoils_neither_its_page_nor_the_list(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
-    """It is emitted with what is wrong: kind, name and field."""
+    """A broken object is emitted with its kind, its name and the wrong field."""
     api.put(service("bad", ports=[{"port": "eighty"}]))
     api.put(service("good"))
     watch(limit=1)
@@ -172,7 +172,7 @@ def test_slices_are_emitted_as_they_are_stored_and_those_that_cannot_be_with_the
 def test_an_object_without_a_name_is_one_line(
     api: FakeApiServer, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It cannot be emitted, but the rest is served."""
+    """An object without a name cannot be emitted, but the rest is served."""
     page = b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {}, "spec": {}}, 7]}'
     api.fail("Service", 200, page)
     watch()

@@ -50,7 +50,7 @@ def test_other_files_are_not_read(
 
 
 def test_a_new_file_is_told(folder: Path, events: EventLog, follow: Start) -> None:
-    """Its objects become Changed."""
+    """The objects of a new file become Changed events."""
     follow()
     begun(events)
     write(folder / "a.yaml", service("web"))
@@ -58,7 +58,7 @@ def test_a_new_file_is_told(folder: Path, events: EventLog, follow: Start) -> No
 
 
 def test_services_come_last(folder: Path) -> None:
-    """Of the objects of one file: then all that a Service needs is known, and its range is kept."""
+    """A file's Services come last: then all that they need is known, and their ranges are kept."""
     followed = ManifestDirectory(folder, "node-1")
     followed.scan()
     range = manifests.service_cidr("10.96.0.0/16")
@@ -68,7 +68,7 @@ def test_services_come_last(folder: Path) -> None:
 
 
 def test_only_what_changed_is_told(folder: Path, events: EventLog, follow: Start) -> None:
-    """Of three objects in a changed file one differs, one is gone, and one gives no event."""
+    """Of three objects in a changed file one differs and one is gone: two events."""
     write(folder / "a.yaml", service("same"), service("gone"), service("other"))
     follow()
     begun(events)
@@ -140,7 +140,7 @@ def test_objects_that_do_not_concern_us_are_not_told(
 def test_an_object_that_stops_matching_is_removed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """And emitted again when it begins to match."""
+    """An object that stops matching is removed, and emitted again when it begins to match."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)

@@ -24,7 +24,7 @@ class Manifests:
         self.statuses: list[SourceStatus] = []
 
     def write(self, *documents: Json | str, name: str = "a.yaml") -> None:
-        """Text as it is, anything else as YAML."""
+        """Write text unchanged, and any other content as YAML."""
         texts = (it if isinstance(it, str) else yaml.safe_dump(it) for it in documents)
         (self.path / name).write_text("\n---\n".join(texts))
 
@@ -42,13 +42,13 @@ class Manifests:
         return {key.name for key in self.first()[Kind.SERVICE].objects}
 
     def news(self) -> list[str]:
-        """What a changed file brings, as short words."""
+        """Return the events of a changed file as short words."""
         events = self.folder.read({"a.yaml"})
         self.statuses = [it for it in events if isinstance(it, SourceStatus)]
         return [_short(event) for event in events if not isinstance(event, SourceStatus)]
 
     def error(self, name: str = "a.yaml") -> str | None:
-        """What is wrong with the only file that was reported just now."""
+        """Return the error of the only file that was reported just now."""
         (status,) = self.statuses
         assert status.source == str(self.path / name)
         return status.error
@@ -68,7 +68,10 @@ def manifests(folder: Path) -> Manifests:
 
 
 def test_a_file_that_is_no_yaml_keeps_all_its_objects(manifests: Manifests) -> None:
-    """It is an error, with the place, until it is mended; then the difference is emitted."""
+    """A file with bad YAML is an error, with the place.
+
+    When it is mended, the difference is emitted.
+    """
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a"), "spec: [")
@@ -81,7 +84,7 @@ def test_a_file_that_is_no_yaml_keeps_all_its_objects(manifests: Manifests) -> N
 
 
 def test_a_bad_file_that_goes_is_no_error_any_more(manifests: Manifests) -> None:
-    """Nor is one that cannot be read reported again as long as that is so."""
+    """A bad file that is deleted is no longer an error, and an unreadable one is reported once."""
     manifests.write("spec: [")
     manifests.first()
     assert manifests.error()
@@ -119,7 +122,10 @@ def test_a_file_with_many_brackets_is_read(manifests: Manifests) -> None:
 
 
 def test_a_file_that_may_not_be_read_keeps_its_objects(manifests: Manifests) -> None:
-    """Such as one whose permissions are wrong (root may read all, so the refusal is made up)."""
+    """A file with wrong permissions keeps its objects.
+
+    The refusal is simulated, since root may read all files.
+    """
     manifests.write(service("a"))
     manifests.first()
     (manifests.path / "a.yaml").unlink()
@@ -144,7 +150,10 @@ def test_a_file_that_may_not_be_read_keeps_its_objects(manifests: Manifests) -> 
 def test_a_document_without_identity_is_an_error(
     manifests: Manifests, document: str, reason: str
 ) -> None:
-    """Of the file, with its place; and as it may be any of them, no object is removed."""
+    """A document without identity is an error, with its place, and no object is removed.
+
+    It may be any of the file's objects.
+    """
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a"), document, service("c"))
@@ -153,7 +162,7 @@ def test_a_document_without_identity_is_an_error(
 
 
 def test_an_object_that_does_not_fit_is_told_as_such(manifests: Manifests) -> None:
-    """With the field; the rest of the file is served, and so is it when it is mended."""
+    """A broken object is reported with the field; the rest of the file is served."""
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a", ports=[{"port": "http"}]), service("c"))
@@ -165,7 +174,7 @@ def test_an_object_that_does_not_fit_is_told_as_such(manifests: Manifests) -> No
 
 
 def test_an_object_broken_from_the_start_is_told_as_such(manifests: Manifests) -> None:
-    """But not a Node that is another's."""
+    """A broken object is emitted as invalid from the start, except another node's Node."""
     broken = node("node-2") | {"spec": 7}
     manifests.write(service("a", ports=7), endpoint_slice("s"), node("node-1"), broken)
     found = manifests.first()
@@ -175,7 +184,7 @@ def test_an_object_broken_from_the_start_is_told_as_such(manifests: Manifests) -
 
 
 def test_a_broken_object_that_is_taken_out_is_removed(manifests: Manifests) -> None:
-    """Its last good state lasts as long as the file names it."""
+    """A broken object's last good state lasts as long as the file names it."""
     manifests.write(service("a"))
     manifests.first()
     manifests.write(service("a", ports=7))
@@ -206,7 +215,7 @@ def test_a_list_is_its_items(manifests: Manifests) -> None:
 
 
 def test_the_namespace_is_default_unless_said(manifests: Manifests) -> None:
-    """As kubectl would apply it; the object carries it too."""
+    """An object without a namespace gets default, like with kubectl."""
     manifests.write("{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {}}")
     ((key, found),) = manifests.first()[Kind.SERVICE].objects.items()
     assert key == Key("default", "a")
@@ -238,7 +247,7 @@ def test_dates_and_addresses_are_text(manifests: Manifests) -> None:
 
 
 def test_a_look_without_a_directory_is_an_error(manifests: Manifests) -> None:
-    """Its name and the reason in one line; what was served stays."""
+    """The error is one line with the directory's name and the reason; the served objects stay."""
     manifests.path.rmdir()
     with pytest.raises(ClusterError, match=f"{manifests.path}: No such file"):
         manifests.folder.scan()

@@ -66,7 +66,7 @@ def test_a_misspelt_kind_is_named_with_what_was_meant(
     ],
 )
 def test_kinds_of_others_are_skipped(api_version: str, kind: str) -> None:
-    """However similar their names are."""
+    """Other kinds are skipped, however similar their names are."""
     assert manifest_file.read_kind(api_version, kind) is None
 
 
@@ -79,7 +79,7 @@ def test_our_kinds(api_version: str, kind: str) -> None:
 def test_a_misspelt_kind_is_an_error_of_its_file(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """It is reported with file and document, until it is corrected."""
+    """A misspelt kind is reported with file and document, until it is corrected."""
     file = folder / "web.yaml"
     file.write_text("apiVersion: v1\nkind: Servic\nmetadata: {name: web}\n")
     follow()

@@ -110,7 +110,7 @@ def test_what_changed_while_inotify_lost_events_is_read(
 def test_a_file_that_is_still_written_when_events_are_lost_is_left_for_later(
     folder: Path, quick: Quick
 ) -> None:
-    """It is read once it has not changed for a while, or is closed."""
+    """A file that is still being written is read once it is closed, or unchanged for a while."""
     now = [1000.0]
     files = OpenFiles(folder, quick(settled_after=2.0), lambda: now[0])
     (folder / "a.yaml").touch()
@@ -223,7 +223,7 @@ def test_no_directory_is_an_error_at_start(folder: Path, events: EventLog) -> No
 def test_a_directory_that_vanishes_is_an_error_and_is_found_again(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """Nothing is removed while it is away; when it is back, only what differs is emitted."""
+    """While the directory is away nothing is removed; afterwards only differences are emitted."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)

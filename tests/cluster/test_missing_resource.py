@@ -24,7 +24,10 @@ def test_a_resource_that_is_not_there_is_an_empty_list(
     caplog: pytest.LogCaptureFixture,
     body: bytes,
 ) -> None:
-    """It is emitted like one, with one line and no error; every other kind is served."""
+    """A missing resource is emitted as an empty list, with one line and no error.
+
+    Every other kind is served.
+    """
     caplog.set_level(logging.INFO, "ebpflb")
     api.fail("ServiceCIDR", 404, body, times=1000)
     watch()
@@ -83,7 +86,7 @@ def test_services_must_be_there(api: FakeApiServer, events: EventLog, watch: Sta
 
 
 def test_stop_while_it_rests(api: FakeApiServer, events: EventLog, watch: Start) -> None:
-    """Nobody waits for a server to be upgraded."""
+    """A stop does not wait for the server's upgrade."""
     api.fail("ServiceCIDR", 404, NOT_FOUND, times=1000)
     source = watch()
     events.next(Kind.SERVICE_CIDR)

@@ -64,7 +64,7 @@ def test_a_watch_asks_for_bookmarks_and_a_random_end(
 def test_a_dropped_connection_is_resumed_without_a_list(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """What changed while nobody watched is emitted, and the server counts one list only."""
+    """Changes during the interruption are emitted, and the server counts one list only."""
     version = api.put(service("seen"))
     assert changed(events.next(Kind.SERVICE), "seen")
     with api.changed:
@@ -164,7 +164,7 @@ def test_a_watch_that_ends_in_time_is_followed_by_the_next(
 def test_410_gone_is_answered_by_a_new_list(
     api: FakeApiServer, events: EventLog, watched: Source, gone_in_stream: bool
 ) -> None:
-    """As status or as ERROR event: a full Replaced follows, without what was deleted meanwhile."""
+    """410, as status or as ERROR event, leads to a full Replaced without deleted objects."""
     api.gone_in_stream = gone_in_stream
     with api.changed:
         api.drop()
@@ -193,7 +193,7 @@ def test_a_version_the_server_does_not_know_yet_is_answered_by_a_new_list(
 def test_a_broken_object_is_told_as_such(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
-    """With what is wrong in it; and its version still moves the resume point."""
+    """A broken object is reported with its error, and its version still moves the resume point."""
     for ports, reason in (
         ([{"port": None}], "spec.ports[0].port: Expected integer, got null"),
         ("x", "spec.ports: Expected array | null, got string"),

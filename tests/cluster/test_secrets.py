@@ -72,7 +72,7 @@ def test_a_token_is_trimmed(api: FakeApiServer, tmp_path: Path, how: str, end: s
 def test_a_pods_token_is_trimmed(
     api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As well as that of a kubeconfig."""
+    """A pod's token is trimmed, and so is a kubeconfig's."""
     from kubernetes.config import incluster_config
 
     for name, content in (("token", f"{TOKEN}\n"), ("ca.crt", "x")):
@@ -124,7 +124,7 @@ def plugin(folder: Path, script: str) -> dict[str, Any]:
 def test_a_credential_plugins_output_is_not_said(
     api: FakeApiServer, tmp_path: Path, script: str
 ) -> None:
-    """Neither what it writes to stdout nor to stderr; its name is, and how it ended."""
+    """Neither the plugin's stdout nor its stderr is reported, only its name and how it ended."""
     reason = error_of(change(api.kubeconfig(tmp_path), "user", plugin(tmp_path, script)))
     assert f"credential plugin {tmp_path / 'plugin'}" in reason
     assert "\n" not in reason
@@ -133,7 +133,7 @@ def test_a_credential_plugins_output_is_not_said(
 
 
 def test_a_credential_plugin_that_works(api: FakeApiServer, tmp_path: Path) -> None:
-    """Its token is used."""
+    """The token of a working credential plugin is used."""
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
     answer_text = json.dumps(answer | {"status": {"token": TOKEN}})
     user = plugin(tmp_path, f"echo '{answer_text}'")
@@ -157,7 +157,7 @@ def test_what_a_server_repeats_is_not_said(
     "line", [f'token: "{TOKEN}', f"token: *{TOKEN}", f"token: [{TOKEN}", f"{TOKEN}\n{TOKEN}: a: b"]
 )
 def test_a_kubeconfig_that_cannot_be_parsed_is_not_quoted(tmp_path: Path, line: str) -> None:
-    """Its line is told."""
+    """A kubeconfig that cannot be parsed is named, not quoted."""
     (path := tmp_path / "kubeconfig").write_text(f"apiVersion: v1\nusers:\n- name: a\n  {line}\n")
     assert str(path) in error_of(path)
 
@@ -167,7 +167,7 @@ def test_a_kubeconfig_that_cannot_be_parsed_is_not_quoted(tmp_path: Path, line: 
 def test_passwords_of_urls_are_not_said(
     api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, url: str
 ) -> None:
-    """Of proxies that cannot be reached, or are no URLs; and of the server."""
+    """No message contains the password of a server's or proxy's URL, even of an invalid one."""
     url = url.format(PASSWORD.replace(" ", "-"))
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
@@ -184,7 +184,7 @@ def test_passwords_of_urls_are_not_said(
 def test_an_unexpected_error_does_not_quote_what_it_was_about(
     events: EventLog, said: pytest.LogCaptureFixture
 ) -> None:
-    """Such as that of a codec, which has the whole text in its repr."""
+    """Errors such as a codec's, whose repr has the whole text, are not quoted."""
     redaction.remember(TOKEN)
 
     def fail() -> None:
@@ -197,7 +197,7 @@ def test_an_unexpected_error_does_not_quote_what_it_was_about(
 
 
 def test_the_status_file_has_no_secret(tmp_path: Path) -> None:
-    """Wherever it comes from, and nobody else may read the file."""
+    """The status file has no secret of any origin, and only its owner may read it."""
     redaction.remember(f'"{TOKEN}"')
     paths = Paths(Path("/s"), tmp_path)
     shown = status.initial(node="n", source="s").changed(sync_error=f'a "{TOKEN}" b')
@@ -208,7 +208,7 @@ def test_the_status_file_has_no_secret(tmp_path: Path) -> None:
 
 
 def test_no_traceback_has_a_secret() -> None:
-    """Not even of an error that nobody catches, in the main thread or another one."""
+    """No traceback has a secret, even after an uncaught error in any thread."""
     program = (
         "import sys, threading; from ebpflb import redaction;"
         "redaction.guard_tracebacks(); redaction.remember(sys.argv[1]);"

@@ -27,7 +27,10 @@ def of_services(events: EventLog, api: FakeApiServer) -> Callable[[], list[str |
 
 
 def test_two_bookmarks_that_do_not_come_are_waited_for_and_no_longer() -> None:
-    """They come once a minute, up to a quarter late; a watch may last for ten minutes."""
+    """A watch waits for two missing bookmarks, and not much longer.
+
+    Bookmarks come once a minute, up to a quarter late; a watch may last for ten minutes.
+    """
     timing = Timing(jitter=lambda: 0.999)
     assert 2 * 75 <= timing.watch_silence < timing.watch_seconds() / 2
 
@@ -71,7 +74,7 @@ def test_a_server_without_bookmarks_is_no_error_again_and_again(
 def test_bookmarks_keep_a_quiet_watch(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """A kind of which nothing changes for long is not watched anew."""
+    """Bookmarks keep the watch of a kind open that does not change for long."""
     source = watch(timing=quick(watch_silence=5.0))
     events.next(Kind.SERVICE)
     api.wait_for_watch("Service")
@@ -87,8 +90,9 @@ def test_bookmarks_keep_a_quiet_watch(
 def test_it_is_known_when_each_kind_was_last_received(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """By lists, by the beginning of a watch, by events and by bookmarks; how long ago that was does
-    not change when the clock is set.
+    """The time is updated by lists, by the start of a watch, by events and by bookmarks.
+
+    The age does not change when the clock is set.
     """
     now, set_by = [1000.0], [0.0]
     source = watch(

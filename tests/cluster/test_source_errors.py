@@ -120,7 +120,7 @@ def test_a_server_that_is_not_there_is_found_when_it_comes(
 def test_a_silent_connection_is_noticed(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """A watch that says nothing beyond its time and some grace is opened anew."""
+    """A watch that is silent beyond its time and some grace is opened again."""
     api.muted = True
     watch(timing=quick(watch_timeout=1, watch_grace=0.2, jitter=lambda: 0.0))
     events.next(Kind.SERVICE)
@@ -224,7 +224,7 @@ class Breaking:
 def test_a_quiet_watch_that_breaks_is_opened_soon(
     events: EventLog, quick: Quick, seconds: float, pauses: list[float]
 ) -> None:
-    """It was of use though nothing changed; only one that breaks at once is paused for longer."""
+    """A quiet watch that breaks is opened soon; only one that breaks at once waits longer."""
     server = Breaking(seconds)
     timing = quick(
         backoff_first=1.0, backoff_max=30.0, jitter=lambda: 1.0, monotonic=lambda: server.now

@@ -92,7 +92,7 @@ def test_not_a_network(text: str) -> None:
 
 @given(some.ip_addresses(v=4), some.lists(some.integers(0, 3), min_size=4, max_size=4))
 def test_zeros_in_front_change_nothing(address: IPv4Address, zeros: list[int]) -> None:
-    """However many zeros stand before an octet, the address is the same."""
+    """Zeros before an octet do not change the address."""
     octets = zip(str(address).split("."), zeros, strict=True)
     padded = ".".join("0" * count + octet for octet, count in octets)
     assert addresses.parse_address(padded) == address
@@ -108,7 +108,7 @@ def test_every_ipv6_address_is_read(address: IPv6Address) -> None:
 
 @given(some.text("0123456789abcdef.:/% x") | some.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Nothing but ValueError comes out of foreign text."""
+    """Foreign text raises no error other than ValueError."""
     for parse in (addresses.parse_address, addresses.parse_network):
         try:
             parse(text)

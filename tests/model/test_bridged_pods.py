@@ -55,7 +55,7 @@ def test_nodes_without(others: tuple[Device, ...]) -> None:
 
 
 def test_br_netfilter() -> None:
-    """With it, for the families that the bridge's pods have, there is no obstacle."""
+    """With br_netfilter for all families of the bridge's pods there is no obstacle."""
     only_v4 = {Family.IPV4: True, Family.IPV6: False}
     both = replace(BRIDGE, sources=tuple(map(ip_address, ("10.244.1.1", "fd00:244:1::1"))))
     assert unsuited((BRIDGE, PORT), PODS, ALWAYS) is None
@@ -67,7 +67,10 @@ def test_br_netfilter() -> None:
 
 
 def test_a_bridge_without_addresses() -> None:
-    """Its pods may have any address and a gateway beyond it: both families count."""
+    """A bridge without addresses counts for both families.
+
+    Its pods may have any address and a gateway beyond it.
+    """
     bare = replace(BRIDGE, addresses=(), sources=())
     found = unsuited((bare, PORT), PODS, NEVER)
     assert found is not None
@@ -87,8 +90,9 @@ OTHERS = ["docker0", "docker_gwbridge", "br-0123456789ab", "virbr0", "podman1", 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_bridges_of_other_programs(name: str) -> None:
-    """Where the pods' networks are unknown, Docker's and libvirt's bridges are told by their names;
-    where they are known, a bridge in one of them has pods, whatever its name is.
+    """Bridges with pods are recognized by the pods' networks, whatever their names.
+
+    If the networks are unknown, Docker's and libvirt's bridges are recognized by their names.
     """
     docker = replace(DOCKER, name=name)
     bare = replace(docker, addresses=(), sources=())
@@ -130,7 +134,7 @@ def test_hairpin_mode_of_a_family_that_is_not_handed_over() -> None:
 
 
 def test_ports_that_are_left_out() -> None:
-    """Where the bridge hands packets to netfilter at its ports, they need the programs."""
+    """If the bridge passes packets to netfilter at its ports, the ports need the programs."""
     patterns = ("eth0", "cni0")
     found = unsuited((ETH, BRIDGE, PORT), PODS, ALWAYS, patterns)
     assert found == "--devices leaves out veth1, a port of the bridge cni0 for a pod"

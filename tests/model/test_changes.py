@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which services an event changes (kube-proxy.md 2, 16.3): work follows what changed."""
+"""The services that an event changes (kube-proxy.md 2, 16.3): only these cause work."""
 
 import pytest
 

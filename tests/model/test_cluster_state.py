@@ -50,7 +50,7 @@ def test_complete(cluster: ClusterState) -> None:
 
 
 def test_service_cidrs(cluster: ClusterState) -> None:
-    """They are those of all objects, as last received."""
+    """The ranges are those of all ServiceCIDRs, as last received."""
     assert cluster.service_cidrs == frozenset()
     assert not cluster.apply(ranges("10.96.0.0/16", "fd00:96::/112")).warnings
     cluster.apply(ranges("10.97.0.0/16", "10.96.0.0/16", name="more"))
@@ -76,7 +76,7 @@ def test_no_spec(cluster: ClusterState) -> None:
 
 
 def test_unreadable_range(cluster: ClusterState) -> None:
-    """One line names object and field, and the last good state stays, all of it."""
+    """One line names the object and the field, and the whole last good state stays."""
     cluster.apply(ranges("10.96.0.0/16"))
     (warning,) = cluster.apply(ranges("10.97.0.0/16", "10.98.0.0")).warnings
     assert str(warning) == (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices are served, and as whom masqueraded traffic leaves by each."""
+"""The served devices, and the source address of masqueraded traffic by each."""
 
 from dataclasses import replace
 from ipaddress import ip_address
@@ -58,7 +58,7 @@ def test_served(patterns: tuple[str, ...], names: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["", "!", "a b", "a/b", "\t"])
 def test_no_pattern(pattern: str) -> None:
-    """What can match no device's name is refused."""
+    """A pattern that cannot match a device's name is refused."""
     with pytest.raises(ValueError, match="is not a pattern"):
         check_pattern(pattern)
 
@@ -95,7 +95,7 @@ def test_node_elsewhere() -> None:
 
 
 def test_no_address() -> None:
-    """Where the host has no address of a family, there is none."""
+    """If the host has no address of a family, neither has the device."""
     assert masquerade_addresses((LO, ALONE), {})[5] == {}
 
 
@@ -141,7 +141,7 @@ def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
 
 
 def test_unknown_master() -> None:
-    """It may be a switch, and so may those of a circle."""
+    """An unknown master may be a switch, and so may masters in a circle."""
     one, other = device(6, "a", master=7), replace(device(7, "b", master=6), kind="bond")
     for known in (PORT,), (one, other):
         assert not is_host_only(known[0], by_index(known))

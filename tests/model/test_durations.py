@@ -28,7 +28,7 @@ from ebpflb.model.durations import Duration, parse
     ],
 )
 def test_as_go_writes_it(text: str, written: str, seconds: float) -> None:
-    """What Go reads is read, and written as Go writes it."""
+    """A duration that Go accepts is read, and written like Go writes it."""
     found = parse(text)
     assert str(found) == written
     assert found.seconds == pytest.approx(seconds)
@@ -36,7 +36,7 @@ def test_as_go_writes_it(text: str, written: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "30", "s", ".s", "1d", "-", " 1s", "1s ", "1 s", "9999999h"])
 def test_refused(text: str) -> None:
-    """What Go does not accept is rejected, with an example in the message."""
+    """A duration that Go does not accept is rejected, with an example in the message."""
     with pytest.raises(ValueError, match="is not a duration such as 30s or 1h30m"):
         parse(text)
 
@@ -49,7 +49,7 @@ def test_a_number_alone_lacks_its_unit() -> None:
 
 @given(some.integers(-(2**62), 2**62))
 def test_round_trip(nanoseconds: int) -> None:
-    """What is written reads back the same."""
+    """A written duration reads back the same."""
     assert parse(str(Duration(nanoseconds))) == nanoseconds
 
 

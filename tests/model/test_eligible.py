@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes load balancers are to use, and what decides it (kube-proxy.md 13.1, 16.4)."""
+"""The nodes that load balancers should use, and the reasons (kube-proxy.md 13.1, 16.4)."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Service a slice belongs to, and what is said about its content (kube-proxy.md 1.1, 2)."""
+"""The Service of a slice, and the remarks about the slice's content (kube-proxy.md 1.1, 2)."""
 
 from typing import Any
 

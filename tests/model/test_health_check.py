@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What health-check node ports are to say (kube-proxy.md 10)."""
+"""The answers of health-check node ports (kube-proxy.md 10)."""
 
 from ipaddress import ip_address
 from typing import Any
@@ -57,7 +57,7 @@ def test_only_load_balancer_with_policy_local_and_a_port(spec: dict[str, Any]) -
 
 
 def test_runs_whether_or_not_there_are_endpoints() -> None:
-    """Without a slice the port is there, and counts nothing."""
+    """Without a slice the port exists, and its count is 0."""
     assert health_check(parse(balanced()).ports, [], HERE) == HealthCheck(PORT, {V4: 0})
 
 
@@ -68,7 +68,7 @@ def test_node_port_or_ingress_is_not_needed() -> None:
 
 
 def test_endpoints_of_weight_0_do_not_count() -> None:
-    """They get no new connections, so a load balancer must not send any here."""
+    """Endpoints of weight 0 do not count: they get no new connections."""
     slice = builders.slice(entry("10.1.0.1", **LOCAL))
     annotations = {objects.WEIGHT: "0"}
     drained = replace(slice, metadata=replace(slice.metadata, annotations=annotations))
@@ -76,7 +76,7 @@ def test_endpoints_of_weight_0_do_not_count() -> None:
 
 
 def test_counts_local_endpoints_only() -> None:
-    """Those of other nodes, and of no node, do not count."""
+    """Endpoints on other nodes, or on no node, do not count."""
     slice = builders.slice(
         entry("10.1.0.1", **LOCAL), entry("10.1.0.2", nodeName="there"), entry("10.1.0.3")
     )
@@ -143,7 +143,7 @@ def test_each_family_counts_its_own() -> None:
 
 
 def test_one_service_of_the_cluster_state() -> None:
-    """In whichever order its objects came."""
+    """The result does not depend on the order of the objects."""
     cluster = ClusterState(HERE)
     web = Key("shop", "web")
     assert cluster.health_check(web) is None
@@ -183,7 +183,10 @@ def listening(*choice: str, primary: dict[Family, Any] = PRIMARY) -> dict[Family
 def test_listens_only_on_matching_addresses_unless_match_all(
     choice: tuple[str, ...], expected: dict[Family, list[str]]
 ) -> None:
-    """By family: nothing said, or a /0, is everywhere; loopback counts where it is named."""
+    """The port listens on each family's matching addresses.
+
+    Without a setting, or with /0, these are all addresses; loopback only counts if it is named.
+    """
     assert listening(*choice) == expected
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a table of iptables goes with kube-proxy, and what stays."""
+"""The parts of an iptables table that are removed with kube-proxy, and the parts that stay."""
 
 from ebpflb.model.kube_proxy import IptablesRule, Removal, parse_rules
 
@@ -43,7 +43,7 @@ def test_parse() -> None:
 
 
 def test_target_in_words() -> None:
-    """What a comment says is no target."""
+    """A word in a comment is not a target."""
     assert removal(NAT).table.rules[2].target == "RETURN"
 
 
@@ -73,7 +73,7 @@ COMMIT
 
 
 def test_marked_by_others() -> None:
-    """Where others mark by KUBE-MARK-MASQ, marking and masquerading go on, without the sets."""
+    """If other rules mark by KUBE-MARK-MASQ, marking and masquerading go on, without the sets."""
     found = removal(NAT.replace("COMMIT", MARKING))
     assert found.deleted_chains == ["KUBE-SEP-2ACZ7VJ4SLNY7XTQ", "KUBE-SERVICES"]
     assert not found.flushed_chains
@@ -84,7 +84,7 @@ def test_marked_by_others() -> None:
 
 
 def test_asked_by_others() -> None:
-    """Any other chain that others jump or go to stays, empty, and nothing of ours leads there."""
+    """Any other chain that foreign rules use stays, empty, without kube-proxy's jumps to it."""
     found = removal(NAT.replace("COMMIT", ASKING))
     assert found.flushed_chains == ["KUBE-SERVICES"]
     assert "-X KUBE-SERVICES" not in found.script
@@ -101,7 +101,7 @@ def test_conditional_jump() -> None:
 
 
 def test_new_connections() -> None:
-    """In filter kube-proxy's jumps ask for new connections, in either order of the words."""
+    """In filter kube-proxy's jumps ask for new connections, with the words in either order."""
     new, comment = "-m conntrack --ctstate NEW", "-m comment --comment word"
     for words in (f"{new} {comment}", f"{comment} {new}", new, comment):
         assert IptablesRule("INPUT", f"{words} -j KUBE-SERVICES").is_bare
@@ -110,13 +110,13 @@ def test_new_connections() -> None:
 
 
 def test_nothing() -> None:
-    """Without kube-proxy there is nothing to do; nor in tables that it never used."""
+    """Without kube-proxy there is nothing to do, and neither in tables that it never used."""
     assert not removal("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n")
     assert not removal(NAT.replace("*nat", "*raw"))
 
 
 def test_second_time() -> None:
-    """What is kept and empty already needs nothing done."""
+    """If the kept chains are empty already, there is nothing to do."""
     kept = """\
 *nat
 :PREROUTING ACCEPT [0:0]

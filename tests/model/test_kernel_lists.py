@@ -32,7 +32,7 @@ def test_no_list(text: str) -> None:
 
 @given(some.sets(some.integers(1, 300)))
 def test_format_is_the_inverse(numbers: set[int]) -> None:
-    """What is written is what is read."""
+    """A written list reads back the same."""
     assert parse_numbers(format_numbers(numbers)) == numbers
 
 

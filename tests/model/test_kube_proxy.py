@@ -67,7 +67,7 @@ def test_sets() -> None:
 
 
 def test_nothing() -> None:
-    """Where nothing is, nothing is said."""
+    """If there is no trace of kube-proxy, there is no message."""
     found = Detection()
     assert (found.running, found.log_message, found.state) == (False, None, "none")
 
@@ -82,7 +82,7 @@ def test_gone() -> None:
 
 
 def test_unseen() -> None:
-    """Where the node's processes are not seen, rules alone do not tell that none runs."""
+    """If the node's processes are not visible, rules alone do not show that no kube-proxy runs."""
     found = Detection(rules=RULES, unseen=True)
     assert found.state.startswith("has left table ip kube-proxy") and "unknown" in found.state
     assert "once it has stopped `ebpflb cleanup --kube-proxy` removes them" in found.advice
@@ -117,7 +117,7 @@ def test_runs(found: Detection, evidence: str) -> None:
     ],
 )
 def test_left_to_it(found: Detection, said: str | None) -> None:
-    """Where Services are left to it one has to run, and nothing is to be removed."""
+    """If Services are left to kube-proxy, it has to run, and nothing should be removed."""
     message = found._replace(left="Services outside of --services=a").message
     assert (said in message and "cleanup" not in message) if message and said else message is said
 

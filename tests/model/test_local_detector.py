@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which traffic comes from pods, in each mode of kube-proxy (kube-proxy.md 5.2)."""
+"""The traffic that comes from pods, in each mode of kube-proxy (kube-proxy.md 5.2)."""
 
 from ipaddress import ip_network
 
@@ -19,7 +19,7 @@ def pods(detector: LocalDetector) -> list[str]:
 
 
 def test_default() -> None:
-    """Without a cluster CIDR no traffic is that of pods."""
+    """Without a cluster CIDR no traffic counts as a pod's."""
     assert not LocalDetector().networks(NODE)
     assert not LocalDetector().by_device
     assert not pods(LocalDetector())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which service ports count as without a local endpoint (kube-proxy.md 14, last line)."""
+"""The service ports that count as without a local endpoint (kube-proxy.md 14, last line)."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def test_endpoints_elsewhere_only(spec: dict[str, Any], expected: set[TrafficPol
 
 @pytest.mark.parametrize("spec", [LOCAL_INSIDE, LOCAL_OUTSIDE, LOCAL_BOTH])
 def test_an_endpoint_here(spec: dict[str, Any]) -> None:
-    """With one here nothing counts, also if it only still serves."""
+    """With an endpoint on this node nothing counts, even if it is terminating."""
     assert policies((endpoint("a"), endpoint("b", local=True)), **spec) == NONE
     assert policies((endpoint("a"), leaving("b", local=True)), **spec) == NONE
 

@@ -78,7 +78,7 @@ def test_primary_elsewhere() -> None:
 
 
 def test_no_cidr() -> None:
-    """What is not a CIDR is refused."""
+    """A text that is not a CIDR is refused."""
     with pytest.raises(ValueError, match="is not a CIDR"):
         serving("10.0.0.0/33")
 
@@ -88,7 +88,7 @@ CIDRS = some.lists(some.sampled_from([f"{ip}/{n}" for ip in HERE for n in (0, 8,
 
 @given(CIDRS)
 def test_never_loopback_never_foreign(listed: list[str]) -> None:
-    """Whatever is listed, the answer is of our addresses, and each is inside or unrestricted."""
+    """The result has exactly the node's addresses in the listed CIDRs, without loopback."""
     found = devices.served_addresses(HERE, tuple(listed), PRIMARY)
     networks = [addresses.parse_network(text) for text in listed]
     for address in HERE:

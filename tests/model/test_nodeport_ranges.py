@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose requests NodePorts admit: the annotation's clients, else the option's."""
+"""The clients that NodePorts admit: the annotation's, or else the option's."""
 
 from ipaddress import ip_network
 
@@ -15,7 +15,7 @@ DEFAULT = Admission(nodeport_source_ranges=annotations.parse_networks("192.0.2.0
 
 
 def ranges(text: str | None) -> list[str]:
-    """What NodePorts of a Service with this annotation admit, by the ports of both families."""
+    """Return the ranges that a Service with this annotation admits, by port."""
     both = ["172.30.0.41", "fd00:30::41"]
     manifest = manifests.service("web", both, [{"port": 80, "nodePort": 30080}])
     manifest["metadata"]["annotations"] = {"a": "b"}
@@ -36,7 +36,10 @@ def ranges(text: str | None) -> list[str]:
     ],
 )
 def test_annotation_takes_precedence(text: str | None, admitted: list[str]) -> None:
-    """By family; a family without a range, or with one that holds everything, admits everybody."""
+    """The annotation takes precedence in each family.
+
+    Without a range, or with /0, all are admitted.
+    """
     assert ranges(text) == admitted
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Node says of itself (kube-proxy.md 3.1, 17)."""
+"""The facts that a Node object gives (kube-proxy.md 3.1, 17)."""
 
 from ipaddress import ip_address
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a Service's connections when their endpoint goes: the annotation."""
+"""The annotation for a Service's connections whose endpoint is removed."""
 
 import msgspec
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine translates new flows of packets, and why."""
+"""The engine that translates new flows of packets, and the reason."""
 
 import pytest
 
@@ -42,5 +42,5 @@ def test_former_name() -> None:
 
 
 def test_choices() -> None:
-    """As the option names them."""
+    """The choices are the option's words."""
     assert CHOICES == ("auto", "netfilter", "flows")

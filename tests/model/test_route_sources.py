@@ -19,14 +19,14 @@ def test_one_source_needs_no_question() -> None:
 
 
 def test_ipv6_is_asked_where_sources_differ() -> None:
-    """By routes, by RFC 6724's labels, and where one source has more bits in common."""
+    """IPv6 is asked where sources differ: by routes, by RFC 6724's labels, or by common bits."""
     ours = [ip_address("2001:db8::1"), ip_address("2a00::1")]
     found = prefixes([DeviceRoute(2, ip_network("::/0"))], ours)
     assert {*map(str, found)} >= {"::/0", "fc00::/7", "2000::/5", "2800::/5"}
 
 
 def test_shortest_prefixes_first() -> None:
-    """Of too many the longest are left out."""
+    """If there are too many prefixes, the longest are left out."""
     many = [
         DeviceRoute(2, ip_network(f"10.{n // 256}.{n % 256}.0/24"))
         for n in range(2 * MOST_PREFIXES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which endpoints each policy uses (kube-proxy.md 3).
+"""The endpoints that each policy uses (kube-proxy.md 3).
 
 The tables follow upstream's TestCategorizeEndpoints. Endpoints are called a, b, c; a list that a
 service port does not use is empty.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Services are chosen by --namespaces and --services."""
+"""The Services that --namespaces and --services choose."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def chosen(selector: str, namespaces: str = "", labels: dict[str, str] | None = 
     ],
 )
 def test_requirements_that_hold(selector: str) -> None:
-    """As the API's label selectors; a label that is absent is none of the values."""
+    """Requirements hold like those of the API's label selectors; an absent label has no value."""
     assert chosen(selector)
 
 
@@ -38,12 +38,12 @@ def test_requirements_that_hold(selector: str) -> None:
     ],
 )
 def test_requirements_that_do_not_hold(selector: str) -> None:
-    """One that does not is enough."""
+    """If one requirement does not hold, the Service is not chosen."""
     assert not chosen(selector)
 
 
 def test_a_service_without_labels() -> None:
-    """It has none of them."""
+    """A Service without labels lacks every label."""
     assert not chosen("app", labels=None)
     assert chosen("!app", labels=None)
 

@@ -48,7 +48,7 @@ def test_internal_policy(policy: str | None, local: bool) -> None:
     ids=["cluster IP only", "node port", "external IP", "load balancer", "in the other family"],
 )
 def test_externally_accessible(spec: dict[str, Any], accessible: bool) -> None:
-    """By node port, load balancer or external IP of the port's own family (3)."""
+    """A port is accessible by its own family's node port, load balancer or external IP (3)."""
     port = builders.only_port(builders.service(**spec))
     assert port.externally_accessible is accessible
 
@@ -104,7 +104,7 @@ def test_affinity(spec: dict[str, Any], seconds: int) -> None:
 
 
 def test_protocols() -> None:
-    """One port name may stand for each of the three protocols."""
+    """One port name may be used once for each of the three protocols."""
     listed = ["TCP", "UDP", "SCTP"]
     ports = [{"port": 53, "protocol": protocol} for protocol in listed]
     found = services.parse(builders.service(ports=ports)).ports

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which service ports a Service has, and what each of them holds (kube-proxy.md 1)."""
+"""The service ports of a Service, and the content of each (kube-proxy.md 1)."""
 
 import re
 from ipaddress import ip_address, ip_network
@@ -45,8 +45,9 @@ def test_skipped(spec: dict[str, Any]) -> None:
 
 
 def test_a_manifest_without_cluster_ip() -> None:
-    """It has no service port, as beside kube-proxy (1.2), and this is said: the API server would
-    have given it one.
+    """A manifest without a cluster IP has no service port (1.2), and a remark says so.
+
+    The API server would have given it one.
     """
     ports, (warning,) = services.parse(builders.service(clusterIP="", clusterIPs=[]))
     assert ports == () and warning.startswith("spec.clusterIP: missing, so it is not served")
@@ -55,7 +56,10 @@ def test_a_manifest_without_cluster_ip() -> None:
 
 
 def test_a_manifest_without_node_port() -> None:
-    """Its cluster IP is served, and that it has no NodePort is said; a load balancer needs none."""
+    """Without a node port the cluster IP is served, and a remark says so.
+
+    A load balancer needs no node port.
+    """
     without = [{"name": "http", "port": 80}]
     ports, (warning,) = services.parse(builders.service(type="NodePort", ports=without))
     assert [port.node_port for port in ports] == [0] * len(ports) and ports
@@ -64,7 +68,7 @@ def test_a_manifest_without_node_port() -> None:
 
 
 def test_skipped_is_not_judged() -> None:
-    """What is not ours may hold anything."""
+    """A Service for another proxy may have any content."""
     assert services.parse(builders.service(clusterIP="None", ports=[{"port": 0}])) == ((), ())
 
 
@@ -98,7 +102,7 @@ def test_missing_cluster_ip() -> None:
 
 
 def test_unpaired_cluster_ips() -> None:
-    """Without ipFamilies a second clusterIP is unused, and this is said."""
+    """Without ipFamilies a second clusterIP is unused, and a remark says so."""
     parsed = services.parse(builders.dual_stack(ipFamilies=None))
     assert [port.name.family for port in parsed.ports] == [Family.IPV4]
     assert parsed.warnings == ("spec.ipFamilies: empty, so only spec.clusterIP is used",)
@@ -156,7 +160,7 @@ def test_external_ips_switched_off() -> None:
 
 
 def test_external_ips_that_are_not_allowed() -> None:
-    """Those outside of --external-ips are not served, and named; policies and VIPs stay."""
+    """External IPs outside of --external-ips are not served, but named; policies and VIPs stay."""
     spec = {
         "externalIPs": ["192.0.2.1", "203.0.113.1", "203.0.113.2"],
         "externalTrafficPolicy": "Local",
@@ -220,7 +224,7 @@ SPECIAL = {
 
 @pytest.mark.parametrize(("text", "what"), SPECIAL.items())
 def test_special_addresses_are_not_served(text: str, what: str) -> None:
-    """As external IP or load balancer's they are named, a line each; the rest is served."""
+    """Special addresses are not served as external or load balancer IPs, but named."""
     service = builders.dual_stack(
         externalIPs=["192.0.2.1", text],
         ingress=[{"ip": text}, {"ip": "198.51.100.1"}],
@@ -245,7 +249,7 @@ def test_special_cluster_ips_are_invalid(text: str, what: str) -> None:
 
 @pytest.mark.parametrize("text", ["all", "none", "192.0.2.0/24", "192.0.2.0/24,2001:db8::/32"])
 def test_external_ips_option(text: str) -> None:
-    """It is shown as it is written."""
+    """The option is shown as the user wrote it."""
     assert str(services.parse_external_ips(text)) == text
 
 
@@ -305,7 +309,10 @@ def test_sloppy_addresses() -> None:
 
 
 def test_unreadable_entries_are_skipped_with_a_remark() -> None:
-    """What kube-proxy skips with a log line is skipped and named; blank entries go silently."""
+    """An entry that kube-proxy skips with a log line is skipped and named.
+
+    Blank ones are not named.
+    """
     parsed = services.parse(
         builders.service(
             externalIPs=["192.0.2.1", "x", " ", " 192.0.2.2", "192.0.2.01"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which time the weights of a Service's new endpoints grow: the annotation."""
+"""The annotation for the time in which the weights of a Service's new endpoints grow."""
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ def test_the_annotation_says_in_which_time(text: str | None, seconds: float) -> 
 
 @pytest.mark.parametrize("text", ["", "30", "fast", "-1s", "2h"])
 def test_what_cannot_be_read_is_named_and_the_service_is_served(text: str) -> None:
-    """Its new endpoints get their whole weight at once."""
+    """With an unreadable value new endpoints get their whole weight at once."""
     (port,), (warning,) = parsed(text)
     assert port.slow_start == 0.0
     assert warning.startswith(f'{WHERE}: "{text}"')

@@ -65,7 +65,7 @@ def test_local_list(port: ServicePort, found: list[Endpoint], reason: UnusedReas
 
 @given(some.sampled_from(POLICIES), ENDPOINTS)
 def test_partition(port: ServicePort, found: tuple[Endpoint, ...]) -> None:
-    """Of each list that is in use, an endpoint is either in it or has a reason why not."""
+    """In each list that is in use, every endpoint is either a member or has a reason why not."""
     chosen = endpoints.select(found, HERE)
     in_use = endpoints.uses_cluster(port), endpoints.uses_local(port)
     for use in endpoints.uses(port, found, chosen, HERE):
@@ -187,7 +187,7 @@ PORTS = [
 def test_every_entry_is_told(
     ports: tuple[ServicePort, ...], slices: list[objects.EndpointSlice]
 ) -> None:
-    """For each service port of a family, an entry is an endpoint or is left out, never both."""
+    """For each service port of a family, an entry is either an endpoint or left out."""
     for slice in slices:
         for each in slice.endpoints or ():
             one = msgspec.structs.replace(slice, endpoints=[each])

@@ -26,7 +26,10 @@ OTHER = VirtualServer("TCP", ip_address("192.0.2.1"), 443)
 
 
 def test_parse() -> None:
-    """Both families, with the open connections of all their destinations; no firewall marks."""
+    """Virtual servers of both families have the open connections of all their destinations.
+
+    Firewall marks are left out.
+    """
     assert parse_virtual_servers(TABLE) == [CLUSTER, NODE_PORT, CLUSTER6, OTHER]
     assert parse_virtual_servers("") == []
 

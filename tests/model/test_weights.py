@@ -38,7 +38,7 @@ def test_what_cannot_be_read_is_a_warning_and_counts_as_100(text: str) -> None:
 
 
 def test_a_service_has_no_weight() -> None:
-    """Its author is told where it belongs."""
+    """An annotation of weight on a Service is reported, with its right place."""
     service = manifests.service("web", ["172.30.0.1"], [{"port": 80}])
     service["metadata"]["annotations"] = {annotations.WEIGHT_ANNOTATION: "11"}
     found = services.parse(msgspec.convert(service, objects.Service))
@@ -48,7 +48,7 @@ def test_a_service_has_no_weight() -> None:
 
 @pytest.mark.parametrize("name", ["scheduler", "on-removal", "slow-start"])
 def test_a_slice_has_no_annotation_of_a_service(name: str) -> None:
-    """Nor is it silent about one."""
+    """A Service's annotation on a slice is reported too."""
     manifest = manifests.endpoint_slice("web", "IPv4", [], [])
     manifest["metadata"]["annotations"] = {f"ebpflb.io/{name}": "reset"}
     _, warnings = endpoint_slices.read(msgspec.convert(manifest, objects.EndpointSlice))
@@ -58,7 +58,7 @@ def test_a_slice_has_no_annotation_of_a_service(name: str) -> None:
 
 @pytest.mark.parametrize("weight", [0, 5])
 def test_weight_0_gets_nothing_new(weight: int) -> None:
-    """It serves what it has, so it is in the block, but in no list."""
+    """An endpoint of weight 0 keeps its connections: it is in the block, but in no list."""
     service = manifests.service("web", ["172.30.0.1"], [{"port": 80}])
     [port] = services.parse(msgspec.convert(service, objects.Service)).ports
     found = endpoints.merge([weighted(str(weight))[0]], port.name, "node")
