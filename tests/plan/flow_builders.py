@@ -25,7 +25,7 @@ class Made(NamedTuple):
     changed: bool = False  # the client's port was in use
 
     def entries(self, flags: Iterable[str], idle: Iterable[int]) -> Entries:
-        """Its entries with these words and seconds since they were used, four of each."""
+        """Return four entries with each of these words and seconds since their last use."""
         client = (CLIENT, 1000) if self.changed else (CLIENT, 3000 + self.number)
         frontend = (ip_address("10.96.0.0") + self.number, 80)
         inside = (CLIENT, 2000 + self.number) if self.changed else client
@@ -46,7 +46,7 @@ class Made(NamedTuple):
         return {key: flow for part, (key, flow) in enumerate(found) if part in keep}
 
     def plain(self, ago: int = 0) -> Entries:
-        """Both sides have been seen, so many seconds ago."""
+        """Return entries of a flow that both sides have used, this number of seconds ago."""
         words = "request masquerade" if self.masqueraded else "request"
         return self.entries([f"{words} seen"] * 2 + ["seen"] * 2, [ago] * 4)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may happen to a node's services: arbitrary steps, for properties."""
+"""Arbitrary steps of a node's services, for properties."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.plan.node import PlannedNode
 
 
 class Edit(NamedTuple):
-    """One field of one service port takes another value; ``gone`` takes the port away."""
+    """A new value for one field of one service port; ``gone`` removes the port."""
 
     service: str
     field: str
@@ -25,7 +25,7 @@ class Edit(NamedTuple):
 
 
 class Step(NamedTuple):
-    """After some seconds, edits for one plan; ``crash``: after so many writes."""
+    """A number of seconds, then edits for one plan; ``crash``: stop after this number of writes."""
 
     seconds: float
     edits: list[Edit]

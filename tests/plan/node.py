@@ -32,7 +32,7 @@ class Reader(NamedTuple):
 
 
 def _frontends_of_changing_ips(before: Maps, after: Maps) -> set[Frontend]:
-    """Those of cluster IPs that a plan adds, and of those that it removes."""
+    """Return the frontends of cluster IPs that a plan adds or removes."""
     come = after.cluster_ips.keys() - before.cluster_ips.keys()
     gone = before.cluster_ips.keys() - after.cluster_ips.keys()
     return {it for it in after.services if it.address in come} | {
@@ -117,7 +117,7 @@ class PlannedNode:
         self.now += seconds
 
     def wait_for_quarantine(self) -> None:
-        """Until nothing is in quarantine any more."""
+        """Wait until the quarantine is empty."""
         while self.planner.quarantine:
             self.wait(QUARANTINE_SECONDS)
             self.change({})
@@ -154,7 +154,10 @@ class PlannedNode:
                 raise WrongLookup(f"{frontend} leads to {found} meanwhile")
 
     def _check_cluster_ips(self, complete: set[Frontend]) -> None:
-        """Nobody is refused by a cluster IP that comes before its frontends, or goes after them."""
+        """Check that a cluster IP is only known while its frontends are complete.
+
+        Otherwise it would refuse clients.
+        """
         for frontend in complete - self.maps.services.keys():
             if frontend.address in self.maps.cluster_ips:
                 raise WrongLookup(f"{frontend} is refused meanwhile")
@@ -255,7 +258,7 @@ def _check_backend_slots(node: PlannedNode) -> None:
 
 
 def _check_translations(node: PlannedNode) -> None:
-    """One for each backend. Others are of ids in quarantine, or nameless."""
+    """Check that each backend has a translation, and that others are in quarantine or nameless."""
     actual = node.planner.actual.values()
     living = {it.id: it for entries in actual for it in entries.translations()}
     surplus = node.maps.translations.keys() - living.keys()

@@ -80,7 +80,7 @@ def writes(plan: Plan) -> Iterator[Write]:
 
 
 def translation(backend: Backend) -> Translation:
-    """Where netfilter has to send packets of a backend."""
+    """The address to which netfilter must send packets of a backend."""
     return Translation(backend.id, backend.address, backend.port)
 
 
@@ -96,7 +96,7 @@ def _bits(service: int, address: Address) -> int:
 
 
 class Maps:
-    """What pinned maps hold, with or without an agent."""
+    """The content of pinned maps, with or without an agent."""
 
     def __init__(self) -> None:
         self.services: dict[Frontend, ServiceEntry] = {}
@@ -167,7 +167,7 @@ class Maps:
         return found if (found.service, found.id) == (service, number) else None
 
     def wanted_translations(self) -> dict[int, Translation]:
-        """What an agent compares netfilter's table with (kernel/maps/translations.py)."""
+        """Return the translations that an agent compares with netfilter's table."""
         pairs = ((id, self.slots.get(slot, ZERO)) for id, slot in self.backend_slots.items())
         return {id: translation(backend) for id, backend in pairs if backend.id == id}
 
@@ -187,7 +187,10 @@ class Maps:
         return Found(service.flags, service.affinity_seconds, cluster, local, block, drawn)
 
     def lookups(self) -> dict[Frontend, Found]:
-        """What each frontend refers to. Raises WrongLookup for slots of another service."""
+        """Return the service and backends of each frontend.
+
+        Raises WrongLookup for slots of another service.
+        """
         return {frontend: self.lookup(frontend) for frontend in self.services}
 
     def admitted(self, frontend: Frontend, client: Address) -> bool:
@@ -195,7 +198,7 @@ class Maps:
         return self.admits(self.services[frontend], client)
 
     def admits(self, service: ServiceEntry, client: Address) -> bool:
-        """As policy_admits in C, for a service that was read at any time."""
+        """Whether a service, read at any time, admits the client, like policy_admits in C."""
         restricted = "restricted" in service.flags
         return not restricted or any(matches(it, service.id, client) for it in self.source_ranges)
 
@@ -228,7 +231,7 @@ class Maps:
         }
 
     def _ranges(self, service: ServiceEntry) -> set[tuple[int, Address]]:
-        """Those that are looked up."""
+        """Return the ranges that are looked up."""
         ranges = self.source_ranges if "restricted" in service.flags else ()
         return {(it.length, it.address) for it in ranges if it.service == service.id}
 

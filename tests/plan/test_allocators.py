@@ -69,7 +69,7 @@ def test_ranges_first_fit() -> None:
 
 
 def test_empty_range() -> None:
-    """Nothing is taken for a service without backends, not even from a full map."""
+    """A service without backends takes no range, not even from a full map."""
     ranges = SlotAllocator(0)
     assert ranges.allocate(0) == Range(0, 0)
     ranges.free(Range(0, 0))
@@ -134,7 +134,7 @@ def test_used_ranges(runs: list[Range]) -> None:
 
 
 def test_nothing_rests_before_it_is_carried_out() -> None:
-    """What a plan frees stays away for as long as the plan is not carried out."""
+    """Freed numbers stay unavailable until the plan is carried out."""
     quarantine, back = Quarantine(), list[str]()
     quarantine.add(lambda: back.append("slot"))
     quarantine.release(1000.0)
@@ -142,7 +142,7 @@ def test_nothing_rests_before_it_is_carried_out() -> None:
 
 
 def test_rests_a_second() -> None:
-    """What was freed comes back a second after that was carried out, and only once."""
+    """Freed numbers become available a second after the plan was carried out, and only once."""
     quarantine, back = Quarantine(), list[str]()
     quarantine.add(lambda: back.append("slot"))
     quarantine.start(8.0)

@@ -18,7 +18,7 @@ RANGE = ip_network("10.96.0.0/29")
 
 
 def test_every_frontend_is_restricted() -> None:
-    """To the node and the client, and the NodePort to the client alone."""
+    """Every frontend admits the node and the client, and the NodePort the client only."""
     ports = service_ports(CANARY)
     assert len(ports) == len(CANARY_PROTOCOLS) and all(map(is_canary, ports))
     for desired in ports.values():
@@ -49,7 +49,7 @@ def test_unused_in_the_range() -> None:
 
 
 def test_none_is_left() -> None:
-    """Where all are in use, or nothing tells which are not, there is none."""
+    """There is no address if all are in use, or if it is unknown which are in use."""
     taken = list(RANGE)
     assert unused_cluster_ip([RANGE], RANGE, taken, taken, lambda below: 0) is None
     assert unused_cluster_ip([RANGE], None, [], [], lambda below: 0) is None

@@ -21,7 +21,7 @@ each_map = pytest.mark.parametrize(("capacity", "message"), FULL)
 
 @each_map
 def test_new_service_does_not_fit(capacity: Capacity, message: str) -> None:
-    """It is named together with the map that is full, and nothing of it is written."""
+    """A service that does not fit is named with the full map, and no part of it is written."""
     node = PlannedNode(capacity)
     node.change(by_name(A, B))
     assert node.planner.not_programmed == {name("b"): message}
@@ -31,7 +31,7 @@ def test_new_service_does_not_fit(capacity: Capacity, message: str) -> None:
 
 @each_map
 def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
-    """It is tried again, without a change of its own, once the quarantine is over."""
+    """A service that did not fit is tried again when the quarantine is over, without a change."""
     node = PlannedNode(capacity)
     node.change(by_name(A, B))
     node.change({name("a"): None})
@@ -61,7 +61,7 @@ def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
     ],
 )
 def test_what_is_not_wanted_any_more_goes(capacity: Capacity, grown: DesiredService) -> None:
-    """Of a service that grew out of a map, removed endpoints and frontends go; the rest serves."""
+    """If a service outgrows a map, its removed endpoints and frontends go, and the rest serves."""
     node = PlannedNode(capacity)
     node.change(by_name(A, B))
     node.change(by_name(grown))
@@ -108,7 +108,7 @@ def test_frontend_comes_back_to_a_waiting_service() -> None:
 
 
 def test_frontends_of_one_plan_share_the_map() -> None:
-    """What a plan removes makes room for the next plan only, since it goes last."""
+    """Space that a plan frees is only available to the next plan, since removals come last."""
     node = PlannedNode(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [5], [5]))})
@@ -118,7 +118,7 @@ def test_frontends_of_one_plan_share_the_map() -> None:
 
 
 def test_frontend_taken_over_needs_no_room() -> None:
-    """In a full map a frontend can change hands."""
+    """A frontend can change its owner even in a full map."""
     node = PlannedNode(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [1, 2], [5]))})

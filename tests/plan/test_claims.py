@@ -36,7 +36,7 @@ def test_older_wins_when_it_comes_later() -> None:
 
 
 def test_name_decides_a_tie() -> None:
-    """Of equally old ones the first by name wins."""
+    """Of equally old Services the first by name wins."""
     claims = Claims()
     claims.update(by_name(desired("b", [1]), desired("a", [1]), desired("c", [1])))
     assert [frontends_of(claims, service) for service in "abc"] == [{1}, set(), set()]

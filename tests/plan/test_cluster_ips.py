@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster IPs the datapath knows, and the prefixes that cover them (ClusterIps)."""
+"""The cluster IPs that the datapath knows, and the prefixes that cover them (ClusterIps)."""
 
 from ipaddress import ip_address, ip_network
 
@@ -59,7 +59,7 @@ def test_known_only_while_all_its_frontends_are() -> None:
 
 
 def test_restart() -> None:
-    """What the map has stays, what it lacks is written, and what no service has is removed."""
+    """After a restart missing cluster IPs are written, and those without a service are removed."""
     node = PlannedNode()
     node.change(by_name(port("a", 80), desired("b", [2], [2])))
     assert not node.restart()
@@ -72,7 +72,7 @@ def test_restart() -> None:
 
 
 def test_covering_prefixes() -> None:
-    """It holds every cluster IP as soon as it is planned, and never shrinks."""
+    """The prefix covers every cluster IP as soon as it is planned, and never shrinks."""
     planner = Planner(CAPACITY)
     assert planner.cluster_ips.cover(frozenset()) == {
         Family.IPV4: NO_PREFIX,
@@ -94,7 +94,7 @@ def test_covering_prefixes() -> None:
 
 
 def test_covering_prefixes_after_a_restart() -> None:
-    """What is programmed belongs to it from the start; what is external does not."""
+    """After a restart the prefix covers the programmed cluster IPs, but not external addresses."""
     node = PlannedNode()
     far = Frontend(ip_address("198.51.100.7"), 80, 6)
     node.change(by_name(desired("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What maps hold against what is planned: each entry that differs, and the row that corrects it."""
+"""Compares maps with the plan: each entry that differs, and the row that corrects it."""
 
 from collections.abc import Callable, Iterator
 from ipaddress import ip_network
@@ -56,7 +56,7 @@ def world() -> World:
 
 
 def test_as_planned(world: World) -> None:
-    """Nothing differs after a plan, nor after the plan that removes a service."""
+    """After a plan nothing differs, even after one that removes a service."""
     assert world.wrong() == []
     world.write(world.planner.plan_changes({name("a"): None}, 1.0))
     assert world.wrong() == []
@@ -67,7 +67,7 @@ def test_as_planned(world: World) -> None:
 )
 @pytest.mark.parametrize("how", [MISSING, DIFFERS])
 def test_corrected(world: World, table: str, how: str) -> None:
-    """What is missing or differs is found by its key, alone, and its row corrects it."""
+    """A missing or different entry is found by its key, and its row corrects only that entry."""
     entries = getattr(world.maps, table)
     key, before = next(iter(entries.items()))
     if how == MISSING:
@@ -104,7 +104,7 @@ def test_a_slot_of_no_backend_goes(world: World) -> None:
 
 
 def test_planned_anew_meanwhile(world: World) -> None:
-    """What was planned when a comparison began, and is not any more, is no drift."""
+    """An entry that was planned when a comparison began, but is not any more, is no drift."""
     found = comparison.compare_service(world.planner, name("a"), world.read)
     assert next(found) is None
     world.plan(desired("a", [1, 2], [9]))
@@ -112,7 +112,10 @@ def test_planned_anew_meanwhile(world: World) -> None:
 
 
 def test_a_source_range_that_is_missing_is_found_when_all_are_read(world: World) -> None:
-    """Unless any was removed meanwhile: it may have been added anew behind the reader."""
+    """A missing source range is found when all are read, unless a range was removed meanwhile.
+
+    A range may have been added again behind the reader.
+    """
     network = ip_network("192.0.2.0/24")
     flags = frozenset({"endpoints", "external", "restricted"})
     world.plan(desired("r", [7], [7], source_ranges=[network], flags=flags))

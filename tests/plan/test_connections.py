@@ -43,18 +43,21 @@ def test_tcp(name: str, state: FlowState) -> None:
 
 
 def test_a_state_that_a_newer_kernel_has() -> None:
-    """It is shown as unknown."""
+    """An unknown state is shown as unknown."""
     assert TCP._replace(tcp_state=99).state_name == "unknown"
 
 
 def test_udp() -> None:
-    """It has been answered or not."""
+    """A UDP entry is either answered or not."""
     assert (UDP.state, UDP.state_name) == (FlowState.ONE_WAY, "unreplied")
     answered = UDP._replace(status=SEEN_REPLY)
     assert (answered.state, answered.state_name) == (FlowState.BOTH_WAYS, "replied")
 
 
 def test_translated() -> None:
-    """By its status: a destination may be translated to itself."""
+    """The status tells whether an entry is translated.
+
+    Its addresses do not: a destination may be translated to itself.
+    """
     assert not TCP.is_translated
     assert TCP._replace(status=DESTINATION_NAT | SEEN_REPLY).is_translated

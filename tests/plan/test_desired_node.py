@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps should hold about a node: devices and settings."""
+"""The desired content of the maps about a node: devices and settings."""
 
 from ipaddress import ip_address, ip_network
 from typing import Any
@@ -64,7 +64,7 @@ def test_settings_without_detector() -> None:
 
 
 def test_settings_with_detector() -> None:
-    """With pods of one family to detect, the detector is on; of the other there are none."""
+    """With a detector for pods of one family, the detector is on, and the other has no pods."""
     found = local(LocalDetector(LocalMode.NODE_CIDR), "10.244.1.0/24").settings(CHOSEN, {})
     assert found["flags"] == {"guard_nodeports", "detect_local"}
     assert found["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
@@ -79,7 +79,7 @@ def test_detector_by_device() -> None:
 
 
 def test_node_without_address() -> None:
-    """Nothing is made up."""
+    """A node without an address gets none."""
     alone = DesiredNode((VETH,), (VETH,), {}, LocalDetector(), ())
     assert alone.devices()[3] == entries.DeviceEntry(NO_V4, NO_V6, HOST_ONLY)
     assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4

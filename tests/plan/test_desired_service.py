@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service port and its selection ask of the datapath (desired.py)."""
+"""The content that a service port and its selection need in the datapath (desired.py)."""
 
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
@@ -152,7 +152,7 @@ def test_restricted_vips() -> None:
 
 @pytest.mark.parametrize("port", [BALANCED, replace(WEB, source_ranges=RANGES)])
 def test_nothing_restricted(port: ServicePort) -> None:
-    """Without ranges everyone is let in, without a VIP there is nothing to restrict."""
+    """Without ranges all clients are admitted, and without a VIP there is nothing to restrict."""
     found = desired_service(port, SOMEBODY)
     assert found.source_ranges == ()
     assert not any("restricted" in flags for flags in found.frontends.values())
@@ -170,7 +170,7 @@ def test_nothing_restricted(port: ServicePort) -> None:
 def test_vip_of_a_node_that_is_let_in(
     primary: dict[Family, Address], further: tuple[Network, ...]
 ) -> None:
-    """Where the node itself may come, it may come from the service's own VIP (kube-proxy.md 7)."""
+    """If the node is admitted, the service's own VIP is admitted too (kube-proxy.md 7)."""
     found = desired_service(replace(BALANCED, source_ranges=RANGES), NOBODY, primary)
     assert found.source_ranges == (*RANGES, *further)
 
@@ -188,7 +188,7 @@ def test_vip_of_a_node_that_is_let_in_by_ipv6() -> None:
 
 
 def test_cluster_ip_wins_over_an_equal_external_ip() -> None:
-    """What is reached at the cluster IP follows the internal policy, whoever lists it again."""
+    """The cluster IP follows the internal policy, even if it is listed as an external IP too."""
     port = replace(WEB, external_ips=(WEB.cluster_ip,), external_local=True)
     assert desired_service(port, SOMEBODY).frontends == {at("172.30.0.41"): flags("endpoints")}
 

@@ -64,7 +64,10 @@ LIVING = (FlowState.OPEN, FlowState.CLOSING, FlowState.STREAM)
 
 
 def _of_a_part(seconds: dict[FlowState, int]) -> int:
-    """What is left of a flow may look open, or closed, where the whole does not."""
+    """Return the shortest timeout for the remaining part of a flow.
+
+    A part may look open, or closed, though the whole flow does not.
+    """
     looks = (*LIVING, FlowState.OPENING, FlowState.CLOSED, FlowState.RESTING, FlowState.BOTH_WAYS)
     return min(seconds[state] for state in looks if state in seconds)
 
@@ -104,7 +107,7 @@ def worlds(draw: st.DrawFn) -> tuple[Timeouts, list[Known]]:
 
 
 def sweep(store: Entries, timeouts: Timeouts) -> None:
-    """As ebpflb.kernel.sweep does it, of a dict."""
+    """Expire the entries of a dict like ebpflb.kernel.sweep."""
     wait = timeouts.idle_limit
     limits = {key: wait(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
     idle = [key for key, flow in store.items() if NOW - flow.last_seen >= limits[key]]
@@ -150,7 +153,7 @@ def test_masqueraded_by_the_cni() -> None:
 
 @pytest.mark.parametrize("part", [REQUEST, MASQUERADE])
 def test_partial_flows(part: int) -> None:
-    """What lost its request or its masquerade goes when the longest timeout is over."""
+    """A flow without its request or masquerade ends after the longest timeout."""
     limit = Timeouts().seconds[Protocol.TCP][FlowState.OPEN]
     for ago, gone in ((limit - 1, False), (limit, True)):
         store = Made(1, masqueraded=True).plain(ago)
@@ -160,7 +163,7 @@ def test_partial_flows(part: int) -> None:
 
 
 def test_kube_proxys_timeouts() -> None:
-    """What nobody chose is what kube-proxy and conntrack have (kube-proxy.md 11.3)."""
+    """The defaults are those of kube-proxy and conntrack (kube-proxy.md 11.3)."""
     seconds = Timeouts().seconds
     assert seconds[Protocol.TCP][FlowState.OPEN] == 24 * 3600
     assert seconds[Protocol.TCP][FlowState.CLOSING] == 3600
@@ -172,7 +175,7 @@ def test_kube_proxys_timeouts() -> None:
 
 
 def test_chosen_timeouts() -> None:
-    """What the operator chose counts, but for SCTP, which kube-proxy leaves alone."""
+    """The operator's timeouts are used, except for SCTP, which kube-proxy leaves alone."""
     seconds = Timeouts(established=1, close_wait=2, udp=3, udp_stream=4).seconds
     assert seconds[Protocol.TCP][FlowState.OPEN] == 1
     assert seconds[Protocol.TCP][FlowState.CLOSING] == 2

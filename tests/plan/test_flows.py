@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which entries are one flow, and how it stands."""
+"""The entries that belong to one flow, and the flow's state."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_one_leads_to_all(made: Made) -> None:
 
 @pytest.mark.parametrize("part", [REQUEST, REPLY])
 def test_evicted(part: int) -> None:
-    """What the LRU has left finds each other, be the request gone or the reply."""
+    """The remaining entries of a flow are joined, without the request's or the reply's too."""
     entries = Made(1, masqueraded=True).plain()
     del entries[list(entries)[part]]
     key, flow = next(iter(entries.items()))
@@ -94,7 +94,7 @@ def test_connections(protocol: Protocol, asking: str, replying: str, expected: F
 
 
 def test_masqueraded_twice() -> None:
-    """Where the CNI masquerades what we would, our entries for it are never seen: it is open."""
+    """If the CNI masquerades a flow first, its masquerade's entries stay unseen, but it is open."""
     words = ["request seen", "request masquerade", "", "seen"]
     assert (
         connection_state(Protocol.TCP, [frozenset(each.split()) for each in words])
@@ -105,7 +105,7 @@ def test_masqueraded_twice() -> None:
 
 
 def test_shut_down() -> None:
-    """What is a reset after a FIN in TCP is the end of an orderly shutdown in SCTP."""
+    """A reset after a FIN in TCP corresponds to the end of an orderly shutdown in SCTP."""
     sides = [frozenset({"request", "seen", "fin", "rst"}), frozenset({"seen"})]
     assert connection_state(Protocol.TCP, sides) == FlowState.RESET
     assert connection_state(Protocol.SCTP, sides) == FlowState.CLOSED
@@ -151,7 +151,7 @@ def test_chosen_port(made: Made) -> None:
 
 
 def test_unknown() -> None:
-    """What an evicted entry would have said is not guessed: the flow counts as open."""
+    """The content of an evicted entry is not guessed: the flow counts as open."""
     request = frozenset({"request", "seen"})
     assert connection_state(Protocol.TCP, [request]) == FlowState.OPEN
     assert datagrams_state([request], is_stream=False) == FlowState.BOTH_WAYS

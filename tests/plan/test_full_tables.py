@@ -51,7 +51,7 @@ def node_with(
 def test_a_change_is_served_at_random_until_the_former_table_is_free(
     before: DesiredService, after: DesiredService
 ) -> None:
-    """Its endpoints are in force at once; it is named, and needs no change to get its table."""
+    """Changed endpoints are in force at once; the service is named, and gets its table later."""
     node = node_with(before, FULL)
     node.change(by_name(after))
     assert node.planner.actual[name("a")].scheduler == RANDOM
@@ -67,7 +67,10 @@ def test_a_change_is_served_at_random_until_the_former_table_is_free(
 
 
 def test_the_tables_of_one_service_have_a_share() -> None:
-    """Its next port goes at random, and another Service gets a table."""
+    """If a service has its share of tables, its next port is served at random.
+
+    Another Service still gets a table.
+    """
     ports = [hashed(1, 2), hashed(3, 4, first=2), hashed(5, 6, service="b", first=3)]
     ports[1] = replace(ports[1], name=name("a")._replace(port="second"))
     node = PlannedNode(CAPACITY._replace(choices=80), Shares(1.0, service_tables=0.2))
@@ -81,7 +84,10 @@ def test_the_tables_of_one_service_have_a_share() -> None:
 
 
 def test_equal_weights_are_told_with_maglev_alone() -> None:
-    """Then a socket needs no table (rules/scheduler.h)."""
+    """The flag for equal weights is only set with Maglev: a socket then needs no table.
+
+    See rules/scheduler.h.
+    """
     uneven = replace(hashed(), backends=(backend(1, weight=1), backend(2)))
     drained = replace(hashed(), backends=(backend(2), backend(1, SERVING, weight=1)))
     by_flags = {
@@ -102,7 +108,7 @@ def test_without_endpoints_there_is_no_table() -> None:
 
 
 def test_a_table_that_was_prepared_is_used() -> None:
-    """It is made in steps before the plan; one of other backends is not used, and made anew."""
+    """A table prepared in steps is used by the plan; one of other backends is made again."""
     with patch.object(tables, "PLACES_A_STEP", 2):
         node = PlannedNode()
         steps = list(node.planner.prepare(hashed(1, 2)))
@@ -117,7 +123,7 @@ def test_a_table_that_was_prepared_is_used() -> None:
 
 
 def test_an_audit_makes_a_table_in_steps() -> None:
-    """It has nothing to say meanwhile."""
+    """An audit that makes a table in steps reports no difference meanwhile."""
     node = node_with(hashed(1, 2))
     parts = {part: getattr(node.maps, part).get for part in vars(node.maps)}
     found = list(comparison.compare_service(node.planner, name("a"), parts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read back from maps that another agent left (map_contents.py)."""
+"""The state that is read back from maps that another agent left (map_contents.py)."""
 
 from ipaddress import IPv4Address
 
@@ -149,7 +149,7 @@ def test_name_without_frontends() -> None:
 
 
 def test_two_ids_with_one_name() -> None:
-    """One of the ids is the service's; the other one and its entries are leftovers."""
+    """One of the two ids is the service's; the other one and its entries are leftovers."""
     maps = web()
     maps.service_names[9] = name("web")
     write_block(maps, 9, NEW, first=5)
@@ -162,7 +162,7 @@ def test_two_ids_with_one_name() -> None:
 
 
 def test_torn_block() -> None:
-    """A block with another service's slot in it is given up and written anew elsewhere."""
+    """A block with another service's slot in it is given up and written elsewhere."""
     maps = web()
     maps.slots[1] = maps.slots[1]._replace(service=7)
     contents = maps.read_back()

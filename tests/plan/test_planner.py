@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan writes, and what it leaves alone (planner.py)."""
+"""The entries that a plan writes, and those that it leaves alone (planner.py)."""
 
 from dataclasses import fields
 
@@ -63,7 +63,7 @@ def test_lists_are_ranges() -> None:
 
 
 def test_unchanged_service() -> None:
-    """Nothing is written for what has not changed."""
+    """For an unchanged service nothing is written."""
     assert not node_with(WEB).change(by_name(WEB))
 
 
@@ -114,7 +114,7 @@ def test_backend_changes_lists() -> None:
 
 
 def test_changes_of_backends_and_frontends_are_reported() -> None:
-    """Both may leave flows behind: of a backend that is gone, or at an address that has moved."""
+    """Removed backends and moved frontends are reported: both may leave flows behind."""
     node = node_with(WEB)
     take = node.planner.take_backend_changes
     name = WEB.name
@@ -294,8 +294,10 @@ def test_unwanted_is_not_tried_again() -> None:
 
 
 def test_programs_of_another_layout_find_what_they_choose() -> None:
-    """In empty maps a backend gets the id that led to its endpoint before, and no other backend
-    gets such an id; those of endpoints that have gone end once these programs are replaced.
+    """Programs of another layout find the endpoints that they choose.
+
+    In empty maps a backend gets the id that led to its endpoint before, and no other backend gets
+    such an id. The ids of removed endpoints end when these programs are replaced.
     """
     kept, gone = (
         Translation(id, b.address, b.port) for id, b in ((2, backend(1)), (1, backend(9)))

@@ -62,7 +62,7 @@ def test_prefix_means_the_network(network: Network, address: Address) -> None:
 
 
 def test_no_prefix() -> None:
-    """Nothing is equal to NO_PREFIX under its mask."""
+    """No address matches NO_PREFIX under its mask."""
     assert int(NO_PREFIX.address) & ~int(NO_PREFIX.mask)
 
 
@@ -91,7 +91,7 @@ def test_cover_of_nothing() -> None:
 
 @given(some.lists(networks, min_size=1), some.sampled_from(Family))
 def test_cover_is_the_smallest(mixed: list[Network], family: Family) -> None:
-    """It holds all of them, and neither of its halves does."""
+    """The cover holds all addresses, and neither of its halves does."""
     held = [network for network in mixed if network.version == family]
     if not held:
         return

@@ -32,7 +32,7 @@ def small_tables() -> Iterator[None]:
 
 
 def from_nothing(node: PlannedNode) -> Maps:
-    """What a node without history would hold for the same wishes."""
+    """Return the content of a node without history for the same services."""
     fresh = PlannedNode()
     fresh.change(node.desired)
     return fresh.maps
@@ -41,7 +41,7 @@ def from_nothing(node: PlannedNode) -> Maps:
 @given(histories.steps)
 @settings(max_examples=scaled(150), deadline=None)
 def test_history_does_not_matter(steps: list[Step]) -> None:
-    """Whatever happened before, the maps show what is desired now, as if written from nothing."""
+    """After any history the maps equal those written from nothing for the same services."""
     node = PlannedNode()
     for step in steps:
         histories.run(node, [step])
@@ -105,9 +105,9 @@ def test_crash_after_crash(steps: list[Step]) -> None:
 @given(histories.steps)
 @settings(max_examples=scaled(150), deadline=None)
 def test_full_maps(steps: list[Step]) -> None:
-    """Where room runs out, what has a place is as desired, and all else has what it still wants of
-    what it had, and nothing that it does not want; or its endpoints are as they were. Nothing
-    waits that would fit.
+    """With full maps every service is as desired, or keeps the part that it still wants.
+
+    Or its endpoints stay unchanged. Nothing waits that would fit.
     """
     node = PlannedNode(TIGHT)
     for step in steps:
@@ -149,7 +149,7 @@ def _is_what_fits(*lists: tuple[DesiredBackend, ...]) -> bool:
 
 
 def _check_nobody_slips_in(node: PlannedNode) -> None:
-    """What has no room for all of its clients has none for others."""
+    """Check that a service without room for all of its clients admits no others."""
     desired = from_nothing(node)
     for frontend, owner in node.planner.frontends.owners.items():
         found = desired.services.get(frontend)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which endpoints have gone, since when, and when the grace of their Service is over."""
+"""The removed endpoints, since when, and when the grace of their Service is over."""
 
 import math
 from ipaddress import ip_address
@@ -74,7 +74,10 @@ def test_a_service_that_keeps_its_connections_now_is_forgotten() -> None:
 
 
 def test_one_that_is_due_is_gone_until_it_is_listed_again_or_kept() -> None:
-    """Then later passes leave new connections to it alone, even if it goes again."""
+    """A due endpoint is gone until it is listed or kept again.
+
+    Later passes spare new connections.
+    """
     for change in (watched(ONE), None):
         removed = serving(ONE)
         removed.update(WEB, watched(), 5.0)
@@ -93,7 +96,7 @@ def test_one_that_is_due_is_gone_until_it_is_listed_again_or_kept() -> None:
 
 
 def test_the_end_of_an_earlier_removal_is_not_that_of_a_later_one() -> None:
-    """Of an endpoint that came back, was connected to and went again within the passes."""
+    """An endpoint that came back and went again within the passes has a new end."""
     removed = serving(ONE)
     removed.update(WEB, watched(), 5.0)
     earlier = removed.take_due(15.0)
@@ -122,7 +125,10 @@ def test_a_service_that_is_created_again_within_the_grace_has_its_endpoints_back
 
 
 def test_what_went_without_an_agent_has_its_grace_from_when_it_is_found() -> None:
-    """Of a Service that exists, and of one that has been deleted meanwhile."""
+    """An endpoint that went without an agent has its grace from the time when that is found.
+
+    Its Service may exist, or have been deleted meanwhile.
+    """
     for change in (watched(OTHER), None):
         removed = RemovedEndpoints({WEB: watched()})
         if change:
@@ -154,7 +160,10 @@ def test_the_next_agent_reads_what_this_one_has_written() -> None:
 
 
 def test_what_is_written_for_the_next_agent_is_made_anew_of_what_has_changed_alone() -> None:
-    """Of no service port when endpoints change: the next agent knows them from their slices."""
+    """Only changed service ports are written for the next agent.
+
+    Changes of endpoints cause no writing: the next agent knows them from their slices.
+    """
     removed = serving(ONE)
     removed.update(DNS, watched(OTHER), 0.0)
     before = removed.watched.saved

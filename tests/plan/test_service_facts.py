@@ -88,7 +88,7 @@ def test_shares_add_up() -> None:
 
 
 def test_draining_and_unready() -> None:
-    """What serves only the connections that it has keeps its slot; what is unready has none."""
+    """A draining endpoint keeps its slot; an unready one has none."""
     leaving = {"conditions": {"ready": False, "serving": True, "terminating": True}}
     unready = {"conditions": {"ready": False, "serving": False}}
     slice = builders.slice(
@@ -103,7 +103,7 @@ def test_draining_and_unready() -> None:
 
 
 def test_address_claimed_by_an_older_service() -> None:
-    """None of the younger Service's endpoints is used, and the older one is named."""
+    """The younger Service's endpoints are not used, and the older Service is named."""
     made = Known()
     old, new = builders.service(name="old"), builders.service()
     made.apply(old, new, builders.slice(entry("10.1.0.1")))
@@ -154,7 +154,7 @@ def test_entries_of_no_port() -> None:
 
 
 def test_type_is_the_services() -> None:
-    """Also of a load balancer that has no address yet; the maps alone do not have it."""
+    """The type is the Service's, even of a load balancer without an address."""
     assert known(builders.service(type="LoadBalancer")).type == "LoadBalancer"
     assert known(builders.service()).type == "ClusterIP"
     assert ServicePage("shop/web", []).type == ""
@@ -223,7 +223,7 @@ def test_used_and_unused_partition_the_endpoints(
 
 
 def test_names_are_those_of_the_port() -> None:
-    """With several ports each has its endpoints."""
+    """With several ports each port has its own endpoints."""
     ports = [{"name": "http", "port": 80}, {"name": "grpc", "port": 81}]
     listening = [{"name": "http", "port": 8080}, {"name": "grpc", "port": 8081}]
     page = known(builders.service(ports=ports), builders.slice(entry("10.1.0.1"), ports=listening))

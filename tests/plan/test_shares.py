@@ -42,7 +42,7 @@ RANGES = (FIRST, SECOND, THIRD)
 def port(
     namespace: str, number: int, backends: range, ranges: int = 0, scheduler: str = "random"
 ) -> DesiredService:
-    """One frontend, whose address is this namespace's."""
+    """A port with one frontend, whose address is this namespace's."""
     address = IPv4Address(f"172.30.{len(namespace)}.{number}")
     flags = (RESTRICTED if ranges else frozenset({"endpoints"})) | tables.scheduler_flags(scheduler)
     found = desired("", {Frontend(address, 80, 6): flags}, [backend(each) for each in backends])
@@ -53,7 +53,7 @@ def port(
 def _services(
     namespace: str, most: int, backends: SearchStrategy[range], most_ranges: int
 ) -> SearchStrategy[DesiredService]:
-    """Of one namespace: so many numbers, ranges and schedulers."""
+    """Return this number of services of one namespace."""
     numbers, ranges = some.integers(1, most), some.integers(0, most_ranges)
     schedulers = some.sampled_from(["random", "maglev"])
     return some.builds(port, some.just(namespace), numbers, backends, ranges, schedulers)
@@ -100,7 +100,7 @@ def test_a_greedy_namespace_takes_nothing_from_another_one(
 
 
 def test_the_share_is_named_with_the_option() -> None:
-    """As it stands in the log, an Event and `services get`."""
+    """The share is named with its option in the log, in an Event and in `services get`."""
     node = PlannedNode(CAPACITY, HALF)
     node.change({(wanted := port("tenant", 1, range(1, 30))).name: wanted})
     (reason,) = node.planner.not_programmed.values()
@@ -109,7 +109,10 @@ def test_the_share_is_named_with_the_option() -> None:
 
 
 def test_what_others_free_is_not_tried_by_who_has_its_share() -> None:
-    """So another tenant's changes cost nothing, however many ports wait."""
+    """A waiting port whose namespace has its share is not tried when others free space.
+
+    So another tenant's changes cost no time, however many ports wait.
+    """
     node = PlannedNode(CAPACITY, HALF)
     many = {it.name: it for it in (port("tenant", n, range(1, 9)) for n in range(1, 6))}
     node.change(many | {(small := port("v", 1, range(1, 3))).name: small})

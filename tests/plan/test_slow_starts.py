@@ -23,12 +23,12 @@ SECONDS = 30.0
 
 
 def weights(found: DesiredService) -> dict[int, int]:
-    """By the last number of the address."""
+    """Return the weights by the last number of the address."""
     return {int(str(each.address).rpartition(".")[2]): each.weight for each in found.backends}
 
 
 class Node:
-    """One agent after the other, and the maps that they leave to each other."""
+    """Successive agents, and the maps that they leave to each other."""
 
     def __init__(self) -> None:
         self.programmed = NO_ENTRIES
@@ -46,7 +46,7 @@ class Node:
 
 
 def test_a_first_start_is_not_a_slow_start_for_all() -> None:
-    """Of an agent, or of a Service: where no endpoint was in use all get their whole weight."""
+    """If no endpoint of a Service was in use, all get their whole weight at once."""
     node = Node()
     assert node.apply(0.0, 1, 2, 3) == {1: 100, 2: 100, 3: 100}
     assert node.starts.due == math.inf
@@ -55,7 +55,7 @@ def test_a_first_start_is_not_a_slow_start_for_all() -> None:
 
 
 def test_a_new_endpoint_grows_from_a_tenth_to_whole() -> None:
-    """By a tenth at each time that is due, until nothing is due any more."""
+    """A new endpoint's weight grows by a tenth at each due time, until it is whole."""
     node = Node()
     node.apply(0.0, 1)
     met = [node.apply(100.0, 1, 2)[2]]
@@ -70,7 +70,7 @@ def test_a_new_endpoint_grows_from_a_tenth_to_whole() -> None:
 
 @given(some.floats(0, SECONDS - 1))
 def test_a_restart_goes_on_from_the_weight_in_the_maps(age: float) -> None:
-    """Neither from a tenth again, nor with the whole; what was whole stays so."""
+    """After a restart the weights go on from those in the maps; whole weights stay whole."""
     node = Node()
     node.apply(0.0, 1)
     node.apply(0.0, 1, 2)
@@ -89,7 +89,7 @@ def test_an_endpoint_that_comes_while_no_agent_runs_is_new() -> None:
 
 
 def test_without_the_annotation_weights_are_whole() -> None:
-    """Also if it is taken away while they grow."""
+    """Without the annotation weights are whole, even if it is removed while they grow."""
     node = Node()
     node.apply(0.0, 1, seconds=0)
     assert node.apply(1.0, 1, 2, seconds=0) == {1: 100, 2: 100}
@@ -99,7 +99,7 @@ def test_without_the_annotation_weights_are_whole() -> None:
 
 
 def test_a_backend_that_serves_only_what_it_has_is_not_in_use() -> None:
-    """It comes back as a new one."""
+    """A backend that only serves its existing connections comes back as a new one."""
     starts = SlowStarts()
     one, drained = backend(1), backend(2, SERVING)
     starts.apply(desired("web", [1], [one, drained]), SECONDS, NO_ENTRIES, 0.0)
@@ -118,7 +118,10 @@ def test_no_weight_is_nothing_or_more_than_whole(weight: int, age: float) -> Non
 
 
 def test_what_is_rewritten_is_budgeted() -> None:
-    """In a turn no more slots than that, and one service port at least; the others are not lost."""
+    """A turn rewrites a limited number of slots, but at least one service port.
+
+    The others follow in later turns.
+    """
     starts = SlowStarts()
     names = [f"web-{number}" for number in range(5)]
     size = SLOTS_PER_TURN // 2

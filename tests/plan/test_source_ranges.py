@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which clients restricted frontends admit, and in which order that is written (planner.py)."""
+"""The clients that restricted frontends admit, and the order of the writes (planner.py)."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ from tests.plan.node import PlannedNode, check_tidy
 
 
 def restricted(*networks: Network, service: str = "web", number: int = 1) -> DesiredService:
-    """One restricted frontend and one backend."""
+    """A port with one restricted frontend and one backend."""
     return desired(service, [number], [number], source_ranges=networks, flags=RESTRICTED)
 
 
@@ -49,7 +49,7 @@ def let_in(node: PlannedNode) -> list[bool]:
 
 
 def test_new_restricted_service() -> None:
-    """Its ranges are those of its id, in the map's key form."""
+    """The ranges of a new service have its id, in the map's key form."""
     node = PlannedNode()
     plan = node.change(by_name(restricted(FIRST)))
     assert plan.source_ranges == [(SourceRange(64 + 96 + 25, 1, 0, FIRST.network_address), 1)]
@@ -80,7 +80,10 @@ def test_change_of_ranges(
 
 
 def test_opened_service() -> None:
-    """Its ranges are in quarantine first: PlannedNode's readers have just read it restricted."""
+    """The ranges of an opened service are in quarantine first.
+
+    PlannedNode's readers have just read the service as restricted.
+    """
     node = serving(restricted(FIRST, THIRD))
     assert not node.change(by_name(OPEN)).removed_source_ranges
     assert node.planner.actual[name("web")].source_ranges == frozenset()
@@ -90,7 +93,10 @@ def test_opened_service() -> None:
 
 
 def test_closed_again() -> None:
-    """Ranges in quarantine admit nobody when it is restricted again, and stay if they are its."""
+    """When a service is restricted again, its old ranges in quarantine admit no client.
+
+    Ranges that it still has stay.
+    """
     node = serving(restricted(FIRST, THIRD))
     node.change(by_name(OPEN))
     plan = node.change(by_name(restricted(THIRD)))
@@ -204,7 +210,10 @@ def test_restriction_without_room_fails_closed() -> None:
 
 
 def test_restriction_of_what_does_not_fit_fails_closed() -> None:
-    """Also where its backends find no room: it keeps the old ones, for those it shall let in."""
+    """A restriction takes effect even if the service's new backends do not fit.
+
+    It keeps its old backends, for the admitted clients.
+    """
     node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(OPEN))
     grown = desired("web", [1], [1, 2], source_ranges=[FIRST], flags=RESTRICTED)
@@ -219,7 +228,7 @@ def test_restriction_of_what_does_not_fit_fails_closed() -> None:
 
 
 def test_opening_does_not_wait_for_endpoints_that_do_not_fit() -> None:
-    """Who is admitted changes at once; only the new endpoint waits."""
+    """The admitted clients change at once; only the new endpoint waits."""
     node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(restricted(FIRST)))
     node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))
@@ -229,7 +238,7 @@ def test_opening_does_not_wait_for_endpoints_that_do_not_fit() -> None:
 
 
 def test_restricted_frontend_lost_where_nothing_fits() -> None:
-    """What keeps its last good state without the restricted frontend asks for no ranges."""
+    """A service that loses its restricted frontend, since nothing fits, needs no ranges."""
     node = PlannedNode(CAPACITY._replace(slots=3))
     flags = {frontend(1): EXTERNAL, frontend(2): RESTRICTED}
     node.change(by_name(desired("web", flags, [1], source_ranges=[FIRST], created="2024")))

@@ -37,21 +37,21 @@ def shares(scheduler: str, found: list[Weighted], count: int) -> dict[int, float
 
 @given(weights)
 def test_random_draws_by_weight(its: list[int]) -> None:
-    """To within the 32 bits that decide in a place."""
+    """The random scheduler draws by weight, within the 32 bits that decide in a place."""
     found = shares(RANDOM, backends(*its), len(its))
     assert found == pytest.approx({at: w / sum(its) for at, w in enumerate(its)}, abs=1e-8)
 
 
 @given(weights, some.integers(0, 20))
 def test_a_larger_table_has_the_same_shares(its: list[int], more: int) -> None:
-    """That of the local list is as large as that of the cluster list."""
+    """A larger table has the same shares: local and cluster tables have the same size."""
     found = shares(RANDOM, backends(*its), len(its) + more)
     assert found == pytest.approx({at: w / sum(its) for at, w in enumerate(its)}, abs=1e-8)
 
 
 @given(weights)
 def test_a_round_has_each_backend_as_often_as_its_weight_says(its: list[int]) -> None:
-    """But once at least: those turns are taken from others."""
+    """In a round each backend has its share of turns, but one at least."""
     found = backends(*its)
     size = tables.size(ROUND_ROBIN, [its]) or len(its)
     turns = Counter(place.slot for place in places(ROUND_ROBIN, found, size))
@@ -61,7 +61,7 @@ def test_a_round_has_each_backend_as_often_as_its_weight_says(its: list[int]) ->
 
 
 def test_a_round_is_bounded() -> None:
-    """One Service cannot have the whole map."""
+    """The size of a round is bounded: one Service cannot use the whole map."""
     many = [99, 100] * 2500
     assert tables.size(ROUND_ROBIN, [many]) <= max(tables.PRIMES)
     assert tables.size(ROUND_ROBIN, [[1, 1000]]) <= 2 * tables.PLACES
@@ -108,7 +108,7 @@ def test_maglev_fills_by_weight() -> None:
 
 @given(some.permutations(range(8)))
 def test_every_node_has_the_same_table(order: list[int]) -> None:
-    """In whatever slots its backends are."""
+    """Every node has the same table, whatever slots its backends have."""
     found = backends(*[100] * 8)
     moved = [Weighted(slot, found[at].name, 100) for slot, at in enumerate(order)]
     names = [[each.name for each in its] for its in (found, moved)]
@@ -144,14 +144,14 @@ def test_a_change_of_maglev_moves_little_else(count: int) -> None:
 def test_what_needs_no_table_is_known_by_the_weights(
     scheduler: str, found: list[list[int]]
 ) -> None:
-    """Then no list of the service's backends has one."""
+    """If the weights show that no table is needed, no list of the service has one."""
     if tables.is_needless(scheduler, [weight for its in found for weight in its]):
         assert tables.size(scheduler, found) == 0
 
 
 @pytest.mark.parametrize("scheduler", [MAGLEV, ROUND_ROBIN])
 def test_a_large_table_is_made_in_steps(scheduler: str) -> None:
-    """So that nothing else waits for all of it."""
+    """A large table is made in steps, so that other work does not wait for all of it."""
     making = tables.making(scheduler, backends(*range(1, 701)), tables.PRIMES[-1])
     steps = sum(1 for _ in making)
     assert steps >= tables.PRIMES[-1] // tables.PLACES_A_STEP - 1
