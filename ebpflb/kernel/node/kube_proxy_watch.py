@@ -48,14 +48,13 @@ class KubeProxyWatch:
         self._reported: Detection | None = None
 
     def start(self) -> None:
-        """Detect once before returning."""
-        self._poll()
         threading.Thread(target=self._watch, name=_NAME, daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
 
     def _watch(self) -> None:
+        self._poll()
         while not self._ended.wait(self.seconds):
             self._poll()
 

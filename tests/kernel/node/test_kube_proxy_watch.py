@@ -110,13 +110,13 @@ def test_neighbours() -> None:
 
 def test_watcher_first(emitted: SimpleQueue[Detection]) -> None:
     """The first detection is emitted at once, and then nothing as long as nothing changes."""
-    assert emitted.get_nowait() == Detection()
+    assert emitted.get(timeout=WAIT_SECONDS) == Detection()
     assert emitted.empty()
 
 
 def test_watcher_comes_later(emitted: SimpleQueue[Detection], tmp_path: Path) -> None:
     """One that is started later is emitted, and that it has gone."""
-    emitted.get_nowait()
+    emitted.get(timeout=WAIT_SECONDS)
     with answering.process(tmp_path) as pid:
         assert emitted.get(timeout=WAIT_SECONDS).pids == (pid,)
     assert emitted.get(timeout=WAIT_SECONDS) == Detection()
@@ -124,7 +124,7 @@ def test_watcher_comes_later(emitted: SimpleQueue[Detection], tmp_path: Path) ->
 
 def test_watcher_renewed(emitted: SimpleQueue[Detection]) -> None:
     """Rules that come back are one at work that is not seen; it is forgotten with them."""
-    emitted.get_nowait()
+    emitted.get(timeout=WAIT_SECONDS)
     load_nft()
     while not (news := emitted.get(timeout=WAIT_SECONDS)).rules[
         1:
