@@ -13,6 +13,7 @@ declarations     C declarations as types of cffi, parsed when an installation is
 attributes       the structs of bpf(2)
 libc             calls of the C library that Python does not have
 side_by_side     several calls at a time
+pyroute2_parts   what is imported of pyroute2
 
 netlink          messages of netlink: encoded and decoded
 recording        runs copies of the programs to record their decisions
@@ -24,3 +25,7 @@ maps       the maps: their layout, their entries, where they are pinned, and the
 netfilter  NAT and conntrack: the netfilter engine's table, and other programs' rules
 node       this machine: devices, namespaces, sysctls, and the traces of a kube-proxy
 """
+
+from ebpflb.kernel import pyroute2_parts
+
+pyroute2_parts.import_no_more_than_asked()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyroute2 import IPRoute
+from pyroute2.iproute import IPRoute
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf, libc, probe

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
-from pyroute2 import IPRoute
+from pyroute2.iproute import IPRoute
 
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx

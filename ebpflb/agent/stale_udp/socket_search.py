@@ -16,9 +16,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from pyroute2 import IPRoute, NFCTSocket
+from pyroute2.iproute import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import NO_FRONTEND, PEER_FRONTEND, Peer, PeerFrontend, SocketEntry

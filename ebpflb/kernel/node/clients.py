@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyroute2 import IPRoute
+from pyroute2.iproute import IPRoute
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.node import namespaces

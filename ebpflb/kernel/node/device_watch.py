@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inotify_simple import INotify, flags
-from pyroute2 import IPRoute
+from pyroute2.iproute import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import (
     RTMGRP_IPV4_IFADDR,

@@ -14,7 +14,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from pyroute2 import IPVS, IPRoute, IPSet, IPVSService
+from pyroute2.iproute import IPRoute
+from pyroute2.ipset import IPSet
+from pyroute2.ipvs import IPVS, IPVSService
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.ipset import IPSET_FLAG_LIST_SETNAME
 

@@ -12,7 +12,7 @@ from ipaddress import ip_address, ip_network
 from itertools import islice
 from typing import Any
 
-from pyroute2 import IPRoute
+from pyroute2.iproute import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.model import route_sources

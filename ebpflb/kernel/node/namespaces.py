@@ -15,7 +15,7 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyroute2 import IPRoute
+from pyroute2.iproute import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.kernel import libc

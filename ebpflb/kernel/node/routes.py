@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from socket import AF_INET, AF_INET6
 from typing import Any, NamedTuple
 
-from pyroute2 import IPRoute
+from pyroute2.iproute import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.errors import NodeError

@@ -17,7 +17,7 @@ from contextlib import suppress
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, TypeVar
 
-from pyroute2 import IPRoute
+from pyroute2.iproute import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.errors import NodeError, in_words

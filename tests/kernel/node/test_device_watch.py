@@ -10,7 +10,8 @@ from ipaddress import ip_address
 from queue import SimpleQueue
 
 import pytest
-from pyroute2 import IPRoute, netns
+from pyroute2 import netns
+from pyroute2.iproute import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.errors import NodeError

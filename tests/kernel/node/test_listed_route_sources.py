@@ -9,7 +9,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from queue import SimpleQueue
 
 import pytest
-from pyroute2 import IPRoute, netns
+from pyroute2 import netns
+from pyroute2.iproute import IPRoute
 
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch, list_devices
 from ebpflb.lab.netns import ip as run_ip
