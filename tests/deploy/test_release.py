@@ -30,7 +30,12 @@ print(*sys.modules)
 def chart(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script that packages the chart."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
-    spec = importlib.util.spec_from_file_location("chart", DEPLOY / "release/chart.py")
+    return script("chart")
+
+
+def script(name: str) -> Any:
+    """The module of one of the release's scripts."""
+    spec = importlib.util.spec_from_file_location(name, DEPLOY / f"release/{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -71,6 +76,16 @@ def test_the_layout_names_the_chart_by_digest(chart: Any) -> None:
     assert manifest["config"]["mediaType"] == "application/vnd.cncf.helm.config.v1+json"
     assert blob(manifest["layers"][0]) == content
     assert json.loads(blob(manifest["config"]))["name"] == "ebpflb"
+
+
+def test_the_image_has_a_name_where_it_is_loaded(tmp_path: Path) -> None:
+    """`podman load` and `ctr image import` read it; skopeo goes on finding the tag."""
+    tag = {"org.opencontainers.image.ref.name": "0.1.0"}
+    manifest = {"digest": "sha256:0", "annotations": tag}
+    (tmp_path / "index.json").write_text(json.dumps({"manifests": [manifest]}))
+    script("image_name").give_name(tmp_path, "localhost/ebpflb:0.1.0")
+    (named,) = json.loads((tmp_path / "index.json").read_text())["manifests"]
+    assert named["annotations"] == tag | {"io.containerd.image.name": "localhost/ebpflb:0.1.0"}
 
 
 def test_nothing_imports_what_a_release_leaves_out() -> None:
