@@ -4,6 +4,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +19,12 @@ from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.two_nodes import Frontends, TwoNodes
 
+Environment = list[str]  # env(1) and its words
+
 # In a struct of maps that an upgrade keeps if it can, and in one of maps that it makes anew.
 NEW_FIELDS = {"layout/service.h": "service", "layout/node.h": "device"}
 FIRST, SECOND = Frontends(10), Frontends(20)
+OTHER_MAPS = "were made by another version of ebpflb: use that version's `ebpflb`"
 IDLE = 500  # Services that nobody asks: their plans make the upgrade longer
 
 
@@ -88,23 +92,48 @@ def dropped(two: TwoNodes) -> int:
     return int(count)
 
 
+def ask(two: TwoNodes, environment: Environment, *words: str) -> "subprocess.CompletedProcess[str]":
+    """The command of a build, on the near node and about its agent."""
+    agent = two.agents[0]
+    command = [*two.near.enter, *environment, sys.executable, "-P", "-m", "ebpflb", *words]
+    return subprocess.run([*command, *agent.where], capture_output=True, text=True, check=False)
+
+
+def ask_another_build(two: TwoNodes, command: Environment) -> None:
+    """`status` and `services` know what the agent knows; others say which command to use."""
+    status, services = ask(two, command, "status"), ask(two, command, "services", "list")
+    assert (status.returncode, services.returncode) == (0, 0)
+    assert "OK: " in status.stdout
+    assert OTHER_MAPS in " ".join(status.stdout.split())
+    assert "default/second" in services.stdout
+    dumped = ask(two, command, "maps", "dump", "services")
+    assert (dumped.returncode, dumped.stdout) == (1, "")
+    assert OTHER_MAPS in dumped.stderr
+
+
 def test_no_connection_is_lost_or_led_astray(two: TwoNodes, other_build: Path) -> None:
     """On netfilter established connections go on, and each new one reaches its own Service at
-    once, also between the new agent's first writes and its programs.
+    once, also between the new agent's first writes and its programs. Commands of the build that is
+    not the agent's know what can be known.
     """
     asked = list(ways(two))
     established = [two.connected(who, to) for who, _, to in asked]
     pressing = [
         two.start_client(getattr(two, who), "tcp", *to, pause=0.003) for who, _, to in asked
     ]
-    for environment, is_known in ((["env", f"PYTHONPATH={other_build}"], False), ([], True)):
+    builds: list[Environment] = [["env", f"PYTHONPATH={other_build}"], []]
+    for own, is_known, another in zip(builds, (False, True), reversed(builds), strict=True):
         for agent in two.agents:
             agent.stop()
-            agent.under = environment
+            agent.under = own
             agent.start()
             assert StateDir(agent.paths.state).exists() == is_known
+        ask_another_build(two, another)
         assert dropped(two) == 0
         assert all(map(requests.lives, established))
     counts = [two.stop_client(client) for client in pressing]
     assert [count["errors"] for count in counts] == [{}] * len(counts)
     assert [list(count["names"]) for count in counts] == [[name] for _, name, _ in asked]
+    two.agents[0].stop()
+    assert ask(two, builds[0], "cleanup").returncode == 0
+    assert not two.agents[0].paths.state.exists()
