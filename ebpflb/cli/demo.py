@@ -25,6 +25,7 @@ from ebpflb.tools.pins import paths
 
 DEMO_PREFIX = "ebpflb-demo"  # everything of a demo is called so, and its pid follows
 RUN = Path("/run")
+HOSTS = {"node": "node", "client": "node", "outside": "."}  # -> the cgroup of its processes
 COMMANDS = (
     "status",
     f"services get default/{WEB}",
@@ -69,20 +70,26 @@ def demo(context: click.Context, keep: bool, remove: bool) -> None:
 
 
 @demo.command()
-def shell() -> None:
-    """Open a shell on the node that `ebpflb demo --keep` left: every command works there."""
+@click.argument("host", type=click.Choice(list(HOSTS)), default="node")
+def shell(host: str) -> None:
+    """Open a shell on a host of the demo that `ebpflb demo --keep` left.
+
+    Every command works there. It begins in the folder of the node's manifests. HOST is the node, if
+    none is named; a pod on it, client; or the client outside of the cluster, outside.
+    """
     common.require_capabilities()
     kept = sorted(RUN.glob(f"{DEMO_PREFIX}-*"), key=lambda it: it.stat().st_mtime)
     if not kept:
         raise NodeError("no demo is kept here: run `ebpflb demo --keep`")
     name = kept[-1].name
-    found = environment(paths(BPFFS / f"{name}-node", kept[-1] / "node/run"))
-    (cgroup_root() / name / "node/cgroup.procs").write_text(str(os.getpid()))
+    (cgroup_root() / name / HOSTS[host] / "cgroup.procs").write_text(str(os.getpid()))
     own = str(Path(sys.executable).parent)
+    where = environment(paths(BPFFS / f"{name}-node", kept[-1] / "node/run"))
+    os.environ |= where | {"PATH": f"{own}:{os.environ.get('PATH', '')}"}
+    os.chdir(kept[-1] / "node/manifests")
+    click.echo(f"a shell on {host} of {name}; `exit` ends it", err=True)
     program = os.environ.get("SHELL", "/bin/sh")
-    os.environ |= found | {"PATH": f"{own}:{os.environ.get('PATH', '')}"}
-    click.echo(f"a shell on the node of {name}; `exit` ends it")
-    os.execvp("nsenter", ["nsenter", f"--net={NETNS / name}-node", program])
+    os.execvp("nsenter", ["nsenter", f"--net={NETNS / name}-{host}", program])
 
 
 def _remove_ended(say: Callable[[str], None]) -> bool:

@@ -125,24 +125,21 @@ def test_kept() -> None:
         done = subprocess.run([*own, *words.split(), *once], env=found, capture_output=True)
         assert done.returncode == 0, done
         assert b"default/web" in done.stdout or words == "status"
-    script = "ip -brief address; ebpflb services get default/web; exit 7"
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "demo", "shell"],
-        input=script,
-        env=os.environ | {"SHELL": "/bin/sh"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 7, done
-    assert "192.0.2.1/" in done.stdout and "10.96.0.10:80" in done.stdout
+    script = "ip -brief address; ls; ebpflb services get default/web; exit 7"
+    addresses = {"node": "192.0.2.1/", "client": "10.244.1.2/", "outside": "198.51.100.7/"}
+    for host, address in addresses.items():
+        done = _in_shell(script, host)
+        assert done.returncode == 7, done
+        assert all(it in done.stdout for it in (address, "web.yaml", "10.96.0.10:80"))
     assert "removed" in begin("--remove").communicate(timeout=120)[0]
     wait_until("nothing is left", lambda: not left(demo.pid))
-    assert "no demo is kept here" in _shell_without_a_demo()
+    assert "no demo is kept here" in _in_shell("").stderr
 
 
-def _shell_without_a_demo() -> str:
-    command = [sys.executable, "-c", COMMAND, "demo", "shell"]
-    return subprocess.run(command, capture_output=True, text=True).stderr
+def _in_shell(script: str, *host: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", COMMAND, "demo", "shell", *host]
+    given = os.environ | {"SHELL": "/bin/sh"}
+    return subprocess.run(command, input=script, env=given, capture_output=True, text=True)
 
 
 @pytest.mark.extended
