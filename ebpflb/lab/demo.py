@@ -157,6 +157,7 @@ class Demo:
         process = self.node.start(command, env={**os.environ, **environment(self.agent.paths)})
         if process.wait():
             raise NodeError(f"`ebpflb {' '.join(words)}` failed")
+        self.say("")
 
     def _conntrack(self) -> None:
         """Prints the entries of connections to the NodePort, each in two lines."""
