@@ -47,7 +47,7 @@ def home(directory: Path) -> StateDir:
 
 @pytest.fixture
 def cgroups() -> Iterator[Iterator[Path]]:
-    """As many new cgroups as a test asks for."""
+    """Create as many new cgroups as a test needs."""
     made: list[Path] = []
 
     def make() -> Iterator[Path]:
@@ -69,7 +69,7 @@ def cgroup(cgroups: Iterator[Path]) -> Path:
 
 @pytest.fixture
 def inside(cgroup: Path) -> Iterator[Path]:
-    """This process is in a cgroup of its own."""
+    """Move this process into its own cgroup."""
     root = cgroup_links.cgroup_root()
     former = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].split()[0]
     (cgroup / "cgroup.procs").write_text(str(os.getpid()))
@@ -113,5 +113,5 @@ def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Pro
 
 @pytest.fixture
 def nothing_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This checkout's own bytecode (precompile.py) is not looked at."""
+    """Ignore this checkout's own bytecode (precompile.py)."""
     monkeypatch.setattr(compiler, "BROUGHT", tmp_path / "no bytecode")

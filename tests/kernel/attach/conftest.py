@@ -33,7 +33,7 @@ def ns() -> Iterator[Namespace]:
 
 @pytest.fixture(params=["tcx", "clsact"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """By which kind of attachment the test runs."""
+    """Return the kind of attachment with which the test runs."""
     if request.param == "tcx" and not has_tcx():
         pytest.skip("this kernel has no tcx")
     monkeypatch.setattr(tcx, "works", lambda: request.param == "tcx")
@@ -79,5 +79,5 @@ def other_program() -> Iterator[Program]:
 
 @pytest.fixture
 def by_clsact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a kernel without tcx."""
+    """Attach like on a kernel without tcx."""
     monkeypatch.setattr(tcx, "works", lambda: False)

@@ -90,7 +90,7 @@ def entered(name: str) -> Iterator[Namespace]:
 
 
 def program(name: str, verdict: int = GO_ON) -> Program:
-    """One that returns the verdict for every packet."""
+    """Load a program that returns the verdict for every packet."""
     code = bytes([0xB7, 0, 0, 0]) + verdict.to_bytes(4, "little", signed=True)
     code += bytes([0x95, *bytes(7)])
     return Program(

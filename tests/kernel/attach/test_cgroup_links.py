@@ -147,7 +147,7 @@ def test_no_leak(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
 
 
 def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
-    """Another agent's program is found, here and at parents, and told from ours."""
+    """Another agent's program is found, here and at parents, and distinguished from our own."""
     parent = next(cgroups)
     child = parent / "child"
     child.mkdir()

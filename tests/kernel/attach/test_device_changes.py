@@ -95,7 +95,7 @@ def test_device_goes_at_once(agent: Agent, ns: Namespace) -> None:
 
 
 def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
-    """As another agent may do it: all that is at v0, or only our program at one hook."""
+    """Detach like another agent may do: all that is at v0, or only our program at one hook."""
     if by == "clsact":
         ns.run("tc qdisc del dev v0 clsact" if whole else "tc filter del dev v0 ingress pref 2")
         return
@@ -147,7 +147,7 @@ def test_unpinned(
 def test_replaced_program(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], newer: list[Program]
 ) -> None:
-    """A link of ours that others made run another program is found, and runs ours again."""
+    """A link of ours that runs another program is found, and runs ours again."""
     if by == "clsact":
         pytest.skip("filters are told by their names")
     made = agent()

@@ -29,7 +29,7 @@ def counting() -> Iterator[None]:
 
 
 def connect() -> None:
-    """Nobody listens there."""
+    """Connect to a port without a listener."""
     with socket.socket() as client, suppress(OSError):
         client.connect(("127.0.0.1", 1))
 
@@ -77,7 +77,7 @@ def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> Non
 
 
 def test_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the sysctl is set; a kernel without it counts nothing."""
+    """The result follows the sysctl; a kernel without the sysctl counts nothing."""
     switch = tmp_path / "bpf_stats_enabled"
     monkeypatch.setattr(device_programs, "_SWITCH", switch)
     assert not device_programs.enabled_statistics()

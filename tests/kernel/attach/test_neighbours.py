@@ -54,7 +54,7 @@ def test_foreign_filter(
     priority: int,
     packets: list[Program],
 ) -> None:
-    """Another agent's filter stays when ours are attached and removed, and so does the qdisc."""
+    """Another agent's filter and qdisc stay when our filters are attached and removed."""
     with_clsact(ns, "v0", other_program, priority=priority)
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert sorted(ns.filters("v0")["ingress"]) == sorted(
@@ -89,7 +89,10 @@ def test_foreign_qdisc(
 def test_remade_qdisc(
     home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
 ) -> None:
-    """A qdisc that others created in place of ours is theirs; our filters are attached there."""
+    """A qdisc that another agent created instead of ours stays its own.
+
+    Our filters are attached there.
+    """
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     ns.run("tc qdisc del dev v0 clsact")
     ns.run("tc qdisc add dev v0 clsact")
@@ -129,7 +132,7 @@ def test_first(
     other_program: Program,
     packets: list[Program],
 ) -> None:
-    """By tcx our programs run before those of others, which cannot hide packets from them."""
+    """With tcx our programs run before those of others, which cannot hide packets from them."""
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(other_program)]
     theirs = f"other_program #{number(other_program)} (ingress)"
@@ -141,7 +144,7 @@ def test_first(
 def test_ahead_by_tcx(
     home: StateDir, ns: Namespace, other_program: Program, packets: list[Program]
 ) -> None:
-    """A tcx program before ours is named, with its device and hook; filters all run after it."""
+    """A tcx program before ours is named, with its device and hook; all filters run after ours."""
     if not has_tcx():
         pytest.skip("this kernel has no tcx")
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
@@ -166,7 +169,7 @@ def test_ahead_of_clsact(
     other_program: Program,
     packets: list[Program],
 ) -> None:
-    """Before filters of ours come all tcx programs, and filters of a lower priority number."""
+    """All tcx programs and filters with a lower priority number run before our filters."""
     with_clsact(ns, "w0", other_program, priority=1)
     with_clsact(ns, "br0", other_program, priority=3)
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
@@ -179,6 +182,6 @@ def test_ahead_of_clsact(
 
 
 def test_ahead_of_nothing(home: StateDir, ns: Namespace, foreign_link: int) -> None:
-    """At devices without our programs no other program is before ours, or after."""
+    """At devices without our programs no other program is before or after ours."""
     assert others_programs(home) == ({}, {})
     assert attached_devices(home) == {}

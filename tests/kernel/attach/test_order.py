@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order programs get to devices and leave them: no device opens flows before all reply."""
+"""The order in which programs are attached and detached: no device opens flows before all reply."""
 
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +58,7 @@ def test_egress_everywhere_first(agent: Agent, ns: Namespace, seen: States) -> N
 
 
 def test_many_new_devices(agent: Agent, ns: Namespace, seen: States) -> None:
-    """So with devices that appear at once on a node that is served."""
+    """The same order applies to devices that appear together on a served node."""
     made, late = agent(), {"late0", "late1", "late2"}
     made.update(ns.served())
     for name in late:

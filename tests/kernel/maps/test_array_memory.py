@@ -43,7 +43,7 @@ def mapped() -> int:
 @pytest.mark.parametrize("start", [0, 8, PART - 8, PART, SIZE - 3 * PART])
 @pytest.mark.parametrize("size", [8, 16, PART, 2 * PART + 24])
 def test_ranges(array: int, memory: ArrayMemory, start: int, size: int) -> None:
-    """What is written is read, in whichever parts it lies, and is what the kernel has there."""
+    """Written values are read again, in any part, and equal the kernel's values."""
     written = os.urandom(size)
     memory[start : start + size] = written
     assert memory[start : start + size] == written
@@ -55,7 +55,7 @@ def test_ranges(array: int, memory: ArrayMemory, start: int, size: int) -> None:
 
 
 def test_few_parts_are_mapped(memory: ArrayMemory) -> None:
-    """Whatever was read and written before; at the end none is."""
+    """After any reads and writes few parts are mapped, and in the end none is."""
     before = mapped()
     assert len(memory[:]) == len(memory) == SIZE
     assert mapped() - before == bpf_map.PARTS_MAPPED * PART
@@ -64,7 +64,7 @@ def test_few_parts_are_mapped(memory: ArrayMemory) -> None:
 
 
 def test_one_part_for_each_cpu(array: int) -> None:
-    """Reading the same counter of all CPUs again maps nothing anew."""
+    """A second read of the same counter of all CPUs maps no new part."""
     opened = ArrayMemory(array, SIZE, writable=False, cpus=12)
     before = mapped()
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_one_part_for_each_cpu(array: int) -> None:
 
 
 def test_closed(memory: ArrayMemory) -> None:
-    """Its descriptor may be another file's by then, which nobody must read or write."""
+    """After closing no read or write uses the descriptor: it may be another file's by then."""
     memory.close()
     with pytest.raises(ValueError, match="closed"):
         memory[0:8]

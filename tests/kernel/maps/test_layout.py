@@ -77,7 +77,7 @@ def values(struct: str) -> some.SearchStrategy[Any]:
 @pytest.mark.parametrize("struct", list(records.RECORDS))
 @given(data=some.data())
 def test_round_trip(struct: str, data: some.DataObject) -> None:
-    """Whatever is packed comes out again, in as many bytes as the struct has."""
+    """A packed value is unpacked unchanged, and has as many bytes as the struct."""
     value = data.draw(values(struct))
     record = records.RECORDS[struct]
     packed = record.pack(value)
@@ -86,7 +86,7 @@ def test_round_trip(struct: str, data: some.DataObject) -> None:
 
 
 def test_bytes() -> None:
-    """Addresses and ports are in network order, ours in host order, padding is zero."""
+    """Addresses and ports are in network order, other numbers in host order; padding is zero."""
     mapped = bytes(10) + b"\xff\xff"
     frontend = Frontend(IPv4Address("10.1.2.3"), 80, 6)
     packed = mapped + bytes([10, 1, 2, 3, 0, 80, 6, 0])
@@ -97,7 +97,7 @@ def test_bytes() -> None:
 
 
 def test_padding_is_ignored() -> None:
-    """What lies in the padding does not change a value that is read."""
+    """The padding does not change a value that is read."""
     packed = bytearray(records.FRONTEND.pack(Frontend(IPv6Address("fd00::1"), 80, 6)))
     packed[-1] = 0xFF
     assert records.FRONTEND.unpack(bytes(packed)) == Frontend(IPv6Address("fd00::1"), 80, 6)
@@ -166,7 +166,7 @@ def structs() -> Iterator[str]:
 
 
 def offsets() -> Iterator[tuple[str, int]]:
-    """What Python believes of the header, as C expressions."""
+    """Return Python's offsets of the header's fields as C expressions."""
     for struct in structs():
         yield f"sizeof({struct})", layout.ffi.sizeof(struct)
         for name, field in layout.ffi.typeof(struct).fields:
@@ -270,7 +270,7 @@ def within(ctype: Any) -> Iterator[str]:
 
 
 def test_persistent_maps_depend_on_nothing_else() -> None:
-    """Whatever they hold is declared where a change is noticed, and so is what flags mean."""
+    """All types and flags in persistent maps are declared in files whose changes are noticed."""
     texts = [(layout.SOURCES / "layout" / name).read_text() for name in PERSISTENT]
     types = {t for spec in layout.MAPS.values() if spec.persistent for t in (spec.key, spec.value)}
     for struct in {name for each in types for name in within(layout.ffi.typeof(each))}:

@@ -23,7 +23,7 @@ FIXED = {
 
 
 def test_every_persistent_map_has_a_size_or_a_reason() -> None:
-    """Those that one name sets are of one size."""
+    """Every persistent map has a size or a reason, and maps of one name have the same size."""
     named = [each for maps in SIZES.values() for each in maps]
     persistent = {name for name, spec in layout.MAPS.items() if spec.persistent}
     assert sorted([*named, *FIXED]) == sorted(persistent)
@@ -41,7 +41,7 @@ def test_several_names_in_any_order() -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_maps_of_a_name(name: str) -> None:
-    """They alone have the size."""
+    """Only the maps of this name have the size."""
     specs = map_sizes.sized(map_sizes.parse(f"{name}={MOST_ENTRIES}"))
     other = {it for it, spec in specs.items() if spec != layout.MAPS[it]}
     assert other == set(SIZES[name])
@@ -61,14 +61,14 @@ def test_maps_of_a_name(name: str) -> None:
     ],
 )
 def test_invalid(text: str, reason: str) -> None:
-    """What is wrong, and what would be right."""
+    """The error tells the fault and the right form."""
     with pytest.raises(ValueError) as error:
         map_sizes.parse(text)
     assert str(error.value).startswith(reason)
 
 
 def test_record(tmp_path: Path) -> None:
-    """None for the usual sizes; what cannot be read counts as none."""
+    """The usual sizes need no record; an unreadable record counts as none."""
     sizes = map_sizes.parse("flows=80000,slots=4096")
     map_sizes.record(tmp_path, sizes)
     assert map_sizes.recorded(tmp_path) == sizes

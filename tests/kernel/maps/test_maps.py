@@ -158,7 +158,7 @@ def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def per_cpu(*numbers: int) -> bytes:
-    """One element: these counters on the first CPU, ten times as many on the next, and so on."""
+    """Return one element: these counters on the first CPU, ten times as many on the next, etc."""
     cpus = range(bpf_map.possible_cpus())
     return b"".join((n * 10**cpu).to_bytes(8, "little") for cpu in cpus for n in numbers)
 
@@ -245,7 +245,7 @@ def test_a_run_is_written_at_once(all_maps: dict[str, Map]) -> None:
 @pytest.mark.parametrize("at_once", [1, FEW, FEW + 1, 9])
 @pytest.mark.parametrize("name", MAPPED)
 def test_written_through_memory(all_maps: dict[str, Map], name: str, at_once: int) -> None:
-    """What is written in place, or many by a call, is what a program reads at that index."""
+    """A program reads at its index what is written in place, or by one call for many."""
     opened = all_maps[name]
     indexes = [0, 1, 2, 3, 511, 512, 513, opened.spec.entries - 2, opened.spec.entries - 1]
     pairs = [(index, sample(name, index)) for index in indexes]
@@ -259,7 +259,7 @@ def test_written_through_memory(all_maps: dict[str, Map], name: str, at_once: in
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
-    """What the kernel has at an index is read in place."""
+    """A value of the kernel is read in place."""
     opened = all_maps[name]
     for index in (5, 6, opened.spec.entries - 1):
         value = sample(name, index + 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps take of the kernel's memory is what the pages say where a limit is sized."""
+"""The maps take as much of the kernel's memory as the pages say where a limit is sized."""
 
 import os
 import re
@@ -16,12 +16,12 @@ ACCURATE = (6, 3)  # since then the kernel counts what a map really takes
 
 
 def figures(page: str) -> list[tuple[float, float]]:
-    """In MB: of all CPUs together, and of each."""
+    """Return figures in MB: of all CPUs together, and of each."""
     return [(float(a), float(b)) for a, b in FIGURES.findall((ROOT / page).read_text())]
 
 
 def memory_of(opened: Map) -> int:
-    """In bytes, as /proc has it."""
+    """Return the memory in bytes, from /proc."""
     text = Path(f"/proc/self/fdinfo/{opened.fd}").read_text()
     return int(text.partition("memlock:")[2].split()[0])
 
@@ -37,7 +37,7 @@ def test_pages_agree() -> None:
     reason="this kernel does not count all memory of a map",
 )
 def test_as_measured(all_maps: dict[str, Map]) -> None:
-    """Within 2 %; CPUs that may come count."""
+    """The pages are right within 2 %; CPUs that may be added count."""
     ((of_all, of_each),) = figures(PAGES[0])
     measured = sum(map(memory_of, all_maps.values())) / 1e6
     assert measured == pytest.approx(of_all + of_each * counter_parts(), rel=0.02)

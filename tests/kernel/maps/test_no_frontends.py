@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bits of map no_frontends are set, while frontends come and go."""
+"""The bits of the map no_frontends while frontends are added and removed."""
 
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -35,7 +35,7 @@ def opened() -> Iterator[MappedArray]:
 
 
 def is_none(opened: MappedArray, frontend: Frontend) -> bool:
-    """What the program takes the bit for."""
+    """Whether the bit says that there is no such frontend."""
     bit = bit_of(frontend)
     return bool(opened.get(bit // 64) >> bit % 64 & 1)
 

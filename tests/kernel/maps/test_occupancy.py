@@ -58,7 +58,7 @@ def test_entries(world: dict[str, Map], clock: Any) -> None:
 
 
 def test_connections_that_were_not_counted(world: dict[str, Map], clock: Any) -> None:
-    """Of all backends, in more than one slice of them."""
+    """Uncounted connections of all backends are added up, over several slices of them."""
     loads = [(id, BackendLoad(open=9, generation=8, uncounted=1)) for id in range(0, 4096, 4)]
     world["backend_loads"].write(loads)
     assert counted(Occupancy(world)).uncounted == 1024

@@ -125,7 +125,7 @@ def test_looking(home: StateDir, opening: Open) -> None:
 
 
 def test_nothing_to_look_at(home: StateDir) -> None:
-    """Without maps of this layout ``read_maps`` fails with a hint, and creates nothing."""
+    """Without maps of this layout ``read_maps`` fails with a hint, and creates no file."""
     with pytest.raises(NodeError, match="did `ebpflb run` start"):
         home.read_maps()
     assert not list(home.maps_directory.iterdir())

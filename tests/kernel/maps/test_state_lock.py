@@ -26,7 +26,7 @@ def lock(directory: Path) -> Iterator[StateLock]:
 
 
 def test_one_holder(directory: Path, lock: StateLock) -> None:
-    """As long as it is not released."""
+    """Only one process holds the lock until it is released."""
     assert not files.is_locked(directory)
     assert lock.take() and lock.holds()
     assert files.is_locked(directory)
@@ -39,7 +39,7 @@ def test_one_holder(directory: Path, lock: StateLock) -> None:
 def test_the_same_directory_by_another_mount(
     directory: Path, lock: StateLock, tmp_path: Path
 ) -> None:
-    """As a container has it: the lock is the inode's, not the path's."""
+    """The lock belongs to the inode, not to the path: a container mounts the same directory."""
     assert lock.take()
     subprocess.run(["mount", "--bind", str(BPFFS), str(tmp_path)], check=True)
     try:
@@ -50,7 +50,7 @@ def test_the_same_directory_by_another_mount(
 
 
 def test_a_directory_made_anew(directory: Path, lock: StateLock) -> None:
-    """Its lock is another one, and whoever held the former sees that."""
+    """A directory that was created again has another lock, and the old lock's holder notices."""
     assert lock.take()
     directory.rmdir()
     assert not lock.holds()
@@ -94,7 +94,7 @@ def recorded(directory: Path, tmp_path: Path) -> Paths:
 
 
 def test_the_run_directory_is_found(directory: Path, recorded: Paths) -> None:
-    """By the state directory alone; the last agent's counts."""
+    """The state directory alone leads to the last agent's run directory."""
     assert state_dir.read_record(directory) == recorded
     state_dir.write_record(recorded)
     other = Paths(directory, Path("/other"))
@@ -121,7 +121,7 @@ def read_as(seen: Path, directory: Path) -> Paths | None:
 
 @pytest.mark.parametrize("text", ["/run", "run:/sys/fs/bpf/x", ":", "/run:/elsewhere"])
 def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
-    """It is none."""
+    """A senseless record counts as none."""
     directory.mkdir()
     (directory / state_dir.RECORD).symlink_to(text)
     assert state_dir.read_record(directory) is None
@@ -130,7 +130,7 @@ def test_a_record_that_makes_no_sense(directory: Path, text: str) -> None:
 
 
 def test_the_record_is_no_map(directory: Path, recorded: Paths) -> None:
-    """Nor the maps of another layout, and it goes with the state directory."""
+    """The record does not count as another layout's maps, and goes with the state directory."""
     state = StateDir(directory)
     assert state.old_layouts() == []
     state.remove_old_layouts()

@@ -46,7 +46,7 @@ def closed(number: int, idle: int = 121, **kind: Any) -> Entries:
 
 
 def put(table: FlowTable, *flows: Entries) -> None:
-    """As the datapath writes them: it counts new entries."""
+    """Write entries like the datapath, which counts new ones."""
     pairs = [pair for flow in flows for pair in flow.items()]
     new = sum(table.flows.get(key) is None for key, _ in pairs)
     table.flows.write(pairs)
@@ -77,7 +77,7 @@ def test_hooks() -> None:
 
 
 def test_kinds() -> None:
-    """So have the kinds of entries."""
+    """The kinds of entries equal those of the header."""
     assert {kind.value: kind.name.lower() for kind in FlowKind} == layout.names(
         "flow_kind", "FLOW_"
     )
@@ -96,7 +96,7 @@ def test_sweep(table: FlowTable) -> None:
 
 @pytest.mark.parametrize("kind", [{"masqueraded": True}, {"changed": True}], ids=str)
 def test_port_of_a_closed_connection_rests(table: FlowTable, kind: dict[str, bool]) -> None:
-    """After 30 seconds a closed connection is removed but for its port, after 120 that too."""
+    """After 30 seconds a closed connection is removed except for its port, after 120 completely."""
     entries = closed(1, idle=31, **kind)
     put(table, entries)
     port = chosen_port(entries)
@@ -140,7 +140,7 @@ def test_chosen_timeouts(world: dict[str, Map]) -> None:
 
 
 def after(table: FlowTable, count: int, happens: Callable[[], None]) -> None:
-    """Something happens after so many entries were popped."""
+    """Do something after this number of entries was popped."""
     pop, popped = table.flows.pop, []
 
     def slowly(key: Any) -> Any:
@@ -189,7 +189,7 @@ def test_gone_meanwhile(table: FlowTable) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_killed_meanwhile(table: FlowTable, part: int) -> None:
-    """What an agent deleted before it was killed does not count as evicted for the next one."""
+    """Entries that a killed agent had deleted do not count as evicted for the next agent."""
 
     def die() -> None:
         raise KeyboardInterrupt
@@ -213,7 +213,7 @@ def refuse(number: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("number", [bpf.ENOTSUPP, errno.EINVAL])
 def test_older_kernels(table: FlowTable, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Without the commands for batches and for look-up-and-delete, the same flows are removed."""
+    """Without the commands for batches and look-up-and-delete, the same flows are removed."""
     look_up = bpf.map_lookup
 
     def without_delete(*words: Any, delete: bool = False) -> Any:
@@ -260,7 +260,7 @@ def test_counted_by_others(table: FlowTable) -> None:
 
 
 def test_thread(world: dict[str, Map], table: FlowTable) -> None:
-    """It sweeps both maps until it is stopped; then no map is in use any more."""
+    """The thread sweeps both maps until it is stopped; then no map is in use any more."""
     other = FlowTable(world, "other_flows")
     put(table, closed(1))
     put(other, Made(2, Protocol.UDP).plain(3600))
@@ -282,5 +282,5 @@ def test_failure(world: dict[str, Map], caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_never_started(world: dict[str, Map]) -> None:
-    """It can be stopped without having been started."""
+    """A thread that was not started can be stopped."""
     Sweeper(world).stop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of packets in a ring buffer: as they are decided, in their order, bounded and counted."""
+"""Events of packets in a ring buffer are immediate, in order, bounded and counted."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -56,7 +56,7 @@ def watched(all_maps: dict[str, Map], cache: Path) -> Iterator[Watched]:
 
 
 def test_only_what_is_asked_for_is_told(watched: Watched) -> None:
-    """Nothing before anybody asks, nor for other verdicts; then each decision, in its order."""
+    """Only requested verdicts give events, in their order, and none before the request."""
     watched.run(3)
     watched.ask("refused")
     watched.run(3)
@@ -71,7 +71,7 @@ def test_only_what_is_asked_for_is_told(watched: Watched) -> None:
 
 
 def test_a_full_ring_loses_events_and_counts_them(watched: Watched) -> None:
-    """What was told and what was lost is all that was decided, also when the ring goes round."""
+    """Events plus losses equal all decisions, even when the ring wraps around."""
     watched.ask(*monitoring.DECISIONS)
     told = 0
     for turn in range(1, 8):

@@ -37,7 +37,7 @@ def answer(text: str, address: str = "127.0.0.1") -> Iterator[None]:
             self.wfile.write(text.encode())
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     class Server(HTTPServer):
         address_family = AF_INET6 if ip_address(address).version == 6 else AF_INET

@@ -46,14 +46,14 @@ def entered(name: str) -> Iterator[None]:
 
 
 def run(*words: str, said: str = "") -> str:
-    """What a command says, here."""
+    """Return the output of a command that runs here."""
     done = subprocess.run(words, input=said, capture_output=True, text=True, check=False)
     assert not done.returncode, f"{words}: {done.stderr}\n{said}"
     return done.stdout
 
 
 def load(tool: Tool, *texts: str) -> None:
-    """These rules, after those that are there."""
+    """Add these rules after the existing ones."""
     for text in texts:
         said = text.format(**FAMILIES[tool.family], set=set_prefix(tool))
         run(f"{tool.command}-restore", "--noflush", said=said.lstrip())
@@ -64,7 +64,7 @@ def set_prefix(tool: Tool) -> str:
 
 
 def make_sets(tool: Tool) -> None:
-    """Those of the ipvs mode, one of them with a member."""
+    """Make the sets of the ipvs mode, one of them with a member."""
     family = "inet" if tool.family == "iptables" else "inet6"
     start = set_prefix(tool)
     lines = [

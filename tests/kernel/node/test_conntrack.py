@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-proxy sets of conntrack at its start (kube-proxy.md 11.3), on a fake /proc and in a
-network namespace of the test's own.
+"""The conntrack settings that kube-proxy writes at its start (kube-proxy.md 11.3).
+
+They are tested on a fake /proc and in the test's own network namespace.
 """
 
 import errno
@@ -122,7 +123,7 @@ def test_size_is_never_lowered(sysctls: Sysctls) -> None:
 
 
 def test_right_values_are_not_written(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all is as it should be a read-only /proc/sys does no harm."""
+    """If all settings are right, a read-only /proc/sys is no error."""
     sysctls.set_up(ConntrackOptions())
     refuse(monkeypatch, errno.EROFS, *KERNEL, "hashsize")
     sysctls.set_up(ConntrackOptions())
@@ -163,7 +164,7 @@ def test_read_only_hash_size(
 
 
 def test_read_only_size_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But where it is ours and cannot be raised, the start ends."""
+    """A size that must be raised, but is read-only, ends the start."""
     refuse(monkeypatch, errno.EROFS, "nf_conntrack_max")
     with pytest.raises(NodeError, match="nf_conntrack_max: cannot be set to 131072"):
         sysctls.set_up(ConntrackOptions())
@@ -200,9 +201,10 @@ def namespace() -> Iterator[None]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.skipif(not conntrack.NETFILTER_SYSCTLS.is_dir(), reason="conntrack is not loaded")
 def test_close_wait_for_real(namespace: None) -> None:
-    """The kernel takes the timeouts, in this namespace alone; the machine's size is not ours.
+    """The kernel takes the timeouts in this namespace only.
 
-    An agent may have set the machine's own before: they are compared with what they were.
+    The machine's size is not changed. An agent may have set the machine's own timeouts before: they
+    are compared with what they were.
     """
     names = ("nf_conntrack_tcp_timeout_close_wait", "nf_conntrack_tcp_timeout_established")
     netns.popns()

@@ -126,7 +126,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 @pytest.mark.parametrize("address", [*VIPS.values(), "0.0.0.0", "::"])
 def test_the_entries_of_one_frontend(address: str) -> None:
-    """Its address, if it has one, and its port count."""
+    """The entries match the frontend's port, and its address if it has one."""
     wanted = frontend(address)
     hosts = (VIPS[6], "::1") if wanted.address.version == 6 else (VIPS[4], "127.0.0.9")
     for host in (*VIPS.values(), "127.0.0.9", "::1"):
@@ -138,7 +138,7 @@ def test_the_entries_of_one_frontend(address: str) -> None:
 
 @pytest.mark.parametrize(("address", "listed"), [(VIPS[4], 1), ("0.0.0.0", 2), (VIPS[6], 2)])
 def test_the_kernel_lists_only_entries_of_one_frontend(address: str, listed: int) -> None:
-    """By port, and by an IPv4 address."""
+    """The kernel filters by port, and by an IPv4 address."""
     for host in (*VIPS.values(), "127.0.0.9", "::1"):
         say(host, 53)
         say(host, 54)
@@ -148,7 +148,7 @@ def test_the_kernel_lists_only_entries_of_one_frontend(address: str, listed: int
 
 @pytest.mark.parametrize("to", [VIPS[4], "0.0.0.0"])
 def test_the_kernel_deletes_what_a_backend_answers(to: str) -> None:
-    """Of one frontend, and no others: not those of another port, backend, protocol or family."""
+    """Only entries of the frontend are deleted: no other port, backend, protocol or family."""
     backend = ip_address("127.0.0.1")
     for vip in VIPS.values():
         say(vip, 53, source=4053)
@@ -172,7 +172,7 @@ def test_ipv6_is_not_deleted_by_a_filter() -> None:
 
 
 def test_a_kernel_that_cannot_delete_by_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said, and nothing is deleted: as it was before the filter was known to deletions."""
+    """If the kernel cannot delete by a filter, the result says so, and nothing is deleted."""
     say(VIPS[4], 53)
     monkeypatch.setattr(conntrack, "_FILTER", 24)  # of another attribute
     assert conntrack.delete_answered(frontend(VIPS[4]), (ip_address("127.0.0.1"), 5454)) is None
@@ -180,7 +180,7 @@ def test_a_kernel_that_cannot_delete_by_a_filter(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_these_are_deleted() -> None:
-    """Those that are given; what has taken the place of one of them meanwhile stays."""
+    """Only the given entries are deleted; an entry that replaced one of them meanwhile stays."""
     for port in (53, 54):
         say(VIPS[4], port, source=4000 + port)
     found = list(conntrack.connections(lambda _, __, port: port == 53))
@@ -203,7 +203,7 @@ def test_thousands_are_deleted() -> None:
 
 
 def test_an_entry_that_is_not_from_the_kernel_is_never_deleted() -> None:
-    """Without its tuple the kernel would delete all entries."""
+    """An entry without a tuple is not deleted: the kernel would delete all entries."""
     say(VIPS[4], 53)
     (found,) = everything()
     with pytest.raises(ValueError, match="not from the kernel"):
@@ -223,7 +223,7 @@ def test_zones_are_told_apart() -> None:
 
 
 def test_no_conntrack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the kernel has none there are no entries; what cannot be listed is an error."""
+    """A kernel without conntrack has no entries; entries that cannot be listed are an error."""
     assert everything() == []
     say(VIPS[4], 53)
     with monkeypatch.context() as patched:
@@ -235,7 +235,7 @@ def test_no_conntrack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_without_the_capability() -> None:
-    """It is named; where there are no entries nothing is said."""
+    """The missing capability is named, unless there are no entries."""
     ask = (
         "from ebpflb.kernel.netfilter import conntrack;"
         "print(list(conntrack.connections(lambda *_: True)))"
@@ -250,7 +250,10 @@ def test_without_the_capability() -> None:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_an_entry_is_found_by_its_flow(family: int) -> None:
-    """By its original direction alone; a flow that has none is passed over."""
+    """A flow's entry is found by its original direction only.
+
+    A flow without an entry is skipped.
+    """
     say(VIPS[family], 53, source=4321)
     (entry,) = everything()
     asked = [(int(entry.protocol), entry.original)]

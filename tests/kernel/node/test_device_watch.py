@@ -51,7 +51,7 @@ def ip() -> Iterator[Ip]:
 
 @pytest.fixture
 def emitted(ip: Ip) -> SimpleQueue[DevicesChanged]:
-    """What a DeviceWatch emits."""
+    """Return the events of a DeviceWatch."""
     queue: SimpleQueue[DevicesChanged] = SimpleQueue()
     DeviceWatch(queue.put).start()
     return queue

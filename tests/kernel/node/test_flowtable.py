@@ -30,7 +30,7 @@ def test_elements() -> None:
 
 
 def test_the_obstacle_is_found_without_a_trace() -> None:
-    """Whether the kernel has flowtables or not, the probe leaves nothing in this namespace."""
+    """With or without flowtables in the kernel, the probe leaves nothing in this namespace."""
     with nodes.fresh(NAME):
         obstacle = flowtable_obstacle()
         assert obstacle is None or "the kernel can make no flowtable" in obstacle
@@ -49,7 +49,7 @@ def made() -> Iterator[None]:
 
 @pytest.mark.usefixtures("made")
 def test_rules() -> None:
-    """What was answered, is translated, and asked for a frontend, enters; behind all filters."""
+    """Answered and translated connections to a frontend enter the flowtable, behind all filters."""
     flowtable.change_frontends(TABLE, [WEB, DNS], [])
     said = run("nft", "list", "table", *TABLE)
     for ip, name in (("ip", "frontends-v4"), ("ip6", "frontends-v6")):
@@ -89,7 +89,7 @@ def test_many() -> None:
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("words", ["flush chain", "delete chain"])
 def test_what_was_changed_is_not_whole(words: str) -> None:
-    """Then it is made again."""
+    """A changed flowtable is made again."""
     run("nft", *words.split(), *TABLE, flowtable.CHAIN)
     assert flowtable.read(TABLE) is None
     flowtable.make(TABLE)
@@ -98,7 +98,7 @@ def test_what_was_changed_is_not_whole(words: str) -> None:
 
 @pytest.mark.usefixtures("made")
 def test_remove() -> None:
-    """Nothing is left; one that has gone already is no error."""
+    """Nothing is left after the removal; a missing flowtable is no error."""
     for _ in range(2):
         flowtable.remove(TABLE)
         assert not nft.tables()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written to the flowtable, and when: against a kernel of the test's own."""
+"""The entries that are written to the flowtable, and when, with the test's own kernel."""
 
 import socket
 from ipaddress import ip_address
@@ -92,7 +92,7 @@ def test_a_nodeport_is_at_each_address_of_its_family() -> None:
 
 
 def test_nothing_is_written_before_all_is_known(kernel: FakeKernel) -> None:
-    """What an earlier agent has written stays as it is until then."""
+    """The entries of an earlier agent stay until all is known."""
     kernel.contents = found = Contents(frozenset({"eth0"}), packed(WEB))
     made = FlowtableSync(chosen=True)
     for tell in (lambda: made.place([LO], []), lambda: made.start_over([WEB])):
@@ -106,7 +106,7 @@ def test_nothing_is_written_before_all_is_known(kernel: FakeKernel) -> None:
 
 
 def test_changes_are_written_without_a_look(kernel: FakeKernel, it: FlowtableSync) -> None:
-    """A plan that only changes endpoints wakes nobody."""
+    """A plan that only changes endpoints is written without a look at the kernel."""
     woken: list[str] = []
     it.on_change = lambda: woken.append("woken")
     it.catch_up(needed=True)
@@ -122,7 +122,7 @@ def test_changes_are_written_without_a_look(kernel: FakeKernel, it: FlowtableSyn
 
 @pytest.mark.parametrize("report_only", [False, True], ids=["repair", "report"])
 def test_what_differs_is_named(kernel: FakeKernel, it: FlowtableSync, report_only: bool) -> None:
-    """And put back, if that is asked for."""
+    """A difference is named, and corrected if the caller wants it."""
     it.catch_up(needed=True)
     whole = kernel.contents
     for other in (None, EMPTY_FLOWTABLE):

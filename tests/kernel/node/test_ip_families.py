@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which families the kernel can do (kube-proxy.md 1.3)."""
+"""The families that the kernel supports (kube-proxy.md 1.3)."""
 
 from pathlib import Path
 

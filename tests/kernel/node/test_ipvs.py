@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ipvs mode leaves beside rules: ipsets, its device, virtual servers."""
+"""The leftovers of the ipvs mode other than rules: ipsets, its device, virtual servers."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def test_node_ports() -> None:
 
 @pytest.mark.parametrize(("family", "member"), [("inet", "192.0.2.1"), ("inet6", "2001:db8::1")])
 def test_node_ports_of_sctp(family: str, member: str) -> None:
-    """Those of SCTP are in a set of addresses and ports."""
+    """NodePorts of SCTP are in a set of addresses and ports."""
     name = NODE_PORTS["SCTP"][family == "inet6"]
     assert name in SETS
     run("ipset", "create", name, "hash:ip,port", "family", family)
@@ -77,7 +77,7 @@ def test_device() -> None:
 
 
 def is_ipvs_here() -> bool:
-    """Whether the kernel has IPVS, or loads it for a rule that asks for it."""
+    """Whether the kernel has IPVS, or loads it for a rule that needs it."""
     rule = ["iptables-nft", "-A", "OUTPUT", "-m", "ipvs", "--ipvs"]
     subprocess.run(["unshare", "--net", *rule], capture_output=True, check=False)
     return kube_proxy_leftovers.SERVERS.exists()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kube-proxy left goes, in every mode and variant, and nothing else (kube-proxy.md 17)."""
+"""All leftovers of a kube-proxy are removed, in every mode and variant, and nothing else.
+
+See kube-proxy.md 17.
+"""
 
 import os
 import re
@@ -49,7 +52,7 @@ every_mode = pytest.mark.parametrize("mode", [iptables_mode, ipvs_mode])
 
 
 def test_tools() -> None:
-    """This machine has all four, so that no case below is missing."""
+    """This machine has all four tools, so no case below is missing."""
     assert [tool.name for tool in TOOLS] == [
         f"{family}-{variant}"
         for family in ("iptables", "ip6tables")
@@ -75,7 +78,7 @@ def test_cleanup_leaves_neighbours(tool: Tool, mode: Callable[[Tool], None]) -> 
 @every_tool
 @every_mode
 def test_cleanup_interleaved(tool: Tool, mode: Callable[[Tool], None]) -> None:
-    """It does not matter who came first, nor that others come in the midst of it."""
+    """The order of the rules does not matter, nor do foreign rules between them."""
     with nodes.fresh(f"{NAME}-alone"):
         load(tool, *rules.NEIGHBOURS)
         wanted = saved()
@@ -128,7 +131,7 @@ def test_cleanup_leaves_marks_of_others(tool: Tool, mode: Callable[[Tool], None]
 
 
 def test_cleanup_leaves_tables_of_others() -> None:
-    """Of nftables the tables `ip kube-proxy` and `ip6 kube-proxy` go and no others."""
+    """Only the nftables tables `ip kube-proxy` and `ip6 kube-proxy` are removed."""
     load_nft()
     assert kube_proxy_leftovers.visible_rules() == ["table ip kube-proxy", "table ip6 kube-proxy"]
     assert remove() == ["table ip kube-proxy", "table ip6 kube-proxy"]
@@ -156,7 +159,7 @@ def test_cleanup_all_at_once() -> None:
 
 
 def test_cleanup_whole_tables() -> None:
-    """A table that cannot be changed stays as it is, whole; the others go."""
+    """A table that cannot be changed stays completely unchanged; the others go."""
     (tool, *_) = TOOLS
     load(tool, rules.IPTABLES_MODE)
     survey = kube_proxy_leftovers.survey()
@@ -187,7 +190,7 @@ def test_cleanup_meanwhile(tool: Tool) -> None:
 
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
 def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) -> None:
-    """Without the tool of a variant it is said which tables could not be looked at."""
+    """Without the tool of a variant the result names the tables that could not be read."""
     for tool in TOOLS:
         load(tool, rules.IPTABLES_MODE, rules.KUBELET)
     for tool in TOOLS:
@@ -203,7 +206,7 @@ def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) 
 
 
 def test_no_tool_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any tool and without rules nothing is unseen."""
+    """Without any tool and without rules no table is missing."""
     monkeypatch.setenv("PATH", "/nowhere")
     assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.LeftoverSurvey()
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kube-proxy beside us is seen: by its process, its answer, its rules; and ours is not one."""
+"""A kube-proxy on the node is seen by its process, its answer or its rules.
+
+Our own agent does not count as one.
+"""
 
 import os
 from collections.abc import Iterator
@@ -30,7 +33,7 @@ def netns() -> Iterator[None]:
 
 @pytest.fixture
 def emitted() -> Iterator[SimpleQueue[Detection]]:
-    """What a KubeProxyWatch with a short interval emits."""
+    """Return the events of a KubeProxyWatch with a short interval."""
     queue: SimpleQueue[Detection] = SimpleQueue()
     watcher = KubeProxyWatch(queue.put, 0.01)
     watcher.start()
@@ -52,7 +55,7 @@ def test_process(tmp_path: Path) -> None:
 
 
 def test_process_of_another_node(tmp_path: Path) -> None:
-    """One in another network namespace is another node's."""
+    """A process in another network namespace is another node's."""
     with nodes.fresh(f"{NAME}-other"), answering.process(tmp_path) as pid:
         assert detect().pids == (pid,)
         with nodes.entered(NAME):
@@ -61,7 +64,7 @@ def test_process_of_another_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", PROXY_MODES)
 def test_answers(mode: str) -> None:
-    """What answers /proxyMode with one of its modes is one, though no process is seen."""
+    """A program that answers /proxyMode with a mode counts, even without a visible process."""
     with answering.answer(mode):
         assert detect() == Detection(proxy_modes=((f"127.0.0.1:{PROXY_MODE_PORT}", mode),))
         assert detect().running
@@ -96,7 +99,7 @@ def test_chains(tool: nodes.Tool) -> None:
 
 
 def test_tables() -> None:
-    """So are its tables of nftables."""
+    """Its nftables tables are leftovers too."""
     load_nft()
     assert detect().rules == ("table ip kube-proxy", "table ip6 kube-proxy")
 
@@ -115,7 +118,7 @@ def test_watcher_first(emitted: SimpleQueue[Detection]) -> None:
 
 
 def test_watcher_comes_later(emitted: SimpleQueue[Detection], tmp_path: Path) -> None:
-    """One that is started later is emitted, and that it has gone."""
+    """A later start of a kube-proxy is emitted, and its end too."""
     emitted.get(timeout=WAIT_SECONDS)
     with answering.process(tmp_path) as pid:
         assert emitted.get(timeout=WAIT_SECONDS).pids == (pid,)

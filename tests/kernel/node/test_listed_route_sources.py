@@ -43,7 +43,7 @@ route add fd00:77::/32 via 2001:db8:1::9
 
 @pytest.fixture
 def namespace() -> Iterator[None]:
-    """In which this thread is; its device d0 has several addresses and routes."""
+    """A namespace with this thread; its device d0 has several addresses and routes."""
     run_ip("netns", "add", NAME)
     netns.pushns(NAME)
     try:
@@ -63,13 +63,13 @@ def listed() -> dict[str, tuple[RouteSource, ...]]:
 
 
 def longest(sources: tuple[RouteSource, ...], destination: Address) -> Address:
-    """What a program would find."""
+    """Return the source that a program would find."""
     matching = [each for each in sources if destination in each.network]
     return max(matching, key=lambda each: each.network.prefixlen).source
 
 
 def kernel(destination: Address) -> Address:
-    """What a packet to it, sent by device d0, would have as its source."""
+    """Return the kernel's source for a packet to this destination by device d0."""
     with IPRoute() as route:
         (ifindex,) = route.link_lookup(ifname="d0")
         (answer,) = route.route("get", dst=str(destination), oif=ifindex)
@@ -98,7 +98,10 @@ def destinations() -> Iterator[Address]:
 
 @pytest.mark.usefixtures("namespace")
 def test_listed_sources_are_the_kernels() -> None:
-    """By ``src``, by the next hop, by label, by the longest prefix, and never a deprecated one."""
+    """The sources follow ``src``, the next hop, the label and the longest prefix.
+
+    They are never deprecated.
+    """
     sources = listed()["d0"]
     for destination in destinations():
         assert longest(sources, destination) == kernel(destination), destination

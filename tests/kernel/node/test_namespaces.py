@@ -51,9 +51,9 @@ def here() -> str:
 
 
 def test_each(named: list[str], nameless: str) -> None:
-    """Namespaces with names and with processes, each once; our own is first, and marked.
+    """Namespaces with names and with processes are walked once each; our own is first, and marked.
 
-    Another test's process may change its namespace while they are walked: only ours are counted.
+    Another test's process may change its namespace meanwhile: only ours are counted.
     """
     found = list(Namespaces().each(here))
     places = [place for _, place in found]
@@ -129,7 +129,7 @@ def test_without_the_capability(named: list[str]) -> None:
 
 
 def test_linked(named: list[str]) -> None:
-    """Those alone that a device of ours leads to are pods, whatever else is on the machine."""
+    """Only namespaces to which a device of ours leads count as pods."""
     here, there = (f"{PREFIX}-{number}" for number in range(2))
     with nodes.entered(here):
         assert there not in {path.name for path in namespaces.linked()}
