@@ -45,8 +45,10 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
-    def send(self, code: int, body: bytes) -> None:
+    def send(self, code: int, body: bytes, encoding: str = "") -> None:
         self.send_response(code)
+        if encoding:
+            self.send_header("Content-Encoding", encoding)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -52,7 +52,7 @@ class FakeApiServer:
         self.changed = threading.Condition()
         self._certificate = certificate
         self._collections = {kind: Collection() for kind in OBJECT_PATHS}
-        self._failures: defaultdict[str, deque[tuple[int, bytes]]] = defaultdict(deque)
+        self._failures: defaultdict[str, deque[tuple[int, bytes, str]]] = defaultdict(deque)
         self._tokens: dict[str, list[Json]] = {}
         self._version = 1
         self._generation = 0
@@ -137,11 +137,17 @@ class FakeApiServer:
             self._generation += 1
             self.changed.notify_all()
 
-    def fail(self, kind: str, status: int, body: bytes = b"", times: int = 1) -> None:
-        """The next requests for a kind are answered with this status and body."""
-        self._failures[kind].extend([(status, body)] * times)
+    def fail(
+        self, kind: str, status: int, body: bytes = b"", times: int = 1, encoding: str = ""
+    ) -> None:
+        """The next requests for a kind are answered with this status and body, encoded so."""
+        self._failures[kind].extend([(status, body, encoding)] * times)
 
     # What a test wants to know
+
+    def fails(self, kind: str) -> bool:
+        """Whether the next request for a kind is answered as ``fail`` said."""
+        return bool(self._failures[kind])
 
     def lists(self, kind: str) -> int:
         """How many lists were begun."""
