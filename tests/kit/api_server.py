@@ -145,10 +145,6 @@ class FakeApiServer:
 
     # What a test wants to know
 
-    def fails(self, kind: str) -> bool:
-        """Whether the next request for a kind is answered as ``fail`` said."""
-        return bool(self._failures[kind])
-
     def lists(self, kind: str) -> int:
         """How many lists were begun."""
         asked = [request.query for request in self.requests if request.kind == kind]
