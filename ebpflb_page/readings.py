@@ -17,6 +17,7 @@ from ebpflb.plan.service_page import ServicePage
 from ebpflb.tools import dump, node_status, pins, service_pages
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, require_service
 from ebpflb.tools.explain import answer
+from ebpflb.tools.explain.asking import NamedService
 from ebpflb.tools.explain.senders import Senders, find_senders
 from ebpflb.tools.map_fill import map_fill
 from ebpflb.tools.service_pages import Wanted
@@ -29,7 +30,7 @@ LISTED_CHANGES = 500  # in one answer
 class Asked(NamedTuple):
     """A connection to explain."""
 
-    to: Frontend
+    to: Frontend | NamedService
     sender: str
     port: int | None
 

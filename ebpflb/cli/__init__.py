@@ -10,25 +10,9 @@ run                that configuration and ebpflb's own options -> Options, for t
 Shared by the commands:
 
 common             options and helpers
-output             -o table, wide, json or yaml; and --watch
-
-The other commands:
-
-audit              compare this node with what it should be
-check              whether this node can run ebpflb
-cleanup            remove ebpflb, or what kube-proxy left behind
-demo               a small cluster on this machine
-doctor             everything that can be wrong on this node
-explain            why a connection goes where it goes
-flows              list and delete flows
-history            what has changed in the maps, and why
-maps               dump the maps
-services           show Services as this node serves them
-monitor            live events
-top                services and backends by rate
-status             the state of the agent and of the hooks
-ui                 a page in the browser
-version            the version, its commit and its date
+output             how everything is printed; -o and --watch
+results            the table of check and doctor
+comparison         what audit and doctor compare
 """
 
 import gc
@@ -36,6 +20,7 @@ import sys
 from collections.abc import Callable
 
 import click
+from click.shell_completion import CompletionItem
 
 from ebpflb import redaction
 from ebpflb.errors import EbpflbError, escaped, in_words
@@ -138,7 +123,25 @@ def _version() -> click.Command:
     return version
 
 
-# In the order of the module's text.
+@click.command("help")
+@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@click.pass_context
+def _print_help(context: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command."""
+    command, context = context.find_root().command, context.find_root()
+    for word in words:
+        if not isinstance(command, click.Group):
+            raise click.UsageError(f"{context.info_name} has no commands", context)
+        name, found, _ = command.resolve_command(context, [word])
+        assert found  # else resolve_command has raised an error
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    click.echo(command.get_help(context))
+
+
+def _help() -> click.Command:
+    return _print_help
+
+
 COMMANDS: dict[str, Callable[[], click.Command]] = {
     "run": _run,
     "audit": _audit,
@@ -156,7 +159,30 @@ COMMANDS: dict[str, Callable[[], click.Command]] = {
     "cleanup": _cleanup,
     "demo": _demo,
     "version": _version,
+    "help": _help,
 }
+# What --help and completion show: they import no command.
+SUMMARIES = {
+    "run": "Run the agent, which serves Services on this node.",
+    "status": "Show how this node stands, and why.",
+    "check": "Check whether this node can run ebpflb.",
+    "doctor": "Look for everything that can be wrong on this node, and say what to do.",
+    "audit": "Compare this node with what it should be, once, and change nothing.",
+    "services": "Show Services as this node serves them.",
+    "explain": "Explain why a connection goes where it goes, step by step.",
+    "monitor": "Show what the datapath decides, as it does: until Ctrl-C.",
+    "top": "Show Services and their backends by new connections a second, the fastest first.",
+    "flows": "List and delete the flows whose packets are translated.",
+    "maps": "Inspect the maps in the kernel.",
+    "history": "Show what has changed in the maps, and which object or event was the cause.",
+    "ui": "Serve a page that shows this node in a browser, until Ctrl-C.",
+    "cleanup": "Detach ebpflb's programs and remove its maps.",
+    "demo": "Demonstrate ebpflb with real traffic.",
+    "version": "Show the version, the commit that it was built from, and that commit's date.",
+    "help": "Show the help of a command.",
+}
+# As kubectl takes the singular and a short name of what it lists.
+ALIASES = {"service": "services", "svc": "services", "flow": "flows", "map": "maps"}
 
 
 class Commands(click.Group):
@@ -165,15 +191,41 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names of commands, and options."""
+        return [
+            *(
+                CompletionItem(name, help=summary)
+                for name, summary in SUMMARIES.items()
+                if name.startswith(incomplete)
+            ),
+            *click.Command.shell_complete(self, ctx, incomplete),
+        ]
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Disables the garbage collector while it imports: saves a sixth of the start."""
-        if name not in COMMANDS:
+        find = COMMANDS.get(ALIASES.get(name, name))
+        if not find:
             return None
         gc.disable()
         try:
-            return COMMANDS[name]()
+            return find()
         finally:
             gc.enable()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggests commands for a mistyped name, as click does for the commands that it knows."""
+        name = args[0]
+        is_known = name in COMMANDS or name in ALIASES or name.startswith("-")
+        if not is_known and not ctx.resilient_parsing:
+            raise click.exceptions.NoSuchCommand(name, possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

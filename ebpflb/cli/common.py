@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options and helpers that several commands share."""
 
+import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.kernel.node import process
 from ebpflb.options import Flag, Options, Paths, flags_of
 
@@ -31,12 +34,83 @@ def directory(
     )
 
 
+_STATE = FLAGS["state"].variable
+_MOST_NAMES = 1000  # that complete a word
+
 state_dir = directory(FLAGS["state"], Paths.state)
 run_dir = directory(
     FLAGS["run"],
     help=f"The agent's --run-dir.  [default: as recorded in the state directory, or {Paths.run}]",
 )
 cgroup_root = directory(FLAGS["cgroup"])
+
+
+def namespace(command: Command) -> Command:
+    """``-n``, which is "" for all namespaces; these are a node's tools, so all is the default."""
+    every = click.option(
+        "-A",
+        "--all-namespaces",
+        is_flag=True,
+        expose_value=False,
+        help="Services of all namespaces: the default.",
+    )
+    one = click.option("-n", "--namespace", default="", help="Only Services of this namespace.")
+    return every(one(command))
+
+
+def is_in(namespace: str, service: str) -> bool:
+    """Whether a Service is in this namespace, "" being all; ``service``: NAMESPACE/NAME..."""
+    return not namespace or service.startswith(f"{namespace}/")
+
+
+def service_names(_context: object, _option: object, incomplete: str) -> list[str]:
+    """Complete NAMESPACE/NAME by what the agent or else the maps know; nothing if neither does."""
+    from ebpflb.tools import pins, service_pages
+
+    paths = pins.paths(Path(os.environ.get(_STATE or "", Paths.state)), None)
+    with suppress(EbpflbError, OSError), pins.maps_if_any(paths.state) as maps:
+        wanted = service_pages.Wanted((f"{incomplete}*",), _MOST_NAMES)
+        return [row.service for row in service_pages.listed(paths, maps, wanted).services]
+    return []
+
+
+def pod_names(_context: object, _option: object, incomplete: str) -> list[str]:
+    """Complete the name of a pod that is an endpoint of a Service."""
+    from ebpflb.tools import pins
+
+    paths = pins.paths(Path(os.environ.get(_STATE or "", Paths.state)), None)
+    with suppress(EbpflbError, OSError), pins.pinned_maps(paths.state) as maps:
+        names = {backend.target for _, backend in maps["backend_names"].items()}
+        return sorted(name for name in names if name.startswith(incomplete))[:_MOST_NAMES]
+    return []
+
+
+def _service(_context: object, _option: object, text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    namespace, _, name = text.partition("/")
+    if not namespace or not name or "/" in name:
+        raise click.BadParameter(f'"{text}" is not NAMESPACE/NAME such as default/web')
+    return namespace, name
+
+
+service = click.option(
+    "--service",
+    metavar="NAMESPACE/NAME",
+    callback=_service,
+    shell_complete=service_names,
+    help="Only those of this Service.",
+)
+
+
+def moment(_context: object, _option: object, text: str | None) -> float | None:
+    """Return a time as seconds since the epoch: a callback of click."""
+    from ebpflb.history.past import parse_time
+
+    try:
+        return None if text is None else parse_time(text, time.time())
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def require_capabilities() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.audit import compare
+from ebpflb.cli.comparison import compare
 from ebpflb.cli.output import Output, list_option
 from ebpflb.cli.results import print_results
 from ebpflb.errors import EbpflbError, NodeError, in_words

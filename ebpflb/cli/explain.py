@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, Row, output_option, percent, print_as, print_table
@@ -14,7 +15,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.entries import Frontend
 from ebpflb.tools import pins
 from ebpflb.tools.explain.answer import Explained, explain
-from ebpflb.tools.explain.asking import Share, parse_question
+from ebpflb.tools.explain.asking import NamedService, Share, parse_question
 
 PAGE = 20  # endpoints
 
@@ -22,9 +23,14 @@ PAGE = 20  # endpoints
 class _Question(click.ParamType):  # type: ignore[type-arg]
     name = "ADDRESS:PORT[/PROTOCOL]"
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in common.service_names(ctx, param, incomplete)]
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Frontend:
+    ) -> Frontend | NamedService:
         try:
             return parse_question(value)
         except ValueError as error:
@@ -32,13 +38,14 @@ class _Question(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("explain")
-@click.argument("to", metavar="ADDRESS:PORT[/tcp|udp|sctp]", type=_Question())
+@click.argument("to", metavar="ADDRESS:PORT|NAMESPACE/NAME[:PORT]", type=_Question())
 @click.option(
     "--from",
     "sender",
     metavar="CLIENT",
     default="node",
     show_default=True,
+    shell_complete=common.pod_names,
     help="The client: a pod (NAME or NAMESPACE/NAME), an address, a network namespace (name or "
     "path),"
     " a PID, node, or outside.",
@@ -55,7 +62,7 @@ class _Question(click.ParamType):  # type: ignore[type-arg]
 @common.run_dir
 @output_option("wide", "json", "yaml")
 def explain_(
-    to: Frontend,
+    to: Frontend | NamedService,
     sender: str,
     from_port: int | None,
     page: int,
@@ -64,6 +71,9 @@ def explain_(
     output: Output,
 ) -> None:
     """Explain why a connection goes where it goes, step by step.
+
+    The destination is an address and port, with /udp or /sctp for other protocols than TCP, or a
+    Service: NAMESPACE/NAME[:PORT], or its DNS name such as web.default.svc:80.
 
     Asks the programs and the pinned maps themselves; nothing is sent, nothing changes, and no agent
     has to run. Each step names the row of the map that it comes from.

@@ -31,15 +31,6 @@ from ebpflb.tools.flow_list import (
 _NARROW = ("protocol", "state", "client", "frontend", "backend")
 
 
-def _service(_context: object, _option: object, text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    namespace, _, name = text.partition("/")
-    if not namespace or not name or "/" in name:
-        raise click.BadParameter(f'"{text}" is not NAMESPACE/NAME such as default/web')
-    return namespace, name
-
-
 def _client(_context: object, _option: object, text: str | None) -> Address | None:
     try:
         return None if text is None else parse_address(text)
@@ -47,12 +38,6 @@ def _client(_context: object, _option: object, text: str | None) -> Address | No
         raise click.BadParameter(str(error)) from error
 
 
-service = click.option(
-    "--service",
-    metavar="NAMESPACE/NAME",
-    callback=_service,
-    help="Only the flows of this service.",
-)
 client = click.option(
     "--client",
     metavar="ADDRESS",
@@ -73,14 +58,16 @@ def flows() -> None:
 
 
 @flows.command("list")
-@service
+@common.service
 @client
+@common.namespace
 @watch_option
 @common.state_dir
 @list_option
 def list_(
     service: tuple[str, str] | None,
     client: Address | None,
+    namespace: str,
     watch: float | None,
     state_dir: Path,
     output: Output,
@@ -91,7 +78,12 @@ def list_(
     """
     common.require_capabilities()
     only = FlowFilter(service, client)
-    show(lambda: _read(state_dir, only), lambda rows: _print(rows, output), watch)
+
+    def read() -> list[dict[str, Any]]:
+        rows = _read(state_dir, only)
+        return [row for row in rows if common.is_in(namespace, row["service"])]
+
+    show(read, lambda rows: _print(rows, output, namespace), watch)
 
 
 def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
@@ -101,7 +93,7 @@ def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
 
 
-def _print(rows: list[dict[str, Any]], output: Output) -> None:
+def _print(rows: list[dict[str, Any]], output: Output, namespace: str) -> None:
     if output.is_data:
         print_as(output, rows)
     elif output.form == "name":
@@ -111,18 +103,23 @@ def _print(rows: list[dict[str, Any]], output: Output) -> None:
     else:
         print_table([{name: row[name] for name in _NARROW} for row in rows], output)
     if not rows and not output.is_data:
-        print_none_found("flows")
+        print_none_found("flows", namespace)
 
 
 @flows.command()
-@service
+@common.service
 @client
+@click.option("--all", "every", is_flag=True, help="All flows of this node.")
 @common.state_dir
-def flush(service: tuple[str, str] | None, client: Address | None, state_dir: Path) -> None:
-    """Delete all flows, or those of a service or a client, without a confirmation.
+def flush(
+    service: tuple[str, str] | None, client: Address | None, every: bool, state_dir: Path
+) -> None:
+    """Delete the flows of a service or of a client, or all of them, without a confirmation.
 
     A TCP connection breaks when its flow is deleted; the next UDP datagram opens a new flow.
     """
+    if not (service or client or every):
+        raise click.UsageError("whose flows? name --service or --client, or all with --all")
     common.require_capabilities()
     with pins.pinned_maps(state_dir) as maps:
         only = FlowFilter(service, client)

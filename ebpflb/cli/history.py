@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb history``: what the agent has written into the maps, when, and because of what."""
 
-import time
 from datetime import datetime
 from pathlib import Path
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.flows import service as service_option
 from ebpflb.cli.output import (
     Output,
     list_option,
@@ -20,7 +18,6 @@ from ebpflb.cli.output import (
     watch_option,
 )
 from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
-from ebpflb.history.past import parse_time
 from ebpflb.plan.entries import service_of
 from ebpflb.tools import pins
 
@@ -28,20 +25,12 @@ _MOST_ROWS = 100  # rows, unless --limit says more
 FEW = 3  # names of one sort in a cell of a narrow table
 
 
-def time_option(_context: object, _option: object, text: str | None) -> float | None:
-    """Return a time as seconds since the epoch: a callback of click."""
-    try:
-        return None if text is None else parse_time(text, time.time())
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @click.command()
-@service_option
+@common.service
 @click.option(
     "--since",
     metavar="TIME",
-    callback=time_option,
+    callback=common.moment,
     help="Only records since a time, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
 )
 @click.option(

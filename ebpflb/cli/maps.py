@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.history import time_option
 from ebpflb.cli.output import (
     Output,
     Row,
@@ -36,7 +35,7 @@ def maps() -> None:
 @click.option(
     "--at",
     metavar="TIME",
-    callback=time_option,
+    callback=common.moment,
     help="Show the maps as they were at a time, such as 14:03, 2026-11-22T14:03:10 or 10m (ago); "
     "only maps that the agent writes, and no counters.",
 )

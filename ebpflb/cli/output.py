@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 import msgspec
-import yaml
 
 from ebpflb.errors import escaped
 
@@ -96,6 +95,8 @@ def print_row_as(output: Output, row: Any) -> None:
 def print_as(output: Output, value: Any) -> None:
     """Prints a value as JSON or YAML."""
     if output.form == "yaml":
+        import yaml  # takes as long to import as click
+
         click.echo(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False), nl=False)
     else:
         click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -199,8 +199,13 @@ def services() -> None:
 
 
 @services.command("list")
-@click.argument("patterns", metavar="[NAME|NAMESPACE/NAME]...", nargs=-1)
-@click.option("-n", "--namespace", default="*", help="Only Services of this namespace.")
+@click.argument(
+    "patterns",
+    metavar="[NAME|NAMESPACE/NAME]...",
+    nargs=-1,
+    shell_complete=common.service_names,
+)
+@common.namespace
 @click.option(
     "-l",
     "--selector",
@@ -229,19 +234,22 @@ def list_(
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
-    names = tuple(name if "/" in name else f"{namespace}/{name}" for name in patterns or ("*",))
+    names = tuple(
+        name if "/" in name else f"{namespace or '*'}/{name}" for name in patterns or ("*",)
+    )
     wanted = Wanted(names, _rows(limit, output), selector)
 
     def read() -> ServiceList:
         with pins.maps_if_any(state_dir) as maps:
             return pages.listed(paths, maps, wanted)
 
-    within = "" if namespace == "*" else namespace
-    show(read, lambda value: show_list(value, output, within), watch)
+    show(read, lambda value: show_list(value, output, namespace), watch)
 
 
 @services.command()
-@click.argument("service", metavar="NAMESPACE/NAME", callback=_name)
+@click.argument(
+    "service", metavar="NAMESPACE/NAME", callback=_name, shell_complete=common.service_names
+)
 @click.option(
     "-n",
     "--namespace",

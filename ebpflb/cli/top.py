@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, print_row_as, print_table, stream_option, watch
+from ebpflb.cli.output import (
+    Output,
+    print_none_found,
+    print_row_as,
+    print_table,
+    stream_option,
+    watch,
+)
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.tools import pins, rates
 from ebpflb.tools.rates import Rate
@@ -36,9 +43,17 @@ ALL = "all"  # of the endpoints and pods of a service
     help=f"Rows at most; 0 means all.  [default: the terminal's, or {TOP_ROWS}; all in JSON and "
     "YAML]",
 )
+@common.namespace
 @common.state_dir
 @stream_option("an object a line, for each service port and backend")
-def top(once: bool, interval: float, limit: int | None, state_dir: Path, output: Output) -> None:
+def top(
+    once: bool,
+    interval: float,
+    limit: int | None,
+    namespace: str,
+    state_dir: Path,
+    output: Output,
+) -> None:
     """Show Services and their backends by new connections a second, the fastest first.
 
     Of a Service the connections of sockets and the flows of packets on this node are counted, of a
@@ -49,7 +64,8 @@ def top(once: bool, interval: float, limit: int | None, state_dir: Path, output:
         meter = _Meter(maps, interval)
 
         def show(rows: list[Rate]) -> None:
-            _show(rows, output, _limit(limit, output))
+            found = [row for row in rows if common.is_in(namespace, row.service)]
+            _show(found, output, _limit(limit, output), namespace)
 
         if once or not sys.stdout.isatty():
             show(meter.read())
@@ -78,7 +94,7 @@ def _limit(chosen: int | None, output: Output) -> int:
     return chosen or sys.maxsize
 
 
-def _show(rows: list[Rate], output: Output, limit: int) -> None:
+def _show(rows: list[Rate], output: Output, limit: int, namespace: str) -> None:
     if output.is_data:
         for row in rows[:limit]:
             print_row_as(output, row)
@@ -95,5 +111,7 @@ def _show(rows: list[Rate], output: Output, limit: int) -> None:
         for row in rows[:limit]
     ]
     print_table(table, output)
+    if not rows:
+        print_none_found(namespace=namespace)
     if len(rows) > limit:
         click.echo(f"{len(rows) - limit} more rows: --limit", err=not sys.stdout.isatty())

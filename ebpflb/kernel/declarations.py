@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """C declarations -> cffi's types.
 
-Parsing the declarations takes 60 ms at each start of the agent and of every command. So an
-installation contains cffi's tables beside the programs' bytecode: a Python file for each text of
-declarations, named by the text's hash. If the file is missing, the text is parsed.
+Parsing the declarations takes 60 ms at each start of the agent and of every command. So cffi's
+tables are kept, a Python file for each text of declarations, named by the text's hash: an
+installation contains them beside the programs' bytecode, a checkout gets them in build/ when they
+are first needed. If the file is missing, the text is parsed.
 """
 
 import hashlib
@@ -20,16 +21,28 @@ _CHECKOUT = Path(__file__).parents[2] / "bpf"
 # Beside the package in a checkout, else where setup.cfg's data_files puts it.
 SOURCES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share/ebpflb/bpf"
 BROUGHT = SOURCES.with_name("bytecode")
+CACHE = _CHECKOUT.with_name("build") / "declarations" if _CHECKOUT.is_dir() else None
 SUFFIX = ".py"
 
 
-def types(text: str, brought: Path = BROUGHT) -> Any:
+def types(text: str, brought: Path = BROUGHT, cache: Path | None = CACHE) -> Any:
     """Return cffi's FFI, with the types and functions that the text declares."""
-    tables = _file(text, brought)
-    code = tables.read_text() if tables.exists() else _parsed(text)
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(_code(text, brought, cache), names)
     return names["ffi"]
+
+
+def _code(text: str, brought: Path, cache: Path | None) -> str:
+    for folder in (brought, cache):
+        if folder and (tables := _file(text, folder)).exists():
+            return tables.read_text()
+    if cache is None:
+        return _parsed(text)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        return write(text, cache).read_text()
+    except OSError:  # a checkout that this user may only read
+        return _parsed(text)
 
 
 def write(text: str, folder: Path) -> Path:

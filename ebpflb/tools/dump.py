@@ -22,9 +22,6 @@ from ebpflb.kernel.maps.records import (
     PeerFrontend,
     SocketEntry,
 )
-from ebpflb.kernel.netfilter import nft
-from ebpflb.kernel.netfilter.elements import read_backends, unpack
-from ebpflb.kernel.netfilter.rules import TABLE
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, host_port, protocol_name
 from ebpflb.plan.tables import scheduler_of
 from ebpflb.tools import node_maps, packets
@@ -218,6 +215,11 @@ def _backend_names(snapshot: Snapshot) -> list[Row]:
 
 def _translations(snapshot: Snapshot) -> list[Row]:
     """Where netfilter sends packets for which a backend was chosen. Raises NodeError."""
+    # pyroute2, which these import, takes as long to import as all other maps to print.
+    from ebpflb.kernel.netfilter import nft
+    from ebpflb.kernel.netfilter.elements import read_backends, unpack
+    from ebpflb.kernel.netfilter.rules import TABLE
+
     if not nft.exists(TABLE):
         return []
     backends, names = snapshot.backends(), snapshot.backend_names

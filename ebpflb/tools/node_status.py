@@ -11,6 +11,7 @@ import msgspec
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
@@ -18,7 +19,6 @@ from ebpflb.model.kube_proxy import RULES_RETURNED
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
-from ebpflb.serve.metrics_agent import count_connections
 from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Facts, judge
 from ebpflb.tools import ask, kube_proxy, pins, place
@@ -116,9 +116,14 @@ def _conntrack(maps: Mapping[str, Map] | None) -> dict[str, int]:
         return {}
     numbers = {"entries": conntrack.count(), "limit": conntrack.limit()}
     try:
-        return {"flows": count_connections(maps).total(), **numbers} if maps else numbers
+        return {"flows": _count_flows(maps), **numbers} if maps else numbers
     except NodeError:
         return numbers
+
+
+def _count_flows(maps: Mapping[str, Map]) -> int:
+    """Translated entries to frontends. Raises NodeError."""
+    return sum(each.is_translated for each in conntrack.connections(FrontendKeys(maps)))
 
 
 def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:

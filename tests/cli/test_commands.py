@@ -6,13 +6,15 @@ import sys
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from ebpflb.cli import COMMANDS, cli
+from ebpflb.cli import ALIASES, COMMANDS, SUMMARIES, cli
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.conftest import NEVER, Ebpflb
 
 OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes", "bcc")
+SHARED = {"common", "comparison", "output", "results", "run_configuration", "run_options"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -35,6 +37,74 @@ def test_an_agent_imports_only_what_it_uses() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(OTHERS).isdisjoint(done.stdout.split())
     assert "ebpflb.agent.loop" in done.stdout.split()
+
+
+def imported(code: str) -> set[str]:
+    """The modules that a process has after it."""
+    words = [sys.executable, "-c", f"import sys, ebpflb.cli as c; {code}; print(*sys.modules)"]
+    return set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS.keys() - {"help", "run"})
+def test_no_command_imports_another_or_the_agent(name: str) -> None:
+    """What commands share has modules of its own; only `run` needs the agent."""
+    modules = imported(f"c.cli.get_command(None, {name!r})")
+    commands = {each.removeprefix("ebpflb.cli.") for each in modules if "ebpflb.cli." in each}
+    assert commands <= SHARED | {name}
+    assert not any(each.startswith(("ebpflb.agent", "kubernetes")) for each in modules)
+
+
+def test_help_imports_no_command() -> None:
+    """Nor does completion: summaries stand beside the names, and say what the commands say."""
+    modules = imported("c.cli.main(['--help'], standalone_mode=False, prog_name='ebpflb')")
+    assert not any(each.startswith("ebpflb.cli.") for each in modules)
+    assert SUMMARIES.keys() == COMMANDS.keys()
+    for name, summary in SUMMARIES.items():
+        command = cli.get_command(click.Context(cli), name)
+        assert command and command.help
+        assert " ".join(command.help.split()).startswith(summary.rstrip("."))
+    shown = CliRunner().invoke(cli, ["--help"]).output
+    assert all(f"  {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize(("word", "name"), ALIASES.items())
+def test_short_names(word: str, name: str) -> None:
+    """As kubectl: svc is services."""
+    shown = [CliRunner().invoke(cli, [each, "--help"]).output for each in (word, name)]
+    assert shown[0].replace(f" {word} ", f" {name} ") == shown[1]
+
+
+def test_a_mistyped_command() -> None:
+    """The command that was meant is named."""
+    done = CliRunner().invoke(cli, ["servces"])
+    assert done.exit_code == 2
+    assert "No such command 'servces'. Did you mean 'services'?" in done.output
+    done = CliRunner().invoke(cli, ["services", "gt"])
+    assert done.exit_code == 2 and "Did you mean 'get'?" in done.output
+
+
+def test_help_of_a_command() -> None:
+    """`help services get` is `services get --help`; `help` alone is `--help`."""
+    for words in ([], ["explain"], ["services", "get"]):
+        ways = (["help", *words], [*words, "--help"])
+        assert len({CliRunner().invoke(cli, way, prog_name="ebpflb").output for way in ways}) == 1
+    assert "'nothing'" in CliRunner().invoke(cli, ["help", "nothing"]).output
+    assert "has no commands" in CliRunner().invoke(cli, ["help", "status", "x"]).output
+
+
+def completed(*words: str) -> list[str]:
+    """What a shell is offered for the last word."""
+    complete = ShellComplete(cli, {}, "ebpflb", "_EBPFLB_COMPLETE")
+    return [each.value for each in complete.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_completion_of_commands_and_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of commands and of maps; of Services nothing where nothing is known."""
+    monkeypatch.setenv("EBPFLB_STATE_DIR", str(NEVER))
+    assert completed("se") == ["services"]
+    assert completed("services", "g") == ["get"]
+    assert completed("maps", "dump", "sl") == ["slots"]
+    assert completed("services", "get", "def") == []
 
 
 def options_of(command: click.Command) -> list[click.Parameter]:

@@ -100,9 +100,25 @@ def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -
     assert (flushed.status, flushed.out.split()[2]) == (0, str(count))
 
 
+def test_a_flush_names_its_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
+    """Without a service or a client, all flows have to be asked for."""
+    done = ebpflb("flows", "flush", *pins)
+    assert done.status == 2 and "--all" in done.err
+    assert [*maps["tcp_flows"].items()]
+
+
+def test_namespace(ebpflb: Ebpflb, pins: list[str]) -> None:
+    """-n lists the flows of its Services; all namespaces are the default, which -A says too."""
+    everything = ebpflb("flows", "list", *pins).out
+    assert ebpflb("flows", "list", "-A", *pins).out == everything
+    assert ebpflb("flows", "list", "-n", "default", *pins).out == everything
+    none = ebpflb("flows", "list", "-n", "shop", *pins)
+    assert none == (0, "", "No flows found in shop namespace.\n")
+
+
 def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     """It says how many went, and they are gone."""
-    assert ebpflb("flows", "flush", *pins).out == "flows flushed: 3 (8 entries)\n"
+    assert ebpflb("flows", "flush", "--all", *pins).out == "flows flushed: 3 (8 entries)\n"
     assert not [*maps["tcp_flows"].items(), *maps["other_flows"].items()]
     assert ebpflb("flows", "list", *pins) == (0, "", "No flows found\n")
 
@@ -127,7 +143,7 @@ def test_netfilters_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map])
         said = json.loads(ebpflb("status", *pins, "-o", "json").out)
         assert said["conntrack"] == {"flows": 1, "entries": 1, "limit": conntrack.limit()}
         assert "127.0.0.7:53" in ebpflb("maps", "dump", "conntrack", *pins).out
-        assert ebpflb("flows", "flush", *pins).out == "flows flushed: 4 (9 entries)\n"
+        assert ebpflb("flows", "flush", "--all", *pins).out == "flows flushed: 4 (9 entries)\n"
         assert conntrack.count() == 0
         assert json.loads(ebpflb("status", *pins, "-o", "json").out)["conntrack"] == {}
 
@@ -163,7 +179,8 @@ def test_usage(ebpflb: Ebpflb, command: str, words: list[str], reason: str) -> N
 @pytest.mark.parametrize("command", ["list", "flush"])
 def test_no_maps(ebpflb: Ebpflb, nowhere: list[str], command: str) -> None:
     """Where there are no maps, one line says so."""
-    done = ebpflb("flows", command, *nowhere[:2])
+    words = ["--all"] if command == "flush" else []
+    done = ebpflb("flows", command, *words, *nowhere[:2])
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
     assert done.err.startswith(f"ebpflb: there is no state directory {NEVER}")
 

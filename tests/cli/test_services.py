@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from click.shell_completion import ShellComplete
 
+from ebpflb.cli import cli
 from ebpflb.errors import NodeError
 from ebpflb.lab import manifests
 from ebpflb.options import Paths
@@ -105,6 +107,20 @@ def test_list(ebpflb: Ebpflb, where: list[str]) -> None:
     (row,) = rows["services"]
     assert f"80:{NODEPORT}/TCP" in row["ports"]
     assert (row["used"], row["unused"]) == (4, 4)
+
+
+def test_completion(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of Services and of pods, where the environment says that the agent is."""
+    monkeypatch.setenv("EBPFLB_STATE_DIR", str(cluster.agent.paths.state))
+
+    def completed(*words: str) -> list[str]:
+        complete = ShellComplete(cli, {}, "ebpflb", "_EBPFLB_COMPLETE")
+        return [each.value for each in complete.get_completions(list(words[:-1]), words[-1])]
+
+    assert completed("services", "get", "default/w") == ["default/web"]
+    assert completed("flows", "list", "--service", "shop/m") == ["shop/many"]
+    assert completed("explain", "default/w") == ["default/web"]
+    assert completed("explain", "default/web", "--from", "web-") == ["web-1", "web-2", "web-3"]
 
 
 def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:

@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from ebpflb.kernel import declarations
 
 TEXT = "struct pair { uint32_t first, second; }; enum side { LEFT, RIGHT };"
@@ -11,7 +13,7 @@ OTHER = "struct pair { uint64_t first; };"
 
 def test_parsed_where_nothing_was_brought(tmp_path: Path) -> None:
     """The types are those of the text, and nothing is written."""
-    ffi = declarations.types(TEXT, tmp_path)
+    ffi = declarations.types(TEXT, tmp_path, None)
     assert [name for name, _ in ffi.typeof("struct pair").fields] == ["first", "second"]
     assert ffi.typeof("enum side").elements == {0: "LEFT", 1: "RIGHT"}
     assert list(tmp_path.iterdir()) == []
@@ -21,15 +23,26 @@ def test_the_file_of_this_text_is_used(tmp_path: Path) -> None:
     """What the file says counts; another text has another file."""
     written = declarations.write(TEXT, tmp_path)
     written.write_text("ffi = 'brought along'")
-    assert declarations.types(TEXT, tmp_path) == "brought along"
-    assert declarations.types(OTHER, tmp_path).sizeof("struct pair") == 8
+    assert declarations.types(TEXT, tmp_path, None) == "brought along"
+    assert declarations.types(OTHER, tmp_path, None).sizeof("struct pair") == 8
 
 
 def test_written_and_parsed_are_the_same(tmp_path: Path) -> None:
     """A value that is packed by one is unpacked by the other."""
-    parsed = declarations.types(TEXT, tmp_path)
+    parsed = declarations.types(TEXT, tmp_path, None)
     declarations.write(TEXT, tmp_path)
-    pair = declarations.types(TEXT, tmp_path).new("struct pair *", {"first": 1, "second": 2})
+    pair = declarations.types(TEXT, tmp_path, None).new("struct pair *", {"first": 1, "second": 2})
     again = parsed.new("struct pair *")
     parsed.buffer(again)[:] = bytes(parsed.buffer(pair))
     assert (again.first, again.second) == (1, 2)
+
+
+def test_a_checkout_parses_a_text_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards its file is read; a folder that cannot be made is no error."""
+    cache = tmp_path / "build/declarations"
+    assert declarations.types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
+    monkeypatch.setattr(declarations, "_parsed", lambda text: pytest.fail("parsed again"))
+    assert declarations.types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
+    monkeypatch.undo()
+    (tmp_path / "file").touch()
+    assert declarations.types(TEXT, tmp_path, tmp_path / "file/cache").sizeof("struct pair") == 8

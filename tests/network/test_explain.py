@@ -190,7 +190,7 @@ def test_what_gets_no_endpoint(
             (f"{VIP}:80", "--from", "/run/netns/gone"),
             "no network namespace /run/netns/gone: it has gone",
         ),
-        ((f"{VIP}",), "is not ADDRESS:PORT[/tcp|udp|sctp]"),
+        ((f"{VIP}",), "is not ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT]"),
         ((f"{VIP}:80/icmp",), "is not tcp, udp or sctp"),
         ((f"{VIP}:99999",), "port 99999 is not from 1 to 65535"),
     ],

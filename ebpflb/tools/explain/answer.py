@@ -16,7 +16,15 @@ from ebpflb.kernel.node import clients, namespaces
 from ebpflb.kernel.recording import Answer, PrivateMaps, RecordingPrograms
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.tools.explain.asking import OUTSIDE_CLIENT, Client, MapFacts, Share, find_client
+from ebpflb.tools.explain.asking import (
+    OUTSIDE_CLIENT,
+    Client,
+    MapFacts,
+    NamedService,
+    Share,
+    find_client,
+    find_frontend,
+)
 from ebpflb.tools.explain.ways import PacketWay, Way, call
 from ebpflb.tools.explain.words import Row, affinity_key
 
@@ -75,7 +83,11 @@ class Explained:
 
 
 def explain(
-    state: StateDir, cache: Path, asked: Frontend, sender: str, port: int | None = None
+    state: StateDir,
+    cache: Path,
+    to: Frontend | NamedService,
+    sender: str,
+    port: int | None = None,
 ) -> Explained:
     """Ask the datapath of this state directory, in its node's network namespace.
 
@@ -86,6 +98,7 @@ def explain(
         for each in pinned.values():
             opened.callback(each.close)
         maps = opened.enter_context(PrivateMaps(pinned))
+        asked = find_frontend(maps.pinned, to) if isinstance(to, NamedService) else to
         host = maps.pinned["settings"].get(0).host_netns
         path = clients.by_cookie(host) if host else namespaces.OWN_NETNS
         if path is None and clients.cookie(namespaces.OWN_NETNS) is not None:

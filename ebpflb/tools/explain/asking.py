@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.node import clients, namespaces, routes
 from ebpflb.model.addresses import Address, parse_address
-from ebpflb.model.services import PROTOCOLS
+from ebpflb.model.services import PROTOCOLS, PortName, Protocol
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
@@ -25,29 +26,98 @@ from ebpflb.plan.entries import (
     Range,
     ServiceEntry,
     host_port,
+    protocol_name,
     service_name,
 )
 
 # The destination of a connection: ADDRESS:PORT, and a protocol.
 
+_NAME = re.compile(
+    r"(?:(?P<space>[a-z0-9-]+)/(?P<name>[a-z0-9-]+)"
+    r"|(?P<first>[a-z0-9-]+)\.(?P<second>[a-z0-9-]+)\.svc(?:\.[a-z0-9.-]+)?)"
+    r"(?::(?P<port>[a-z0-9-]+))?(?:/(?P<protocol>\w+))?"
+)
+_BARE_V6 = re.compile(r"(?P<address>[0-9a-fA-F:]*:[0-9a-fA-F:]*):(?P<rest>\d{1,5}(/\w+)?)")
 _FORM = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<v4>[^:\[\]]*)):(?P<port>\d{1,5})(?:/(?P<name>\w+))?")
 EXAMPLE = "such as 10.96.0.10:80, [fd00::a]:53/udp or 192.0.2.1:30080/sctp"
 
 
-def parse_question(text: str) -> Frontend:
-    """Parse the destination. Raises ValueError with a message for the operator."""
+class NamedService(NamedTuple):
+    """A Service by its name; ``port`` is a number or a name, "" for the only one there is."""
+
+    namespace: str
+    name: str
+    port: str
+    protocol: Protocol | None
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def parse_question(text: str) -> Frontend | NamedService:
+    """Parse the destination: an address, or a Service by its name as kubectl or DNS has it.
+
+    Raises ValueError with a message for the operator.
+    """
+    if named := _NAME.fullmatch(text):
+        namespace = named["space"] or named["second"]
+        protocol = _protocol(named["protocol"]) if named["protocol"] else None
+        return NamedService(
+            namespace, named["name"] or named["first"], named["port"] or "", protocol
+        )
     found = _FORM.fullmatch(text)
     if not found:
-        raise ValueError(f'"{one_line(text)}" is not ADDRESS:PORT[/tcp|udp|sctp], {EXAMPLE}')
-    protocol, port = (found["name"] or "tcp").upper(), int(found["port"])
-    if protocol not in PROTOCOLS:
-        raise ValueError(f'"{one_line(protocol.lower())}" is not tcp, udp or sctp')
+        hint = EXAMPLE
+        if bare := _BARE_V6.fullmatch(text):
+            hint = f"did you mean [{bare['address']}]:{bare['rest']}?"
+        forms = "ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT]"
+        raise ValueError(f'"{one_line(text)}" is not {forms}, {hint}')
+    protocol, port = _protocol(found["name"] or "tcp"), int(found["port"])
     if not 0 < port < 65536:
         raise ValueError(f"port {port} is not from 1 to 65535")
     address = parse_address(found["v6"] or found["v4"] or "")
     if address.is_unspecified or address.is_multicast:
         raise ValueError(f"{address} is not the address of one host")
-    return Frontend(address, port, PROTOCOLS[protocol])
+    return Frontend(address, port, protocol)
+
+
+def _protocol(name: str) -> Protocol:
+    if name.upper() not in PROTOCOLS:
+        raise ValueError(f'"{one_line(name.lower())}" is not tcp, udp or sctp')
+    return Protocol(PROTOCOLS[name.upper()])
+
+
+def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
+    """Return a frontend of the Service: its cluster IP rather than another address, IPv4 rather
+    than IPv6. Raises NodeError if no port fits, or several do.
+    """
+    names: dict[int, PortName] = dict(maps["service_names"].items())
+    entries: list[tuple[Frontend, ServiceEntry]] = list(maps["services"].items())
+    own = [
+        (at, entry, name)
+        for at, entry in entries
+        if (name := names.get(entry.id)) and not at.address.is_unspecified
+        if (name.namespace, name.service) == (wanted.namespace, wanted.name)
+    ]
+    if not own:
+        known = sorted({f"{it.namespace}/{it.service}" for it in names.values()})
+        close = get_close_matches(str(wanted), known)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
+        raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
+    fitting = [
+        (at, entry)
+        for at, entry, name in own
+        if wanted.port in ("", name.port, str(at.port)) and wanted.protocol in (None, at.protocol)
+    ]
+    if len({at.port for at, _ in fitting}) != 1:
+        ports = sorted({f"{at.port}/{protocol_name(at.protocol).lower()}" for at, *_ in own})
+        raise NodeError(f"{wanted} has these ports: {', '.join(ports)}; name one of them")
+    return min(fitting, key=_is_further)[0]
+
+
+def _is_further(found: tuple[Frontend, ServiceEntry]) -> tuple[bool, int, int]:
+    at, entry = found
+    return "external" in entry.flags, at.address.version, at.protocol
 
 
 # The rows that steps refer to, each read from its map on access.

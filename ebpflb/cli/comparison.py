@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This node compared with what it should be, for ``ebpflb audit`` and ``ebpflb doctor``."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpflb.errors import ClusterError, NodeError, one_line
+from ebpflb.kernel.attach import cgroup_links
+from ebpflb.kernel.map_writer import capacity_of
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.model.drift import Drift
+from ebpflb.options import Options, Paths
+from ebpflb.plan.allocators import Capacity
+from ebpflb.plan.space import Shares
+from ebpflb.serve import status as agent_status
+from ebpflb.serve.status import AgentStatus
+from ebpflb.tools import node_audit, pins, place
+from ebpflb.tools import node_audit as comparisons
+from ebpflb.tools.node_audit import Damage, Planned
+
+AGAIN_SECONDS = 1.0  # what an agent writes just now is no drift: it is looked at twice
+
+
+class Compared(NamedTuple):
+    """``not_listed``: why the cluster's objects could not be compared, if so."""
+
+    drift: list[Drift]
+    not_listed: str
+
+
+def compare(paths: Paths, cgroup_root: Path | None) -> Compared:
+    """What differs twice in a row. Raises EbpflbError where it cannot be found out."""
+    published = agent_status.read(paths)
+    options = _options(published, paths)
+    cgroup = cgroup_links.cgroup_root(cgroup_root or (options.cgroup if options else None))
+    found, again = (_compare(paths.state, cgroup, options) for _ in range(2))
+    drift = sorted(set(found.drift) & set(again.drift))
+    return Compared(drift, found.not_listed or again.not_listed)
+
+
+def _options(published: AgentStatus | None, paths: Paths) -> Options | None:
+    """Of the last agent. Raises NodeError for what are none."""
+    try:
+        return published.origin.options(paths) if published and published.origin else None
+    except ValueError as error:
+        raise NodeError(f"{paths.status_file}: {one_line(str(error))}") from None
+
+
+def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
+    """All that differs now. Raises EbpflbError where it cannot be found out."""
+    not_listed, asked = "" if options else "no agent's status here; see --run-dir", Planned([])
+    with pins.pinned_maps(state) as maps:
+        place.require_namespace(maps)
+        found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
+        contents = comparisons.contents(maps)
+        found += comparisons.wrong_bits(maps, contents)
+        damage = node_audit.damage(maps, contents)
+        found += damage.drifts
+        found += comparisons.inconsistent(maps, damage.contents)
+        if options is not None:
+            try:
+                asked = _not_as_asked(options, damage, capacity_of(maps))
+            except ClusterError as error:
+                not_listed = str(error)
+        found += asked.drifts
+        found += comparisons.table(maps, options, asked.ids)
+        found += comparisons.in_flowtable(maps)
+    time.sleep(AGAIN_SECONDS)
+    return Compared(found, not_listed)
+
+
+def _not_as_asked(options: Options, damage: Damage, capacity: Capacity) -> Planned:
+    """Without entries of backend_slots that contradict the slots: these are named already."""
+    from ebpflb.agent import fresh_list  # what an agent uses, which the other comparisons do not
+
+    contents = replace(damage.contents, wrong_backend_slots=[])
+    cluster, shares = fresh_list.listed(options), Shares(options.namespace_share)
+    missing = fresh_list.missing(cluster, contents, capacity, shares, damage.names)
+    return node_audit.planned(missing.plan, contents.entries, missing.entries)
+
+
+def _try(look: Callable[[], list[Drift]]) -> list[Drift]:
+    try:
+        return look()
+    except OSError as error:
+        raise NodeError(f"{error.filename}: {error.strerror}") from error

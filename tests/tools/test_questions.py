@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `ebpflb explain` can be asked: an address, or a Service by its name."""
+
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import Frontend, Range, ServiceEntry
+from ebpflb.tools.explain.asking import NamedService, find_frontend, parse_question
+
+TCP, UDP = Protocol.TCP, Protocol.UDP
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("10.96.0.10:80", Frontend(ip_address("10.96.0.10"), 80, TCP)),
+        ("[fd00::a]:53/udp", Frontend(ip_address("fd00::a"), 53, UDP)),
+        ("default/web", NamedService("default", "web", "", None)),
+        ("shop/web-2:https", NamedService("shop", "web-2", "https", None)),
+        ("web.default.svc:80", NamedService("default", "web", "80", None)),
+        ("web.default.svc.cluster.local:53/udp", NamedService("default", "web", "53", UDP)),
+    ],
+)
+def test_questions(text: str, question: Frontend | NamedService) -> None:
+    """Addresses with a port, and names as kubectl and DNS have them."""
+    assert parse_question(text) == question
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("fd00:96::10:80", r"did you mean \[fd00:96::10\]:80\?"),
+        ("fd00::a:53/udp", r"did you mean \[fd00::a\]:53/udp\?"),
+        ("web", "such as 10.96.0.10:80"),
+        ("default/web/icmp", '"icmp" is not tcp, udp or sctp'),
+    ],
+)
+def test_wrong_questions(text: str, reason: str) -> None:
+    """What would have been right is named; an IPv6 address gets its brackets."""
+    with pytest.raises(ValueError, match=reason):
+        parse_question(text)
+
+
+def entry(number: int, *flags: str) -> ServiceEntry:
+    return ServiceEntry(number, frozenset(flags), 0, 0, Range(0, 0), Range(0, 0))
+
+
+class Rows:
+    """A map by its rows."""
+
+    def __init__(self, rows: dict[Any, Any]) -> None:
+        self.items = rows.items
+
+
+MAPS: Any = {
+    "service_names": Rows(
+        {
+            1: PortName("default", "web", "http", TCP, 4),
+            2: PortName("default", "web", "https", TCP, 4),
+            3: PortName("default", "web", "http", TCP, 6),
+            4: PortName("shop", "one", "", UDP, 4),
+        }
+    ),
+    "services": Rows(
+        {
+            Frontend(ip_address("0.0.0.0"), 30080, TCP): entry(1),
+            Frontend(ip_address("203.0.113.9"), 80, TCP): entry(1, "external"),
+            Frontend(ip_address("fd00::a"), 80, TCP): entry(3),
+            Frontend(ip_address("10.96.0.10"), 80, TCP): entry(1),
+            Frontend(ip_address("10.96.0.10"), 443, TCP): entry(2),
+            Frontend(ip_address("10.96.0.11"), 53, UDP): entry(4),
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("question", "frontend"),
+    [
+        ("default/web:80", "10.96.0.10:80"),
+        ("default/web:https", "10.96.0.10:443"),
+        ("shop/one", "10.96.0.11:53"),
+        ("shop/one:53/udp", "10.96.0.11:53"),
+    ],
+)
+def test_the_frontend_of_a_name(question: str, frontend: str) -> None:
+    """The IPv4 cluster IP comes before IPv6 and before external addresses."""
+    wanted = parse_question(question)
+    assert isinstance(wanted, NamedService)
+    assert str(find_frontend(MAPS, wanted)) == frontend
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        ("default/web", "default/web has these ports: 443/tcp, 80/tcp; name one of them"),
+        ("default/web:81", "has these ports: 443/tcp, 80/tcp"),
+        ("shop/one:53/tcp", "has these ports: 53/udp"),
+        ("default/wep", "did you mean default/web"),
+    ],
+)
+def test_no_frontend(question: str, reason: str) -> None:
+    """Which ports or Services there are is said."""
+    wanted = parse_question(question)
+    assert isinstance(wanted, NamedService)
+    with pytest.raises(NodeError, match=reason):
+        find_frontend(MAPS, wanted)
