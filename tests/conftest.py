@@ -185,7 +185,7 @@ def kind(path: Path) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What only root can import is not read where only pure tests are asked for."""
+    """Ignore modules that only root can import if only pure tests are requested."""
     only_pure = config.option.markexpr.startswith("pure")
     is_test = collection_path.name.startswith("test_")
     return True if only_pure and is_test and kind(collection_path) != "pure" else None
@@ -232,7 +232,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cache(shared: Path) -> Path:
-    """Where all that run tests, and their agents, find what was compiled once."""
+    """Return the directory where all test processes and their agents share compiled programs."""
     return shared / "bytecode" if os.geteuid() else Paths.cache
 
 

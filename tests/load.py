@@ -11,5 +11,5 @@ LOAD = float(os.environ.get("EBPFLB_TEST_LOAD", "1"))
 
 
 def scaled(count: int) -> int:
-    """As many times as this machine can bear, at least once."""
+    """Return the count, scaled to the load that this machine can bear; 1 at least."""
     return max(1, round(count * LOAD))

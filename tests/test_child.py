@@ -43,14 +43,14 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_compiler_loads_nothing_from_the_working_directory(trap: Path, tmp_path: Path) -> None:
-    """Nor from where a variable of the environment says; and it compiles."""
+    """The compiler loads nothing from there or from an environment variable's path, and works."""
     found = compile_source(SOURCE, cache=tmp_path / "cache")
     assert not found.cached and found.programs
     assert not trap.exists()
 
 
 def test_tools_are_not_taken_from_the_working_directory(trap: Path) -> None:
-    """However PATH names it."""
+    """Tools are not taken from the working directory, however PATH names it."""
     list(iptables.tools())
     assert child.run(["sh", "-c", "pwd; env"]).stdout.splitlines()[0] == "/"
     assert not trap.exists()
@@ -91,7 +91,7 @@ def test_only_safe_directories_of_path_count(
 def test_parents_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_safe: bool
 ) -> None:
-    """Who may rename a parent puts another directory in its place; in a sticky one nobody may."""
+    """A directory counts as unsafe if others can rename a parent; in a sticky parent nobody can."""
     folder = tmp_path / "parent" / "sub" / "bin"
     folder.mkdir(parents=True)
     (tmp_path / "parent").chmod(mode)
@@ -100,7 +100,7 @@ def test_parents_count(
 
 
 def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its thread goes on with an error that names it."""
+    """A program that hangs is killed, and its thread goes on with an error that names it."""
     monkeypatch.setattr(child, "SECONDS", 0.2)
     pid = tmp_path / "pid"
     with pytest.raises(TimeoutError, match=r"no answer in 0\.2 s: 'sh'"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators read of errors: their words, and nothing of Python's."""
+"""Operators read errors in words, without anything of Python's."""
 
 import ast
 import ssl
@@ -76,12 +76,12 @@ def test_what_is_raised_from_another_error_keeps_its_reason() -> None:
 
 
 def test_words_are_bounded() -> None:
-    """Whatever a library writes."""
+    """The words are bounded, whatever a library writes."""
     assert len(in_words(ValueError("x" * 10**6))) <= LONGEST_LINE + 3
 
 
 def formatted(path: Path) -> Iterator[str]:
-    """Where an error of the system is formatted as Python would."""
+    """Yield the places where a system error is formatted like in Python."""
     for handler in ast.walk(ast.parse(path.read_text())):
         if not isinstance(handler, ast.ExceptHandler) or not handler.name or not handler.type:
             continue

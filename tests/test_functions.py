@@ -36,7 +36,7 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_functions_fit_on_a_screen() -> None:
-    """In C and in Python, of tests too."""
+    """Functions fit on a screen, in C and in Python, also in tests."""
     found = [(str(path), *each) for path in (*PROGRAMS, *PYTHON) for each in functions(path)]
     assert len(found) > 3000
     assert [each for each in found if each[2] > MOST_LINES] == []

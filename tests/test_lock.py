@@ -30,7 +30,7 @@ def locked(name: str) -> dict[str, str]:
 
 
 def asked_for(name: str) -> list[Requirement]:
-    """In setup.cfg and pyproject.toml."""
+    """Return the requirements in setup.cfg and pyproject.toml."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     lines = setup["options"]["install_requires"].split("\n")
@@ -42,14 +42,14 @@ def asked_for(name: str) -> list[Requirement]:
 
 
 def needed_by(package: str) -> list[Requirement]:
-    """What an installed package asks for here."""
+    """Return the requirements of an installed package on this machine."""
     every = [Requirement(line) for line in requires(package) or ()]
     return [it for it in every if it.marker is None or it.marker.evaluate({"extra": ""})]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_asked_for_is_locked(name: str) -> None:
-    """In a version that setup.cfg allows."""
+    """Each requirement is locked in a version that setup.cfg allows."""
     versions = locked(name)
     for wanted in asked_for(name):
         assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), wanted
@@ -57,7 +57,10 @@ def test_what_is_asked_for_is_locked(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_that_needs_is_locked_too(name: str) -> None:
-    """In a version that the packages here allow; pip refuses a lock that lacks one."""
+    """The requirements' own requirements are locked too, in versions that the packages allow.
+
+    pip refuses a lock that lacks one.
+    """
     versions = locked(name)
     for package in versions:
         for wanted in needed_by(package):
@@ -67,7 +70,7 @@ def test_what_that_needs_is_locked_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_line_has_hashes(name: str) -> None:
-    """Of SHA-256, so that no index can give another file."""
+    """Every line has SHA-256 hashes, so that no index can give another file."""
     entries = re.split(r"(?m)^(?=[a-z0-9])", re.sub(r"(?m)^ *#.*\n", "", FILES[name].read_text()))
     assert len(entries) > 10
     assert all(re.search(r"\n +--hash=sha256:[0-9a-f]{64}\b", it) for it in entries if it.strip())
@@ -79,7 +82,7 @@ def test_tests_run_with_what_the_image_has() -> None:
 
 
 def test_what_is_installed_is_what_is_locked() -> None:
-    """In the environment that runs these tests: `make test` makes it."""
+    """The environment that runs these tests, which `make test` makes, has the locked versions."""
     found = {}
     for package in locked("test"):
         try:

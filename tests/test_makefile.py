@@ -51,7 +51,7 @@ def apt(tmp_path: Path) -> Apt:
 
 @pytest.mark.parametrize("step", ["update", "install"])
 def test_a_failed_apt_is_a_failure_and_is_tried_again(apt: Apt, step: str) -> None:
-    """What it says is shown, and nothing says that the packages are there."""
+    """The output of a failed apt is shown, and no message says that the packages are installed."""
     apt.answers("apt-get", f'case "$*" in *{step}*) echo "no archive" >&2; exit 100;; esac')
     failed = apt.make()
     assert failed.returncode and "no archive" in failed.stderr
@@ -61,7 +61,7 @@ def test_a_failed_apt_is_a_failure_and_is_tried_again(apt: Apt, step: str) -> No
 
 
 def test_another_apt_is_waited_for(apt: Apt, tmp_path: Path) -> None:
-    """Both locks: of the lists, and of dpkg."""
+    """Make waits for both locks: of the lists, and of dpkg."""
     held = tmp_path / "held"
     held.touch()
     lists = f'*update*) rm {held} 2>/dev/null && {{ echo "{LOCKED}" >&2; exit 100; }}; exit 0'

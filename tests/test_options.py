@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever an option chooses, something reads it: no option that is declared is without effect."""
+"""Every declared option is read, so it has an effect."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ READERS = [
 
 
 def attributes(tree: ast.AST, *owners: str) -> Iterator[str]:
-    """What is read of values with one of these names, as ``self.options.audit``."""
+    """Return the attributes of values with one of these names, like ``self.options.audit``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             owner = ast.unparse(node.value).rpartition(".")[2].lstrip("_")
@@ -47,12 +47,12 @@ def unread(kind: type, declarations: ast.AST, readers: Iterable[ast.AST], owner:
 
 @pytest.mark.parametrize(("kind", "owner"), [(Options, "options"), (Paths, "paths")])
 def test_every_option_is_read(kind: type, owner: str) -> None:
-    """By the agent or a command, by the names that they have for them."""
+    """The agent or a command reads every option, by their names for the options."""
     assert unread(kind, ast.parse(DECLARATIONS.read_text()), READERS, owner) == []
 
 
 def test_an_option_that_nothing_reads_is_found() -> None:
-    """Also where something else has an attribute of the same name."""
+    """An unread option is found, even if another object has an attribute of the same name."""
     declarations = ast.parse(
         "class Paths:\n  @property\n  def status_file(self): return self.run\n"
         "  @property\n  def unused(self): return self.cache"

@@ -22,7 +22,7 @@ def test_only_those_that_can_be_read() -> None:
 
 
 def test_beyond_1023() -> None:
-    """Where select(2) fails."""
+    """The function works with descriptors for which select(2) fails."""
     with beyond_1023():
         number = os.eventfd(1)
         assert number > 1023

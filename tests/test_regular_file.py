@@ -15,13 +15,13 @@ from tests.kit.hostile_files import HOSTILE, lay
 
 
 class Known(msgspec.Struct):
-    """What the file should say."""
+    """The expected content of the file."""
 
     number: int
 
 
 def test_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What it says; that there is none is no fault."""
+    """Return the content; a missing file is no error."""
     (tmp_path / "file").write_text('{"number": 7}')
     assert files.decode_regular(tmp_path / "file", Known) == Known(7)
     assert files.decode_regular(tmp_path / "none", Known) is None
@@ -32,7 +32,7 @@ def test_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_anything_else_is_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
 ) -> None:
-    """It is named in one line, unless there is no file."""
+    """Any other kind of file is named in one line; a missing file is not."""
     path = tmp_path / "file"
     lay(make, path)
     assert files.decode_regular(path, Known) is None
@@ -42,7 +42,7 @@ def test_anything_else_is_none(
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
-    """Whatever it is."""
+    """No kind of file leaves an open descriptor."""
     before = len(os.listdir("/proc/self/fd"))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("1234")
@@ -53,7 +53,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 
 
 def test_links_are_not_followed_where_that_is_asked(tmp_path: Path) -> None:
-    """As of what others might have made."""
+    """Links are not followed if the caller asks so, like for files that others could have made."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
     files.open_regular(tmp_path / "link", 1).close()

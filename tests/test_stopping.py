@@ -15,7 +15,7 @@ def fail(error: Exception) -> None:
 
 
 def test_each_is_run_and_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """In one line, unless it is a mistake of the program."""
+    """Each function is run; an error is one log line, except for mistakes of the program."""
     run = list[int]()
     stopping.run_all(
         lambda: fail(OSError(30, "Read-only file system", "/run/x")),
@@ -41,7 +41,10 @@ def usual_hook() -> Iterator[None]:
 
 @pytest.mark.usefixtures("usual_hook")
 def test_a_thread_that_fails_ends_the_agent(caplog: pytest.LogCaptureFixture) -> None:
-    """One line names it and the error; the traceback is for -v=4 and more."""
+    """If a thread fails, the agent ends, with one line that names the thread and the error.
+
+    The traceback is for -v=4 and more.
+    """
     caplog.set_level("DEBUG")
     stopped = threading.Event()
     failed = stopping.FailedThreads(stopped.set)

@@ -25,7 +25,7 @@ def test_it_measures_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sizes_are_powers_of_ten() -> None:
-    """And the largest, whatever it is."""
+    """Sizes are powers of ten, and the largest size."""
     assert growth.sizes_up_to(1000) == [1, 10, 100, 1000]
     assert growth.sizes_up_to(50_000) == [1, 10, 100, 1000, 10_000, 50_000]
     assert growth.sizes_up_to(1) == [1]

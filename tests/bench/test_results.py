@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(folder: Path) -> None:
-    """With six digits of each figure, and headings between rows of their own."""
+    """Written results are read back, with six digits of each figure, and headings between rows."""
     found = result.read(folder / "results/nodeport.json")
     assert found.rows("TCP")[:2] == NODEPORT.rows("TCP")[:2]
     assert found.rows("the node")[0].value == 2000.12
@@ -94,7 +94,7 @@ def test_pages_show_the_results(folder: Path) -> None:
 
 
 def test_a_marker_names_a_part() -> None:
-    """Otherwise its page would show old figures for ever."""
+    """A marker of an unknown part is an error: its page would show old figures for ever."""
     with pytest.raises(KeyError):
         page.renewed(PAGE.replace("draws", "nothing"), {}, Path(), Path())
 
@@ -119,7 +119,7 @@ def test_the_summary_compares(folder: Path) -> None:
 
 
 def test_pages_are_as_the_results_say() -> None:
-    """Nobody has edited a generated part, or measured and not written the pages."""
+    """The generated parts of the pages equal the results."""
     results = page.read_results(page.RESULTS)
     for path in page.PAGES:
         text = path.read_text()
@@ -127,7 +127,7 @@ def test_pages_are_as_the_results_say() -> None:
 
 
 def test_every_part_stands_on_a_page() -> None:
-    """With its figures."""
+    """Every part is on a page, with its figures."""
     text = "\n".join(path.read_text() for path in page.PAGES)
     assert set(re.findall("<!-- bench (.*) -->", text)) == {*PARTS, "summary"}
 
@@ -135,7 +135,7 @@ def test_every_part_stands_on_a_page() -> None:
 def test_a_part_that_fails_leaves_its_former_result(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And is named."""
+    """If a part fails, its former result stays, and the part is named."""
     before = (folder / "results/growth.json").read_bytes()
     part = Part("growth", "bench.report.nothing", "", "", "", ())
     assert not _run(part, quick=True, results=folder / "results")
@@ -146,7 +146,7 @@ def test_a_part_that_fails_leaves_its_former_result(
 def test_a_result_says_its_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it can be typed again, less the file that it was written to."""
+    """A result has its command, ready to be typed again, without its output file."""
     path = folder / "results/it.json"
     monkeypatch.setattr(result.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["bench/it.py", "--rounds", "3", "--json", str(path)])

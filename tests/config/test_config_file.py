@@ -74,7 +74,7 @@ def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_zero_of_a_pointer(file: Path) -> None:
-    """In fields that are pointers in Go, zero is a value of its own."""
+    """In fields that are pointers in Go, zero is different from a missing value."""
     found = read(
         write(
             file,
@@ -96,7 +96,7 @@ def test_json(file: Path) -> None:
 
 
 def test_first_document(file: Path) -> None:
-    """Of several documents the first counts."""
+    """If a file has several documents, the first is used."""
     file.write_text(f"{yaml.safe_dump(HEAD | {'mode': 'ipvs'})}---\nkind: Other\n")
     assert read(file).mode == "ipvs"
 
@@ -116,7 +116,7 @@ def test_port_appended(file: Path) -> None:
 
 
 def test_flush_frequency_in_nanoseconds(file: Path) -> None:
-    """This one duration may be a plain number."""
+    """This duration may be a number without a unit."""
     found = read(write(file, logging={"flushFrequency": 3_000_000_000}))
     assert str(found.logging.flush_frequency) == "3s"
 
@@ -137,7 +137,7 @@ def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_duplicates_in_json(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In JSON too."""
+    """Duplicates in JSON are refused too."""
     file.write_text(json.dumps(HEAD)[:-1] + ', "mode": "ipvs", "mode": "nftables"}')
     assert read(file).mode == "nftables"
     assert "duplicate fields, the last value is used: mode" in caplog.text
@@ -182,7 +182,7 @@ def altered(section: Any) -> Any:
 
 
 def test_round_trip(file: Path) -> None:
-    """What is written reads back the same, every field of it."""
+    """A written configuration reads back the same in every field."""
     found = altered(KubeProxyConfiguration())
     file.write_text(fields.as_yaml(found))
     assert read(file) == found

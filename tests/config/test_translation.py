@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration makes the agent do (kube-proxy.md 15)."""
+"""The effects of a configuration on the agent (kube-proxy.md 15)."""
 
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_allow_service_external_ips(gates: dict[str, bool], allowed: bool) -> No
 
 
 def test_kubeconfig() -> None:
-    """Where the API server is."""
+    """The kubeconfig tells the API server's address."""
     assert made(clientConnection={"kubeconfig": "/k"}).kubeconfig == Path("/k")
     assert made().kubeconfig is None
 
@@ -183,7 +183,7 @@ def another(value: Any) -> Any:
     "path", [path for each in PARAMETERS if not each.ignored for path in each.fields.split()]
 )
 def test_every_honoured_field_has_an_effect(path: str) -> None:
-    """In the mode whose section it is in; ``run`` itself reads a few."""
+    """Every field has an effect in the mode whose section it is in; ``run`` itself reads a few."""
     section = path.partition(".")[0]
     config = KubeProxyConfiguration(mode=section if section in ("nftables", "ipvs") else "")
     before, usual = fields.value_at(config, path), translate(config)

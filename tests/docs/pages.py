@@ -32,7 +32,7 @@ def name(page: Path) -> str:
 
 
 def code(page: Path) -> Iterator[str]:
-    """What stands in backticks: blocks and spans."""
+    """Return the text in backticks: blocks and spans."""
     text = page.read_text()
     yield from BLOCK.findall(text)
     yield from SPAN.findall(BLOCK.sub("", text))
@@ -44,7 +44,7 @@ def prose(page: Path) -> str:
 
 
 def links(page: Path) -> Iterator[Link]:
-    """Those that lead to files of this repository or to headings of the page itself."""
+    """Return the links to files of this repository or to headings of the page itself."""
     for target in LINK.findall(SPAN.sub("", BLOCK.sub("", page.read_text()))):
         if ":" not in target:
             path, _, heading = target.partition("#")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/kube-proxy-parity.md says of the engines that tests run on is what pytest collects."""
+"""docs/kube-proxy-parity.md names the engines with which pytest collects the tests."""
 
 import re
 import subprocess

@@ -47,7 +47,7 @@ def test_paths(page: Path) -> None:
 
 @every_page
 def test_modules(page: Path) -> None:
-    """So does every module, or its package where what is named is a part of the module."""
+    """Every module in backticks exists, or the module of which the name is a part."""
     for text in pages.code(page):
         for module in filter(lambda it: not NO_MODULE.fullmatch(it), MODULE.findall(text)):
             assert find_spec(module.rpartition(".")[0]) or find_spec(module), module
@@ -70,14 +70,14 @@ def test_targets(page: Path) -> None:
 
 
 def test_readme_fits_on_two_screens() -> None:
-    """So many lines of so many columns, and no more."""
+    """README has a limited number of lines and columns."""
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= README_LINES
     assert [line for line in lines if len(line) > README_COLUMNS] == []
 
 
 def test_readme_names_every_page() -> None:
-    """Who has read README knows where to read on."""
+    """README names every page, so that its readers know where to read on."""
     named = {link.path for link in pages.links(ROOT / "README.md")}
     assert {*pages.PAGES, pages.REFERENCE} - named == {ROOT / "README.md", ROOT / "CHANGELOG.md"}
 

@@ -68,7 +68,7 @@ class Node:
             thread.join()
 
     def crash(self) -> None:
-        """Nothing more is written by this agent."""
+        """End the agent: it writes nothing more."""
         self.checkpoint()
         self.history._writes = []
         self.history.stop()

@@ -38,7 +38,10 @@ TIMES = some.floats() | some.floats(0, 3e9)
 
 
 def zeros(mebibytes: int) -> bytes:
-    """The beginning of a compressed text of so many; each is compressed alike, so only two are."""
+    """Return the beginning of a compressed text of this many zeros.
+
+    All parts are compressed alike, so only two are compressed.
+    """
     compressing, mebibyte = compressobj(), bytes(1 << 20)
     first, other = (
         compressing.compress(mebibyte) + compressing.flush(Z_FULL_FLUSH) for _ in range(2)
@@ -47,7 +50,7 @@ def zeros(mebibytes: int) -> bytes:
 
 
 def told(paths: Paths) -> tuple[list[str], str]:
-    """What cannot be read, and the error that ends a command, if so."""
+    """Return the remarks about unreadable parts, and the error that ends a command, if any."""
     try:
         past = Past(paths)
         found = list(changes(past))
@@ -68,7 +71,7 @@ def write(folder: Path, records: Sequence[Record]) -> Paths:
 
 @some.composite
 def writes(draw: some.DrawFn) -> Write:
-    """Of entries that are whole, more often than not, and hold anything."""
+    """Draw writes of entries with arbitrary content, most of them whole."""
     name = draw(some.sampled_from(RECORDED))
     spec, count = map_sizes.LARGEST[name], draw(some.integers(0, 3))
     bytes_of = some.sampled_from((b"\0", b"\1", b"\x7f", b"\xff"))
@@ -96,7 +99,7 @@ ENTRIES = writes().map(lambda it: Entries(it.map, compress(it.keys), compress(it
 
 @given(some.lists(ENTRIES, max_size=3), some.lists(SYNCS, max_size=4))
 def test_any_record(entries: list[Entries], syncs: list[Sync]) -> None:
-    """It is read, or named in one line; whatever an entry holds."""
+    """A record with arbitrary entries is read, or named in one line."""
     with tempfile.TemporaryDirectory() as folder:
         notes, error = told(write(Path(folder), [BEGUN, *entries, WHOLE, *syncs]))
     assert not any("\n" in line or not line.isprintable() for line in (*notes, error))
@@ -120,7 +123,7 @@ CRAFTED: dict[str, tuple[Record, ...]] = {
 
 @pytest.mark.parametrize("records", CRAFTED.values(), ids=CRAFTED)
 def test_a_record_that_no_agent_writes(tmp_path: Path, records: tuple[Record, ...]) -> None:
-    """It is named in one line, and an agent's history begins beside it."""
+    """The record is named in one line, and an agent's history begins beside it."""
     paths = write(tmp_path, records)
     notes, error = told(paths)
     (line,) = [*notes, *([error] if error else [])][:1]
@@ -133,7 +136,7 @@ def test_a_record_that_no_agent_writes(tmp_path: Path, records: tuple[Record, ..
 
 
 def test_a_block_of_slots_that_no_map_has(tmp_path: Path) -> None:
-    """Its endpoints are not looked for, which would take hours."""
+    """The endpoints of such a block are not searched for, which would take hours."""
     services = map_sizes.LARGEST["services"]
     written = Write("services", bytes(services.key_size), b"\xff" * services.value_size)
     paths = write(tmp_path, [BEGUN, WHOLE, Sync(3.0, [], 0, [written])])

@@ -40,7 +40,7 @@ def written(records: list[Record]) -> bytes:
 
 @given(RECORDS)
 def test_round_trip(records: list[Record]) -> None:
-    """What is written is read."""
+    """A written record reads back the same."""
     assert list(unframed(written(records))) == records
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps held at any time is read from the files, whatever happened between."""
+"""The past content of the maps is read from the files, whatever happened in between."""
 
 import tempfile
 from ipaddress import IPv4Address
@@ -144,7 +144,7 @@ def test_a_large_checkpoint_is_followed_by_as_many_records_as_a_small_one(tmp_pa
 
 
 def test_other_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another version wrote is named, and what came after it is read."""
+    """Records of another version are named, and later ones are read."""
     with monkeypatch.context() as before:
         before.setattr("ebpflb.kernel.maps.layout.layout_hash", lambda: "another")
         Node(tmp_path).history.stop()

@@ -18,7 +18,7 @@ from tests.history.fakes import Node
 
 
 def test_for_root_alone(tmp_path: Path) -> None:
-    """Nobody else may read them."""
+    """Only root may read the files."""
     node = Node(tmp_path)
     node.history.stop()
     (path,) = segments.paths_of(node.paths)
@@ -27,7 +27,7 @@ def test_for_root_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["garbage", "empty", "fifo", "directory", "link"])
 def test_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
-    """What is no history of ours is named and set aside, and the agent records."""
+    """A file that is not a history of ours is named and set aside, and the agent records."""
     place = tmp_path / "state.00000007.history"
     match kind:
         case "garbage":
@@ -117,7 +117,7 @@ def _target(link: Path) -> str:
 def test_a_file_that_cannot_begin_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """Neither its descriptor nor the file is left, however often it is tried."""
+    """A file that cannot be begun leaves neither a descriptor nor a file, at every attempt."""
     paths, real = Paths(Path("/state"), tmp_path), os.write
 
     def fail(*_: object) -> int:
@@ -148,7 +148,7 @@ def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_others_stay(tmp_path: Path) -> None:
-    """Of another agent's files in the same directory nothing is read, set aside or deleted."""
+    """Files of another agent in the same directory are not read, set aside or deleted."""
     other = tmp_path / "state-2.00000001.history"
     other.write_text("not ours to judge")
     Node(tmp_path).history.stop()

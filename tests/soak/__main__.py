@@ -30,7 +30,7 @@ SAY_EVERY = 60.0  # seconds
 
 
 class Simulated:
-    """What the schedules have done."""
+    """The results of the schedules."""
 
     def __init__(self) -> None:
         self.schedules = self.steps = self.changes = self.lives = 0
@@ -60,7 +60,7 @@ def simulate(seed: int, ended: Event, results: Connection) -> None:
 
 
 def seconds(text: str) -> float:
-    """Of "90s", "10m", "8h". Raises click.BadParameter."""
+    """Return the seconds of "90s", "10m" or "8h". Raises click.BadParameter."""
     found = re.fullmatch(r"(\d+)([smhd])", text)
     if not found:
         raise click.BadParameter(f'"{text}" is no time such as 90s, 10m or 8h')
@@ -68,9 +68,9 @@ def seconds(text: str) -> float:
 
 
 def interrupted_alone() -> None:
-    """What follows runs in a process that alone is told of Ctrl-C, and not all that it starts.
+    """Continue in a child process that alone receives Ctrl-C, without the processes that it starts.
 
-    Returns in that process; this one waits for it, and ends as it does.
+    Returns in the child; this process waits for it, and ends in the same way.
     """
     worker = os.fork()
     if not worker:
@@ -91,7 +91,7 @@ def interrupted_alone() -> None:
 
 
 def send_traffic(seed: int, is_over: Callable[[], bool]) -> Counts:
-    """Until it is over; Ctrl-C ends it too, and what was counted until then counts."""
+    """Send traffic until the end or Ctrl-C; the counts until then are kept."""
     counts = Counts()
     with suppress(KeyboardInterrupt), connections.running(seed, counts) as traffic:
         said = time.monotonic()

@@ -33,7 +33,7 @@ ENDINGS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, None)
 
 
 class Counts:
-    """What has been counted; ``lost`` are requests and open connections that failed."""
+    """The counts; ``lost`` are requests and open connections that failed."""
 
     def __init__(self) -> None:
         self.answers = self.restarts = self.kills = self.rewrites = self.kept = 0
@@ -41,7 +41,7 @@ class Counts:
         self.steps: Counter[int] = Counter()
 
     def add(self, name: str, said: dict[str, Any]) -> None:
-        """What a client says that it has counted."""
+        """Add the counts that a client reports."""
         self.answers += sum(said["answers"].values())
         self.lost.update({f"{name}: {word}": count for word, count in said["errors"].items()})
         self.steps.update({int(step): count for step, count in said["steps"].items()})
@@ -91,7 +91,7 @@ class Traffic:
     def _start(
         self, host: Host, protocol: str, address: str, port: int
     ) -> tuple[str, "subprocess.Popen[str]"]:
-        """In a session of its own: Ctrl-C ends the soak, and that its clients."""
+        """Start a client in its own session: Ctrl-C ends the soak, which ends its clients."""
         words = (LAB, protocol, address, str(port), str(PAUSE))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
         started = host.python(CLIENT, *words, **pipes)

@@ -25,7 +25,7 @@ def counted(**errors: int) -> Counts:
 
 
 def test_percentiles() -> None:
-    """To five per cent."""
+    """Percentiles are exact to five per cent."""
     assert counted().percentile(0.5) == pytest.approx(1.0, rel=0.05)
     assert counted().percentile(0.99) == pytest.approx(100.0, rel=0.05)
     assert Counts().percentile(0.5) == 0.0
@@ -42,19 +42,19 @@ def test_no_time() -> None:
 
 
 def test_nothing_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was done is in the report."""
+    """The report has all that was done."""
     assert report(Simulated(), counted(), 7, 60.0)
     assert "from seed 7 on" in capsys.readouterr().out
 
 
 def test_a_lost_request_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is named."""
+    """A lost request is a failure, and is named."""
     assert not report(Simulated(), counted(ECONNREFUSED=1), 7, 60.0)
     assert "tcp: ECONNREFUSED: 1 times" in capsys.readouterr().out
 
 
 def test_a_failed_schedule_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its seed and its steps are named."""
+    """A failed schedule is a failure; its seed and its steps are named."""
     simulated = Simulated()
     simulated.failures.append(str(Failure(9, (Step("die", (1, 0)),), "Wrong: this")))
     assert not report(simulated, counted(), 7, 60.0)
