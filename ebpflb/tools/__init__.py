@@ -20,6 +20,7 @@ dump             every map as rows, with names instead of ids
 packets          the rows of what packets leave in the maps
 node_maps        the rows of what the agent writes for them
 snapshot         the maps that the agent writes, which those rows refer to
+map_fill         how full the maps are
 explain          why a connection goes where it goes: asks the programs themselves
 flow_list        the flows of the flow tables and of conntrack, to list and to delete
 check_result     what it says of one feature
