@@ -23,4 +23,5 @@ def readable(sources: Iterable[Source], seconds: float) -> list[Source]:
         number = source if isinstance(source, int) else source.fileno()
         poll.register(number, select.POLLIN)
         by_number[number] = source
-    return [by_number[number] for number, _ in poll.poll(math.ceil(max(0.0, seconds) * 1000))]
+    wait = None if seconds == math.inf else math.ceil(max(0.0, seconds) * 1000)
+    return [by_number[number] for number, _ in poll.poll(wait)]

@@ -7,14 +7,12 @@ it deletes the element and counts the end in one call.
 
 import logging
 import os
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct
 from typing import ClassVar
 
-from ebpflb.errors import in_words
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MAPS, ffi
@@ -23,6 +21,7 @@ from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.services import Protocol
+from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
 
@@ -33,24 +32,22 @@ _PAUSE = 0.002  # seconds after each slice of 0.2 ms
 _LINK_HEADER = bytes(14)
 
 
-class MissedEnds(ABC):
-    """Sweep every ``interval`` seconds in a thread, from ``start`` to ``stop``.
+class MissedEnds(PeriodicWorker):
+    """Sweep with pauses of ``seconds`` between, in a thread, from ``start`` to ``stop``.
 
     ``source`` is the program that ends a missed element; it is loaded when first needed. ``cache``
-    holds compiled bytecode. ``failing`` describes for the log the effect of an error.
+    holds compiled bytecode. ``reason`` describes for the log the effect of an error.
     """
 
     name: ClassVar[str]
-    interval: ClassVar[float]
+    seconds: ClassVar[float]
     source: ClassVar[str]
-    failing: ClassVar[str]
+    reason: ClassVar[str]
 
     def __init__(self, maps: Mapping[str, Map], cache: Path) -> None:
+        super().__init__(self.name, self.seconds, failing=self.reason)
         self._maps, self._cache = maps, cache
         self._program: int | None = None
-        self._error: str | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     @abstractmethod
     def sweep(self) -> int:
@@ -59,28 +56,15 @@ class MissedEnds(ABC):
         Raises CompileError, VerifierError or KernelError.
         """
 
-    def start(self) -> None:
-        self._thread.start()
+    def turn(self) -> None:
+        self.sweep()
 
     def stop(self) -> None:
         """Stop; return when no map is in use any more."""
-        self._stopped.set()
-        if self._thread.ident:
-            self._thread.join()
+        super().stop()
         if self._program is not None:
             os.close(self._program)
             self._program = None
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self.interval):
-            try:
-                self.sweep()
-                self._error = None
-            except Exception as error:  # the next sweep tries again
-                text = in_words(error)
-                if text != self._error:
-                    log.error("%s: %s", self.failing, text)
-                self._error = text
 
     def _end(self, key: bytes) -> None:
         if self._program is None:
@@ -111,9 +95,9 @@ class UnreleasedSockets(MissedEnds):
     that this agent has never entered are left alone.
     """
 
-    name, interval = "sockets", SOCKETS_INTERVAL
+    name, seconds = "sockets", SOCKETS_INTERVAL
     source = precompile.SOCKET_END
-    failing = "sockets that were closed without notice cannot be removed from the map"
+    reason = "sockets that were closed without notice cannot be removed from the map"
 
     def __init__(
         self,
@@ -135,7 +119,7 @@ class UnreleasedSockets(MissedEnds):
         self._tell_full()
         remembered = dict(self._remembered())
         missing = self._missing(remembered) if remembered else set()
-        if self._stopped.is_set():
+        if self.stopped.is_set():
             return 0
         gone, self._missed = missing & self._missed, missing
         for socket in gone:
@@ -157,7 +141,7 @@ class UnreleasedSockets(MissedEnds):
                 _SOCKET_KEY.iter_unpack(keys), _NETNS.iter_unpack(values), strict=True
             ):
                 yield socket, netns
-            if self._stopped.wait(_PAUSE * SWEEP_PAUSE_FACTOR):
+            if self.stopped.wait(_PAUSE * SWEEP_PAUSE_FACTOR):
                 return
 
     def _missing(self, remembered: Mapping[int, int]) -> set[int]:
@@ -195,9 +179,9 @@ class EndedConnections(MissedEnds):
     reference to it, in sockets, assignments or flows, it is ended.
     """
 
-    name, interval = "ended connections", RECOUNT_INTERVAL
+    name, seconds = "ended connections", RECOUNT_INTERVAL
     source = precompile.CONNECTION_END
-    failing = "connections that have ended cannot be removed from the counts"
+    reason = "connections that have ended cannot be removed from the counts"
 
     def __init__(self, maps: Mapping[str, Map], cache: Path) -> None:
         super().__init__(maps, cache)
@@ -213,7 +197,7 @@ class EndedConnections(MissedEnds):
         for name in ("sockets", "assignments", *FLOW_MAPS) if missing else ():
             for keys in self._remembered(name):
                 missing.difference_update(keys)
-        if self._stopped.is_set():
+        if self.stopped.is_set():
             return 0
         ended, self._missed = missing & self._missed, missing
         for key in ended:
@@ -236,5 +220,5 @@ class EndedConnections(MissedEnds):
     def _slices(self, name: str) -> Iterator[tuple[bytes, bytes]]:
         for part in self._maps[name].slices(SWEEP_SLICE):
             yield part
-            if self._stopped.wait(_PAUSE):
+            if self.stopped.wait(_PAUSE):
                 return

@@ -8,10 +8,8 @@ thread never waits for a client: events that a connection does not take are drop
 """
 
 import logging
-import os
-import selectors
+import math
 import socket
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -37,6 +35,7 @@ from ebpflb.kernel.monitoring import (
 from ebpflb.kernel.programs.loader import ProgramSet
 from ebpflb.options import Paths
 from ebpflb.stopping import run_all
+from ebpflb.workers import DescriptorWorker
 
 # One ``ebpflb monitor`` that is connected to the agent.
 #
@@ -142,7 +141,7 @@ READ_SECONDS = 0.05  # between two looks at the ring buffer
 EXCHANGE_SECONDS = 30.0  # until an unresponsive loop is given up
 
 
-class Monitoring:
+class Monitoring(DescriptorWorker):
     """The server of monitors; if it cannot listen, the agent continues without it."""
 
     def __init__(
@@ -153,14 +152,11 @@ class Monitoring:
         put: Callable[[Question[Any]], None],
     ) -> None:
         """``put`` belongs to the loop's inbox."""
+        super().__init__("monitor")
         self._paths, self._datapath, self._node_sync, self._put = paths, datapath, node_sync, put
         self._clients: list[MonitorClient] = []
         self._variant: Variant | None = None
-        self._selector = selectors.DefaultSelector()
-        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
         self._listening: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._stopped = False
         self._question: Question[None] | None = None
 
     def start(self) -> None:
@@ -171,30 +167,14 @@ class Monitoring:
             log.warning("%s: %s: `ebpflb monitor` cannot connect", path, in_words(error))
             return
         self._listening.setblocking(False)
-        self._selector.register(self._listening, selectors.EVENT_READ, None)
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
-        self._thread.start()
+        super().start()
 
     def stop(self) -> None:
         """Put the usual programs back; to be called when the loop has ended."""
-        run_all(
-            self._end_thread,
-            self._end_listening,
-            self._forget_all,
-            self._put_back,
-            self._selector.close,
-            partial(os.close, self._wake),
-            partial(os.close, self._woken),
-        )
-
-    def _end_thread(self) -> None:
-        self._stopped = True
-        os.write(self._wake, b"\0")
+        self.stopped.set()
         if self._question:
             self._question.cancel()
-        if self._thread:
-            self._thread.join()
+        run_all(super().stop, self._end_listening, self._forget_all, self._put_back)
 
     def _end_listening(self) -> None:
         if self._listening:
@@ -205,8 +185,8 @@ class Monitoring:
         if self._variant:
             run_all(partial(self._node_sync.exchange, None), self._variant.close)
 
-    def _run(self) -> None:
-        while not self._stopped:
+    def run(self) -> None:
+        while not self.stopped.is_set():
             try:
                 self._turn()
             except Exception:
@@ -214,14 +194,14 @@ class Monitoring:
                 self._forget_all()
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(
-            READ_SECONDS if self._clients or self._variant else None
-        ):
-            if key.fileobj is self._listening:
-                self._accept()
-            elif isinstance(key.data, MonitorClient):
-                self._read(key.data)
-        if self._stopped:
+        assert self._listening
+        seconds = READ_SECONDS if self._clients or self._variant else math.inf
+        ready = self.wait([self._listening, *(it.socket for it in self._clients)], seconds)
+        for client in [it for it in self._clients if it.socket in ready]:
+            self._read(client)
+        if self._listening in ready:
+            self._accept()
+        if self.stopped.is_set():
             return
         for client in [it for it in self._clients if it.is_late]:
             self._forget(client)
@@ -240,7 +220,6 @@ class Monitoring:
                 client.close()
                 return
             self._clients.append(client)
-            self._selector.register(client.socket, selectors.EVENT_READ, client)
 
     def _read(self, client: MonitorClient) -> None:
         """Read a client's question, or its end."""
@@ -332,8 +311,6 @@ class Monitoring:
 
     def _forget(self, client: MonitorClient) -> None:
         self._clients.remove(client)
-        with suppress(KeyError):
-            self._selector.unregister(client.socket)
         client.close()
         with suppress(KernelError):
             self._ask()

@@ -10,8 +10,6 @@ overflowed, events are lost, and every file is read again.
 
 import logging
 import math
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -25,7 +23,7 @@ from ebpflb.cluster.retry import RetryLoop, Timing
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Event
-from ebpflb.readable import readable
+from ebpflb.workers import DescriptorWorker
 
 # Which files of a directory are being written, according to inotify.
 #
@@ -100,23 +98,22 @@ _INOTIFY_MASK = (
 MAX_BACKOFF = 1.0  # seconds: how soon a returning directory is noticed
 
 
-class ManifestSource:
+class ManifestSource(DescriptorWorker):
     """The objects of a directory's YAML files, in one thread. See ``source.Source``."""
+
+    patience = 1.0  # a file system may keep the thread for longer
 
     def __init__(
         self, emit: Emit, *, directory: Path, node_name: str, timing: Timing | None = None
     ) -> None:
+        super().__init__("manifests")
         timing = timing or Timing()
         self._timing = replace(timing, backoff_max=min(timing.backoff_max, MAX_BACKOFF))
         self._directory = directory
         self._manifests = ManifestDirectory(directory, node_name)
         self._open_files = OpenFiles(directory, self._timing)
         self._events_lost = False
-        self._stopped = threading.Event()
-        self._loop = RetryLoop(str(directory), emit, self._timing, self._stopped)
-        self._thread = threading.Thread(
-            target=self._loop.run, args=(self._follow_directory,), name="manifests", daemon=True
-        )
+        self._loop = RetryLoop(str(directory), emit, self._timing, self.stopped)
 
     def prepare(self) -> None:
         """Check the directory. Raises ClusterError if there is none."""
@@ -126,21 +123,19 @@ class ManifestSource:
     def start(self) -> None:
         """Start the thread. Raises ClusterError if there is no such directory."""
         self.prepare()
-        self._wake = os.eventfd(0)
-        self._thread.start()
+        super().start()
+
+    def run(self) -> None:
+        self._loop.run(self._follow_directory)
 
     def received(self) -> dict[str, float]:
         """Return one time for all kinds: a scan reads every change."""
         return {} if self._loop.received is None else {"manifests": self._loop.received}
 
     def stop(self) -> None:
-        self._stopped.set()
+        self.stopped.set()
         self._loop.end_pause()
-        if self._thread.is_alive():
-            os.eventfd_write(self._wake, 1)
-            self._thread.join(1)
-            if not self._thread.is_alive():  # otherwise the thread may still poll it
-                os.close(self._wake)
+        super().stop()
 
     def _follow_directory(self) -> None:
         """Follow the directory; return when the path has become another directory."""
@@ -160,15 +155,16 @@ class ManifestSource:
         self._loop.note_received()
         self._loop.clear_error()
         self._loop.reset_backoff()
-        while time.monotonic() < end and not self._stopped.is_set():
-            inotify_events = self._wait(inotify, end - time.monotonic())
+        while time.monotonic() < end and not self.stopped.is_set():
+            self.wait([inotify], end - time.monotonic())
+            inotify_events = inotify.read(timeout=0)
             if any(event.mask & flags.Q_OVERFLOW for event in inotify_events):
                 self._lose_events()
                 return True
             if any(event.mask & DIRECTORY_LOST for event in inotify_events):
                 return False
             self._emit(self._events_for(inotify_events))
-        return not self._stopped.is_set()
+        return not self.stopped.is_set()
 
     def _lose_events(self) -> None:
         log.warning("%s: inotify lost events: reading every file again", self._directory)
@@ -194,10 +190,6 @@ class ManifestSource:
     def _emit(self, events: Iterable[Event]) -> None:
         for event in events:
             self._loop.emit(event)
-
-    def _wait(self, inotify: INotify, seconds: float) -> list[InotifyEvent]:
-        readable([inotify, self._wake], seconds)
-        return list(inotify.read(timeout=0))
 
     def _events_for(self, inotify_events: list[InotifyEvent]) -> list[Event]:
         names = {

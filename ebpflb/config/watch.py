@@ -9,15 +9,13 @@ does not count as changed.
 """
 
 import logging
-import os
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 from inotify_simple import INotify, flags
 
-from ebpflb.readable import readable
+from ebpflb.workers import DescriptorWorker
 
 log = logging.getLogger(__name__)
 
@@ -27,31 +25,21 @@ _INOTIFY_MASK = flags.CLOSE_WRITE | flags.MODIFY | flags.MOVED_TO | flags.MOVED_
 _Signature = tuple[int, ...]
 
 
-class ConfigWatch:
+class ConfigWatch(DescriptorWorker):
     """The file at this object's creation is the reference: create it before reading the file."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__("config")
         self.changed = False
         self.path = path.absolute()
         self._inotify: INotify | None = None
         self._known = _signature(self.path)
-        self._stopped = threading.Event()
-        self._wake = os.eventfd(0)
-        self._thread = threading.Thread(target=self._run, name="config", daemon=True)
 
-    def start(self, on_change: Callable[[], None]) -> None:
-        """Start; ``on_change`` is called once, from the thread of the watch."""
+    def start(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """Start; ``on_change`` is called once, from the thread of the watch; not after ``stop``."""
         self._on_change = on_change
         self._inotify = self._watch()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop, from any thread except the watch's; then ``on_change`` is not called any more."""
-        self._stopped.set()
-        os.eventfd_write(self._wake, 1)
-        if self._thread.ident:
-            self._thread.join()
-        os.close(self._wake)
+        super().start()
 
     def _watch(self) -> INotify | None:
         """Return an inotify instance; None if it is not available: then the file is only polled."""
@@ -69,12 +57,12 @@ class ConfigWatch:
             return None
         return inotify
 
-    def _run(self) -> None:
+    def run(self) -> None:
         moved = False
         with self._inotify or nullcontext():
             while not (moved or self._has_changed()):
-                moved = self._wait()
-                if self._stopped.is_set():
+                moved = self._is_moved()
+                if self.stopped.is_set():
                     return
         self.changed = True
         self._on_change()
@@ -82,9 +70,9 @@ class ConfigWatch:
     def _has_changed(self) -> bool:
         return _signature(self.path) not in (None, self._known)
 
-    def _wait(self) -> bool:
+    def _is_moved(self) -> bool:
         """Wait for an event or the poll interval; return whether the file was renamed."""
-        readable([self._wake, *([self._inotify] if self._inotify else [])], _POLL_SECONDS)
+        self.wait([self._inotify] if self._inotify else [], _POLL_SECONDS)
         events = self._inotify.read(timeout=0) if self._inotify else []
         return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in events)
 

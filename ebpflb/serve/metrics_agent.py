@@ -6,10 +6,9 @@ for all, and `ebpflb status` names the others.
 """
 
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,6 +29,7 @@ from ebpflb.plan.planner import Planner
 from ebpflb.serve.conditions import conditions
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
+from ebpflb.workers import Count
 
 # Metrics that are read from the maps and the hooks at each scrape. The cost of a scrape does not
 # depend on the number of services, endpoints and flows.
@@ -199,13 +199,12 @@ class ConntrackCollector:
     """``restored`` returns how often the engine's table was put back."""
 
     def __init__(self, maps: Mapping[str, Map], restored: Callable[[], int]) -> None:
-        self._maps, self._restored = maps, restored
-        self._flows: Counter[Protocol] | None = None  # None: not counted yet
-        self._began = -COUNT_INTERVAL  # seconds of the monotonic clock
-        self._thread: threading.Thread | None = None
+        self._restored = restored
+        first: Counter[Protocol] | None = None  # not counted yet
+        count = partial(count_connections, maps)
+        self._flows = Count("flows of conntrack", COUNT_INTERVAL, count, first)
 
     def collect(self) -> Iterable[Metric]:
-        self._count_if_due()
         for name, text, value in (
             ("entries", "Entries of the kernel's conntrack, of all kinds", conntrack.count()),
             ("max_entries", "Maximum number of entries of conntrack", conntrack.limit()),
@@ -215,7 +214,7 @@ class ConntrackCollector:
         yield CounterMetricFamily("ebpflb_conntrack_table_restored_total", text, self._restored())
         text = "Flows that conntrack keeps, as of the last count"
         flows = GaugeMetricFamily("ebpflb_conntrack_flows", text, labels=["protocol"])
-        counted = self._flows
+        counted = self._flows.latest()
         if counted is not None:
             for protocol in _PROTOCOLS:
                 flows.add_metric([protocol.name], counted[protocol])
@@ -223,22 +222,7 @@ class ConntrackCollector:
 
     def wait(self) -> None:
         """Return when the running count has ended."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _count_if_due(self) -> None:
-        now = time.monotonic()
-        running = self._thread is not None and self._thread.is_alive()
-        if now - self._began >= COUNT_INTERVAL and not running:
-            self._began = now
-            self._thread = threading.Thread(target=self._count, name="conntrack", daemon=True)
-            self._thread.start()
-
-    def _count(self) -> None:
-        try:
-            self._flows = count_connections(self._maps)
-        except Exception:
-            log.exception("counting the flows of conntrack failed")
+        self._flows.wait()
 
 
 MAX_SERIES = 50

@@ -23,7 +23,7 @@ def sweep(node: PacketNode) -> Callable[[], None]:
     """Sweeps once, as the agent does every ten seconds."""
     sweeper = Sweeper(node.maps)
     sweeper._pause = 0
-    return sweeper._sweep_all
+    return sweeper.turn
 
 
 def is_closed(node: PacketNode) -> bool:

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ebpflb.agent.due_worker import DueWorker
 from ebpflb.agent.stale_udp.socket_search import Maps, ServedFrontends, node_serves
 from ebpflb.errors import EbpflbError
 from ebpflb.model.addresses import family
@@ -22,6 +21,7 @@ from ebpflb.plan.removed_endpoints import (
     Watched,
     WatchedPort,
 )
+from ebpflb.workers import DueWorker
 
 # The wanted connections: by the frontend that the client used, and the backend.
 

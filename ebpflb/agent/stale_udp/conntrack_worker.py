@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ebpflb.agent.due_worker import DueWorker
 from ebpflb.agent.stale_udp.socket_search import Counts, Maps, ServedFrontends
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
@@ -18,6 +17,7 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import DESTINATION_NAT, SEEN_REPLY, Connection, StaleCandidates
 from ebpflb.plan.service_entries import BackendChange
+from ebpflb.workers import DueWorker
 
 # Stale UDP flows in conntrack: their entries are deleted (kube-proxy.md 11.1).
 #

@@ -11,7 +11,6 @@ from functools import reduce
 from operator import attrgetter, or_
 from typing import NamedTuple
 
-from ebpflb.agent.due_worker import DueWorker
 from ebpflb.agent.stale_udp.conntrack_worker import (
     FIRST_RETRY,
     LONGEST_RETRY,
@@ -32,6 +31,7 @@ from ebpflb.kernel.node import sock_diag
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.service_entries import BackendChange
+from ebpflb.workers import DueWorker
 
 # Which backends a write has removed from UDP service ports, and what serves instead.
 

@@ -8,7 +8,6 @@ does this, a slice at a time with pauses between; readers get the result of the 
 import logging
 import secrets
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import BackendLoad
 from ebpflb.plan.flow_entries import Hook
+from ebpflb.workers import Count
 
 # Keep the counts of open connections consistent if one of their three maps lost its pin.
 #
@@ -90,55 +90,16 @@ class Counts:
 NO_COUNTS = Counts(0.0, {}, {}, 0)
 
 
-class Occupancy:
-    """Count when the result is read and the last count is old; one count at a time."""
+class Occupancy(Count[Counts]):
+    """Count the entries of all maps; ``latest`` is NO_COUNTS before the first count has ended."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
+        super().__init__("maps", COUNT_INTERVAL, self._all, NO_COUNTS)
         self._maps = maps
-        self._counts = NO_COUNTS
-        self._began = -COUNT_INTERVAL  # seconds of the monotonic clock
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def latest(self) -> Counts:
-        """Return the last count's result, at once; NO_COUNTS before the first one has ended.
-
-        Starts another count if the last one is older than COUNT_INTERVAL.
-        """
-        counts, now = self._counts, time.monotonic()
-        if (
-            now - self._began >= COUNT_INTERVAL
-            and not self._counting
-            and not self._stopped.is_set()
-        ):
-            self._began = now
-            self._thread = threading.Thread(target=self._run, name="occupancy", daemon=True)
-            self._thread.start()
-        return counts
-
-    def stop(self) -> None:
-        """Stop counting; return when no map is in use any more."""
-        self._stopped.set()
-        self.wait()
-
-    def wait(self) -> None:
-        """Return when the running count has ended."""
-        if self._thread is not None:
-            self._thread.join()
-
-    @property
-    def _counting(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            entries = {name: self._entries(name) for name in COUNTED_MAPS}
-            flows, uncounted = self._flows(), self._uncounted()
-        except Exception:
-            log.exception("counting the maps failed; trying again in %g s", COUNT_INTERVAL)
-        else:
-            if not self._stopped.is_set():
-                self._counts = Counts(time.time(), entries, flows, uncounted)
+    def _all(self) -> Counts:
+        entries = {name: self._entries(name) for name in COUNTED_MAPS}
+        return Counts(time.time(), entries, self._flows(), self._uncounted())
 
     def _entries(self, name: str) -> int:
         size = self._maps[name].spec.key_size
@@ -165,6 +126,6 @@ class Occupancy:
         begun = time.monotonic()
         for part in self._maps[name].slices(SWEEP_SLICE):
             yield part
-            if self._stopped.wait(SWEEP_PAUSE_FACTOR * (time.monotonic() - begun)):
+            if self.stopped.wait(SWEEP_PAUSE_FACTOR * (time.monotonic() - begun)):
                 return
             begun = time.monotonic()

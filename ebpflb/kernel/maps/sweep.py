@@ -10,7 +10,6 @@ import itertools
 import logging
 import struct
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -20,6 +19,7 @@ from ebpflb.kernel.maps.layout import MAPS, ffi, names
 from ebpflb.kernel.maps.records import Sweep
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Entries, Expired, Flow, Timeouts, Tuple
+from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
 
@@ -196,43 +196,22 @@ class Gate:
         self._gate.memory[at : at + 8] = value.to_bytes(8, sys.byteorder)
 
 
-class Sweeper:
+class Sweeper(PeriodicWorker):
     """Sweep both maps every SWEEP_INTERVAL from ``start`` to ``stop``."""
 
     def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
+        super().__init__("sweep", SWEEP_INTERVAL, failing="sweeping flows failed", steady=True)
         self.tables = [FlowTable(maps, name, timeouts) for name in FLOW_MAPS]
         self._gate = Gate(maps)
         self._pause = (
             SWEEP_INTERVAL * SWEEP_SLICE / sum(table.flows.spec.entries for table in self.tables)
         )
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop; return when no map is in use any more."""
-        self._stopped.set()
-        if self._thread.ident:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            begun = time.monotonic()
-            try:
-                self._sweep_all()
-            except Exception:
-                log.exception("sweeping flows failed; trying again in %g s", SWEEP_INTERVAL)
-            self._stopped.wait(begun + SWEEP_INTERVAL - time.monotonic())
-
-    def _sweep_all(self) -> None:
+    def turn(self) -> None:
         """Sweep both maps with a pause after each slice; end early if stopped."""
         begun, opened = time.monotonic(), self._gate.opened()
         for _ in itertools.chain.from_iterable(table.sweep() for table in self.tables):
-            if self._stopped.wait(
-                max(self._pause, SWEEP_PAUSE_FACTOR * (time.monotonic() - begun))
-            ):
+            if self.stopped.wait(max(self._pause, SWEEP_PAUSE_FACTOR * (time.monotonic() - begun))):
                 return
             begun = time.monotonic()
         self._gate.swept(opened, sum(table.numbers.entries for table in self.tables))

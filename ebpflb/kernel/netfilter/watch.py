@@ -9,9 +9,7 @@ With --audit=report nothing is put back.
 """
 
 import logging
-import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -25,7 +23,7 @@ from ebpflb.kernel.netlink import tells_of
 from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
 from ebpflb.plan.flow_entries import DESTINATION_NAT
-from ebpflb.readable import readable
+from ebpflb.workers import DescriptorWorker
 
 # Keep conntrack and NAT working in this network namespace while translated connections are open.
 #
@@ -123,7 +121,7 @@ class KeptTable(Protocol):
     def release(self) -> None: ...
 
 
-class NatWatch:
+class NatWatch(DescriptorWorker):
     """Watch in a thread from ``start`` to ``stop``; ``emit`` gets errors, and their end.
 
     ``needed`` says whether the engine is in use, or None while this is unknown. If it is not in
@@ -145,62 +143,53 @@ class NatWatch:
         flowtable: FlowtableSync | None = None,
         seconds: float = _INTERVAL_SECONDS,
     ) -> None:
+        super().__init__("netfilter-table")
         self.needed, self.seconds = needed, seconds
         self.report_only, self.on_removed = report_only, on_removed
         self.table = table
         self.lacking: list[str] = []
         self.put_back = 0  # number of repairs
         self.flowtable = flowtable or FlowtableSync(chosen=False)
-        self.flowtable.on_change = self._wake
+        self.flowtable.on_change = self._look_soon
         self.differs: list[str] = []
         self._whole = True  # the next check compares everything, not only pending changes
         self._poll = Poller(_NAME, self._look, emit)
         self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
-        self._end, self._news = os.eventfd(0), os.eventfd(0)
-        self._thread = threading.Thread(target=self._run, name="netfilter-table", daemon=True)
+        self._has_news = False  # the agent has changed its wishes for the flowtable
 
     def start(self) -> None:
         """Subscribe before the first check, so that no removal is missed."""
         self._changes.bind((0, 0))
         self._changes.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _TABLES_GROUP)
-        self._thread.start()
+        super().start()
 
     def stop(self) -> None:
         """Stop; return when nothing is changed any more. The table stays."""
-        os.eventfd_write(self._end, 1)
-        if self._thread.ident:
-            self._thread.join()
-        self._changes.close()
         self.flowtable.on_change = lambda: None
-        for each in (self._end, self._news):
-            os.close(each)
+        super().stop()
+        self._changes.close()
 
-    def _wake(self) -> None:
-        os.eventfd_write(self._news, 1)
+    def _look_soon(self) -> None:
+        self._has_news = True
+        self.wake()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         due = 0.0
-        while True:
+        while not self.stopped.is_set():
             is_known = self.needed() is not None  # before the check, which may make it known
             looked = self._poll() and is_known
             if self._whole or not looked:
                 due = time.monotonic() + (self.seconds if looked else _TABLE_RETRY_SECONDS)
-            if (whole := self._wait(due)) is None:
-                return
-            self._whole = whole
+            self._whole = self._wait_until(due)
 
-    def _wait(self, due: float) -> bool | None:
-        """Return whether everything must be checked, or only new changes written; None: stop."""
-        kernel = self._changes.fileno()
-        while (left := due - time.monotonic()) > 0:
-            ready = readable([kernel, self._end, self._news], left)
-            if self._end in ready:
-                return None
-            if kernel in ready and tells_of(self._changes, _REMOVALS):
-                return True
-            if self._news in ready:
-                os.eventfd_read(self._news)
+    def _wait_until(self, due: float) -> bool:
+        """Return whether everything must be checked, or only new changes written."""
+        while (left := due - time.monotonic()) > 0 and not self.stopped.is_set():
+            if self._has_news:
+                self._has_news = False
                 return False
+            if self.wait([self._changes], left) and tells_of(self._changes, _REMOVALS):
+                return True
         return True
 
     def _look(self) -> None:

@@ -2,10 +2,8 @@
 """The devices of this network namespace, their addresses and routes, now and as they change."""
 
 import logging
-import os
+import math
 import socket
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,7 +32,8 @@ from ebpflb.model.devices import Device, Devices
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import DEVICE
 from ebpflb.model.route_sources import RouteSource
-from ebpflb.readable import HasFileno, readable
+from ebpflb.readable import HasFileno
+from ebpflb.workers import DescriptorWorker
 
 # Report at once that something may have been removed that the agent has attached or pinned.
 #
@@ -51,18 +50,17 @@ _REMOVALS = {37, 45}  # RTM_DELQDISC, RTM_DELTFILTER
 _MASK = flags.DELETE | flags.MOVED_FROM | flags.DELETE_SELF | flags.UNMOUNT
 
 
-class RemovalWatch:
+class RemovalWatch(DescriptorWorker):
     """Call ``emit`` from a thread, from ``start`` to ``stop``; once for removals close together.
 
     Without inotify, or without a folder, only the other removals are reported.
     """
 
     def __init__(self, emit: Callable[[], None], folders: Sequence[Path]) -> None:
+        super().__init__("removals")
         self._emit, self._folders = emit, folders
         self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._end = os.eventfd(0)
         self._inotify: INotify | None = None
-        self._thread = threading.Thread(target=self._run, name="removals", daemon=True)
 
     def start(self) -> None:
         """Start: removals from now on are reported."""
@@ -72,24 +70,19 @@ class RemovalWatch:
         except OSError as error:
             log.info("no inotify for the state directory: %s", error.strerror)
         self._watch_folders()
-        self._thread.start()
+        super().start()
 
     def stop(self) -> None:
-        os.eventfd_write(self._end, 1)
-        if self._thread.ident:
-            self._thread.join()
+        super().stop()
         self._changes.close()
-        os.close(self._end)
         if self._inotify:
             self._inotify.close()
 
-    def _run(self) -> None:
-        sources: list[int | HasFileno] = [self._changes, self._end]
+    def run(self) -> None:
+        sources: list[HasFileno] = [self._changes]
         sources += [self._inotify] if self._inotify else []
-        while True:
-            ready = readable(sources, _WATCH_RETRY_SECONDS)
-            if self._end in ready:
-                return
+        while not self.stopped.is_set():
+            ready = self.wait(sources, _WATCH_RETRY_SECONDS)
             removed = self._changes in ready and tells_of(self._changes, _REMOVALS)
             if self._inotify in ready and self._inotify is not None:
                 removed |= any(event.mask & _MASK for event in self._inotify.read(timeout=0))
@@ -180,7 +173,7 @@ def _is_source(message: Any) -> bool:
     return message["scope"] == _RT_SCOPE_UNIVERSE and not message["flags"] & _UNFIT
 
 
-class DeviceWatch:
+class DeviceWatch(DescriptorWorker):
     """Emit the list of devices at once and after every change, from a thread.
 
     A failed listing is repeated until it succeeds. The socket is a plain one: since release 0.9
@@ -194,6 +187,7 @@ class DeviceWatch:
         route_sources: bool = False,
     ) -> None:
         """``route_sources``: routes are watched too."""
+        super().__init__("devices")
         self.emit, self.route_sources = emit, route_sources
         self.changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._poll = Poller("devices", self._report, emit)
@@ -202,24 +196,24 @@ class DeviceWatch:
         """Subscribe before the first listing, so that no change is missed. Raises NodeError."""
         self.changes.bind((0, _ADDRESSES | _ROUTES if self.route_sources else _ADDRESSES))
         self._report()
-        threading.Thread(target=self._run, name="devices", daemon=True).start()
+        super().start()
 
-    def _run(self) -> None:
-        while True:
-            self._wait()
-            while not self._poll():
-                time.sleep(RELIST_SECONDS)
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            if self.wait([self.changes], math.inf):
+                self._take_changes()
+                while not (self._poll() or self.stopped.wait(RELIST_SECONDS)):
+                    pass
 
     def _report(self) -> None:
         self.emit(list_devices(route_sources=self.route_sources))
 
-    def _wait(self) -> None:
-        """Return after a change, or after changes were lost (ENOBUFS): both need a new list."""
+    def _take_changes(self) -> None:
+        """Discard all changes so far, also if some were lost (ENOBUFS): one new list covers them."""
         try:
-            self.changes.recv(1 << 16)
             while self.changes.recv(1 << 16, socket.MSG_DONTWAIT):
-                pass  # one list is enough for all changes so far
+                pass
         except BlockingIOError:
             return
         except OSError:
-            time.sleep(RELIST_SECONDS)
+            self.stopped.wait(RELIST_SECONDS)

@@ -6,7 +6,6 @@ A kube-proxy is detected by its process, which is invisible inside a pod; by a p
 or by its rules, if they return after they were gone.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
@@ -16,6 +15,7 @@ from ebpflb.kernel.node import kube_proxy_leftovers, process
 from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import PROXY_MODE_PORT, PROXY_MODES, Detection
+from ebpflb.workers import PeriodicWorker
 
 _NAME = "kube-proxy"
 _INTERVAL_SECONDS = 60.0
@@ -32,31 +32,24 @@ def detect() -> Detection:
     return Detection(tuple(sorted(_pids())), answers, rules, unseen=unseen)
 
 
-class KubeProxyWatch:
+class KubeProxyWatch(PeriodicWorker):
     """Emit the first detection at once, and then every one that differs from the last.
 
     While something cannot be read the last detection stays.
     """
 
+    patience = 0.0  # what is read may take seconds, and changes nothing
+
     def __init__(
         self, emit: Callable[[Detection | SourceStatus], None], seconds: float = _INTERVAL_SECONDS
     ) -> None:
+        super().__init__(_NAME, seconds, steady=True)
         self.emit = emit
-        self.seconds = seconds
         self._poll = Poller(_NAME, self._report, emit)
-        self._ended = threading.Event()
         self._reported: Detection | None = None
 
-    def start(self) -> None:
-        threading.Thread(target=self._watch, name=_NAME, daemon=True).start()
-
-    def stop(self) -> None:
-        self._ended.set()
-
-    def _watch(self) -> None:
+    def turn(self) -> None:
         self._poll()
-        while not self._ended.wait(self.seconds):
-            self._poll()
 
     def _report(self) -> None:
         found = detect().compared_with(self._reported)

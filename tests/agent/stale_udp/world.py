@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 
-from ebpflb.agent.due_worker import DueWorker
 from ebpflb.agent.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, Map
@@ -18,6 +17,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
 from ebpflb.plan.service_entries import BackendChange
+from ebpflb.workers import DueWorker
 from tests.kernel.attach.device_namespace import Namespace
 from tests.kernel.maps.small import small_maps
 from tests.kernel.variants import eventually

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that repeat their work until they are stopped.
+
+They wait for a time (PeriodicWorker, DueWorker), for descriptors (DescriptorWorker), or for
+somebody who asks (Count). An exception that ends a thread ends the agent (stopping.FailedThreads).
+"""
+
+import logging
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Generic, TypeVar
+
+from ebpflb.errors import EbpflbError, in_words
+from ebpflb.readable import HasFileno, readable
+
+log = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
+
+
+class Worker(ABC):
+    """Run ``run`` in a thread; it returns soon after ``stopped`` is set."""
+
+    patience: ClassVar[float | None] = None  # seconds that ``stop`` waits for the thread's end
+
+    def __init__(self, name: str) -> None:
+        self.stopped = threading.Event()
+        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
+
+    @abstractmethod
+    def run(self) -> None:
+        """Do the work until ``stopped`` is set."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; return when the thread has ended, at once if it was never started."""
+        self.stopped.set()
+        if self._thread.ident:
+            self._thread.join(self.patience)
+
+
+class PeriodicWorker(Worker):
+    """Take a turn every ``interval`` seconds; a failed turn is logged once for each reason.
+
+    ``failing`` is what the log says about a failed turn. The interval is the pause between two
+    turns; for a ``steady`` worker it is the time between their starts, and the first turn starts at
+    once.
+    """
+
+    def __init__(
+        self, name: str, interval: float, *, failing: str = "", steady: bool = False
+    ) -> None:
+        super().__init__(name)
+        self.interval, self._failing, self._steady = interval, failing or name, steady
+        self._error: str | None = None
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Do the repeated work."""
+
+    def run(self) -> None:
+        pause = 0.0 if self._steady else self.interval
+        while not self.stopped.wait(pause):
+            begun = time.monotonic()
+            self._try()
+            pause = self.interval - (time.monotonic() - begun if self._steady else 0.0)
+
+    def _try(self) -> None:
+        try:
+            self.turn()
+            self._error = None
+        except Exception as error:
+            text = in_words(error)
+            if text != self._error:
+                expected = isinstance(error, EbpflbError | OSError)
+                log.error("%s: %s", self._failing, text, exc_info=None if expected else error)
+            self._error = text
+
+
+class DueWorker(Worker):
+    """Take a turn each time that ``due`` has come.
+
+    ``clock`` is a monotonic clock, in seconds. A caller that makes something due notifies
+    ``_changed``.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        super().__init__(name)
+        self._clock = clock
+        self._changed = threading.Condition()
+
+    @property
+    @abstractmethod
+    def due(self) -> float:
+        """When ``turn`` is due, by the clock; infinity means not before the next change."""
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Do the due work. Raises nothing."""
+
+    def stop(self) -> None:
+        self.stopped.set()
+        with self._changed:
+            self._changed.notify()
+        super().stop()
+
+    def run(self) -> None:
+        while self._wait():
+            self.turn()
+
+    def _wait(self) -> bool:
+        """Return True when something is due; False at the stop."""
+        with self._changed:
+            while not self.stopped.is_set():
+                wait = self.due - self._clock()
+                if wait <= 0:
+                    return True
+                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
+        return False
+
+
+class DescriptorWorker(Worker):
+    """Wait for descriptors in a thread; ``wake`` and ``stop`` end a wait."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def wait(self, sources: Iterable[HasFileno], seconds: float) -> list[HasFileno]:
+        """Return the readable sources: none after ``seconds``, or after ``wake``."""
+        ready = readable(list[int | HasFileno]([self._woken, *sources]), seconds)
+        if self._woken in ready:
+            os.eventfd_read(self._woken)
+        return [each for each in ready if not isinstance(each, int)]
+
+    def wake(self) -> None:
+        if self._woken >= 0:
+            os.eventfd_write(self._woken, 1)
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.wake()
+        super().stop()
+        if self._woken >= 0 and not self._thread.is_alive():  # otherwise it may still poll it
+            os.close(self._woken)
+            self._woken = -1
+
+
+class Count(Generic[_Value]):
+    """Count in a thread if someone asks and the last count is old.
+
+    ``first`` is the value until the first count has ended. A failed count keeps the last value.
+    """
+
+    def __init__(
+        self, name: str, interval: float, count: Callable[[], _Value], first: _Value
+    ) -> None:
+        self.stopped = threading.Event()
+        self._name, self._interval, self._count = name, interval, count
+        self._value, self._began = first, -interval
+        self._thread: threading.Thread | None = None
+
+    def latest(self) -> _Value:
+        """Return the last count, at once; start another one if the last began ``interval`` ago."""
+        value, now = self._value, time.monotonic()
+        is_counting = self._thread is not None and self._thread.is_alive()
+        if now - self._began >= self._interval and not (is_counting or self.stopped.is_set()):
+            self._began = now
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        return value
+
+    def stop(self) -> None:
+        """Stop counting; return when nothing is counted any more."""
+        self.stopped.set()
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when the running count has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            value = self._count()
+        except Exception:
+            log.exception(
+                "counting the %s failed; trying again in %g s", self._name, self._interval
+            )
+        else:
+            if not self.stopped.is_set():
+                self._value = value
