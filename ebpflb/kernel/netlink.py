@@ -1,15 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of netlink messages: bytes to contents by kind, and back."""
+"""Netlink messages and their attributes: packed for the kernel, and split as it sends them."""
 
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Union
 
-# Notifications on a netlink socket that has joined a group.
-
-_HEADER = struct.Struct("=IH")  # the beginning of struct nlmsghdr: length and type
+NETFILTER = 12  # NETLINK_NETFILTER
+REQUEST, ACK, DUMP = 0x1, 0x4, 0x300  # NLM_F_*
+ERROR, DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+_ERRNO = struct.Struct("=i")
 _BUFFER_SIZE = 1 << 16
+
+
+def packed(kind: int, flags: int, content: bytes, sequence: int = 1) -> bytes:
+    """Return a message as it is sent."""
+    return _HEADER.pack(_HEADER.size + len(content), kind, flags, sequence, 0) + content
+
+
+def split(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield kind, flags and number of each message, and where its content begins and ends."""
+    at = 0
+    while at < len(data):
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
+        yield kind, flags, sequence, at + _HEADER.size, at + length
+        at += aligned(length)
+
+
+def error_number(data: bytes, begin: int) -> int:
+    """Return the errno, or 0, at the beginning of an ERROR's or DONE's content."""
+    return -int(_ERRNO.unpack_from(data, begin)[0])
 
 
 def tells_of(news: socket.socket, kinds: Collection[int]) -> bool:
@@ -18,12 +39,7 @@ def tells_of(news: socket.socket, kinds: Collection[int]) -> bool:
         data = news.recv(_BUFFER_SIZE)
     except OSError:
         return True
-    at, found = 0, False
-    while at < len(data):
-        length, kind = _HEADER.unpack_from(data, at)
-        found |= kind in kinds
-        at += (length + 3) & ~3
-    return found
+    return any(message[0] in kinds for message in split(data))
 
 
 ATTRIBUTE = struct.Struct("=HH")  # struct nlattr

@@ -60,7 +60,7 @@ FAILING = """
 import sys
 from ebpflb.cli import main
 from ebpflb.kernel.node.device_watch import RemovalWatch
-RemovalWatch._run = lambda self: [][1023]
+RemovalWatch.run = lambda self: [][1023]
 sys.argv = ["ebpflb", *sys.argv[sys.argv.index("run"):]]
 main()
 """

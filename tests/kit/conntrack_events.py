@@ -8,7 +8,7 @@ from socket import socket
 from typing import NamedTuple
 
 from ebpflb.kernel.netfilter import conntrack as messages
-from ebpflb.kernel.netlink import attributes
+from ebpflb.kernel.netlink import attributes, split
 from ebpflb.lab.hosts import Host
 from ebpflb.plan.flow_entries import Ends
 from tests.kernel.node import nodes
@@ -57,10 +57,10 @@ def listening(node: Host) -> Iterator[Listener]:
 
 
 def _events(kernel: socket) -> Iterator[Event]:
-    for data, at, end in messages.split(kernel.recv(messages.BUFFER_SIZE)):
-        _, kind, flags, _, _ = messages.CT_HEADER.unpack_from(data, at)
+    data = kernel.recv(messages.BUFFER_SIZE)
+    for kind, flags, _, begin, end in split(data):
         name = "destroy" if kind == messages.DELETE else "new" if flags & _CREATE else "update"
-        found = attributes(data, at + messages.FIRST, end)
+        found = attributes(data, begin + messages.FAMILY.size, end)
         original, reply = (_ends(found[direction]) for direction in (_ORIGINAL, _REPLY))
         if original and reply:
             yield Event(name, original, reply)

@@ -18,7 +18,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netlink import ATTRIBUTE, aligned, attribute, attributes, nested
+from ebpflb.kernel.netlink import (
+    ACK,
+    ATTRIBUTE,
+    DONE,
+    DUMP,
+    ERROR,
+    NETFILTER,
+    REQUEST,
+    attribute,
+    attributes,
+    error_number,
+    nested,
+    packed,
+    split,
+)
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
@@ -28,61 +42,43 @@ from ebpflb.plan.flow_entries import Connection, Ends
 
 SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK
 NEW, GET, DELETE = SUBSYSTEM | 0, SUBSYSTEM | 1, SUBSYSTEM | 2  # IPCTNL_MSG_CT_*
-REQUEST_ONLY, REQUEST_AND_DUMP, REQUEST_AND_ACK = 0x1, 0x301, 0x5  # NLM_F_*
-ERROR_MESSAGE, DONE_MESSAGE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
-_NETFILTER = 12  # NETLINK_NETFILTER
-
-CT_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
-FAMILY = struct.Struct("=BBH")  # struct nfgenmsg
-ERROR = struct.Struct("=i")  # an errno, or 0
-FIRST = CT_HEADER.size + FAMILY.size  # offset of the first attribute, the original tuple
+FAMILY = struct.Struct("=BBH")  # struct nfgenmsg; then the attributes begin
 BUFFER_SIZE = 1 << 18
 
 
 def open_ctnetlink() -> socket.socket:
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETFILTER)
 
 
 def dump(attributes: bytes, family: int = socket.AF_UNSPEC) -> Iterator[tuple[bytes, int, int]]:
-    """Yield each entry's message: the data, and where the message begins and ends.
+    """Yield the attributes of each entry: the data, and where they begin and end in it.
 
     Raises OSError.
     """
     with open_ctnetlink() as kernel:
-        kernel.send(request(GET, REQUEST_AND_DUMP, attributes, family))
+        kernel.send(request(GET, REQUEST | DUMP, attributes, family))
         while True:
-            for data, at, end in split(kernel.recv(BUFFER_SIZE)):
-                kind = CT_HEADER.unpack_from(data, at)[1]
+            data = kernel.recv(BUFFER_SIZE)
+            for kind, _, _, begin, end in split(data):
                 if kind == NEW:
-                    yield data, at, end
-                elif kind in (ERROR_MESSAGE, DONE_MESSAGE):
-                    (number,) = ERROR.unpack_from(data, at + CT_HEADER.size)
-                    if number:
-                        raise OSError(-number, os.strerror(-number))
+                    yield data, begin + FAMILY.size, end
+                elif kind in (ERROR, DONE):
+                    if number := error_number(data, begin):
+                        raise OSError(number, os.strerror(number))
                     return
 
 
-def split(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    at = 0
-    while at < len(data):
-        length = CT_HEADER.unpack_from(data, at)[0]
-        yield data, at, at + length
-        at += aligned(length)
-
-
 def request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_UNSPEC) -> bytes:
-    length = FIRST + len(attributes)
-    return CT_HEADER.pack(length, kind, flags, 1, 0) + FAMILY.pack(family, 0, 0) + attributes
+    return packed(kind, flags, FAMILY.pack(family, 0, 0) + attributes)
 
 
 def asked(kernel: socket.socket, requests: Sequence[bytes]) -> list[int]:
-    """Send requests with acknowledgements; return the kernel's answers: 0, or a negative errno."""
+    """Send requests with acknowledgements; return the kernel's answers: an errno, or 0."""
     kernel.send(b"".join(requests))
     results: list[int] = []
     while len(results) < len(requests):
-        for data, at, _ in split(kernel.recv(BUFFER_SIZE)):
-            if CT_HEADER.unpack_from(data, at)[1] == ERROR_MESSAGE:
-                results += ERROR.unpack_from(data, at + CT_HEADER.size)
+        data = kernel.recv(BUFFER_SIZE)
+        results += [error_number(data, each[3]) for each in split(data) if each[0] == ERROR]
     return results
 
 
@@ -251,10 +247,11 @@ def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
         with open_ctnetlink() as kernel:
             for protocol, ends in flows:
                 flow = original_tuple(protocol, ends)
-                kernel.send(request(GET, REQUEST_ONLY, flow, family(ends.source)))
-                for data, at, end in split(kernel.recv(BUFFER_SIZE)):
-                    if CT_HEADER.unpack_from(data, at)[1] == NEW:
-                        found = _connection(data, at, end)
+                kernel.send(request(GET, REQUEST, flow, family(ends.source)))
+                data = kernel.recv(BUFFER_SIZE)
+                for kind, _, _, begin, end in split(data):
+                    if kind == NEW:
+                        found = _connection(data, begin + FAMILY.size, end)
                         yield from [found] if found.original == ends else []
     except OSError as error:
         raise NodeError(f"conntrack cannot be read: {_reason(error)}") from error
@@ -263,7 +260,7 @@ def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
 def statuses() -> Iterator[int]:
     """Yield the status of every entry, of any protocol. Raises OSError."""
     for data, at, end in dump(b""):
-        yield _integer(attributes(data, at + FIRST, end), _STATUS)
+        yield _integer(attributes(data, at, end), _STATUS)
 
 
 def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | None:
@@ -282,11 +279,11 @@ def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | N
         return 0
     reply = TuplePart(frontend.protocol, source=address, source_port=port)
     which = matching_filter(tuple_to(frontend), reply)
-    deletion = request(DELETE, REQUEST_AND_ACK, which, socket.AF_INET)
+    deletion = request(DELETE, REQUEST | ACK, which, socket.AF_INET)
     try:
         with open_ctnetlink() as kernel:
             (result,) = asked(kernel, [deletion])
-        if result == -errno.EINVAL:  # the original tuple is incomplete
+        if result == errno.EINVAL:  # the original tuple is incomplete
             return None
         _raise_unless_done(result)
     except OSError as error:
@@ -319,18 +316,18 @@ def _delete(kernel: socket.socket, entries: Sequence[Connection]) -> int:
     Before 6.4 the kernel refuses to delete entries in a flowtable, and those must expire first.
     """
     results = asked(kernel, [_about(entry, DELETE) for entry in entries])
-    offloaded = [e for e, result in zip(entries, results, strict=True) if result == -errno.EBUSY]
+    offloaded = [e for e, result in zip(entries, results, strict=True) if result == errno.EBUSY]
     if offloaded:
         asked(kernel, [_about(entry, NEW, _EXPIRED) for entry in offloaded])
         asked(kernel, [_about(entry, GET) for entry in offloaded])
     for result in results:
-        _raise_unless_done(result, -errno.ENOENT, -errno.EBUSY)
+        _raise_unless_done(result, errno.ENOENT, errno.EBUSY)
     return results.count(0) + len(offloaded)
 
 
 def _raise_unless_done(result: int, *also_fine: int) -> None:
     if result not in (0, *also_fine):
-        raise OSError(-result, os.strerror(-result))
+        raise OSError(result, os.strerror(result))
 
 
 def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
@@ -341,7 +338,7 @@ def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
     if not entry.identity:
         raise ValueError(f"not from the kernel: {entry}")
     attributes_sent = entry.identity + more
-    return request(kind, REQUEST_AND_ACK, attributes_sent, family(entry.original.source))
+    return request(kind, REQUEST | ACK, attributes_sent, family(entry.original.source))
 
 
 def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
@@ -353,9 +350,9 @@ def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
         return
     try:
         for data, at, end in dump(kept, family):
-            layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at + FIRST)[0])
+            layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at)[0])
             if layout is not None:
-                _, address, number, _, port = layout.unpack_from(data, at + FIRST)
+                _, address, number, _, port = layout.unpack_from(data, at)
                 if wanted(number, address, port):
                     yield _connection(data, at, end)
     except OSError as error:
@@ -363,7 +360,7 @@ def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
 
 
 def _connection(data: bytes, at: int, end: int) -> Connection:
-    found = attributes(data, at + FIRST, end)
+    found = attributes(data, at, end)
     info = attributes(found.get(_PROTOINFO, b""))
     tcp = attributes(info.get(_TCP, b""))
     layout = _TUPLES[ATTRIBUTE.size + len(found[ORIGINAL])]

@@ -16,7 +16,17 @@ from typing import NamedTuple
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter.nft import TABLE_FAMILIES, Name
-from ebpflb.kernel.netlink import aligned
+from ebpflb.kernel.netlink import (
+    ACK,
+    DONE,
+    DUMP,
+    ERROR,
+    NETFILTER,
+    REQUEST,
+    error_number,
+    packed,
+    split,
+)
 
 # NFT_MSG_*
 NEW_TABLE, GET_TABLE, DELETE_TABLE, NEW_CHAIN, GET_CHAIN, DELETE_CHAIN = 0, 1, 2, 3, 4, 5
@@ -24,15 +34,11 @@ NEW_RULE, GET_RULE, DELETE_RULE, NEW_SET, GET_SET, DELETE_SET = 6, 7, 8, 9, 10, 
 NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS = 12, 13, 14
 NEW_FLOWTABLE, GET_FLOWTABLE, DELETE_FLOWTABLE = 22, 23, 24
 
-_NETFILTER = 12  # NETLINK_NETFILTER
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
 _BEGIN, _END = 0x10, 0x11  # NFNL_MSG_BATCH_*
-_REQUEST, _ACK, _DUMP, _ADD = 0x1, 0x4, 0x300, 0xC00  # NLM_F_*; NLM_F_CREATE | NLM_F_APPEND
+_ADD = 0xC00  # NLM_F_CREATE | NLM_F_APPEND
 _IS_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR
-_ERROR_MESSAGE, _DONE_MESSAGE = 2, 3
-_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _FAMILY = struct.Struct(">BBH")  # struct nfgenmsg
-_ERROR = struct.Struct("=i")  # an errno, or 0
 _BUFFER_SIZE = 1 << 18
 _SOCKET_BUFFER = 1 << 22  # a whole set of frontends is one transaction
 _SEND_BUFFER, _RECEIVE_BUFFER = 32, 33  # SO_SNDBUFFORCE, SO_RCVBUFFORCE
@@ -59,12 +65,12 @@ class Message(NamedTuple):
     flags: int
     sequence: int
     generation: int
-    content: bytes  # an errno or attributes
+    content: bytes  # attributes; of errors and the end of a list: an errno
 
     @property
     def error(self) -> int:
         """The errno, or 0; only for errors and the end of a list."""
-        return -int(_ERROR.unpack_from(self.content)[0])
+        return error_number(self.content, 0)
 
 
 class Session:
@@ -120,11 +126,11 @@ class Transaction:
         Raises Refused, and NodeError if there is no nf_tables.
         """
         family, last = TABLE_FAMILIES[self._table.family], len(self._messages)
-        data = [_message(_BEGIN, _REQUEST, 0, 0, b"", resource=_SUBSYSTEM)]
+        data = [_message(_BEGIN, REQUEST, 0, 0, b"", resource=_SUBSYSTEM)]
         for sequence, (kind, attributes) in enumerate(self._messages, start=1):
-            flags = _REQUEST | _ADD | (_ACK if sequence == last else 0)
+            flags = REQUEST | _ADD | (ACK if sequence == last else 0)
             data.append(_message(_SUBSYSTEM << 8 | kind, flags, sequence, family, attributes))
-        data.append(_message(_END, _REQUEST, last + 1, 0, b"", resource=_SUBSYSTEM))
+        data.append(_message(_END, REQUEST, last + 1, 0, b"", resource=_SUBSYSTEM))
         try:
             if session:
                 refusal = session.send_batch(b"".join(data), last)
@@ -155,7 +161,7 @@ def dump_parts(table: Name, kind: int, *attributes: bytes) -> Generator[list[byt
     Raises Refused; Interrupted after the last part if anything was changed meanwhile.
     """
     family = TABLE_FAMILIES[table.family]
-    request = _message(_SUBSYSTEM << 8 | kind, _REQUEST | _DUMP, 1, family, b"".join(attributes))
+    request = _message(_SUBSYSTEM << 8 | kind, REQUEST | DUMP, 1, family, b"".join(attributes))
     try:
         with _opened() as kernel:
             kernel.send(request)
@@ -173,16 +179,14 @@ def get(table: Name, kind: int, requests: Sequence[bytes]) -> list[bytes | None]
     Raises Refused.
     """
     family = TABLE_FAMILIES[table.family]
-    data = (
-        _message(_SUBSYSTEM << 8 | kind, _REQUEST, n, family, r) for n, r in enumerate(requests)
-    )
+    data = (_message(_SUBSYSTEM << 8 | kind, REQUEST, n, family, r) for n, r in enumerate(requests))
     replies: dict[int, bytes | None] = {}
     try:
         with _opened() as kernel:
             kernel.send(b"".join(data))
             while len(replies) < len(requests):
                 for message in _split(kernel.recv(_BUFFER_SIZE)):
-                    is_error = message.kind == _ERROR_MESSAGE
+                    is_error = message.kind == ERROR
                     if is_error and message.error != errno.ENOENT:
                         raise Refused(table, message.error)
                     replies[message.sequence] = None if is_error else message.content
@@ -192,7 +196,7 @@ def get(table: Name, kind: int, requests: Sequence[bytes]) -> list[bytes | None]
 
 
 def _opened() -> socket.socket:
-    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
+    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETFILTER)
     for option in (_SEND_BUFFER, _RECEIVE_BUFFER):
         kernel.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
     kernel.setsockopt(_SOL_NETLINK, _SHORT_ERRORS, 1)
@@ -202,9 +206,7 @@ def _opened() -> socket.socket:
 def _message(
     kind: int, flags: int, sequence: int, family: int, attributes: bytes, *, resource: int = 0
 ) -> bytes:
-    length = _HEADER.size + _FAMILY.size + len(attributes)
-    head = _HEADER.pack(length, kind, flags, sequence, 0) + _FAMILY.pack(family, 0, resource)
-    return head + attributes
+    return packed(kind, flags, _FAMILY.pack(family, 0, resource) + attributes, sequence)
 
 
 def _first_refusal(kernel: socket.socket, last: int) -> int:
@@ -214,7 +216,7 @@ def _first_refusal(kernel: socket.socket, last: int) -> int:
     """
     while True:
         for message in _split(kernel.recv(_BUFFER_SIZE)):
-            result = message.error if message.kind == _ERROR_MESSAGE else 0
+            result = message.error if message.kind == ERROR else 0
             if result or message.sequence == last:
                 return result
 
@@ -227,7 +229,7 @@ def _listed(kernel: socket.socket) -> Iterator[list[bytes]]:
         part: list[bytes] = []
         for message in _split(kernel.recv(_BUFFER_SIZE)):
             is_interrupted |= bool(message.flags & _IS_INTERRUPTED)
-            if message.kind in (_ERROR_MESSAGE, _DONE_MESSAGE):
+            if message.kind in (ERROR, DONE):
                 result = message.error
                 if not result and (is_interrupted or len(generations) > 1):
                     result = errno.EINTR
@@ -241,12 +243,9 @@ def _listed(kernel: socket.socket) -> Iterator[list[bytes]]:
 
 
 def _split(data: bytes) -> Iterator[Message]:
-    at = 0
-    while at < len(data):
-        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, at)
-        start, generation = at + _HEADER.size, 0
-        if kind not in (_ERROR_MESSAGE, _DONE_MESSAGE):
-            (_, _, generation) = _FAMILY.unpack_from(data, start)
-            start += _FAMILY.size
-        yield Message(kind, flags, sequence, generation, data[start : at + length])
-        at += aligned(length)
+    for kind, flags, sequence, begin, end in split(data):
+        generation = 0
+        if kind not in (ERROR, DONE):
+            (_, _, generation) = _FAMILY.unpack_from(data, begin)
+            begin += _FAMILY.size
+        yield Message(kind, flags, sequence, generation, data[begin:end])

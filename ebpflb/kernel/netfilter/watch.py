@@ -19,7 +19,7 @@ from pyroute2.nftables.expressions import genex
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
-from ebpflb.kernel.netlink import tells_of
+from ebpflb.kernel.netlink import NETFILTER, tells_of
 from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
 from ebpflb.plan.flow_entries import DESTINATION_NAT
@@ -105,7 +105,6 @@ _NAME = "netfilter table"
 _INTERVAL_SECONDS = 60.0
 _TABLE_RETRY_SECONDS = 1.0  # after a failure, or while it is unknown whether the table is needed
 
-_NETFILTER = 12  # NETLINK_NETFILTER
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _TABLES_GROUP = 7  # NFNLGRP_NFTABLES
 _TABLES = 10 << 8  # NFNL_SUBSYS_NFTABLES
@@ -154,7 +153,7 @@ class NatWatch(DescriptorWorker):
         self.differs: list[str] = []
         self._whole = True  # the next check compares everything, not only pending changes
         self._poll = Poller(_NAME, self._look, emit)
-        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
+        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETFILTER)
         self._has_news = False  # the agent has changed its wishes for the flowtable
 
     def start(self) -> None:

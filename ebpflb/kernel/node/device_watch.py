@@ -209,7 +209,7 @@ class DeviceWatch(DescriptorWorker):
         self.emit(list_devices(route_sources=self.route_sources))
 
     def _take_changes(self) -> None:
-        """Discard all changes so far, also if some were lost (ENOBUFS): one new list covers them."""
+        """Discard all changes so far, also after a loss (ENOBUFS): one new list covers them."""
         try:
             while self.changes.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass

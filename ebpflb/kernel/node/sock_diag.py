@@ -25,11 +25,10 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError
+from ebpflb.kernel.netlink import ACK, DONE, DUMP, ERROR, REQUEST, error_number, packed, split
 from ebpflb.model.addresses import Address
 
 _SOCK_DIAG, _LIST, _DESTROY = 4, 20, 21  # NETLINK_SOCK_DIAG, SOCK_* (uapi/linux/sock_diag.h)
-_REQUEST, _ACK, _DUMP = 1, 4, 0x300  # NLM_F_*
-_ERROR, _DONE = 2, 3  # NLMSG_*
 _CONNECTED = 1 << 1  # TCP_ESTABLISHED: also the state of a datagram socket with a peer
 # TCP's states of a socket that has, or asks for, a connection: neither listening nor closed.
 _OF_CONNECTIONS = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
@@ -38,7 +37,6 @@ _ANY_STATE = 0xFFFFFFFF
 _BUFFER = 1 << 16
 _SO_COOKIE = 57
 _LOOPBACK = "127.0.0.1"
-_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _SOCKET = struct.Struct("=BBxxI48s")  # struct inet_diag_req_v2
 _LISTED = struct.Struct("=Bxxx48s")  # struct inet_diag_msg: its beginning
 
@@ -98,7 +96,7 @@ class SockDiag:
             request = _SOCKET.pack(
                 family, protocol, _STATES.get(protocol, _CONNECTED), wanted.ljust(48, b"\0")
             )
-            for listed in self._request(_LIST, _DUMP, request):
+            for listed in self._request(_LIST, DUMP, request):
                 yield Connected(protocol, *_LISTED.unpack_from(listed))
 
     def cookies(self, protocol: int) -> set[int]:
@@ -110,7 +108,7 @@ class SockDiag:
             Connected(protocol, *_LISTED.unpack_from(listed)).cookie
             for family in (socket.AF_INET, socket.AF_INET6)
             for listed in self._request(
-                _LIST, _DUMP, _SOCKET.pack(family, protocol, _ANY_STATE, bytes(48))
+                _LIST, DUMP, _SOCKET.pack(family, protocol, _ANY_STATE, bytes(48))
             )
         }
 
@@ -121,7 +119,7 @@ class SockDiag:
         """
         request = _SOCKET.pack(one.family, one.protocol, _ANY_STATE, one.id)
         try:
-            list(self._request(_DESTROY, _ACK, request))
+            list(self._request(_DESTROY, ACK, request))
         except KernelError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -130,25 +128,15 @@ class SockDiag:
 
     def _request(self, command: int, flags: int, body: bytes) -> Iterator[bytes]:
         """Send a request; yield the bodies of the kernel's answers."""
-        header = _HEADER.pack(_HEADER.size + len(body), command, _REQUEST | flags, 1, 0)
-        self.socket.send(header + body)
+        self.socket.send(packed(command, REQUEST | flags, body))
         while True:
-            answers, at = self.socket.recv(_BUFFER), 0
-            while at < len(answers):
-                length, kind, *_ = _HEADER.unpack_from(answers, at)
-                answer = answers[at + _HEADER.size : at + length]
-                if kind in (_ERROR, _DONE):
-                    _check(answer)
+            answers = self.socket.recv(_BUFFER)
+            for kind, _, _, begin, end in split(answers):
+                if kind in (ERROR, DONE):
+                    if number := error_number(answers, begin):
+                        raise KernelError("sock_diag", number, os.strerror(number))
                     return
-                yield answer
-                at += (length + 3) // 4 * 4
-
-
-def _check(body: bytes) -> None:
-    """Raise KernelError if NLMSG_DONE or NLMSG_ERROR begins with an errno other than 0."""
-    (number,) = struct.unpack_from("=i", body)
-    if number:
-        raise KernelError("sock_diag", -number, os.strerror(-number))
+                yield answers[begin:end]
 
 
 def can_destroy() -> bool:
