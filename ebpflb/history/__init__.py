@@ -4,7 +4,6 @@
 history_records  the content of the files
 segments         the files: bounded, complete up to a crash, and set aside if they are not ours
 recorder         the agent's part: collects causes and writes, and appends a record for each sync
-sound_records    which records an agent can have written
 past             the content of the maps at a time
 changes          the change by each record, in words
 """

@@ -5,14 +5,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from itertools import takewhile
-from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import decompress
 
 from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.history import segments
 from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
-from ebpflb.history.sound_records import is_sound, unpacked
 from ebpflb.kernel.maps import layout, map_sizes, records
 from ebpflb.options import Paths
 
@@ -101,9 +99,9 @@ class File(NamedTuple):
     whole_at: float | None
 
     def checkpoint(self) -> State:
-        """Return the state at the checkpoint. Raises NodeError."""
+        """Return the state at the checkpoint."""
         state = State()
-        state.apply(unpacked(self.entries))
+        state.apply(Write(e.map, decompress(e.keys), decompress(e.values)) for e in self.entries)
         return state
 
 
@@ -116,7 +114,7 @@ class Past:
         self.files: list[File] = []
         for path in segments.paths_of(paths):
             try:
-                self._add(path, list(segments.read(path)))
+                self._add(list(segments.read(path)))
             except NodeError as error:
                 self.notes.append(f"not read: {in_words(error)}")
         if self.begins is None:
@@ -128,10 +126,7 @@ class Past:
         return next((file.whole_at for file in self.files if file.whole_at is not None), None)
 
     def syncs(self) -> Iterator[tuple[State, Sync]]:
-        """Yield each sync with the maps before it; the caller applies the sync to them.
-
-        Raises NodeError if a checkpoint is damaged.
-        """
+        """Yield each sync with the maps before it; the caller applies the sync to them."""
         state: State | None = None
         for file in self.files:
             if file.whole_at is not None and (state is None or file.begun.anew):
@@ -144,8 +139,7 @@ class Past:
         """Return the state after the last sync up to a time.
 
         Syncs count in the order in which they were made: if the clock was set back, a time that
-        came twice means the second one. Raises NodeError if the time is before the history begins,
-        or a checkpoint is damaged.
+        came twice means the second one. Raises NodeError if the time is before the history begins.
         """
         last, count = self._place(time)
         state: State | None = None
@@ -171,10 +165,9 @@ class Past:
                     last, count = number, place
         return last, count
 
-    def _add(self, path: Path, read: list[Record]) -> None:
-        """Add a file; records after one that no agent can have written are ignored too."""
+    def _add(self, read: list[Record]) -> None:
         begun = read[0] if read else None
-        if not isinstance(begun, Begun) or not is_sound(begun):
+        if not isinstance(begun, Begun):
             return
         if begun.layout != layout.layout_hash():
             until = moment(begun.at)
@@ -182,15 +175,12 @@ class Past:
             self.notes.append(f"not read: version {version} of {until} has other layouts")
             self.files.clear()
             return
-        found = list(takewhile(is_sound, read))
-        if len(found) < len(read):
-            self.notes.append(f"not read: {path} from record {len(found)} on: damaged")
         self.files.append(
             File(
                 begun,
-                [each for each in found if isinstance(each, Entries)],
-                [each for each in found if isinstance(each, Sync)],
-                next((each.at for each in found if isinstance(each, Whole)), None),
+                [each for each in read if isinstance(each, Entries)],
+                [each for each in read if isinstance(each, Sync)],
+                next((each.at for each in read if isinstance(each, Whole)), None),
             )
         )
 

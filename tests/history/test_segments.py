@@ -25,7 +25,7 @@ def test_for_root_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("kind", ["garbage", "empty", "fifo", "directory", "link"])
+@pytest.mark.parametrize("kind", ["garbage", "empty", "fifo", "directory", "link", "sparse"])
 def test_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     """A file that is not a history of ours is named and set aside, and the agent records."""
     place = tmp_path / "state.00000007.history"
@@ -40,6 +40,9 @@ def test_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) 
             place.mkdir()
         case "link":
             place.symlink_to("/etc/passwd")
+        case "sparse":
+            place.touch()
+            os.truncate(place, 1 << 40)
     with caplog.at_level(logging.WARNING):
         node = Node(tmp_path)
     assert str(place) in caplog.text and "renamed to" in caplog.text
