@@ -58,11 +58,13 @@ class TrackedFlows:
 
     # As netfilter.conntrack
 
-    def connections(self, wanted: Wanted, protocol: Protocol) -> Iterator[Connection]:
+    def connections(
+        self, wanted: Wanted, protocol: Protocol, *, without: int = 0
+    ) -> Iterator[Connection]:
         self._may_fail()
         for entry in [*self.entries]:
-            to = entry.original
-            if wanted(protocol, to.destination.packed, to.destination_port):
+            to, left_out = entry.original, entry.protocol != protocol or entry.status & without
+            if not left_out and wanted(protocol, to.destination.packed, to.destination_port):
                 yield entry
 
     def connections_to(self, frontend: Frontend) -> Iterator[Connection]:
