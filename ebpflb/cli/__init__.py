@@ -12,7 +12,25 @@ Shared by the commands:
 common             options and helpers
 output             how everything is printed; -o and --watch
 results            the table of check and doctor
-comparison         what audit and doctor compare
+comparison         the facts that audit and doctor compare
+
+The other commands:
+
+audit              compare this node with what it should be
+check              whether this node can run ebpflb
+cleanup            remove ebpflb, or what kube-proxy left behind
+demo               a small cluster on this machine
+doctor             everything that can be wrong on this node
+explain            why a connection goes where it goes
+flows              list and delete flows
+history            what has changed in the maps, and why
+maps               dump the maps
+monitor            live events
+services           show Services as this node serves them
+status             the state of the agent and of the hooks
+top                services and backends by rate
+ui                 a page in the browser
+version            the version, its commit and its date
 """
 
 import gc
