@@ -19,6 +19,7 @@ from ebpflb.cli.output import (
 )
 from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
 from ebpflb.plan.entries import service_of
+from ebpflb.serve.verdict import span
 from ebpflb.tools import pins
 
 _MOST_ROWS = 100  # rows, unless --limit says more
@@ -86,19 +87,18 @@ def _show(found: LatestChanges, output: Output) -> None:
 
 def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:
     """A row for each service, or one for the maps if none has changed."""
-    at = _time(datetime.fromisoformat(change.time).astimezone(), wide=wide)
+    age = span(datetime.now().astimezone() - datetime.fromisoformat(change.time))
     words = [(it.service, _service(it, wide=wide)) for it in change.services]
     return [
-        {"time": at, "service": name, "change": text, "cause": _causes(change, name, wide=wide)}
+        {
+            "time": change.time,
+            "age": age,
+            "service": name,
+            "change": text,
+            "cause": _causes(change, name, wide=wide),
+        }
         for name, text in words or [("", _maps(change))]
     ]
-
-
-def _time(at: datetime, *, wide: bool) -> str:
-    if wide:
-        return at.isoformat(" ", "milliseconds")
-    is_today = at.date() == datetime.now().astimezone().date()
-    return f"{at:%H:%M:%S}.{at.microsecond // 1000:03}" if is_today else f"{at:%m-%d %H:%M:%S}"
 
 
 def _causes(change: Change, service: str, *, wide: bool) -> str:

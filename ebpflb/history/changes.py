@@ -3,7 +3,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -103,7 +103,7 @@ def changes(past: Past, since: float = 0.0) -> Iterator[Change]:
 
 
 def _change(sync: Sync, services: list[ServiceChange]) -> Change:
-    at = datetime.fromtimestamp(sync.at, UTC).isoformat(timespec="milliseconds")
+    at = datetime.fromtimestamp(sync.at).astimezone().isoformat(timespec="milliseconds")
     causes = [_cause(each) for each in sync.causes]
     return Change(at, causes, sync.more, services, _counts(sync))
 

@@ -196,7 +196,7 @@ def moment(time: float | None) -> str:
     """Return a time of this machine's zone, to the millisecond; "never" for None."""
     if time is None:
         return "never"
-    return datetime.fromtimestamp(time).astimezone().isoformat(" ", "milliseconds")
+    return datetime.fromtimestamp(time).astimezone().isoformat(timespec="milliseconds")
 
 
 def parse_time(text: str, now: float) -> float:

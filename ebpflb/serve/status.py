@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -198,7 +198,7 @@ def rfc3339(seconds: float) -> str:
 
 @lru_cache(maxsize=16)
 def _in_words(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
 
 
 class StatusFile:

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
@@ -227,7 +227,7 @@ class Teller:
             return None
         same = [it for it in addresses if it.version == event.tuple.destination.version]
         client = host_port(*ends.client) if ends.client else str(same[0]) if same else ""
-        when = datetime.fromtimestamp((self._begun + event.time) / 1e9, UTC)
+        when = datetime.fromtimestamp((self._begun + event.time) / 1e9).astimezone()
         return Told(
             time=when.isoformat(timespec="milliseconds"),
             hook=hook,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kube-proxy on this node, and whether programs of ebpflb without an agent come before it."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from ebpflb import files
@@ -40,7 +40,7 @@ def unattended(state: Path) -> str:
         return ""
     paths = state_dir.read_record(state) or Paths(state)
     try:
-        written = datetime.fromtimestamp(paths.status_file.stat().st_mtime, UTC)
+        written = datetime.fromtimestamp(paths.status_file.stat().st_mtime).astimezone()
     except OSError:
         return f"there is no status of one in {paths.run}"
     return f"the last one wrote its status at {written.isoformat(timespec='seconds')}"

@@ -87,7 +87,7 @@ def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[Mom
 def test_table(ebpflb: Ebpflb, where: list[str], moments: list[Moment]) -> None:
     """Notes say when it begins and how many older changes there are."""
     done = ebpflb("history", *where)
-    assert done.out.split()[:4] == ["TIME", "SERVICE", "CHANGE", "CAUSE"]
+    assert done.out.split()[:5] == ["TIME", "AGE", "SERVICE", "CHANGE", "CAUSE"]
     assert done.err.startswith("history begins at ")
     assert "earlier records are not shown" in ebpflb("history", "--limit", 1, *where).err
     names = ebpflb("history", "-o", "name", *where).out.splitlines()
