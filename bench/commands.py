@@ -2,7 +2,7 @@
 """The processor time of each command that only looks, beside an agent of the lab.
 
 `python -m bench.commands` prints a row for each command: user and system time in seconds, the best
-of RUNS, warm. The target is TARGET seconds (docs/benchmarks.md). Needs root.
+of RUNS, warm. The target is TARGET seconds. Needs root.
 """
 
 import os
@@ -38,7 +38,7 @@ COMMANDS = (
 
 
 def measure() -> list[dict[str, object]]:
-    """A row for each command. The fourth column says whether the target is met."""
+    """Return a row for each command, which says whether the target is met."""
     name = f"ebpflb-bench-{os.getpid()}"
     with Lab(name) as lab, tempfile.TemporaryDirectory() as folder:
         node = lab.node("node", 1)
