@@ -93,7 +93,7 @@ const showVerdict = (found) => {
   setText(byId("verdict"), verdict);
   byId("verdict").className = `pill ${verdict}`;
   byId("icon").href = `/static/icon-${verdict.toLowerCase()}.svg`;
-  setText(byId("node-name"), found.node ?? "");
+  if (found.node) setText(byId("node-name"), found.node);
   setTitle();
   const reasons = found.reasons.map((it) => it.text);
   const first = found.reasons.find((it) => it.cause === NO_AGENT)?.text ?? reasons[0] ?? "";

@@ -5,6 +5,7 @@ What is shown is what the maps hold; it can be used without a mouse, in both col
 narrow screen; and it asks for nothing anywhere else.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -129,7 +130,7 @@ def test_that_no_agent_runs_is_said_on_every_page(page: Page, cluster: Cluster) 
     page.wait("services", lambda: page.cells("Services of this node"))
     cluster.agent.stop()
     try:
-        page.wait("the banner", lambda: "No agent runs" in page.text("#banner"))
+        page.wait("the banner", lambda: "No agent is running" in page.text("#banner"))
         assert page.script(title).startswith("DEGRADED: Services - ")
         assert page.script(icon).endswith("icon-degraded.svg")
     finally:
@@ -383,6 +384,7 @@ def test_history_goes_back_to_what_the_maps_held(page: Page, cluster: Cluster) -
             page.script(choose, at)
             page.keys("\n")
             page.wait("the time", lambda: rows[at]["Time"] in page.text("#chosen"))
+            page.wait("the maps", lambda: page.text("[name=map]"))
             page.script(PICK, slots)
             page.wait("the map", lambda: page.cells(f"{slots}, as it was"))
             found = page.cells(f"{slots}, as it was")
@@ -495,3 +497,57 @@ def test_the_token_is_asked_for(page: Page, cluster: Cluster, tmp_path: Any) -> 
         own.keys("0123456789abcdef0123\n")
         own.wait("services", lambda: own.cells("Services of this node"))
         assert "0123456789abcdef" not in "".join(own.requests())
+
+
+def changed(service: str) -> dict[str, Any]:
+    """A change of the history, as the server gives it."""
+    kinds = ("endpoints", "frontends")
+    lists = {f"{kind}_{what}": [] for kind in kinds for what in ("added", "removed", "changed")}
+    rows = [{"service": service, **lists, "connections_reset": ["1 to 10.0.0.1:80"]}]
+    time = "2026-11-26T15:04:05.678+00:00"
+    return {"time": time, "causes": [], "more_causes": 0, "services": rows, "maps": {}}
+
+
+def test_the_canary_is_folded_and_history_is_saved(page: Page) -> None:
+    """What doctor's canary changes is counted; a file has a line of JSON for each change."""
+    changes = [changed("ebpflb_doctor/canary:tcp/TCP"), changed("default/web:tcp/TCP")]
+    said = {"begins": changes[0]["time"], "changes": changes, "earlier": 0, "notes": []}
+    page.open("/history")
+    page.wait("the history", lambda: page.cells(CHANGES))
+    page.script(
+        "const said = arguments[0]; window.fetch = async () => new Response(JSON.stringify(said))",
+        said,
+    )
+    show = "[...document.querySelectorAll('button')].find((it) => it.innerText === 'Show')"
+    page.script(f"{show}.click()")
+    page.wait("the canary is folded", lambda: "1 changes of the canary" in page.text())
+    assert [it["Service"] for it in page.cells(CHANGES)] == ["default/web:tcp/TCP"]
+    page.script("document.querySelector('[name=canaries]').click()")
+    assert len(page.cells(CHANGES)) == 2
+    assert [json.loads(line) for line in saved(page).splitlines()] == changes
+
+
+def test_events_are_saved(page: Page, cluster: Cluster) -> None:
+    """A line of JSON for each event that is kept."""
+    page.open("/events?service=default/web")
+    page.wait("the form", lambda: page.script("return document.querySelector('#watch')"))
+    page.script("document.querySelector('#watch').click()")
+    page.wait("it watches", lambda: page.text("#watching").startswith("watching"))
+    requests.tcp(cluster.sockets(cluster.client), VIP)
+    page.wait("an event", lambda: page.cells("Events, the newest first"))
+    (first, *_) = (json.loads(line) for line in saved(page).splitlines())
+    assert (first["verdict"], first["service"]) == ("translated", "default/web:tcp/TCP")
+    page.script("document.querySelector('#watch').click()")
+    wait_until("nobody watches", lambda: not monitors(cluster), 120)
+
+
+def saved(page: Page) -> str:
+    """The file that the button makes."""
+    page.driver.set_script_timeout(60)
+    return str(
+        page.driver.execute_async_script("""
+        const done = arguments[0];
+        URL.createObjectURL = (blob) => { blob.text().then(done); return "blob:none"; };
+        [...document.querySelectorAll("button")].find(
+            (it) => it.innerText === "Save as JSON lines").click();""")
+    )

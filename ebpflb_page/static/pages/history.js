@@ -61,7 +61,10 @@ const held = (name, rows) => {
 const pastMaps = (signal, tell, news) => {
   let at = null;
   const map = select("map", []), past = el("div", { id: "past" }), when = el("span", { id: "chosen" });
+  const ready = choices(signal).then(({ maps }) => map.replaceChildren(...maps.map((it) => el("option", {}, it))));
+  ready.catch(() => {}); // it is said when a map is asked for
   const read = async () => {
+    await ready;
     const found = await get("maps", { at, map: map.value }, signal);
     past.replaceChildren(...Object.entries(found.maps).map(([name, rows]) => held(name, rows)),
       el("p", { class: "quiet" }, [found.more ? `${found.more} more rows: ebpflb maps dump --at ${at}` : "", ...found.notes].filter(Boolean).join("; ")));
@@ -69,7 +72,6 @@ const pastMaps = (signal, tell, news) => {
   };
   const again = () => read().then(() => tell(null)).catch((error) => signal.aborted || tell(error));
   map.addEventListener("change", again);
-  choices(signal).then(({ maps }) => map.replaceChildren(...maps.map((it) => el("option", {}, it)))).catch(() => {});
   const node = el("section", { class: "past", hidden: true }, el("h2", {}, "What the maps held at ", when), field("Map", map), past);
   const choose = (time) => {
     at = time;

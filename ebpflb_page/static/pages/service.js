@@ -55,7 +55,7 @@ const each = (values) => [...new Set(values)].join(", ");
 const affinity = (seconds) => (seconds ? `ClientIP, ${seconds} s` : "none");
 
 const facts = (page) => [
-  ["Type", page.type || "unknown: no agent runs"],
+  ["Type", page.type || "unknown: no agent is running"],
   ["Policy", each(page.ports.flatMap((it) => it.frontends.map((row) => `${row.kind} ${row.policy}`)))],
   ["Affinity", each(page.ports.map((it) => affinity(it.affinity_seconds)))],
   ["Scheduler", each(page.ports.map((it) => it.scheduler))],
