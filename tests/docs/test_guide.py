@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guide's console blocks run as printed in a kept demo, and print what stands there.
+
+Output is compared by shape: numbers, times and the widths of columns differ from run to run.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+GUIDE = Path(__file__).parents[2] / "docs/getting-started.md"
+EBPFLB = [sys.executable, "-m", "ebpflb"]
+MARK = "---- end of command"
+KEEP_SECONDS, SHELL_SECONDS = 600, 300
+
+
+class Step(NamedTuple):
+    """A command, with the lines of its here-document, and the lines that it prints."""
+
+    command: str
+    output: list[str]
+
+
+def steps(page: str) -> list[Step]:
+    """All commands of the page's console blocks, in their order."""
+    found: list[Step] = []
+    for block in re.findall(r"(?ms)^```console\n(.*?)^```", page):
+        end = ""  # of a here-document
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append(Step(line[2:], []))
+                end = "END" if line.endswith("<<END") else ""
+            elif end:
+                found[-1] = Step(f"{found[-1].command}\n{line}", [])
+                end = "" if line == end else end
+            else:
+                found[-1].output.append(line)
+    return found
+
+
+def shape(line: str) -> str:
+    """The line without what differs between runs."""
+    line = re.sub(r"\d+ (s|min|h)\b", "0 s", line)
+    line = re.sub(r"\d[\d.]*", "0", line)
+    return " ".join(line.split())
+
+
+@pytest.fixture
+def demo() -> Iterator[None]:
+    """A kept demo, which is removed afterwards."""
+    subprocess.run(
+        [*EBPFLB, "demo", "--keep"], check=True, stdout=subprocess.DEVNULL, timeout=KEEP_SECONDS
+    )
+    yield
+    subprocess.run(
+        [*EBPFLB, "demo", "--remove"], check=True, stdout=subprocess.DEVNULL, timeout=KEEP_SECONDS
+    )
+
+
+def test_steps() -> None:
+    """A here-document belongs to its command."""
+    page = "```console\n$ cat <<END\na\nEND\n$ date\nnow\n```\n```\n$ no\n```\n"
+    assert steps(page) == [Step("cat <<END\na\nEND", []), Step("date", ["now"])]
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(os.geteuid() != 0, reason="the demo needs root")
+def test_the_guide_runs_as_printed(demo: None, tmp_path: Path) -> None:
+    """Each command prints lines of the shape that the page shows, in this order."""
+    wanted = steps(GUIDE.read_text())
+    assert len(wanted) > 10
+    script = "exec 2>&1\n" + "".join(f"{it.command}\necho; echo '{MARK}'\n" for it in wanted)
+    shown = tmp_path / "shown"  # a pipe would stay open as long as the connections that wait
+    with shown.open("w") as out:
+        subprocess.run(
+            [*EBPFLB, "demo", "shell"],
+            input=f"{script}kill $(jobs -p)\n",
+            env={**os.environ, "SHELL": "/bin/bash"},
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=SHELL_SECONDS,
+            check=False,
+        )
+    said = shown.read_text()
+    parts = said.split(f"\n{MARK}\n")
+    assert len(parts) == len(wanted) + 1, said
+    for step, part in zip(wanted, parts, strict=False):
+        lines = [line for line in map(shape, part.splitlines()) if line]
+        assert lines == [line for line in map(shape, step.output) if line], (step.command, part)
