@@ -106,6 +106,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfApi]:
         assert sum(count["names"].values()) > 10
 
 
+@pytest.mark.extended
 def test_killed_for_its_memory(cluster: OfApi) -> None:
     """And started again: what changed meanwhile is in force."""
     agent = cluster.agent
