@@ -227,7 +227,7 @@ def test_no_table_no_netfilter() -> None:
 @pytest.mark.parametrize(
     ("options", "missing", "lacking", "said"),
     [
-        ({"fast_forward": True}, None, None, "in force at 0 devices"),
+        ({"fast_forward": True}, None, None, "active on 0 devices"),
         ({"fast_forward": True}, None, "no flowtable", "none: no flowtable"),
         ({"fast_forward": True}, "no nf_tables", None, None),
         ({"fast_forward": True, "shadow": True}, None, None, None),
@@ -248,7 +248,7 @@ def test_flowtable(
     chosen = Options(Paths(Path("/none")), "node", Path("/none"), **options)  # type: ignore[arg-type]
     made = node_sync.flowtable_of(chosen, missing)
     assert made.said == said
-    assert made.enabled == (said == "in force at 0 devices")
+    assert made.enabled == (said == "active on 0 devices")
     assert ("--fast-forward has no effect" in caplog.text) == bool(lacking)
 
 

@@ -161,7 +161,7 @@ def test_devices_come_and_go(node: ServingOutside) -> None:
         wait_until("they are not in it", lambda: not {"late0", "late1"} & devices())
         exchange(client)
     assert is_forwarded(node, client)
-    assert f"in force at {len(devices())} devices" in node.ebpflb("status").stdout
+    assert f"active on {len(devices())} devices" in node.ebpflb("status").stdout
     client.close()
 
 

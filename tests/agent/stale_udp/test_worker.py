@@ -226,7 +226,7 @@ def test_said_at_start(
     worker.stop()
     assert not worker.can_end
     (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert ("re-bound" in said) == lists
+    assert ("those of pods are moved to another backend" in said) == lists
     assert ("modprobe udp_diag" in said) != lists
 
 

@@ -102,7 +102,7 @@ def test_nothing_is_written_before_all_is_known(kernel: FakeKernel) -> None:
         tell()
     made.catch_up(needed=True)
     assert kernel.contents == Contents(frozenset({"lo"}), packed(WEB))
-    assert made.said == "in force at 1 devices"
+    assert made.said == "active on 1 devices"
 
 
 def test_changes_are_written_without_a_look(kernel: FakeKernel, it: FlowtableSync) -> None:
@@ -155,7 +155,7 @@ def test_a_device_that_is_refused_is_said_and_tried_again(
     for addresses in ([], [V4]):
         made.place([LO, GONE], addresses)
         made.catch_up(needed=True)
-        assert made.said == "in force at 0 devices; lo is left out: no such hook"
+        assert made.said == "active on 0 devices; lo is left out: no such hook"
     assert caplog.text.count("device lo cannot be in the flowtable: no such hook") == 1
     kernel.refused = {}
     made.place([LO], [])
@@ -175,5 +175,5 @@ def test_it_is_removed(kernel: FakeKernel, chosen: bool, missing: str | None, ne
     assert made.look(needed=needed, report_only=False) == []
     assert kernel.contents is None
     assert made.said == (
-        f"none: {missing}" if missing else "in force at 0 devices" if chosen else None
+        f"none: {missing}" if missing else "active on 0 devices" if chosen else None
     )
