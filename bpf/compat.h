@@ -17,6 +17,7 @@
 #define LICENSE(text)
 #define DEFINE_MAP(name, kind, key, value, entries, flags) enum { ENTRIES_##name = entries };
 #define MAP(name) ((void *)bpf_pseudo_fd(1, MAP_NUMBER_##name))
+#define ONLY_VALUE(type, map) ((type *)bpf_pseudo_fd(2, MAP_NUMBER_##map))
 
 #elif defined(DIALECT_NATIVE)
 
@@ -123,6 +124,14 @@ static __u64 (*const clock_coarse)(void) = (void *)160;
 #include "verifier.h"
 
 #define EEXIST 17	/* of BPF_NOEXIST: the map has this key */
+
+/*
+ * The value of an ARRAY of one element. The loader puts its address into the bytecode (Linux 5.2), so
+ * there is no look-up, and it is never NULL.
+ */
+#ifndef ONLY_VALUE
+#define ONLY_VALUE(type, map) LOOKUP_NUMBER(type, map, 0)
+#endif
 
 /* The map's value for a key, as a pointer of its type, or NULL. */
 #define LOOKUP(type, map, key) ((type *)bpf_map_lookup_elem(MAP(map), key))

@@ -60,7 +60,7 @@ static __always_inline const struct address *client_address(const struct request
 	if (request->tuple)
 		return &request->tuple->source;
 	settings = settings_read();
-	if (!settings || !netns_is_host(request->netns))
+	if (!netns_is_host(request->netns))
 		return NULL;
 	return address_is_v4(&request->frontend->address) ? &settings->node_v4
 							  : &settings->node_v6;

@@ -10,35 +10,27 @@
 
 static __always_inline struct settings *settings_read(void)
 {
-	return LOOKUP_NUMBER(struct settings, settings, 0);
+	return ONLY_VALUE(struct settings, settings);
 }
 
 /* Without a cookie from the agent, the node's own namespace is the initial one. */
 static __always_inline bool netns_is_host(__u64 netns)
 {
-	struct settings *settings = settings_read();
+	__u64 host = settings_read()->host_netns;
 
-	if (!settings)
-		return false;
-	if (!settings->host_netns)
-		return netns == get_netns_cookie(NULL);
-	return netns == settings->host_netns;
+	return netns == (host ? host : get_netns_cookie(NULL));
 }
 
 /* Whether decisions are only counted (--shadow). */
 static __always_inline bool is_shadow(void)
 {
-	struct settings *settings = settings_read();
-
-	return settings && settings->flags & SETTING_SHADOW;
+	return settings_read()->flags & SETTING_SHADOW;
 }
 
 /* Whether sockets of this namespace are translated (--socket-translation). */
 static __always_inline bool netns_is_translated(__u64 netns)
 {
-	struct settings *settings = settings_read();
-
-	return !(settings && settings->flags & SETTING_HOST_SOCKETS) || netns_is_host(netns);
+	return !(settings_read()->flags & SETTING_HOST_SOCKETS) || netns_is_host(netns);
 }
 
 #endif

@@ -41,9 +41,7 @@ static __always_inline struct frontend tuple_frontend(const struct tuple *tuple)
 /* What no client knows; it stays the same as long as flows are kept. */
 static __always_inline __u64 secret_read(void)
 {
-	__u64 *found = LOOKUP_NUMBER(__u64, secret, 0);
-
-	return found ? *found : 0;
+	return *ONLY_VALUE(__u64, secret);
 }
 
 /*

@@ -76,7 +76,7 @@ static __always_inline void packet_mark(struct __sk_buff *ctx)
 {
 	struct settings *settings = settings_read();
 
-	if (settings && settings->mark_mask)
+	if (settings->mark_mask)
 		ctx->mark = (ctx->mark & ~settings->mark_mask) | settings->mark;
 }
 

@@ -28,10 +28,7 @@
  */
 static __always_inline bool egress_has_nothing_to_do(const struct __sk_buff *ctx)
 {
-	struct settings *settings = settings_read();
-
-	return ctx->ingress_ifindex && settings && netfilter_is_chosen(settings) &&
-	       !flows_may_exist();
+	return ctx->ingress_ifindex && netfilter_is_chosen(settings_read()) && !flows_may_exist();
 }
 
 static __always_inline enum verdict egress_to_service(const struct packet *packet,

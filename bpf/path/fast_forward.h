@@ -23,7 +23,7 @@ static __always_inline bool datagram_continues(const struct flow *known)
 	struct settings *settings = settings_read();
 	struct backend backend ALIGNED;
 
-	return settings && known->frontend_moves == settings->frontend_moves &&
+	return known->frontend_moves == settings->frontend_moves &&
 	       backend_find(known->service, known->backend, &backend);
 }
 

@@ -190,17 +190,14 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 						     const struct packet *packet,
 						     struct onward *onward, struct opening *opening)
 {
+	struct settings *settings = settings_read();
 	struct outcome outcome;
-	struct settings *settings;
 
 	if (fast_forwarded(ctx, packet, onward))
 		return rewritten(VERDICT_ESTABLISHED);
 	outcome = ingress_known(ctx, packet, onward, opening);
 	if (outcome.decided)
 		return outcome;
-	settings = settings_read();
-	if (!settings)
-		return unchanged(VERDICT_PASSED);
 	if (settings->flags & SETTING_ATTACHING) {
 		record(STEP_ATTACHING, 0);
 		return unchanged(VERDICT_PASSED);

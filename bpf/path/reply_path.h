@@ -31,9 +31,7 @@ static __always_inline struct flow *reply_entry_of(const struct tuple *tuple, st
 
 static __always_inline bool replies_go_to_device(void)
 {
-	struct settings *settings = settings_read();
-
-	return settings && settings->flags & SETTING_REPLY_TO_DEVICE;
+	return settings_read()->flags & SETTING_REPLY_TO_DEVICE;
 }
 
 /* Whether a packet that came in, of this tuple by now, is to leave by a device that no route names. */

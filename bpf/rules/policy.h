@@ -97,8 +97,7 @@ static __always_inline enum address_use address_use(const struct address *addres
 	struct settings *settings = settings_read();
 	struct service_range range = { .length = 128, .address = *address };
 
-	if (!settings || !(prefix_has(&settings->span_v4, address) ||
-			   prefix_has(&settings->span_v6, address)))
+	if (!prefix_has(&settings->span_v4, address) && !prefix_has(&settings->span_v6, address))
 		return NOT_OURS;
 	if (LOOKUP(__u32, cluster_ips, address))
 		return CLUSTER_IP;

@@ -23,20 +23,14 @@ static __always_inline void assignment_use(struct socket_entry *entry, __u64 now
 	bool is_stream = entry->stream_from && now >= entry->stream_from;
 	struct settings *settings = settings_read();
 
-	if (settings)
-		entry->expires = now + SECOND * (is_stream ? settings->udp_stream_timeout
-							   : settings->udp_timeout);
+	entry->expires = now + SECOND * (is_stream ? settings->udp_stream_timeout
+						   : settings->udp_timeout);
 }
 
 /* Whether a datagram socket may have entries beside its own. */
 static __always_inline bool has_further(const struct socket_entry *own)
 {
-	struct sockets_full *full;
-
-	if (own && own->next.port)
-		return true;
-	full = sockets_full_counters();
-	return full && full->datagrams;
+	return (own && own->next.port) || sockets_full_counters()->datagrams;
 }
 
 /* The entry of a datagram socket for a frontend, expired or not. */
@@ -79,7 +73,7 @@ static __always_inline void assignment_reply(__u64 socket, const struct frontend
 	struct settings *settings = settings_read();
 	__u64 now = bpf_ktime_get_ns();
 
-	if (!found || !settings)
+	if (!found)
 		return;
 	if (!found->stream_from)
 		found->stream_from = now + settings->stream_after * SECOND;

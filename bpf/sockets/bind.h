@@ -12,9 +12,7 @@
 
 static __always_inline bool bind_is_guarded(__u64 netns)
 {
-	struct settings *settings = settings_read();
-
-	return settings && (settings->flags & SETTING_GUARD_NODEPORTS) && netns_is_host(netns);
+	return settings_read()->flags & SETTING_GUARD_NODEPORTS && netns_is_host(netns);
 }
 
 static __always_inline bool frontend_exists(const struct frontend *frontend)

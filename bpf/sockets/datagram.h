@@ -38,7 +38,6 @@ static __always_inline void own_open(__u64 socket, struct socket_entry *own,
 /* A socket without an entry of its own has no list, by which a release would find and count it. */
 static __always_inline void further_unlisted(struct socket_entry *entry)
 {
-	struct sockets_full *full = sockets_full_counters();
 	struct backend_load *load = entry->counted ? load_of(entry->peer.backend) : NULL;
 
 	if (load)
@@ -46,8 +45,7 @@ static __always_inline void further_unlisted(struct socket_entry *entry)
 	entry->is_unlisted = true;
 	entry->counted = 0;
 	backend_count_closed(entry->peer.backend);
-	if (full)
-		__sync_fetch_and_add(&full->datagrams, 1);
+	__sync_fetch_and_add(&sockets_full_counters()->datagrams, 1);
 }
 
 /*

@@ -41,7 +41,7 @@ static __always_inline bool is_backend_of(const struct peer_frontend *entry,
 
 static __always_inline struct sockets_full *sockets_full_counters(void)
 {
-	return LOOKUP_NUMBER(struct sockets_full, sockets_full, 0);
+	return ONLY_VALUE(struct sockets_full, sockets_full);
 }
 
 /* Forgets a socket; of two that do so at the same time one counts. */

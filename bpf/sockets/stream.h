@@ -40,7 +40,6 @@ static __always_inline void stream_open(const struct request *request,
 	struct socket_entry entry =
 		socket_entry_of(request, backend, load ? load->generation + 1 : 0);
 	long failed = stream_remember(request->socket, &entry);
-	struct sockets_full *full;
 
 	backend_count_opened(backend->id);
 	if (load)
@@ -48,9 +47,7 @@ static __always_inline void stream_open(const struct request *request,
 	if (!failed)
 		return;
 	backend_count_closed(backend->id);
-	full = sockets_full_counters();
-	if (full)
-		__sync_fetch_and_add(&full->streams, 1);
+	__sync_fetch_and_add(&sockets_full_counters()->streams, 1);
 }
 
 /* The entry, if the socket is still connected to the backend in it. */

@@ -39,7 +39,7 @@ static __always_inline bool flow_has_frontend(const struct tuple *request_tuple,
 {
 	struct settings *settings = settings_read();
 	struct frontend frontend = tuple_frontend(request_tuple);
-	__u32 moves = settings ? settings->frontend_moves : 0;
+	__u32 moves = settings->frontend_moves;
 	struct service service ALIGNED;
 
 	if (known->frontend_moves == moves)

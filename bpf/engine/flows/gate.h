@@ -11,18 +11,15 @@
 
 static __always_inline bool flows_may_exist(void)
 {
-	struct flow_gate *gate = LOOKUP_NUMBER(struct flow_gate, flow_gate, 0);
+	struct flow_gate *gate = ONLY_VALUE(struct flow_gate, flow_gate);
 
-	return !gate || gate->empty != gate->opened + gate->written + 1;
+	return gate->empty != gate->opened + gate->written + 1;
 }
 
 /* To be called before a flow gets its first entry. */
 static __always_inline void gate_open(void)
 {
-	struct flow_gate *gate = LOOKUP_NUMBER(struct flow_gate, flow_gate, 0);
-
-	if (gate)
-		__sync_fetch_and_add(&gate->opened, 1);
+	__sync_fetch_and_add(&ONLY_VALUE(struct flow_gate, flow_gate)->opened, 1);
 }
 
 #endif

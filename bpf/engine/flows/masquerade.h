@@ -46,16 +46,13 @@ static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
 						 const struct packet *packet,
 						 struct onward *onward, struct opening *opening)
 {
-	struct settings *settings = settings_read();
 	struct flow snat = onward->known, *other = &opening->other, *now;
 	enum port port;
 
-	if (!settings)
-		return unchanged(VERDICT_PORTS_EXHAUSTED);
 	route_source_here(ctx, packet, &opening->source);
 	if (address_is_any(&opening->source))
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
-	port = un_snat_create(settings, &packet->tuple, &snat, opening);
+	port = un_snat_create(settings_read(), &packet->tuple, &snat, opening);
 	if (port == NO_PORT)
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
 	now = flow_find(&packet->tuple);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytecode -> programs in the kernel: map numbers are replaced by descriptors, then PROG_LOAD.
 
-A reference to a map is a 64-bit load (opcode 0x18) with source register 1; it contains the map's
-number in maps.h.
+A reference to a map, or to the only value of one, is a 64-bit load (opcode 0x18) with source
+register 1 or 2; it contains the map's number in maps.h.
 """
 
 import os
@@ -133,7 +133,8 @@ def _at(data: object) -> int:
     return int(bpf.ffi.cast("uintptr_t", data))
 
 
-_LOAD64, _MAP_REFERENCE = 0x18, 1
+_LOAD64 = 0x18
+_REFERENCES = 1, 2  # BPF_PSEUDO_MAP_FD, BPF_PSEUDO_MAP_VALUE
 _LOG_BYTES = 1 << 20
 _LOG_LINES = 12
 
@@ -181,7 +182,7 @@ def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
     at = 0
     while at < len(patched):
         opcode, registers, _offset, number = struct.unpack_from("<BBhi", patched, at)
-        if opcode == _LOAD64 and registers >> 4 == _MAP_REFERENCE:
+        if opcode == _LOAD64 and registers >> 4 in _REFERENCES:
             struct.pack_into("<i", patched, at + 4, fds[number])
         at += 16 if opcode == _LOAD64 else 8
     return bytes(patched)

@@ -20,7 +20,8 @@ from ebpflb.kernel.programs.compiler import MAP_NUMBERS, Compiled
 from ebpflb.kernel.programs.loader import PACKET_SECTIONS, SECTIONS, Program
 from tests.kernel.variants import needs_root, open_files
 
-LOAD64, MAP, EXIT = 0x18, 1, struct.pack("<BBhi", 0x95, 0, 0, 0)
+LOAD64, EXIT = 0x18, struct.pack("<BBhi", 0x95, 0, 0, 0)
+MAP, VALUE = 1, 2  # references: to a map, to the only value of one
 STORE_WORDS, ADD_ATOMICALLY, FRAME = 0x7B, 0xDB, 10  # of eight bytes; the register of the stack
 FDS = {number: 3 + index for index, number in enumerate(MAP_NUMBERS.values())}
 
@@ -41,6 +42,7 @@ class Instruction(NamedTuple):
 short = some.integers(-(2**15), 2**15 - 1)
 word = some.integers(-(2**31), 2**31 - 1)
 byte = some.integers(0, 255)
+target = some.integers(0, 15)
 instructions = some.one_of(
     some.builds(
         Instruction, byte.filter(lambda op: op != LOAD64), byte, short, word, some.just(b"")
@@ -48,7 +50,7 @@ instructions = some.one_of(
     some.builds(
         Instruction,
         some.just(LOAD64),
-        byte.filter(lambda registers: registers >> 4 != MAP),
+        byte.filter(lambda registers: registers >> 4 not in (MAP, VALUE)),
         short,
         word,
         some.binary(min_size=8, max_size=8),
@@ -56,7 +58,9 @@ instructions = some.one_of(
     some.builds(
         Instruction,
         some.just(LOAD64),
-        some.integers(0, 15).map(lambda target: MAP << 4 | target),
+        some.builds(
+            lambda kind, target: kind << 4 | target, some.sampled_from([MAP, VALUE]), target
+        ),
         some.just(0),
         some.sampled_from(list(FDS)),
         some.binary(min_size=8, max_size=8),
@@ -66,9 +70,9 @@ instructions = some.one_of(
 
 @given(code=some.lists(instructions))
 def test_relocation(code: list[Instruction]) -> None:
-    """Every map's number becomes its descriptor, and no other bit changes."""
+    """Every number of a map becomes its descriptor, and no other bit changes."""
     before = b"".join(i.packed(i.number) for i in code)
-    maps = [i.opcode == LOAD64 and i.registers >> 4 == MAP for i in code]
+    maps = [i.opcode == LOAD64 and i.registers >> 4 in (MAP, VALUE) for i in code]
     after = b"".join(
         i.packed(FDS[i.number] if is_map else i.number)
         for i, is_map in zip(code, maps, strict=True)
