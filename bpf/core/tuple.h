@@ -60,19 +60,27 @@ static __always_inline __u32 tuple_hash(const struct tuple *tuple, __u64 mixed)
 	return mixed;
 }
 
-/* 64 bits instead, by half as many steps; with the secret, so that no client can compute them. */
+static __always_inline __u64 mix_step(__u64 mixed, __u64 more)
+{
+	mixed = (mixed ^ more) * 0x9e3779b97f4a7c15ULL;
+	mixed = (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9ULL;
+	return mixed ^ mixed >> 32;
+}
+
+/* 64 bits instead; with the secret, so that no client can compute them. */
 static __always_inline __u64 tuple_mix(const struct tuple *tuple)
 {
-	typedef __u64 __attribute__((may_alias)) pair;
-	const pair *pairs = (const pair *)tuple;
+	const __u32 *from = tuple->source.word, *to = tuple->destination.word;
 	__u64 mixed = secret_read();
 
-	UNROLL
-	for (int i = 0; i < (int)sizeof(*tuple) / 8; i++) {
-		mixed = (mixed ^ pairs[i]) * 0x9e3779b97f4a7c15ULL;
-		mixed ^= mixed >> 32;
+	if (!address_is_v4(&tuple->source)) {
+		mixed = mix_step(mixed, (__u64)from[0] << 32 | from[1]);
+		mixed = mix_step(mixed, (__u64)from[2] << 32 | to[2]);
+		mixed = mix_step(mixed, (__u64)to[0] << 32 | to[1]);
 	}
-	return mixed;
+	mixed = mix_step(mixed, (__u64)from[3] << 32 | to[3]);
+	return mix_step(mixed, (__u64)tuple->source_port << 32 |
+				       (__u64)tuple->destination_port << 16 | tuple->protocol);
 }
 
 /* 32 bits, evenly spread, that are always the same for a number. */

@@ -19,6 +19,7 @@
 #include "path/ingress.h"
 #include "path/parse.h"
 #include "path/reject_packet.h"
+#include "path/repeated.h"
 #include "record/event_packet.h"
 
 /*
@@ -115,19 +116,24 @@ static __always_inline struct outcome ingress_icmp(struct __sk_buff *ctx, struct
 PROGRAM("tc/ingress")
 int ingress(struct __sk_buff *ctx)
 {
-	struct scratch *scratch = scratch_begin(HOOK_INGRESS);
+	struct scratch *scratch;
 	struct outcome outcome;
 	enum reading reading;
 	enum action action;
 
 	monitor_begin(begun);
-	if (!scratch || port_has_chosen(ctx))
+	if (port_has_chosen(ctx))
+		return GO_ON;
+	translated_begin(ctx);
+	if (packet_is_repeated(ctx))
+		return GO_ON;
+	scratch = scratch_begin(HOOK_INGRESS);
+	if (!scratch)
 		return GO_ON;
 	struct packet *packet = &scratch->packet;
 	struct onward *onward = &scratch->onward;
 	struct opening *opening = &scratch->opening;
 
-	translated_begin(ctx);
 	monitor_packet_begin(onward, opening);
 	reading = frame_is_for_others(ctx) ? FOREIGN : packet_parse(ctx, packet);
 	if (reading == READ)

@@ -45,8 +45,11 @@ DEFINE_MAP(fragments, LRU_HASH, struct fragment_key, struct fragment_ports, 8192
 /* Connections to a frontend's address that this node only forwards. */
 DEFINE_MAP(forwarded, LRU_HASH, struct tuple, struct forwarded, 8192, NONE)
 
-/* What segments got last, by a hash of their tuple: half of it, and enum chosen; 0: nothing. */
-DEFINE_MAP(segment_choices, ARRAY, __u32, __u64, 65536, NONE)
+/*
+ * What packets got last on the engine netfilter, by a hash of their tuple: half of it, and enum chosen;
+ * 0: nothing. Datagrams are in it for a second at a time, and in udp_choices.
+ */
+DEFINE_MAP(recent_choices, ARRAY, __u32, __u64, 65536, NONE)
 
 /* The backend that the datagrams of a flow get, on the engine netfilter. */
 DEFINE_MAP(udp_choices, LRU_HASH, struct tuple, struct datagram_choice, 65536, NONE)

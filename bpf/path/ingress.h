@@ -127,7 +127,7 @@ static __always_inline struct outcome ingress_middle(struct __sk_buff *ctx,
 	if (selected == SELECTED)
 		choose(ctx, packet, settings, selection);
 	else
-		segment_remember(ctx, &packet->tuple);
+		choice_remember(ctx, &packet->tuple, settings);
 	return unchanged(VERDICT_PASSED);
 }
 
@@ -172,7 +172,7 @@ static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 
 	OPAQUE(request.ifindex);	/* else clang reads it by a pointer that the verifier refuses */
 	if (!packet->opens && (!netfilter_is_chosen(settings) || !may_exist ||
-			       segment_repeats(ctx, &packet->tuple)))
+			       choice_repeats(ctx, &packet->tuple, settings)))
 		return unchanged(VERDICT_PASSED);
 	if (may_exist && datagram_repeats(ctx, packet, settings))
 		return unchanged(VERDICT_ESTABLISHED);

@@ -57,8 +57,8 @@ static __always_inline bool frontend_may_exist(const struct frontend *frontend)
 	__u32 port = BE16(frontend->port);
 	__u64 mixed = (upper ^ (port << 8 | frontend->protocol)) * 0x94d049bb133111ebULL ^ lower;
 
-	return !no_frontend_at(number_mix(mixed) % FRONTEND_PLACES) ||
-	       !no_frontend_at(FRONTEND_PLACES + port);
+	return !no_frontend_at(FRONTEND_PLACES + port) ||
+	       !no_frontend_at(number_mix(mixed) % FRONTEND_PLACES);
 }
 
 static __always_inline struct frontend nodeport_of(const struct frontend *frontend)

@@ -86,6 +86,14 @@ policy_masquerades(const struct settings *settings, const struct selection *sele
 	return settings->flags & SETTING_MASQUERADE_HERE ? MASQUERADE_HERE : MASQUERADE_NONE;
 }
 
+/* Whether the address may be a cluster IP, or in a service range; nothing is looked up. */
+static __always_inline bool address_may_have_use(const struct address *address)
+{
+	struct settings *settings = settings_read();
+
+	return prefix_has(&settings->span_v4, address) || prefix_has(&settings->span_v6, address);
+}
+
 /*
  * What the cluster uses an address for when no frontend matches. CLUSTER_IP: a service has this
  * address. UNALLOCATED: it is in a service range, but no service has it.
@@ -94,10 +102,9 @@ enum address_use { NOT_OURS, CLUSTER_IP, UNALLOCATED };
 
 static __always_inline enum address_use address_use(const struct address *address)
 {
-	struct settings *settings = settings_read();
 	struct service_range range = { .length = 128, .address = *address };
 
-	if (!prefix_has(&settings->span_v4, address) && !prefix_has(&settings->span_v6, address))
+	if (!address_may_have_use(address))
 		return NOT_OURS;
 	if (LOOKUP(__u32, cluster_ips, address))
 		return CLUSTER_IP;

@@ -122,11 +122,11 @@ def _udp_choices(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _segment_choices(snapshot: Snapshot) -> list[Row]:
-    """What segments in the middle of a connection get, by a hash of their ends: a half of it and
-    the choice are an element. Those that were never written are left out.
+def _recent_choices(snapshot: Snapshot) -> list[Row]:
+    """What packets got last on the engine netfilter, by a hash of their ends: a half of it and the
+    choice are an element. Those that were never written are left out.
     """
-    backends, opened = snapshot.backends(), snapshot.maps["segment_choices"]
+    backends, opened = snapshot.backends(), snapshot.maps["recent_choices"]
     free = bytes(opened.spec.value_size)
     written = ((key, value) for key, value in opened.packed_items() if value != free)
     return [
@@ -235,7 +235,7 @@ PACKET_ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **{name: _flows(name) for name in FLOW_MAPS},
     "half_open": _half_open,
     "udp_choices": _udp_choices,
-    "segment_choices": _segment_choices,
+    "recent_choices": _recent_choices,
     "flow_gate": _flow_gate,
     "forwarded": _forwarded,
     "fragments": _fragments,

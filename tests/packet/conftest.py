@@ -27,10 +27,10 @@ SCHED_CLS = loader.HookType(3, 0)
 ENTRIES = {CPU_ARRAYS: 1 << 20}  # at most, of maps of a kind: those for all CPUs stay as they are
 # One cell of memory each, not one a CPU: read before and after every packet, without a call.
 VERDICTS = layout.MAPS["verdicts"]._replace(kind="ARRAY", flags=("MMAPABLE",))
-# The programs name their sizes.
-WHOLE = {each: layout.MAPS[each] for each in ("segment_choices", "no_frontends")}
-HALF_OPEN = layout.MAPS["half_open"]._replace(flags=("MMAPABLE",))  # emptied through memory
-SPECS = {"verdicts": VERDICTS, "half_open": HALF_OPEN, **WHOLE}
+# The programs name the sizes of these; two are emptied through memory.
+EMPTIED = ("recent_choices", "half_open")
+MAPPED = {each: layout.MAPS[each]._replace(flags=("MMAPABLE",)) for each in EMPTIED}
+SPECS = {"verdicts": VERDICTS, "no_frontends": layout.MAPS["no_frontends"], **MAPPED}
 
 Loaded = tuple[dict[str, Map], dict[str, int]]
 

@@ -3,6 +3,8 @@
 
 import pytest
 
+from ebpflb.kernel.maps.bpf_map import MappedArray
+from ebpflb.lab.agents import wait_until
 from ebpflb.plan.entries import Chosen
 from tests.packet.frames import at, datagram, ends, opening, reply, segment
 from tests.packet.node import PacketNode
@@ -20,9 +22,11 @@ def protocol(request: pytest.FixtureRequest) -> str:
     return found
 
 
-@pytest.fixture
-def node(node: PacketNode) -> PacketNode:
+@pytest.fixture(params=[True, False], ids=["flows unknown", "no flows"])
+def node(node: PacketNode, request: pytest.FixtureRequest) -> PacketNode:
+    """Without flows most packets are told by their tuple alone (path/repeated.h)."""
     node.settings("detect_local", "netfilter")
+    node.put("flow_gate", 0, (0, 0, 0 if request.param else 1))
     return node
 
 
@@ -136,8 +140,42 @@ def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -
         node.settings("detect_local", "netfilter", frontend_moves=7)
     else:
         node.settings("detect_local", "netfilter", udp_timeout=0)
+        forget_recent(node)
     node.ingress(request, "pods")
     assert chosen_id(node) == node.backend_id(1, new)
+
+
+def test_datagrams_renew_their_choice(node: PacketNode, places: Places) -> None:
+    """A flow that goes on is not idle: at least once a second the time of its last use is noted."""
+    where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 1)])
+    request = datagram(at(places.pod, 50123), where)
+    node.ingress(request, "pods")
+    ((flow, choice),) = node.maps["udp_choices"].items()
+    idle = choice._replace(last_used=choice.last_used - 20 * 10**9)
+    node.put("udp_choices", flow, idle)
+
+    def is_renewed() -> bool:
+        node.ingress(request, "pods")
+        return bool(node.maps["udp_choices"].get(flow).last_used > idle.last_used)
+
+    wait_until("the choice is renewed", is_renewed)
+    assert node.maps["service_stats"].get(1)[0] == 1
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_removed_frontend(
+    node: PacketNode, places: Places, protocol: str, remembered: bool
+) -> None:
+    """What comes for it is left alone, also in a flow that had a choice."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 1)])
+    client = at(places.client, 50123)
+    if remembered:
+        node.ingress(opening(protocol, client, where))
+        assert chosen_id(node)
+    node.withdraw(written(places, "nodeport", protocol))
+    later = datagram(client, where) if protocol == "udp" else segment(client, where, "A")
+    assert node.ingress(later) == ("pass", bytes(later), {"passed": 1})
+    assert chosen_id(node) == 0
 
 
 def test_datagrams_after_a_change_to_the_flow_tables(node: PacketNode, places: Places) -> None:
@@ -169,7 +207,7 @@ def test_segments_in_the_middle(
         node.ingress(segment(at(places.pod, port), where), "pods")
         first = chosen_id(node)
         if not remembered:
-            forget_segments(node)
+            forget_recent(node)
         later = segment(at(places.pod, port), where, "A", payload=b"more")
         assert node.ingress(later, "pods") == ("pass", bytes(later), {"passed": 1})
         kept += chosen_id(node) == first
@@ -251,6 +289,7 @@ def test_shadow(node: PacketNode, places: Places, protocol: str) -> None:
         assert node.priority == 0
 
 
-def forget_segments(node: PacketNode) -> None:
-    table = node.maps["segment_choices"]
-    table.write([(key, 0) for key in range(table.spec.entries)])
+def forget_recent(node: PacketNode) -> None:
+    table = node.maps["recent_choices"]
+    assert isinstance(table, MappedArray)
+    table.memory[:] = bytes(len(table.memory))

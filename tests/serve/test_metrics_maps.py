@@ -107,7 +107,7 @@ def test_room(metrics: Metrics) -> None:
     sizes = {dict(labels)["map"]: v for (n, labels), v in found.items() if "max_entries" in n}
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
     fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
-    fixed |= {"secret", "half_open", "timeouts", "segment_choices", "flow_gate", "rotations"}
+    fixed |= {"secret", "half_open", "timeouts", "recent_choices", "flow_gate", "rotations"}
     fixed |= {"sockets_full", "no_frontends"}
     by_id = {
         "service_names",

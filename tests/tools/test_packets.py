@@ -110,7 +110,7 @@ def remembered(maps: dict[str, Map]) -> None:
             (request._replace(protocol=17, source_port=1), DatagramChoice(WEB, 99, 0, begun)),
         ]
     )
-    maps["segment_choices"].write([(7, 5 << 32 | chosen), (8, 5 << 32), (9, 99)])
+    maps["recent_choices"].write([(7, 5 << 32 | chosen), (8, 5 << 32), (9, 99)])
     count(maps["reject_budgets"], 0, now, 42)
 
 
@@ -191,7 +191,7 @@ def test_choices(maps: dict[str, Map]) -> None:
         ("198.51.100.7:1000", "shop/web:http/TCP", "10.244.1.11:8080", True),
     ]
     assert all(idle >= 60 for (idle,) in column(maps, "udp_choices", "idle_seconds"))
-    assert column(maps, "segment_choices", "index", "endpoint", "masquerade") == [
+    assert column(maps, "recent_choices", "index", "endpoint", "masquerade") == [
         (7, "10.244.1.11:8080", True),
         (8, "", False),
         (9, "removed (#99)", False),

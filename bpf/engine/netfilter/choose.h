@@ -59,6 +59,12 @@ static __always_inline bool netfilter_is_chosen(const struct settings *settings)
 	return (settings->flags & (SETTING_NETFILTER | SETTING_SHADOW)) == SETTING_NETFILTER;
 }
 
+static __always_inline bool netfilter_is_in_force(const struct settings *settings)
+{
+	return (settings->flags & (SETTING_NETFILTER | SETTING_SHADOW | SETTING_ATTACHING)) ==
+	       SETTING_NETFILTER;
+}
+
 /*
  * Connections of a service with least-connections are counted, and no program is told when conntrack
  * ends one: they are left to the flow tables.
@@ -97,6 +103,57 @@ static __always_inline void datagram_remember(const struct tuple *tuple,
 }
 
 /*
+ * As long as this is the same, a place of recent_choices counts: for segments always; for datagrams
+ * until frontends move, and for a second, so that udp_choices knows when the flow was last used.
+ */
+static __always_inline __u32 choice_epoch(const struct tuple *tuple, const struct settings *settings)
+{
+	if (tuple->protocol != UDP)
+		return 0;
+	return settings->frontend_moves * 0x9e3779b1 + (__u32)(clock_coarse() >> 30);
+}
+
+/* What names the tuple, and the epoch, in its place. */
+static __always_inline __u32 choice_tag(__u64 hash, const struct tuple *tuple,
+					const struct settings *settings)
+{
+	return (__u32)(hash >> 32) ^ choice_epoch(tuple, settings);
+}
+
+static __always_inline __u64 *choice_place(__u64 hash)
+{
+	return LOOKUP_NUMBER(__u64, recent_choices, hash % ENTRIES_recent_choices);
+}
+
+/* Whether it is known what a packet of this tuple gets; then it has got it. */
+static __always_inline bool choice_repeats(struct __sk_buff *ctx, const struct tuple *tuple,
+					   const struct settings *settings)
+{
+	__u64 hash = tuple_mix(tuple), *place = choice_place(hash), known = place ? *place : 0;
+	__u32 chosen = known;
+
+	if (known >> 32 != choice_tag(hash, tuple, settings))
+		return false;
+	if (!chosen)
+		return true;
+	if (!chosen_is_there(chosen))
+		return false;
+	ctx->priority = chosen;
+	return true;
+}
+
+/* The choice that the packet has, or that it has none. */
+static __always_inline void choice_remember(const struct __sk_buff *ctx, const struct tuple *tuple,
+					    const struct settings *settings)
+{
+	__u64 hash = tuple_mix(tuple), *place = choice_place(hash);
+	__u64 tag = choice_tag(hash, tuple, settings);
+
+	if (place)
+		*place = tag << 32 | (has_choice(ctx) ? ctx->priority : 0);
+}
+
+/*
  * Whether the flow's last choice still counts: then it is the packet's. It does after a change to the
  * flow tables too: conntrack has the flow, and would see two where they open another.
  */
@@ -117,38 +174,9 @@ static __always_inline bool datagram_repeats(struct __sk_buff *ctx, const struct
 	if (found->last_used != now)
 		found->last_used = now;
 	ctx->priority = known.chosen;
+	choice_remember(ctx, &packet->tuple, settings);
 	record_at(STEP_CHOSEN, known.chosen, &packet->tuple.destination);
 	return true;
-}
-
-static __always_inline __u64 *segment_place(__u64 hash)
-{
-	return LOOKUP_NUMBER(__u64, segment_choices, hash % ENTRIES_segment_choices);
-}
-
-/* Whether it is known what a segment in the middle of a connection gets; then it has got it. */
-static __always_inline bool segment_repeats(struct __sk_buff *ctx, const struct tuple *tuple)
-{
-	__u64 hash = tuple_mix(tuple), *place = segment_place(hash), known = place ? *place : 0;
-	__u32 chosen = known;
-
-	if (known >> 32 != hash >> 32)
-		return false;
-	if (!chosen)
-		return true;
-	if (!chosen_is_there(chosen))
-		return false;
-	ctx->priority = chosen;
-	return true;
-}
-
-static __always_inline void segment_remember(const struct __sk_buff *ctx,
-					     const struct tuple *tuple)
-{
-	__u64 hash = tuple_mix(tuple), *place = segment_place(hash);
-
-	if (place)
-		*place = hash >> 32 << 32 | (has_choice(ctx) ? ctx->priority : 0);
 }
 
 /* Undecided where the flow tables take the flow. */
@@ -169,8 +197,7 @@ static __always_inline struct outcome choose(struct __sk_buff *ctx, const struct
 	if (packet->tuple.protocol == UDP)
 		datagram_remember(&packet->tuple, settings, selection->service.id, chosen);
 	ctx->priority = chosen;
-	if (packet->tuple.protocol == TCP)
-		segment_remember(ctx, &packet->tuple);
+	choice_remember(ctx, &packet->tuple, settings);
 	record_at(STEP_CHOSEN, chosen, &selection->backend.address);
 	return unchanged(masquerade ? VERDICT_MASQUERADED : VERDICT_TRANSLATED);
 }
