@@ -114,6 +114,7 @@ def _map_specs(header: str, *, persistent: bool) -> dict[str, MapSpec]:
     }
 
 
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _PERSISTENT = "maps/persistent.h"
 MAPS = _map_specs(_PERSISTENT, persistent=True) | _map_specs("maps/per_version.h", persistent=False)
 # For the recording and the monitoring variant of the programs: never pinned.
@@ -135,7 +136,9 @@ def persistent_hash(sources: Path = SOURCES) -> str:
 
 
 def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    """Hash the C text without its comments and spaces, which no map depends on."""
+    words = " ".join(_COMMENT.sub(" ", text).split())
+    return hashlib.sha256(words.encode()).hexdigest()[:12]
 
 
 def address_bytes(address: Address) -> bytes:

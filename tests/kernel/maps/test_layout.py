@@ -254,8 +254,16 @@ PERSISTENT = {
 
 @pytest.mark.parametrize("name", [*(f"layout/{name}" for name in LAYOUTS), "maps/persistent.h"])
 def test_changed_letter(sources: Path, name: str) -> None:
-    """Any letter makes another layout; what persistent maps depend on, other ones too."""
-    (sources / name).write_text((sources / name).read_text() + " ")
+    """Any letter makes another layout; what persistent maps depend on, other ones too. Comments and
+    spaces are no part of it.
+    """
+    text = (sources / name).read_text()
+    (sources / name).write_text(f"/* a new\n * comment */\n{text}\n// another\n")
+    assert layout.layout_hash(sources) == layout.layout_hash()
+    assert layout.persistent_hash(sources) == layout.persistent_hash()
+    for each in (layout.layout_hash, layout.persistent_hash):
+        each.cache_clear()
+    (sources / name).write_text(text + "x")
     assert layout.layout_hash(sources) != layout.layout_hash()
     lasts = layout.persistent_hash(sources) == layout.persistent_hash()
     assert lasts == (name.startswith("layout/") and Path(name).name not in PERSISTENT)
