@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SECONDS = 120.0
@@ -55,11 +56,8 @@ def run(command: Sequence[str], script: str = "") -> "subprocess.CompletedProces
 
 def start(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
     """As ``run``, but does not wait: stdout and stderr are pipes. Raises OSError."""
-    program = find(command[0])
-    if program is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     return subprocess.Popen(
-        [program, *command[1:]],
+        [_found(command[0]), *command[1:]],
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -68,9 +66,21 @@ def start(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> "subproces
     )
 
 
+def become(command: Sequence[str]) -> NoReturn:
+    """Replace this process by a program of ``path``, for an operator's shell. Raises OSError."""
+    os.execv(_found(command[0]), list(command))
+
+
 def inherited() -> Mapping[str, str]:
     """The environment of this process with a safe PATH, for programs of the operator's own."""
     return {**os.environ, "PATH": path()}
+
+
+def _found(program: str) -> str:
+    found = find(program)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+    return found
 
 
 def _is_safe(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from ebpflb import child
 from ebpflb.cli import common
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
@@ -89,7 +90,7 @@ def shell(host: str) -> None:
     os.chdir(kept[-1] / "node/manifests")
     click.echo(f"a shell on {host} of {name}; `exit` ends it", err=True)
     program = os.environ.get("SHELL", "/bin/sh")
-    os.execvp("nsenter", ["nsenter", f"--net={NETNS / name}-{host}", program])
+    child.become(["nsenter", f"--net={NETNS / name}-{host}", program])
 
 
 def _remove_ended(say: Callable[[str], None]) -> bool:
