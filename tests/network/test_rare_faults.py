@@ -182,8 +182,8 @@ class Clock:
 
     def __init__(self, folder: Path) -> None:
         library, self._file = folder / "clock.so", folder / "shift"
-        command = ["gcc", "-Wall", "-Werror", "-O2", "-shared", "-fPIC", CLOCK, "-o", library]
-        subprocess.run(command, check=True)
+        flags = ["-Wall", "-Werror", "-O2", "-shared", "-fPIC"]
+        subprocess.run(["gcc", *flags, str(CLOCK), "-o", str(library)], check=True)
         self._file.write_bytes(bytes(8))
         self.under = ["env", f"LD_PRELOAD={library}", f"CLOCK_SHIFT={self._file}"]
 
