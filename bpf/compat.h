@@ -129,7 +129,7 @@ static __u64 (*const clock_coarse)(void) = (void *)160;
  * The value of an ARRAY of one element. The loader puts its address into the bytecode (Linux 5.2), so
  * there is no look-up, and it is never NULL.
  */
-#ifndef ONLY_VALUE
+#ifndef DIALECT_BCC
 #define ONLY_VALUE(type, map) LOOKUP_NUMBER(type, map, 0)
 #endif
 

@@ -292,5 +292,5 @@ def test_status_asks_the_agent(
         load_nft()
         for said, expected in known.items():
             status.StatusFile(paths).write(published.changed(kube_proxy=said))
-            assert f"kube proxy         {expected}" in ebpflb("status", *nowhere).out
-    assert f"kube proxy         {gone}" in ebpflb("status", *nowhere).out
+            assert f"kube proxy           {expected}" in ebpflb("status", *nowhere).out
+    assert f"kube proxy           {gone}" in ebpflb("status", *nowhere).out

@@ -76,4 +76,4 @@ def test_check_ends_in_words(ebpflb: Ebpflb) -> None:
     """`kubectl debug` hides the exit status."""
     done = ebpflb("check", "--cgroup-root", "/nothing/here")
     assert done.status == 1
-    assert done.out.splitlines()[-1] == "this node cannot run ebpflb: it lacks cgroup v2"
+    assert done.out.splitlines()[-1] == "This node cannot run ebpflb: it lacks cgroup v2."

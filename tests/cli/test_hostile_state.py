@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.cli import audit
+from ebpflb.cli import comparison
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, remove_tree
@@ -43,7 +43,7 @@ PLACES: tuple[Callable[[Paths], Path], ...] = (
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No agent writes: the audit need not wait until it looks again."""
-    monkeypatch.setattr(audit, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(comparison, "AGAIN_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)
