@@ -113,12 +113,24 @@ static __always_inline struct outcome ingress_icmp(struct __sk_buff *ctx, struct
 	return outcome.decided ? outcome : unchanged(ping_verdict(ctx, packet));
 }
 
+static __always_inline struct outcome ingress_outcome(struct __sk_buff *ctx, struct packet *packet,
+						      struct onward *onward,
+						      struct opening *opening)
+{
+	enum reading reading = frame_is_for_others(ctx) ? FOREIGN : packet_parse(ctx, packet);
+
+	if (reading == READ)
+		return ingress_read(ctx, packet, onward, opening);
+	if (reading == READ_ICMP)
+		return ingress_icmp(ctx, packet, onward);
+	return not_read(reading);
+}
+
 PROGRAM("tc/ingress")
 int ingress(struct __sk_buff *ctx)
 {
 	struct scratch *scratch;
 	struct outcome outcome;
-	enum reading reading;
 	enum action action;
 
 	monitor_begin(begun);
@@ -135,13 +147,7 @@ int ingress(struct __sk_buff *ctx)
 	struct opening *opening = &scratch->opening;
 
 	monitor_packet_begin(onward, opening);
-	reading = frame_is_for_others(ctx) ? FOREIGN : packet_parse(ctx, packet);
-	if (reading == READ)
-		outcome = ingress_read(ctx, packet, onward, opening);
-	else if (reading == READ_ICMP)
-		outcome = ingress_icmp(ctx, packet, onward);
-	else
-		outcome = not_read(reading);
+	outcome = ingress_outcome(ctx, packet, onward, opening);
 	if (outcome.rewrite)
 		packet_mark(ctx);
 	verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun, outcome.verdict));

@@ -319,7 +319,7 @@ def test_operators_see_the_setting_the_log_the_counter_and_the_history(
     """In `services`, `status` and `history`."""
     two.publish(web(two, SOON, two.here, two.twin))
     assert "reset=0s" in two.ebpflb("services", "get", "default/web").stdout
-    line = "reset on removal   default/web:tcp: after 0 s\n"
+    line = "  reset on removal     default/web:tcp: after 0 s\n"
     wait_until("status has it", lambda: line in two.ebpflb("status").stdout)
     client = open_each(two, stack, "hooked", "here")["here"]
     two.publish(web(two, SOON, two.twin))
