@@ -238,7 +238,7 @@ def test_cleanup_removes_it_and_connections_go_on(node: ServingOutside) -> None:
     """It goes also where the table has to stay for connections that are open."""
     client = established(node)
     node.agent.stop()
-    assert "table inet ebpflb stays as long as" in node.ebpflb("cleanup").stdout
+    assert "table inet ebpflb is kept while" in node.ebpflb("cleanup").stdout
     assert not nft.exists(flowtable.TABLE)
     exchange(client)
     client.close()

@@ -102,7 +102,7 @@ def test_cleanup_leaves_what_open_connections_need(node: ServingOutside) -> None
     """Without ebpflb they go on, new ones are refused; when they have ended the table goes too."""
     client = node.connection()
     node.agent.stop()
-    assert "table inet ebpflb stays as long as" in node.ebpflb("cleanup").stdout
+    assert "table inet ebpflb is kept while" in node.ebpflb("cleanup").stdout
     assert goes_on(client)
     fresh = node.sockets(node.outside).open(AF_INET, SOCK_STREAM)
     with pytest.raises(ConnectionRefusedError):

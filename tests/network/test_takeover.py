@@ -158,7 +158,7 @@ def test_nat_goes_last(node: KubeProxyNode, load: Load) -> None:
     load(node)
     open_before = node.open(SOCK_STREAM)
     node.agent.start()
-    assert "stays as long as" in node.ebpflb("cleanup", "--kube-proxy").stdout
+    assert "is kept while" in node.ebpflb("cleanup", "--kube-proxy").stdout
     node.ebpflb("cleanup", "--kube-proxy")
     go_on(open_before, b"still")
 

@@ -103,7 +103,7 @@ REMEDIES = [
     ("flows", f"{PREROUTING} -d 10.244.1.11/32 -j DROP", "accept packets with the mark"),
     ("flows", f"{FORWARD} {DNAT} -j ACCEPT", "--packet-mark, and a rule"),
     ("flows", f"{FORWARD} {MARK} -j ACCEPT", "or --packet-path=netfilter"),
-    ("flows", f"{FORWARD} -d 203.0.113.10/32 -j DROP", "as beside kube-proxy"),
+    ("flows", f"{FORWARD} -d 203.0.113.10/32 -j DROP", "as with kube-proxy"),
     ("flows", "filter\n-A OUTPUT -d 10.96.0.10/32 -j DROP", "sockets are connected to it"),
     ("netfilter", "filter\n-A OUTPUT -d 10.96.0.10/32 -j DROP", "sockets are connected to it"),
     ("flows", f"nat\n-A PREROUTING -d 203.0.113.10/32 {TO_OTHER}", "that no service has"),
