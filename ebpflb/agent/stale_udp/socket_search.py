@@ -7,28 +7,25 @@ service, the socket counts as served.
 """
 
 import logging
-import socket
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
-
+from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import NO_FRONTEND, PEER_FRONTEND, Peer, PeerFrontend, SocketEntry
 from ebpflb.kernel.maps.sweep import Gate
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.node import routes
 from ebpflb.kernel.node.sock_diag import Connected, SockDiag
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired import ANY
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings, SourceRange
-from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple, reverse
+from ebpflb.plan.flow_entries import Ends, Entries, Flow, FlowKind, Hook, Tuple, reverse
 
 # The datapath's look-ups in Python: each is named after the C function with the same result.
 #
@@ -333,18 +330,8 @@ def replacements(
 
 def are_neighbours(one: Address, other: Address) -> bool:
     """Whether this node reaches both by the same device: their packets may bypass the node."""
-    devices = {_device_to(one), _device_to(other)}
-    return len(devices) == 1 and None not in devices
-
-
-def _device_to(address: Address) -> int | None:
-    """Return the index of the device by which a packet would leave; None without a route."""
-    try:
-        with IPRoute() as route:
-            found = route.route("get", dst=str(address))[0].get_attr("RTA_OIF")
-    except NetlinkError:
-        return None
-    return int(found) if found else None
+    devices = {routes.route_to(one).ifindex, routes.route_to(other).ifindex}
+    return len(devices) == 1 and 0 not in devices
 
 
 # End stale UDP sockets: ``SocketEnder.end`` finds them in their network namespaces.
@@ -356,8 +343,6 @@ log = logging.getLogger(__name__)
 EachNamespace = Callable[[Callable[[], SockDiag]], Iterator[tuple[bool, SockDiag]]]
 Sockets = dict[Peer, PeerFrontend]
 Counts = Counter[Family]
-
-_CONNTRACK_COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 
 class SocketEnder:
@@ -454,16 +439,11 @@ def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
 
 def translated_by_conntrack(one: Connected) -> bool:
     """Whether conntrack sends the socket's datagrams to another destination."""
-    if not _CONNTRACK_COUNT.exists():
+    if not conntrack.count():
         return False
-    (source, sport), (destination, dport) = one.local, one.remote
-    kind = socket.AF_INET if destination.version == 4 else socket.AF_INET6
-    request = NFCTAttrTuple(kind, str(source), str(destination), int(Protocol.UDP), sport, dport)
+    (source, source_port), (destination, destination_port) = one.local, one.remote
+    ends = Ends(source, destination, source_port, destination_port)
     try:
-        with NFCTSocket(nfgen_family=kind) as conntrack:
-            entries = conntrack.entry("get", tuple_orig=request)
-    except (NetlinkError, OSError):  # not tracked
+        return any(entry.is_translated for entry in conntrack.find([(Protocol.UDP, ends)]))
+    except NodeError:  # conntrack cannot be asked
         return False
-    attributes = [entry.get_attr("CTA_TUPLE_REPLY") for entry in entries]  # None for the ACK
-    replies = [NFCTAttrTuple.from_netlink(kind, each) for each in attributes if each]
-    return any((reply.saddr, reply.sport) != (str(destination), dport) for reply in replies)
