@@ -8,7 +8,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.comparison import compare
-from ebpflb.cli.output import Output, list_option, print_as, print_names, print_table
+from ebpflb.cli.output import Output, list_option, print_list
 from ebpflb.tools import kube_proxy, pins
 
 
@@ -33,12 +33,8 @@ def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, outpu
         notes.append(beside)
     for note in notes:
         click.echo(note, err=True)
-    if output.is_data:
-        print_as(output, [each._asdict() for each in drift])
-    elif output.form == "name":
-        print_names(each.part for each in drift)
-    else:
-        print_table([{"part": each.part, "difference": str(each)} for each in drift], output)
-        if not drift:
-            click.echo("No differences found", err=True)
+    rows = [{"part": each.part, "difference": str(each)} for each in drift]
+    data = [each._asdict() for each in drift]
+    names = (each.part for each in drift)
+    print_list(rows, output, data=data, names=names, what="differences")
     sys.exit(1 if drift or notes else 0)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This node compared with what it should be, for ``ebpflb audit`` and ``ebpflb doctor``."""
+"""This node compared with what it should be, for ``ebpflb audit`` and ``ebpflb doctor``.
+
+It uses parts of the agent and of the tools, which do not import each other.
+"""
 
 import time
 from collections.abc import Callable
@@ -18,7 +21,6 @@ from ebpflb.plan.space import Shares
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
 from ebpflb.tools import node_audit, pins, place
-from ebpflb.tools import node_audit as comparisons
 from ebpflb.tools.node_audit import Damage, Planned
 
 AGAIN_SECONDS = 1.0  # what an agent writes just now is no drift: it is looked at twice
@@ -54,20 +56,20 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
     not_listed, asked = "" if options else "no agent's status here; see --run-dir", Planned([])
     with pins.pinned_maps(state) as maps:
         place.require_namespace(maps)
-        found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
-        contents = comparisons.contents(maps)
-        found += comparisons.wrong_bits(maps, contents)
+        found = _try(lambda: list(node_audit.attachments(StateDir(state), cgroup, maps)))
+        contents = node_audit.contents(maps)
+        found += node_audit.wrong_bits(maps, contents)
         damage = node_audit.damage(maps, contents)
         found += damage.drifts
-        found += comparisons.inconsistent(maps, damage.contents)
+        found += node_audit.inconsistent(maps, damage.contents)
         if options is not None:
             try:
                 asked = _not_as_asked(options, damage, capacity_of(maps))
             except ClusterError as error:
                 not_listed = str(error)
         found += asked.drifts
-        found += comparisons.table(maps, options, asked.ids)
-        found += comparisons.in_flowtable(maps)
+        found += node_audit.table(maps, options, asked.ids)
+        found += node_audit.in_flowtable(maps)
     time.sleep(AGAIN_SECONDS)
     return Compared(found, not_listed)
 

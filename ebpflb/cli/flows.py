@@ -7,16 +7,7 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import (
-    Output,
-    list_option,
-    print_as,
-    print_names,
-    print_none_found,
-    print_table,
-    show,
-    watch_option,
-)
+from ebpflb.cli.output import Output, list_option, print_list, show, watch_option
 from ebpflb.model.addresses import Address, parse_address
 from ebpflb.tools import pins
 from ebpflb.tools.flow_list import (
@@ -94,16 +85,9 @@ def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
 
 
 def _print(rows: list[dict[str, Any]], output: Output, namespace: str) -> None:
-    if output.is_data:
-        print_as(output, rows)
-    elif output.form == "name":
-        print_names(f"{row['client']}->{row['frontend']}/{row['protocol']}" for row in rows)
-    elif output.is_wide:
-        print_table(rows, output)
-    else:
-        print_table([{name: row[name] for name in _NARROW} for row in rows], output)
-    if not rows and not output.is_data:
-        print_none_found("flows", namespace)
+    shown = rows if output.is_wide else [{name: row[name] for name in _NARROW} for row in rows]
+    names = (f"{row['client']}->{row['frontend']}/{row['protocol']}" for row in rows)
+    print_list(shown, output, data=rows, names=names, what="flows", namespace=namespace)
 
 
 @flows.command()

@@ -7,16 +7,7 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import (
-    Output,
-    list_option,
-    print_as,
-    print_names,
-    print_none_found,
-    print_table,
-    show,
-    watch_option,
-)
+from ebpflb.cli.output import Output, list_option, print_list, show, watch_option
 from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
 from ebpflb.plan.entries import service_of
 from ebpflb.serve.verdict import span
@@ -69,16 +60,11 @@ def history(
 
 
 def _show(found: LatestChanges, output: Output) -> None:
-    if output.is_data:
-        print_as(output, found._asdict())
-        return
     rows = [row for change in found.changes for row in _rows(change, wide=output.is_wide)]
-    if output.form == "name":
-        print_names(row["service"] for row in rows if row["service"])
-    else:
-        print_table(rows, output)
-    if not rows:
-        print_none_found("changes")
+    names = (row["service"] for row in rows if row["service"])
+    print_list(rows, output, data=found._asdict(), names=names, what="changes")
+    if output.is_data:
+        return
     for note in (f"history begins at {found.begins}", *found.notes):
         click.echo(note, err=True)
     if found.earlier:

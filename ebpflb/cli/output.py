@@ -114,6 +114,31 @@ def print_none_found(what: str = "resources", namespace: str = "") -> None:
     click.echo(f"No {what} found{where}", err=True)
 
 
+def print_list(
+    rows: Sequence[Row],
+    output: Output,
+    *,
+    data: Any,
+    names: Iterable[object],
+    what: str = "resources",
+    namespace: str = "",
+    text_last: bool = False,
+) -> None:
+    """Print a list as ``output`` asks: ``data`` as JSON or YAML, the names, or a table of the rows.
+
+    Without rows stderr says that no such things were found, as with kubectl.
+    """
+    if output.is_data:
+        print_as(output, data)
+        return
+    if output.form == "name":
+        print_names(names)
+    else:
+        print_table(rows, output, text_last=text_last)
+    if not rows:
+        print_none_found(what, namespace)
+
+
 def print_table(rows: Sequence[Row], output: Output = _TABLE, *, text_last: bool = False) -> None:
     """Prints rows, which have the same keys; each key is a column.
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import click
 
-from ebpflb.cli.output import Output, Row, print_as, print_names, print_table
+from ebpflb.cli.output import Output, Row, print_list
 from ebpflb.errors import escaped
 from ebpflb.tools.check_result import CheckResult
 
@@ -15,12 +15,10 @@ def print_results(results: Sequence[CheckResult], output: Output, lacking: str) 
 
     ``lacking``: the word for what is required and not ok.
     """
-    if output.is_data:
-        print_as(output, [each._asdict() for each in results])
-    elif output.form == "name":
-        print_names(each.feature for each in results)
-    else:
-        print_table([_row(each, lacking, output) for each in results], output, text_last=True)
+    rows = [_row(each, lacking, output) for each in results]
+    data = [each._asdict() for each in results]
+    names = (each.feature for each in results)
+    print_list(rows, output, data=data, names=names, text_last=True)
     if output.form == "table":
         for each in results:
             if each.remedy:

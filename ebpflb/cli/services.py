@@ -14,8 +14,8 @@ from ebpflb.cli.output import (
     list_option,
     percent,
     print_as,
+    print_list,
     print_names,
-    print_none_found,
     print_table,
     show,
     watch_option,
@@ -41,17 +41,11 @@ from ebpflb.tools.service_pages import Wanted
 
 def show_list(found: ServiceList, output: Output, namespace: str) -> None:
     """Prints a row for each Service; on stderr what is not known."""
-    if output.is_data:
-        print_as(output, found)
-        return
-    if output.form == "name":
-        print_names(row.service for row in found.services)
-    else:
-        rows = [_list_row(row, output.is_wide) for row in found.services]
-        print_table(rows, output, text_last=True)
-    if not found.services:
-        print_none_found(namespace=namespace)
-    _print_notes(found.more, found.notes)
+    rows = [_list_row(row, output.is_wide) for row in found.services]
+    names = (row.service for row in found.services)
+    print_list(rows, output, data=found, names=names, namespace=namespace, text_last=True)
+    if not output.is_data:
+        _print_notes(found.more, found.notes)
 
 
 def _list_row(row: ServiceRow, wide: bool) -> Row:
