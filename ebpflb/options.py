@@ -275,7 +275,7 @@ class Options:
         AUTO,
         "--packet-path",
         "What translates packets: the kernel's NAT (netfilter), ebpflb's own flow tables"
-        " (flows), or netfilter where its NAT works with nftables (auto).",
+        " (flows), or netfilter wherever its NAT works with nftables (auto).",
         choices=CHOICES,
         former=FORMER_NAMES,
         chart="packetPath",
@@ -287,9 +287,9 @@ class Options:
     socket_translation: str = option(
         ALL_SOCKETS,
         "--socket-translation",
-        "Whose sockets are connected to backends: all, or only those of the node's own network"
-        " namespace (host). Pods' packets are then translated at their device: service meshes"
-        " and rules inside pods see the service's address.",
+        "Which sockets are connected to backends directly: all, or only those of the node's own"
+        " network namespace (host). With host, pods' packets are translated at their device, so"
+        " service meshes and rules inside pods see the service's address.",
         choices=SOCKET_TRANSLATIONS,
         chart="socketTranslation",
         details="See [below](#how-do-i-run-a-service-mesh).",
@@ -297,8 +297,8 @@ class Options:
     audit: str = option(
         REPAIR,
         "--audit",
-        "What to do with programs, pins and map entries that others have changed: put them"
-        " back (repair), or only report them.",
+        "What to do with programs, pins and map entries that others have changed: repair or only"
+        " report them.",
         choices=AUDITS,
         chart="audit",
         details="See [audit](reliability.md#how-does-the-agent-notice-what-others-change).",
@@ -372,8 +372,8 @@ class Options:
     readyz_address: str = option(
         "127.0.0.1:10247",
         "--readyz-bind-address",
-        "Where /readyz, /healthz and /livez are also served, so that no kube-proxy answers on"
-        ' the same port; "" disables it.',
+        "A second address of /readyz, /healthz and /livez, at which no kube-proxy answers;"
+        ' "" disables it.',
         metavar="HOST:PORT",
         parse=_parse_listen_address,
         chart="readyzBindAddress",
@@ -424,8 +424,7 @@ class Options:
         "--scheduler",
         "How new connections get their endpoint, unless the Service's annotation"
         f" {annotations.SCHEDULER_ANNOTATION} says otherwise.",
-        default_text="random, in mode ipvs what comes next to --ipvs-scheduler, round-robin if that"
-        " says nothing",
+        default_text="random; in mode ipvs the nearest to --ipvs-scheduler, or round-robin",
         choices=annotations.SCHEDULERS,
         chart="scheduler",
         details="See [scheduling.md](scheduling.md).",

@@ -133,7 +133,8 @@ class DescriptorWorker(Worker):
 
     def wait(self, sources: Iterable[HasFileno], seconds: float) -> list[HasFileno]:
         """Return the readable sources: none after ``seconds``, or after ``wake``."""
-        ready = readable(list[int | HasFileno]([self._woken, *sources]), seconds)
+        waited_for: list[int | HasFileno] = [self._woken, *sources]
+        ready = readable(waited_for, seconds)
         if self._woken in ready:
             os.eventfd_read(self._woken)
         return [each for each in ready if not isinstance(each, int)]

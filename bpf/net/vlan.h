@@ -4,9 +4,9 @@
  * and the kernel removes the tag when it receives the frame (__netif_receive_skb_core). A tag with
  * another id puts the frame into that VLAN.
  *
- * The kernel moves a frame's outer tag into the skb before it runs these hooks. A further tag is
- * still in the frame, and the skb's protocol is then that of a tag. Removing it moves the next tag
- * into the skb.
+ * The kernel moves a frame's outer tag into the skb before it runs these hooks. An inner tag stays in
+ * the frame, and the skb's protocol is the inner tag's. When the outer tag is removed, the kernel
+ * moves the inner tag into the skb.
  */
 #ifndef EBPFLB_NET_VLAN_H
 #define EBPFLB_NET_VLAN_H

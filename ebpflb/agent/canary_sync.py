@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The canary: service ports in the maps for a check by `ebpflb doctor`, while it needs them.
 
-Doctor connects through them to an endpoint of its own, so it tests the programs in force with the
-maps that they read. Doctor takes a lease of some seconds and renews it, so if it is killed the
-canary soon disappears; when the agent ends, it or the next agent withdraws the canary. The canary
-takes no space that a Service could need: if a map is nearly full doctor is refused.
+Doctor connects through these service ports to an endpoint of its own. That tests the attached
+programs and the maps that they read. Doctor takes a lease of some seconds and renews it, so if it
+is killed the canary soon disappears; when the agent ends, it or the next agent withdraws the
+canary. The canary takes no space that a Service could need: if a map is nearly full doctor is
+refused.
 """
 
 import math

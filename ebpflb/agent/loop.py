@@ -6,8 +6,8 @@ turn it waits for messages and takes all waiting ones; then it syncs if a sync i
 the differences to the maps; then it publishes the agent's status.
 
 Nothing is written before Services, EndpointSlices and the Node have been received. The programs are
-put in force after the first sync that wrote everything, so half-filled maps are never served: not
-at a start, an upgrade or a restart. A failed write is named in the status and tried again every
+attached after the first sync that wrote everything, so half-filled maps never serve: neither at a
+start nor at an upgrade or a restart. A failed write is named in the status and tried again every
 second; meanwhile the content of the maps keeps serving.
 """
 

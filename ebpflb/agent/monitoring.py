@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's part of ``ebpflb monitor``.
 
-While a monitor is connected, the monitoring variant of the programs is in force and its events are
-forwarded. A thread listens, loads the variant, reads the ring buffer and forwards unchanged
-records; only the loop exchanges the programs, which takes as long as an upgrade's exchange. The
-thread never waits for a client: events that a connection does not take are dropped and counted.
+While a monitor is connected, the monitoring variant of the programs is attached, and the agent
+forwards its events. A thread listens, loads the variant, reads the ring buffer and forwards
+unchanged records; only the loop exchanges the programs, which takes as long as an upgrade's
+exchange. The thread never waits for a client: events that a connection does not take are dropped
+and counted.
 """
 
 import logging

@@ -294,7 +294,7 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
         ),
         (
             "programs_current",
-            "Whether this agent's own programs serve; 0 means those of an earlier agent do",
+            "Whether the running agent's programs serve; 0 if an earlier agent's programs do",
             status.programs == CURRENT_PROGRAMS,
         ),
         ("audit_outstanding", "Number of differences from the plan now", len(status.drift)),

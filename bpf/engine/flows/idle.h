@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Since when a port chosen by this node has been held, and whether its flow has reached its
- * timeout. The timeouts are those of the agent's sweeps, so both agree. Ports become free without
- * an agent too.
+ * timeout. The agent's sweeps use the same timeouts, but ports also become free while no agent runs.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_IDLE_H
 #define EBPFLB_ENGINE_FLOWS_IDLE_H
