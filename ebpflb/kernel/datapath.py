@@ -30,6 +30,7 @@ from ebpflb.kernel.map_writer import NO_FLAGS, MapWriter
 from ebpflb.kernel.maps import occupancy, unknown_pins
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.sweep import Gate
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.loader import Program, ProgramSet
 from ebpflb.model.devices import Devices
@@ -179,6 +180,8 @@ class Datapath(MapWriter):
         directory was removed after the maps were opened and cannot be created again.
         """
         self.state.pin_again(self.maps)
+        if not self.held.pins():
+            Gate(self.maps).close_if_empty()
         self._attach_sockets(cgroup)
         failed = self.devices.update(served)
         self._flags = NO_FLAGS

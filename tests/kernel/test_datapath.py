@@ -18,6 +18,7 @@ from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Counters
+from ebpflb.kernel.maps.records import FlowGate
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs import compiler
 from ebpflb.model.devices import Devices
@@ -139,6 +140,36 @@ def test_flows_during_an_upgrade(
     newer.write_settings({"flags": frozenset({"detect_local"})})
     assert held(newer, "settings")[0].flags == {"detect_local"}
     newer.close()
+    unpin_all(datapath.state)
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "other", None])
+def test_no_flow_to_look_up_on_a_new_node(
+    cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath, protocol: str | None
+) -> None:
+    """The first packet is spared the look-up, unless the flow tables have a flow."""
+    if protocol:
+        flows = datapath.maps[f"{protocol}_flows"]
+        spec = flows.spec
+        flow = flows.key.unpack(bytes(spec.key_size)), flows.value.unpack(bytes(spec.value_size))
+        flows.write([flow])
+    datapath.load(cache)
+    datapath.attach(cgroup, ns.served())
+    assert datapath.maps["flow_gate"].get(0).empty == (0 if protocol else 1)
+    unpin_all(datapath.state)
+
+
+def test_a_program_may_be_opening_a_flow(
+    directory: Path, cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath
+) -> None:
+    """While programs are attached, an agent's start does not call empty tables empty."""
+    datapath.load(cache)
+    datapath.attach(cgroup, ns.served())
+    datapath.maps["flow_gate"].write([(0, gate := FlowGate(1, 0, 1))])
+    with closing(Datapath(StateDir(directory))) as newer:
+        newer.load(cache)
+        newer.attach(cgroup, ns.served())
+        assert held(newer, "flow_gate") == {0: gate}
     unpin_all(datapath.state)
 
 

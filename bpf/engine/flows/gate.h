@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Whether the flow tables may hold any flow. On the engine netfilter they mostly hold none, and each
- * packet is spared a look-up. The agent closes the gate when it has found none twice
- * (ebpflb/kernel/maps/sweep.py), each flow that is opened opens it.
+ * packet is spared a look-up. The agent closes the gate before it attaches the first programs, and when
+ * it has found no flow twice (ebpflb/kernel/maps/sweep.py); each flow that is opened opens it.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_GATE_H
 #define EBPFLB_ENGINE_FLOWS_GATE_H

@@ -162,20 +162,26 @@ class Gate:
     """Tell the programs when there is no flow to look up (bpf/engine/flows/gate.h).
 
     A program may be between noting that it opens a flow and writing the flow's first entry. So the
-    gate is closed only if two sweeps found nothing, and no flow was opened since before the first
-    of them.
+    gate is closed only if no program is attached yet, or if two sweeps found nothing, and no flow
+    was opened since before the first of them.
     """
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         gate = maps["flow_gate"]
         assert isinstance(gate, MappedArray)
         self._gate = gate
+        self._tables = [maps[name] for name in FLOW_MAPS]
         self._found_empty: int | None = None  # `opened` before the last sweep, if it found nothing
 
     def opened(self) -> int:
         """Return the number of flows opened so far, by programs and by agents."""
         gate = self._gate.get(0)
         return int(gate.opened + gate.written)
+
+    def close_if_empty(self) -> None:
+        """Close the gate if there is no flow; call this only while no program is attached."""
+        if not any(True for table in self._tables for _ in table.items()):
+            self._write("empty", self.opened() + 1)
 
     def swept(self, opened: int, left: int) -> None:
         """Note the result of a sweep.
