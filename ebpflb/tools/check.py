@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether this node can run ebpflb: each feature that it uses, and what is lost without it.
 
-Every feature is tried; nothing is derived from the kernel's version.
+Every feature is tried; nothing is derived from the kernel's version. Only whether packets of one
+CPU can get in each other's way is read from the kernel's configuration.
 """
 
+import gzip
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
@@ -190,11 +193,55 @@ def _optional(*, fast_forward: bool) -> Iterator[CheckResult]:
     yield feature("source of a route", probe.route_source(), "6.7", lost)
     lost = "a program attached briefly at the start reads it"
     yield feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
+    yield _one_packet_a_cpu()
     yield _netfilter()
     if fast_forward:
         yield _flowtable()
     yield _bridged_pods()
     yield from _stale_sockets()
+
+
+_REALTIME = Path("/sys/kernel/realtime")
+_CONFIGS = ("/proc/config.gz", "/boot/config-{}", "/lib/modules/{}/config")
+_BH_LOCK = "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK"
+
+
+def _one_packet_a_cpu() -> CheckResult:
+    """Whether the kernel handles one packet at a time on a CPU: a program keeps what it knows of a
+    packet in map `scratch`, which has one element for each CPU.
+
+    The kernel runs these programs with softirqs disabled, so that none starts before another one of
+    the CPU has ended. With PREEMPT_RT that takes a lock, which such kernels can leave out since
+    6.18.
+    """
+    name, apart = "one packet a CPU", "yes"
+    if not _is_one(_REALTIME):
+        return CheckResult(name, True, False, apart, "")
+    config = _kernel_config()
+    if config is None:
+        detail = f"unknown: a PREEMPT_RT kernel whose configuration is not readable ({_BH_LOCK})"
+    elif f"# {_BH_LOCK} is not set" not in config.splitlines():
+        return CheckResult(name, True, False, apart, "")
+    else:
+        detail = f"no: PREEMPT_RT without {_BH_LOCK}"
+    lost = "packets may be translated with the data of another one: use a kernel that has this lock"
+    return CheckResult(name, False, False, detail, lost)
+
+
+def _is_one(path: Path) -> bool:
+    with suppress(OSError):
+        return path.read_text().strip() == "1"
+    return False
+
+
+def _kernel_config() -> str | None:
+    """The running kernel's configuration; None where it cannot be read."""
+    for name in _CONFIGS:
+        path = Path(name.format(os.uname().release))
+        with suppress(OSError):
+            found = path.read_bytes()
+            return (gzip.decompress(found) if path.suffix == ".gz" else found).decode()
+    return None
 
 
 def _engine(optional: Iterable[CheckResult]) -> Engine:

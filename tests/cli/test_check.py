@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb check`: what this node can do, and for what is missing, what to do."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -228,6 +229,42 @@ def test_way_round(
     assert done.status == 0
     (line,) = [line for line in done.out.splitlines() if f" {feature} " in f"{line} "]
     assert lost in line
+
+
+WITH_LOCK, LOCK = "CONFIG_PREEMPT_RT=y\n", "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK"
+
+
+@pytest.mark.parametrize(
+    ("realtime", "config", "ok", "said"),
+    [
+        ("", f"# {LOCK} is not set\n", True, "yes"),
+        ("1\n", f"{WITH_LOCK}{LOCK}=y\n", True, "yes"),
+        ("1\n", WITH_LOCK, True, "yes"),
+        ("1\n", f"{WITH_LOCK}# {LOCK} is not set\n", False, f"no: PREEMPT_RT without {LOCK}"),
+        ("1\n", None, False, "unknown: "),
+    ],
+    ids=["no RT", "RT with the lock", "RT before 6.18", "RT without the lock", "RT, unknown"],
+)
+def test_a_realtime_kernel(
+    ebpflb: Ebpflb,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    realtime: str,
+    config: str | None,
+    ok: bool,
+    said: str,
+) -> None:
+    """A kernel that may handle two packets of a CPU at once is named, with what that means."""
+    (tmp_path / "realtime").write_text(realtime)
+    if config is not None:
+        (tmp_path / "config.gz").write_bytes(gzip.compress(config.encode()))
+    monkeypatch.setattr(check, "_REALTIME", tmp_path / "realtime")
+    monkeypatch.setattr(check, "_CONFIGS", (str(tmp_path / "config.gz"),))
+    rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
+    (row,) = [row for row in rows if row["feature"] == "one packet a CPU"]
+    assert (row["ok"], row["required"]) == (ok, False)
+    assert row["detail"].startswith(said)
+    assert ok or "another one" in row["remedy"]
 
 
 NEEDED = [
