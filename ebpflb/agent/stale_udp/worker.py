@@ -73,10 +73,11 @@ def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
 
 
 class SearchKind(Enum):
-    """FIRST and SECOND follow a change; RENEWAL keeps rebound flows from being swept."""
+    """FIRST, SECOND and DOUBT follow a change; RENEWAL keeps rebound flows from being swept."""
 
     FIRST = auto()
     SECOND = auto()
+    DOUBT = auto()
     RENEWAL = auto()
 
 
@@ -97,6 +98,10 @@ class StaleSearch(NamedTuple):
 log = logging.getLogger(__name__)
 
 SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket stays inside a hook
+# Seconds until everything is searched, whatever the counters say. Two threads of a socket that
+# replace its removed backend at once count it as closed twice (bpf/sockets/datagram.h); then
+# another open socket of that backend is not seen in the counters.
+DOUBT_DELAY = 60.0
 _PAUSE_FACTOR = 4  # a search of many namespaces takes CPU, and changes may follow fast
 
 
@@ -231,10 +236,15 @@ class StaleUdpWorker(DueWorker):
         if search.kind is SearchKind.FIRST:
             due = search.due + SECOND_PASS_DELAY
             self._schedule(search._replace(due=due, kind=SearchKind.SECOND))
-        pending = any(other.kind is SearchKind.RENEWAL for other in self._searches)
-        if self.ender.rebinder.backends and not pending:
-            due = self._clock() + RENEWAL
-            self._schedule(StaleSearch(due, SearchKind.RENEWAL, RemovedBackends(), everything=True))
+            self._search_everything_in(DOUBT_DELAY, SearchKind.DOUBT)
+        if self.ender.rebinder.backends:
+            self._search_everything_in(RENEWAL, SearchKind.RENEWAL)
+
+    def _search_everything_in(self, seconds: float, kind: SearchKind) -> None:
+        """Schedule a search of this kind, unless one is pending."""
+        if not any(pending.kind is kind for pending in self._searches):
+            due = self._clock() + seconds
+            self._schedule(StaleSearch(due, kind, RemovedBackends(), everything=True))
 
     def _search_and_report(self, search: StaleSearch, begun: float) -> None:
         """Search once. Raises KernelError or OSError."""
@@ -272,7 +282,7 @@ class StaleUdpWorker(DueWorker):
         entries = set(stale.items())
         ended, not_found = self.ender.end(dict(entries - self._not_found))
         self._not_found &= entries
-        if kind is not SearchKind.FIRST:
+        if kind not in (SearchKind.FIRST, SearchKind.DOUBT):
             self._not_found |= not_found.items()
         log.debug("no connected socket was found for %d stale entries", len(not_found))
         return ended

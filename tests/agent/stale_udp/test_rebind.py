@@ -10,6 +10,7 @@ import pytest
 
 from ebpflb.agent.stale_udp import socket_search, worker
 from ebpflb.agent.stale_udp.socket_search import StaleFlow
+from ebpflb.agent.stale_udp.worker import SearchKind
 from ebpflb.model.addresses import Address
 from ebpflb.plan.flow_entries import gather, reverse
 from tests.agent.stale_udp.world import (
@@ -125,7 +126,8 @@ def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert eventually(lambda: max(f.last_seen for _, f in flows.items()) > reply.last_seen)
     client.close()
     bound = unable.worker.ender.rebinder.backends
-    assert eventually(lambda: not (unable.worker._searches or bound))
+    kinds = {SearchKind.DOUBT}
+    assert eventually(lambda: not bound and {it.kind for it in unable.worker._searches} <= kinds)
 
 
 def test_not_among_neighbours(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,17 @@ def test_nobody_holds_it(world: World, counters: tuple[int, int]) -> None:
     assert is_ended(client)
 
 
+def test_what_the_counters_miss_is_found_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counters that show no open socket, although there is one, only delay the search."""
+    monkeypatch.setattr(stale_udp_worker, "DOUBT_DELAY", 0.2)
+    client = world.remember(world.direct())
+    world.count(OLD, 2, 2)
+    world.worker.check(REPLACED)
+    assert is_ended(client)
+
+
 def test_no_stale_socket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """If no entry is stale, no namespace is entered."""
     world.serve(ELSEWHERE, Backend(HERE, world.port, frozenset({"cluster"}), OLD, SERVICE))

@@ -151,8 +151,9 @@ def is_ended(one: socket.socket) -> bool:
 
 
 def pending(world: World) -> list[StaleSearch]:
-    """The searches that follow changes and are still to come."""
-    return [search for search in world.worker._searches if search.kind is not SearchKind.RENEWAL]
+    """The searches that follow changes at once and are still to come."""
+    later = SearchKind.RENEWAL, SearchKind.DOUBT
+    return [search for search in world.worker._searches if search.kind not in later]
 
 
 def settle(world: World) -> None:
