@@ -279,10 +279,8 @@ class Options:
         choices=CHOICES,
         former=FORMER_NAMES,
         chart="packetPath",
-        details="See [two engines](architecture.md#two-engines). `auto` takes the flow tables"
-        " also if pods' bridges do not allow netfilter, or with `--packet-mark`. With"
-        " `netfilter` (formerly `conntrack`) the agent does not start where it cannot work. A"
-        " change breaks no connection.",
+        details="See [two engines](architecture.md#two-engines). With `netfilter` (formerly"
+        " `conntrack`) the agent does not start where it cannot work.",
     )
     socket_translation: str = option(
         ALL_SOCKETS,
