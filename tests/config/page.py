@@ -30,18 +30,32 @@ def _own_line(flag: Flag, default: object) -> str:
     return f"| `{flag.name}` | {chart} | {shown} | {meaning} |\n"
 
 
+# Their meaning and their defaults are kube-proxy's; `ebpflb run --help` describes them too.
+AS_IN_KUBE_PROXY = {
+    "config", "write-config-to", "init-only", "kubeconfig", "master", "hostname-override",
+    "bind-address", "healthz-bind-address", "metrics-bind-address", "healthz-port", "metrics-port",
+    "bind-address-hard-fail", "detect-local-mode", "cluster-cidr", "pod-bridge-interface",
+    "pod-interface-name-prefix", "masquerade-all", "oom-score-adj", "conntrack-max-per-core",
+    "conntrack-min", "version",
+}  # fmt: skip
+
+
 def kube_proxy_table() -> str:
-    """All parameters that have an effect, in the order of kube-proxy.md 15; then the others, by the
-    reason why they have none.
+    """The parameters that ebpflb understands in its own way, in the order of kube-proxy.md 15; then
+    the names of those that mean what they mean in kube-proxy; then those without effect, by reason.
     """
     head = "| flag | field | description |\n|---|---|---|\n"
-    honoured = "".join(_line(each) for each in PARAMETERS if not each.ignored)
+    honoured = [each for each in PARAMETERS if not each.ignored]
+    same = [each for each in honoured if each.flag in AS_IN_KUBE_PROXY]
+    own = "".join(_line(each) for each in honoured if each not in same)
     reasons: dict[str, list[str]] = {}
     for each in filter(lambda it: it.ignored, PARAMETERS):
-        names = " ".join(filter(None, (_flags(each), _fields(each))))
-        reasons.setdefault(each.help, []).append(names)
+        reasons.setdefault(each.help, []).append(_names(each))
     ignored = "".join(f"- {reason} {', '.join(each)}\n" for reason, each in reasons.items())
-    return f"{head}{honoured}\nAccepted without effect:\n\n{ignored}"
+    return (
+        f"{head}{own}\nAs [in kube-proxy](kube-proxy.md#15-flags-and-configuration):"
+        f" {', '.join(map(_names, same))}.\n\nAccepted without effect:\n\n{ignored}"
+    )
 
 
 TABLES = {
@@ -56,6 +70,10 @@ def current(page: str) -> str:
         before, _, rest = page.partition(begin)
         page = before + begin + table() + END + rest.partition(END)[2]
     return page
+
+
+def _names(parameter: Parameter) -> str:
+    return " ".join(filter(None, (_flags(parameter), _fields(parameter))))
 
 
 def _line(parameter: Parameter) -> str:
