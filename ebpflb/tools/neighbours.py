@@ -21,7 +21,6 @@ from ebpflb.tools.firewall.survey import survey
 from ebpflb.tools.snapshot import Snapshot
 
 _REPLIES = "replies of endpoints"
-_RIGHTS = "grant CAP_SYS_ADMIN to look into pods"
 _EACH_PACKET, _MOST = "rules for each packet", 3
 _BY_HAND = "compare them by hand with docs/firewalls.md"
 

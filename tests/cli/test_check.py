@@ -116,7 +116,7 @@ def test_json_and_yaml(ebpflb: Ebpflb) -> None:
 RULES = """
 table inet lab_rules {
     chain output {
-        type filter hook output priority 0;
+        type filter hook output priority -300;
         tcp dport 30080 accept
         tcp dport 22 accept
     }
@@ -187,7 +187,7 @@ LACKS = [
     (probe, "coarse_clock", False, "coarse clock", "the exact clock"),
     (probe, "route_source", False, "source of a route", "reads all routes"),
     (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program attached briefly"),
-    (sock_diag, "can_destroy", False, "destroying UDP sockets", "rebound to another backend"),
+    (sock_diag, "can_destroy", False, "destroying UDP sockets", "moved to another backend"),
     (
         process,
         "capabilities",

@@ -99,8 +99,8 @@ def checked(two: TwoNodes) -> FirewallSurvey:
 
 @pytest.mark.extended
 def test_named_rules_do_not_match(two: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rules that name Services, those are named that count none of their requests; on netfilter
-    without those that count none beside kube-proxy either, because NAT comes before them.
+    """Of rules that name Services, those are named that count none of their requests, but would
+    with kube-proxy: before its NAT, and by conntrack's original address.
     """
     monkeypatch.setattr("ebpflb.tools.firewall.survey.MOST_SHOWN", 1000)
     chains = "\n".join(
@@ -127,41 +127,6 @@ def test_named_rules_do_not_match(two: TwoNodes, monkeypatch: pytest.MonkeyPatch
     }
     assert counts.keys() == {case.name for case in cases()}
     silent = {name for name, count in counts.items() if not count}
-    behind = {name for name in silent - named if name.startswith(("input", "forward", "postr"))}
-    assert named == silent - (behind if two.engine is Engine.NETFILTER else set())
-    assert not [name for name in behind if WEB.cluster[0] in name or "ct " in name]
+    before_nat = {name for name in silent if name.startswith(("raw", "mangle", "dstnat"))}
+    assert named == before_nat | {name for name in silent if "ct original" in name}
     assert 0 < len(named) < len(counts)
-
-
-def test_rules_that_drop_what_is_translated(two: TwoNodes) -> None:
-    """A rule against packets to pods from outside drops requests on flows: it is named."""
-    drop = "ip daddr 10.244.0.0/16 iifname eth0 drop"
-    chain = f"chain c {{\ntype filter hook prerouting priority -300;\n{drop}\n}}"
-    two.near.nft(f"table inet lab_drop {{\n{chain}\n}}\n")
-    try:
-        lines = [line for line, _ in checked(two).found]
-        where = WEB.to("nodeport", two.near)
-        with requests.tcp_socket(two.sockets(two.outside), where[0]) as client:
-            client.settimeout(0.5)
-            if two.engine is Engine.FLOWS:
-                with pytest.raises(TimeoutError):
-                    client.connect(where)
-            else:
-                client.connect(where)
-    finally:
-        two.near.nft("delete table inet lab_drop")
-    outside = [line for line in lines if "may drop" in line and "NodePort" in line]
-    assert bool(outside) == (two.engine is Engine.FLOWS), lines
-
-
-def test_redirection_in_a_pod(two: TwoNodes) -> None:
-    """A rule in a pod that sends all to its sidecar is named, with the pod and the option."""
-    redirect = "type nat hook output priority -100;\nmeta l4proto tcp redirect to :15001"
-    two.hooked.nft(f"table inet mesh {{\nchain o {{\n{redirect}\n}}\n}}\n")
-    try:
-        ((line, remedy),) = checked(two).found
-    finally:
-        two.hooked.nft("delete table inet mesh")
-    assert line.startswith(f"pod {two.hooked.v4}, {two.hooked.v6}: table inet mesh, chain o")
-    assert remedy == "--socket-translation=host"
-    assert not checked(two).found

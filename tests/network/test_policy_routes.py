@@ -10,14 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.kernel.netfilter.iptables import Tool
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall.survey import survey
-from tests.kernel.node import nodes
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import NODEPORT, started
 from tests.kit.parameters import families
-from tests.kit.policy_routed import MARKS, PolicyRouted
+from tests.kit.policy_routed import PolicyRouted
 from tests.kit.requests import Send
 
 policies = pytest.mark.parametrize("policy", ["Cluster", "Local"])
@@ -42,57 +39,12 @@ netfilter = pytest.mark.parametrize(
 )
 
 
-def said(routed: PolicyRouted) -> list[tuple[str, str]]:
-    """What `ebpflb check` says of the node's rules."""
-    with nodes.entered(routed.node.netns):
-        return survey(routed.agent.paths.state, Engine.FLOWS).found
-
-
-@flows
-def test_check_says_what_to_do(routed: PolicyRouted) -> None:
-    """The rule that marks is named, and the remedies are those that the tests below try."""
-    routed.serve("Local")
-    ((line, remedy),) = said(routed)
-    assert line.startswith("table inet aws, chain prerouting: handle ")
-    assert "may not match requests to NodePort 30080 (default/web:" in line
-    assert remedy.startswith("--reply-path=request-device, or ")
-    assert "ip rule add iif <pod's device> to <clients> lookup main" in remedy
-    assert "--packet-path=netfilter" in remedy
-
-
 @netfilter
-def test_check_is_content_with_netfilter(routed: PolicyRouted) -> None:
-    """There the rule sees requests to NodePorts, and the remedy is not needed."""
+def test_netfilter_needs_no_option(routed: PolicyRouted) -> None:
+    """There the rule that marks sees requests to NodePorts."""
     routed.serve("Local")
-    assert not said(routed)
     answer = requests.tcp(routed.sockets(routed.outside), routed.node.v4, NODEPORT)
     assert answer.name == "web-1"
-
-
-AWS = """
-*mangle
--A PREROUTING -i eth0 -m comment --comment "AWS, primary ENI" -m addrtype --dst-type LOCAL --limit-iface-in -j CONNMARK --set-xmark 0x80/0x80
--A PREROUTING -i eni+ -m comment --comment "AWS, primary ENI" -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
-COMMIT
-"""  # noqa: E501
-
-
-@flows
-@pytest.mark.parametrize("tool", [t for t in nodes.TOOLS if t.family == "iptables"])
-def test_check_knows_the_rules_of_the_aws_vpc_cni(routed: PolicyRouted, tool: Tool) -> None:
-    """In both variants of iptables, as it writes them; of the two only the one that marks."""
-    routed.serve("Cluster")
-    routed.node.nft("delete table inet aws")
-    with nodes.entered(routed.node.netns):
-        tool.restore(AWS)
-    try:
-        ((line, remedy),) = said(routed)
-    finally:
-        with nodes.entered(routed.node.netns):
-            tool.restore("*mangle\n-F PREROUTING\nCOMMIT\n")
-        routed.node.nft(MARKS)
-    assert "--dst-type LOCAL" in line
-    assert "lookup main" in remedy
 
 
 @flows

@@ -12,7 +12,8 @@ from ebpflb.kernel.netfilter import rulesets
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools import neighbours
 from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.firewall.survey import per_packet, tables
+from ebpflb.tools.firewall.each_packet import each_packet
+from ebpflb.tools.firewall.survey import tables
 from tests.kernel.node import nodes, rules
 
 NFT = """
@@ -70,7 +71,7 @@ def of_nft(rule: str) -> list[str]:
     text = NFT.format(rule.replace("; ", "\n        "))
     subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
     notes: list[str] = []
-    found = [line for each in tables(rulesets.read().printed, notes) for line in per_packet(each)]
+    found = [line for each in tables(rulesets.read().printed, notes) for line in each_packet(each)]
     assert not notes
     return found
 
@@ -94,7 +95,7 @@ def test_kube_proxy_and_kubelet_have_none(tool: nodes.Tool) -> None:
     """On a node with nothing but them --fast-forward hides no packet from anybody."""
     nodes.load(tool, rules.IPTABLES_MODE, rules.KUBELET, rules.PORTMAP)
     nodes.load_nft()
-    assert not [line for each in tables(rulesets.read().printed, []) for line in per_packet(each)]
+    assert not [line for each in tables(rulesets.read().printed, []) for line in each_packet(each)]
 
 
 def checked(tmp_path: Path, *flags: str) -> CheckResult:

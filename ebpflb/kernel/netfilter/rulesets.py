@@ -20,7 +20,6 @@ from ebpflb.model.kube_proxy import NFT_TABLE
 OWN_TABLES = {TABLE, KEEPER, flowtable.TABLE, watch.HOLD, watch.FORMER}
 MOST_BYTES_OF_RULES = 128 << 20
 MOST_SECONDS = 60.0
-IPSET, _MATCHES_SET = "ipset", b"--match-set "
 _OF_IPTABLES = frozenset(("raw", "mangle", "nat", "filter", "security"))
 
 
@@ -30,10 +29,7 @@ def is_known(family: str, table: str) -> bool:
 
 
 class Printed(NamedTuple):
-    """The output of one tool: nft's JSON, iptables-save's text under the tool's name, or ipset's.
-
-    "ipset" is included only if a rule matches a set.
-    """
+    """The output of one tool: nft's JSON, or iptables-save's text under the tool's name."""
 
     tool: str
     text: bytes
@@ -56,19 +52,7 @@ def read() -> Ruleset:
             printed.append(Printed(name, _run(command)))
         except (NodeError, OSError) as error:
             unread.append(f"{name}: {in_words(error)}")
-    if child.find(IPSET) and any(_MATCHES_SET in each.text for each in printed):
-        try:
-            printed.append(Printed(IPSET, _run([IPSET, "save"])))
-        except (NodeError, OSError) as error:
-            unread.append(f"{IPSET}: {in_words(error)}")
     return Ruleset(tuple(printed), tuple(unread))
-
-
-def are_there() -> bool:
-    """Whether this namespace has any table of nftables or iptables-legacy. Raises NodeError."""
-    return bool(nft.tables()) or any(
-        iptables.legacy_tables(family) for family in FAMILY_OF_TOOL.values()
-    )
 
 
 def _commands() -> Iterator[tuple[str, list[str] | NodeError]]:

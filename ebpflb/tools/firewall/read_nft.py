@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the output of `nft -j list ruleset` (libnftables-json(5)), in the words of iptables-save.
 
-The columns of a concatenation are read as separate matches, without their combination.
+The columns of a concatenation are read as separate conditions, without their combination.
 """
 
 from collections.abc import Iterator
@@ -21,11 +21,14 @@ _UNREADABLE = (  # errors caused by JSON of another form
     TypeError,
     ValueError,
 )
-_TARGETS = {"queue": "NFQUEUE", "dup": "TEE"} | {
-    verdict: verdict.upper()
-    for verdict in ("accept", "drop", "reject", "return", "log", "dnat", "redirect", "tproxy")
+_OTHER = "(other)"  # a condition or action that is not compared
+_STATEMENTS = {
+    **{kind: ("-j", kind.upper()) for kind in ("accept", "drop", "reject", "log")},
+    **{kind: (f"--{kind}", "") for kind in ("limit", "quota")},
+    "queue": ("-j", "NFQUEUE"),
+    "dup": ("-j", "TEE"),
+    "xt": ("-d", "rule of iptables"),  # unreadable
 }
-_OTHER = "(other)"  # a condition or action that does not concern destinations
 _NAMES = {
     ("payload", "daddr"): "-d",
     ("payload", "dport"): "--dports",
@@ -34,13 +37,11 @@ _NAMES = {
     ("payload", "flags"): "--tcp-flags",
     ("meta", "l4proto"): "-p",
     ("meta", "mark"): "--mark",
-    ("ct", "mark"): "--ctmark",
+    ("ct", "mark"): "--mark",
     ("ct", "state"): "--ctstate",
-    ("ct", "status"): "--ctstatus",
     ("ct", "ip daddr"): "--ctorigdst",
     ("ct", "ip6 daddr"): "--ctorigdst",
     ("ct", "proto-dst"): "--ctorigdstport",
-    ("fib", "type"): "--dst-type",
 }
 _LONGEST = 60  # characters shown of a rule's comment
 
@@ -121,8 +122,8 @@ class _Reader:
                 found += self._match(key, body["left"], body["right"], body["op"])
             elif kind == "vmap":
                 verdicts = list(self._mapped(key, body))
-            else:
-                found += _done(kind, body)
+            elif kind != "counter":
+                found.append(_done(kind, body))
         if statements and "counter" in statements[-1]:
             found.append(Option("--counter"))
         return [(*found, *each) for each in verdicts]
@@ -135,25 +136,18 @@ class _Reader:
             groups.setdefault(repr(verdict), (verdict, []))[1].append(element)
         for verdict, elements in groups.values():
             ((kind, to),) = verdict.items()
-            asked = self._match(key, body["key"], {"set": elements}, "==")
-            yield [*asked, *_done(kind, to)]
+            yield [*self._match(key, body["key"], {"set": elements}, "=="), _done(kind, to)]
 
     def _match(self, key: Key, left: Any, right: Any, operator: str) -> Iterator[Option]:
-        negated = operator in ("!=", "!")
-        parts = left.get("concat", [left])
-        for column, part in enumerate(parts):
+        for column, part in enumerate(left.get("concat", [left])):
             name = _name(part)
-            if name == "--mark":
-                yield _mark(left, right, negated)
-            elif name == "--ctstatus":
-                is_zero = right == 0
-                asks = "dnat" in f"{left}{right}"
-                yield Option("--ctstate", "DNAT", negated != is_zero) if asks else Option(_OTHER)
+            if name in ("--mark", _OTHER):
+                yield Option(_OTHER)
             elif operator in ("<", "<=", ">", ">="):
                 yield Option(name, f"0-{right}" if operator[0] == "<" else f"{right}-65535")
             else:
                 values = self._texts(key, right, column if "concat" in left else None)
-                yield Option(name, values, negated)
+                yield Option(name, values, operator in ("!=", "!"))
             if name == "--dports" and part["payload"]["protocol"] != "th":
                 yield Option("-p", str(part["payload"]["protocol"]))
 
@@ -190,49 +184,29 @@ def _texts(value: Any, column: int | None) -> Iterator[str]:
 def _name(expression: dict[str, Any]) -> str:
     """Return the option of iptables with the same meaning."""
     ((kind, value),) = expression.items()
-    if kind == "&":
-        return _name(value[0])
     if kind == "ct" and "dir" in value and value["dir"] != "original":
         return _OTHER
-    if kind == "fib" and "daddr" not in value["flags"]:
+    if kind not in ("payload", "meta", "ct"):
         return _OTHER
-    if kind not in ("payload", "meta", "ct", "fib"):
-        return _OTHER
-    return _NAMES.get((kind, value.get("field") or value.get("key") or value.get("result")), _OTHER)
+    return _NAMES.get((kind, value.get("field") or value.get("key")), _OTHER)
 
 
-def _mark(left: dict[str, Any], right: Any, negated: bool) -> Option:
-    mask = left["&"][1] if "&" in left else 0xFFFFFFFF
-    known = isinstance(mask, int) and isinstance(right, int)
-    return Option("--mark", f"{right}/{mask}", negated) if known else Option(_OTHER)
-
-
-def _done(kind: str, body: Any) -> Iterator[Option]:
-    """Yield the options for a statement."""
+def _done(kind: str, body: Any) -> Option:
+    """Return the option for a statement."""
     if kind in ("jump", "goto"):
-        yield Option("-j", str(body["target"]))
-    elif kind in _TARGETS:
-        yield Option("-j", _TARGETS[kind])
-    elif kind == "mangle" and _name(body["key"]) in ("--mark", "--ctmark"):
-        yield from (Option("-j", "MARK"), Option("--set-mark", str(_bits(body["value"]))))
-    elif kind == "mangle":
-        yield Option("-j", "TOS")
-    elif kind in ("limit", "quota"):
-        yield Option(f"--{kind}")
-    elif kind == "xt":
-        yield Option("-d", "rule of iptables")
-    elif kind != "counter":
-        yield Option(_OTHER)
+        return Option("-j", str(body["target"]))
+    if kind == "mangle":
+        return _changed(body["key"], body["value"])
+    return Option(*_STATEMENTS.get(kind, (_OTHER, "")))
 
 
-def _bits(value: Any) -> int:
-    """Return a number, or the number in "mark or number".
-
-    The result is 0 for other values, which clear or copy bits.
-    """
+def _changed(key: dict[str, Any], value: Any) -> Option:
+    """A mark that gets bits, or another field of the packet."""
+    if _name(key) != "--mark":
+        return Option("-j", "TOS")
     if isinstance(value, dict) and "|" in value:
         value = value["|"][1]
-    return value if isinstance(value, int) else 0
+    return Option("-j", "MARK") if isinstance(value, int) and value else Option(_OTHER)
 
 
 def _unwrapped(each: msgspec.Raw) -> tuple[str, dict[str, Any]]:

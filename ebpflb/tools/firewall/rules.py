@@ -7,17 +7,20 @@ Addresses are numbers of 128 bits, IPv4 as v4-mapped IPv6.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network
 from typing import NamedTuple
 
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import Address, parse_address, parse_network
+from ebpflb.model.services import Protocol
 
 # Priorities of netfilter's hooks (uapi/linux/netfilter_ipv4.h).
 RAW, MANGLE, NAT_DST = -300, -150, -100
-KUBE_MARK = 0x4000  # kube-proxy's default --iptables-masquerade-bit
-_ALL_BITS, _V4 = 0xFFFFFFFF, 0xFFFF << 32
+_V4 = 0xFFFF << 32
+_ORIGINAL = "--ctorig"
+_ADDRESSES = {"-d", "--dst-range", f"{_ORIGINAL}dst"}
+_PORTS = {"--dport", "--dports", f"{_ORIGINAL}dstport"}
 
 
 class Option(NamedTuple):
@@ -28,16 +31,53 @@ class Option(NamedTuple):
     negated: bool = False
 
 
-class Rule(NamedTuple):
+class Condition(NamedTuple):
+    """What a rule asks of the destination: its address, or its port."""
+
+    of_address: bool
+    ranges: "Ranges"
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Rule:
     """A rule; ``text`` shows it to the operator."""
 
     text: str
     options: tuple[Option, ...]
 
-    @property
+    @cached_property
     def targets(self) -> set[str]:
-        """The actions, and the chain that the rule jumps to."""
+        """The actions, and the chains that the rule jumps to."""
         return {option.value for option in self.options if option.name in ("-j", "-g")}
+
+    @cached_property
+    def conditions(self) -> list[Condition]:
+        """The conditions on the destination. Raises ValueError if one cannot be read."""
+        return [
+            Condition(is_address, (addresses if is_address else ports)(it.value), it.negated)
+            for it in self.options
+            if (is_address := it.name in _ADDRESSES) or it.name in _PORTS
+        ]
+
+    @property
+    def asks_for_original(self) -> bool:
+        """Whether the rule asks for the destination before NAT, which conntrack knows."""
+        return any(option.name.startswith(_ORIGINAL) for option in self.options)
+
+    def matches(self, protocol: int, address: int, port: int) -> bool:
+        """Whether the rule matches this destination; its other conditions are not considered."""
+        return all(
+            ((address if it.of_address else port) in it.ranges) != it.negated
+            for it in self.conditions
+        ) and all(
+            _is_protocol(it.value, protocol) != it.negated for it in self.options if it.name == "-p"
+        )
+
+
+def _is_protocol(value: str, protocol: int) -> bool:
+    names = {"all", str(protocol), Protocol(protocol).name.lower()}
+    return not names.isdisjoint(value.split(","))
 
 
 @dataclass
@@ -104,12 +144,6 @@ def addresses(value: str) -> Ranges:
 def ports(value: str) -> Ranges:
     """Parse N, N:M and N-M, separated by commas. Raises ValueError."""
     return Ranges(map(_port_range, filter(None, value.split(","))))
-
-
-def mark_and_mask(value: str) -> tuple[int, int]:
-    """Parse MARK or MARK/MASK. Raises ValueError."""
-    mark, _, mask = value.partition("/")
-    return int(mark, 0), int(mask, 0) if mask else _ALL_BITS
 
 
 def number(address: Address) -> int:

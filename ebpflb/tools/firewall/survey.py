@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the rules of this node and of its pods' network namespaces, and return the findings."""
+"""Read the rules of this node, and return the findings."""
 
-import errno
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import rulesets
-from ebpflb.kernel.netfilter.rulesets import IPSET, Printed, Ruleset
-from ebpflb.kernel.node import device_watch, namespaces
-from ebpflb.model import kube_proxy
+from ebpflb.kernel.netfilter.rulesets import Printed
 from ebpflb.model.kube_proxy import NFT_TABLE
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools.firewall import read_iptables, read_nft
-from ebpflb.tools.firewall.missed import Frontends, Search, in_force, unjudged
-from ebpflb.tools.firewall.rules import Chain, Option, Rule, Table, mark_and_mask
+from ebpflb.tools.firewall.each_packet import each_packet
+from ebpflb.tools.firewall.named import Frontends, Search, in_force, not_compared
+from ebpflb.tools.firewall.rules import Table
 
 MOST_SHOWN = 20
-_UNJUDGED = "rules at this hook are not compared: check whether they name Services"
+_NOT_COMPARED = "rules at this hook are not compared: check whether they name Services"
 _LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)} | rulesets.OWN_TABLES
 
 
@@ -26,9 +23,9 @@ _LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)} | rule
 class FirewallSurvey:
     """The findings.
 
-    ``found``: each rule that may not see requests to Services, and the remedy; ``notes``: rules
-    that were not compared, and why; ``scope``: the Services with which the rules were compared;
-    ``per_packet``: the rules of the node that act on each packet.
+    ``found``: each rule that names a Service and may not match its requests, and the remedy;
+    ``notes``: rules that were not compared, and why; ``scope``: the Services with which the rules
+    were compared; ``per_packet``: the rules that act on each packet.
     """
 
     scope: str
@@ -48,53 +45,26 @@ def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
     )
     result = FirewallSurvey(scope)
     search = Search(Frontends(frontends), settings)
-    for pod, ruleset in _rulesets(result.notes):
-        where = f"pod {pod}: " if pod else ""
-        result.notes += [f"{where}{line}" for line in ruleset.unread]
-        for table in tables(ruleset.printed, result.notes):
-            missed = search.missed(table, in_pod=bool(pod))
-            result.found += [(f"{where}{found}", found.remedy) for found in missed]
-            result.notes += [f"{where}{chain}: {_UNJUDGED}" for chain in unjudged(table)]
-            result.per_packet += [] if pod else per_packet(table)
+    ruleset = rulesets.read()
+    result.notes += ruleset.unread
+    for table in tables(ruleset.printed, result.notes):
+        result.found += [(str(found), found.remedy) for found in search.named(table)]
+        result.notes += [f"{chain}: {_NOT_COMPARED}" for chain in not_compared(table)]
+        result.per_packet += each_packet(table)
     result.notes += _incomplete(search)
     return _shortened(result)
-
-
-def _rulesets(notes: list[str]) -> Iterator[tuple[str, Ruleset]]:
-    """Yield the rules of the node's own namespace, then those of its pods, with their addresses."""
-    yield "", rulesets.read()
-    for path in namespaces.linked():
-        try:
-            addresses, ruleset = namespaces.call_in(path, _pod)
-        except (NodeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES):
-                notes.append("pods: rules in them cannot be read: CAP_SYS_ADMIN is missing")
-            continue
-        yield addresses or path.name, ruleset
-
-
-def _pod() -> tuple[str, Ruleset]:
-    """Return the pod's addresses, and its rules if it has tables at all; runs in its namespace."""
-    found = sorted(
-        str(address)
-        for device in device_watch.list_devices().devices
-        for address in device.sources
-        if not device.loopback
-    )
-    return ", ".join(found[:2]), rulesets.read() if rulesets.are_there() else Ruleset((), ())
 
 
 def tables(printed: Collection[Printed], notes: list[str]) -> Iterator[Table]:
     """Yield the tables: iptables-nft's as iptables-save prints them, others as nft does."""
     left_out = set(_LEFT_OUT)
     texts = {each.tool: each.text for each in printed}
-    ipsets = read_iptables.read_ipsets(texts.pop(IPSET, b"").decode(errors="replace"))
     for tool in sorted(texts, key=lambda name: name == "nft"):
         try:
             if tool == "nft":
                 yield from read_nft.read(texts[tool], left_out)
                 continue
-            found = read_iptables.read(texts[tool].decode(errors="replace"), tool, ipsets)
+            found = read_iptables.read(texts[tool].decode(errors="replace"), tool)
         except (ValueError, LookupError) as error:
             notes.append(f"{tool}: its output cannot be read: {error}")
             continue
@@ -116,84 +86,3 @@ def _shortened(result: FirewallSurvey) -> FirewallSurvey:
     if len(found) > MOST_SHOWN:
         notes.append(f"{len(found) - MOST_SHOWN} more rules like these")
     return replace(result, found=found[:MOST_SHOWN], notes=notes[:MOST_SHOWN])
-
-
-# Rules that act on each packet of a connection between devices: with --fast-forward they miss
-# packets of established flows (docs/limits.md).
-#
-# Left out are rules after one that takes all established connections, rules for other states, and
-# NAT, which only sees the first packet.
-
-_HOOKS = ("prerouting", "forward", "postrouting")
-_STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
-_SILENT = {"-m", "-j", "-g", "--comment", "--counter", "--ctstate", "--state"}
-_TAKING = {"ACCEPT", "DROP", "REJECT"}
-_DOES = {  # by target or option
-    "logs": {"LOG", "NFLOG", "ULOG"},
-    "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY"},
-    "marks": {"MARK", "CONNMARK"},
-    "queues": {"NFQUEUE"},
-    "copies": {"TEE"},
-    "counts": {"--quota", "--connbytes", "--counter"},
-    "limits": {"--limit", "--hashlimit-name"},
-}
-_MARKS = ("--set-xmark", "--set-mark", "--or-mark")
-
-
-def per_packet(table: Table) -> Iterator[str]:
-    """Yield a line for each such rule."""
-    taking: dict[str, bool] = {}
-    for chain in table.chains.values():
-        if chain.hook in _HOOKS and not chain.is_nat:
-            yield from _of_chain(table, chain, taking)
-
-
-def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[str, None, bool]:
-    """Return whether the chain takes every packet of established connections.
-
-    ``taking`` has the results for earlier chains.
-    """
-    if chain.name in taking or kube_proxy.is_chain(chain.name):
-        return taking.get(chain.name, False)
-    taking[chain.name] = False
-    for rule in chain.rules:
-        states = _states(rule)
-        if states and "established" not in states:
-            continue
-        if done := _done(rule):
-            yield f"{table.title}, chain {chain.name}: {rule.text}: {done} each packet"
-        takes = bool(_TAKING & rule.targets)
-        for name in rule.targets & table.chains.keys():
-            takes = yield from _of_chain(table, table.chains[name], taking)
-        if takes and _SILENT.issuperset(option.name for option in rule.options):
-            taking[chain.name] = True
-            break
-    return taking[chain.name]
-
-
-def _done(rule: Rule) -> str:
-    """Return the action.
-
-    A mark that is cleared or restored is left out, and tests for TCP's SYN.
-    """
-    names = {option.name for option in rule.options}
-    if names & {"--tcp-flags", "--syn"}:
-        return ""
-    targets = rule.targets if any(map(_sets_bits, rule.options)) else rule.targets - _DOES["marks"]
-    return next((word for word, causes in _DOES.items() if causes & (names | targets)), "")
-
-
-def _sets_bits(option: Option) -> bool:
-    try:
-        return option.name in _MARKS and mark_and_mask(option.value)[0] != 0
-    except ValueError:
-        return False
-
-
-def _states(rule: Rule) -> frozenset[str]:
-    """Return the connection states that the rule tests for; empty for any."""
-    for option in rule.options:
-        asked = _STATES.intersection(option.value.lower().split(","))
-        if option.name in ("--ctstate", "--state") and asked:
-            return _STATES - asked if option.negated else asked
-    return frozenset()

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall.missed import Frontend, Frontends, Missed, Search, Settings
+from ebpflb.tools.firewall.named import Frontend, Frontends, Named, Search, Settings
 from ebpflb.tools.firewall.rules import Table, number
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -35,25 +35,20 @@ SERVICES = [
 ]
 
 
-def node(engine: Engine, *, host_sockets: bool = False, packet_mark: bool = False) -> Settings:
-    own = frozenset({*NODE.values(), number(ip_address("127.0.0.1"))})
-    return Settings(engine, own, host_sockets, packet_mark)
+def node(engine: Engine, *, host_sockets: bool = False) -> Settings:
+    return Settings(engine, host_sockets)
 
 
 def search(
-    tables: Iterable[Table],
-    at: Settings,
-    *,
-    in_pod: bool = False,
-    services: Iterable[Frontend] = SERVICES,
-) -> list[Missed]:
+    tables: Iterable[Table], at: Settings, *, services: Iterable[Frontend] = SERVICES
+) -> list[Named]:
     """What is named of these tables, all rules of which can be read."""
     made = Search(Frontends(services), at)
-    found = [each for table in tables for each in made.missed(table, in_pod=in_pod)]
+    found = [each for table in tables for each in made.named(table)]
     assert not made.skipped
     assert made.steps
     return found
 
 
-def chain(found: Missed) -> str:
+def chain(found: Named) -> str:
     return found.where.partition(", chain ")[2].partition(" ")[0]

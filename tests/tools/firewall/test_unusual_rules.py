@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from ebpflb.kernel.netfilter.rulesets import Printed
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools.firewall import read_nft
-from ebpflb.tools.firewall.missed import Frontend, Frontends, Search
-from ebpflb.tools.firewall.survey import per_packet, tables
+from ebpflb.tools.firewall.each_packet import each_packet
+from ebpflb.tools.firewall.named import Frontend, Frontends, Search
+from ebpflb.tools.firewall.survey import tables
 from tests.tools.firewall.services import RECORDED, SERVICES, frontend, node, search
 
 OBJECTS = json.loads((RECORDED / "nft.json").read_text())["nftables"]
@@ -48,8 +49,8 @@ def test_changed_json(way: tuple[Any, ...], other: Any) -> None:
         place = place[key]
     place[way[-1]] = other
     for table in read_nft.read(json.dumps({"nftables": objects}).encode(), set()):
-        list(Search(Frontends(SERVICES), FLOWS).missed(table))
-        list(per_packet(table))
+        list(Search(Frontends(SERVICES), FLOWS).named(table))
+        list(each_packet(table))
 
 
 NO_LISTS = [b"", b"[]", b"{", b'{"nftables": 1}', b"\xff", b'{"nftables": ' + b"[" * 100_000]
@@ -70,8 +71,8 @@ def test_changed_text(words: list[str]) -> None:
     """Any words may be in what iptables-save prints, in any order."""
     text = f"*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING {' '.join(words)}\nCOMMIT\n"
     for table in tables([Printed("iptables-nft", text.encode(errors="replace"))], []):
-        list(Search(Frontends(SERVICES), FLOWS).missed(table))
-        list(per_packet(table))
+        list(Search(Frontends(SERVICES), FLOWS).named(table))
+        list(each_packet(table))
 
 
 def texts(listed: bytes, services: list[Frontend] = SERVICES) -> list[str]:
@@ -140,16 +141,14 @@ def test_large_set_is_read_once() -> None:
     rules = [rule("c0", i, {"match": match}, is_port(80), {"drop": None}) for i in range(2_000)]
     (table,) = read_nft.read(ruleset(named, *rules), set())
     assert len(search([table], FLOWS)) == 2_000
-    assert len({id(each.options[0].value) for each in table.chains["c0"].rules}) == 1
+    assert len({id(each.conditions[0].ranges) for each in table.chains["c0"].rules}) == 1
 
 
 def test_too_many_comparisons() -> None:
-    """A search ends at a number of steps; equal rules take theirs once."""
+    """A search ends at a number of steps."""
     wide = {"match": {"op": "==", "left": DADDR, "right": "10.0.0.0-10.255.255.255"}}
-    made = Search(Frontends(SERVICES), FLOWS, steps=10)
     (table,) = read_nft.read(ruleset(*[rule("c0", i, wide) for i in range(9)]), set())
-    assert not list(made.missed(table))
-    assert made.steps
-    (table,) = read_nft.read(ruleset(rule("c0", 1, wide, {"accept": None})), set())
-    assert not list(made.missed(table))
-    assert not made.steps
+    for steps in (5, 1000):
+        made = Search(Frontends(SERVICES), FLOWS, steps=steps)
+        assert not list(made.named(table))
+        assert bool(made.steps) == (steps == 1000)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rules act on each packet of a connection between devices.
+
+With --fast-forward they miss packets of established flows (docs/limits.md). Left out are rules
+after one that takes all established connections, rules for other states, and NAT, which only sees
+the first packet.
+"""
+
+from collections.abc import Generator, Iterator
+
+from ebpflb.model import kube_proxy
+from ebpflb.tools.firewall.rules import Chain, Option, Rule, Table
+
+_HOOKS = ("prerouting", "forward", "postrouting")
+_STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
+_SILENT = {"-m", "-j", "-g", "--comment", "--counter", "--ctstate", "--state"}
+_TAKING = {"ACCEPT", "DROP", "REJECT"}
+_DOES = {  # by target or option
+    "logs": {"LOG", "NFLOG", "ULOG"},
+    "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY"},
+    "marks": {"MARK", "CONNMARK"},
+    "queues": {"NFQUEUE"},
+    "copies": {"TEE"},
+    "counts": {"--quota", "--connbytes", "--counter"},
+    "limits": {"--limit", "--hashlimit-name"},
+}
+_SET_MARK = ("--set-xmark", "--set-mark", "--or-mark")
+
+
+def each_packet(table: Table) -> Iterator[str]:
+    """Yield a line for each such rule."""
+    taking: dict[str, bool] = {}
+    for chain in table.chains.values():
+        if chain.hook in _HOOKS and not chain.is_nat:
+            yield from _of_chain(table, chain, taking)
+
+
+def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[str, None, bool]:
+    """Return whether the chain takes every packet of established connections.
+
+    ``taking`` has the results for earlier chains.
+    """
+    if chain.name in taking or kube_proxy.is_chain(chain.name):
+        return taking.get(chain.name, False)
+    taking[chain.name] = False
+    for rule in chain.rules:
+        states = _states(rule)
+        if states and "established" not in states:
+            continue
+        if done := _done(rule):
+            yield f"{table.title}, chain {chain.name}: {rule.text}: {done} each packet"
+        takes = bool(_TAKING & rule.targets)
+        for name in rule.targets & table.chains.keys():
+            takes = yield from _of_chain(table, table.chains[name], taking)
+        if takes and _SILENT.issuperset(option.name for option in rule.options):
+            taking[chain.name] = True
+            break
+    return taking[chain.name]
+
+
+def _done(rule: Rule) -> str:
+    """Return the action; tests for TCP's SYN, and marks that are cleared or restored, have none."""
+    names = {option.name for option in rule.options}
+    if names & {"--tcp-flags", "--syn"} or any(map(_clears, rule.options)):
+        return ""
+    return next((word for word, causes in _DOES.items() if causes & (names | rule.targets)), "")
+
+
+def _clears(option: Option) -> bool:
+    """Whether a mark gets no bit that is set."""
+    is_zero = option.value.partition("/")[0].strip("0x") == ""
+    return option.name == "--restore-mark" or (option.name in _SET_MARK and is_zero)
+
+
+def _states(rule: Rule) -> frozenset[str]:
+    """Return the connection states that the rule tests for; empty for any."""
+    for option in rule.options:
+        asked = _STATES.intersection(option.value.lower().split(","))
+        if option.name in ("--ctstate", "--state") and asked:
+            return _STATES - asked if option.negated else asked
+    return frozenset()

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rules name a Service's address or port, and do not match requests to it with ebpflb.
+
+They are rules that look at the destination where kube-proxy has not translated it yet, and ebpflb
+has: at sockets, and with the flow tables (docs/firewalls.md). A rule is read by itself: its other
+conditions (source, device, state) are assumed to hold, and rules before it are not considered.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, product
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node import device_watch
+from ebpflb.model.addresses import Address
+from ebpflb.model.packet_path import Engine
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import NODE_PORT, host_port
+from ebpflb.tools.firewall.rules import NAT_DST, Chain, Ranges, Rule, Table, number
+from ebpflb.tools.snapshot import Snapshot, kind
+
+CLUSTER_IP, LOAD_BALANCER = "ClusterIP", "LoadBalancer"
+_NODEPORTS = range(30000, 32768)  # the API server's default --service-node-port-range
+_MOST_ADDRESSES = 16  # of the node, at which NodePorts are compared
+_MOST_ENDPOINTS = 8  # of a Service, that are compared
+_MOST_STEPS = 1_000_000
+_EARLY = ("ingress", "prerouting", "output")  # where NAT of the destination happens, or later
+_HOOKS = (*_EARLY, "input", "forward", "postrouting")
+_OURS = -110  # priority of our table of the netfilter engine in PREROUTING
+_HOST_SOCKETS, _NETFILTER = "--socket-translation=host", "--packet-path=netfilter"
+_ENDPOINT = "match the endpoint's address and port"
+_BY_SOURCE = {
+    NODE_PORT: "--nodeport-source-ranges or ",
+    LOAD_BALANCER: "loadBalancerSourceRanges or ",
+}
+
+
+class Settings(NamedTuple):
+    """The settings in force on the node."""
+
+    engine: Engine
+    host_sockets: bool = False  # --socket-translation=host
+
+
+class Frontend(NamedTuple):
+    """A frontend with its endpoints; ``title`` names it and its Service.
+
+    ``endpoints`` are addresses and ports. ``by_flows``: the flow tables serve it with either
+    engine.
+    """
+
+    kind: str
+    protocol: int
+    family: int
+    addresses: tuple[int, ...]
+    port: int
+    title: str
+    endpoints: tuple[tuple[int, int], ...]
+    by_flows: bool = False
+
+
+class Frontends:
+    """All frontends, those for clients outside first, also indexed by address and by port."""
+
+    def __init__(self, found: Iterable[Frontend]) -> None:
+        self.all = sorted(found, key=lambda it: (_ORDER.index(it.kind), it.family, it.port))
+        self.by_address = _Index((address, it) for it in self.all for address in it.addresses)
+        self.by_port = _Index((it.port, it) for it in self.all)
+
+
+_ORDER = (NODE_PORT, LOAD_BALANCER, "ExternalIP", CLUSTER_IP)
+
+
+class _Index:
+    def __init__(self, entries: Iterable[tuple[int, Frontend]]) -> None:
+        self._entries = sorted(entries, key=itemgetter(0))
+        self._numbers = [entry[0] for entry in self._entries]
+
+    def within(self, ranges: Ranges) -> Iterator[Frontend]:
+        """Yield the frontends with a number in the ranges."""
+        for first, last in ranges.pairs:
+            begin, end = bisect_left(self._numbers, first), bisect_right(self._numbers, last)
+            yield from (frontend for _, frontend in self._entries[begin:end])
+
+
+def in_force(state_directory: Path, engine: Engine) -> tuple[Settings, list[Frontend], bool]:
+    """Return settings and frontends from the maps; the last value is False without maps.
+
+    Without maps ``engine`` is the expected one. Raises NodeError.
+    """
+    try:
+        maps = StateDir(state_directory).read_maps()
+    except NodeError:
+        return Settings(engine), list(_expected(device_watch.list_devices().addresses)), False
+    try:
+        flags = maps["settings"].get(0).flags
+        engine = Engine.NETFILTER if "netfilter" in flags else Engine.FLOWS
+        frontends = list(_programmed(maps, sctp="netfilter_sctp" in flags))
+        return Settings(engine, "host_sockets" in flags), frontends, True
+    finally:
+        for opened in maps.values():
+            opened.close()
+
+
+def _programmed(maps: Mapping[str, Map], *, sctp: bool) -> Iterator[Frontend]:
+    """Yield the frontends in the maps that have endpoints; others are not translated.
+
+    ``sctp``: whether the kernel's NAT can translate SCTP.
+    """
+    snapshot = Snapshot.read(maps)
+    serving = _of_node(address for address, _ in maps["node_addresses"].items())
+    endpoints: dict[int, list[tuple[int, int]]] = {}
+    for backend in snapshot.slots.values():
+        endpoint = number(backend.address), backend.port
+        endpoints.setdefault(backend.service, []).append(endpoint)
+    for frontend, service in snapshot.services.items():
+        address, port = frontend.address, frontend.port
+        if service.id in endpoints:
+            where = f"NodePort {port}" if address.is_unspecified else host_port(address, port)
+            yield Frontend(
+                kind(frontend, service),
+                frontend.protocol,
+                address.version,
+                serving[address.version] if address.is_unspecified else (number(address),),
+                port,
+                f"{where} ({snapshot.service(service.id)})",
+                tuple(dict.fromkeys(endpoints[service.id]))[:_MOST_ENDPOINTS],
+                "least_connections" in service.flags
+                or (frontend.protocol == Protocol.SCTP and not sctp),
+            )
+
+
+def _expected(addresses: Iterable[Address]) -> Iterator[Frontend]:
+    """Yield every NodePort that a Service may get, without an endpoint, if no map exists yet."""
+    serving = _of_node(addresses)
+    for port, protocol, family in product(_NODEPORTS, (Protocol.TCP, Protocol.UDP), (4, 6)):
+        title = f"NodePort {port}"
+        yield Frontend(NODE_PORT, protocol, family, serving[family], port, title, ((-1, -1),))
+
+
+def _of_node(addresses: Iterable[Address]) -> dict[int, tuple[int, ...]]:
+    """Return the addresses at which clients outside reach a NodePort, by family."""
+    found = [it for it in addresses if not (it.is_loopback or it.is_link_local)]
+    return {
+        family: tuple(sorted(number(it) for it in found if it.version == family))[:_MOST_ADDRESSES]
+        for family in (4, 6)
+    }
+
+
+class Named(NamedTuple):
+    """A rule, the Service that it names, and the remedy."""
+
+    where: str  # its table, chain and hook
+    rule: str
+    says: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.rule}: {self.says}"
+
+
+class Search:
+    """The search for such rules.
+
+    ``skipped``: the number of unreadable rules; ``steps``: comparisons of a rule with a Service
+    that are still allowed.
+    """
+
+    def __init__(self, frontends: Frontends, settings: Settings, steps: int = _MOST_STEPS) -> None:
+        self._frontends, self._settings = frontends, settings
+        self.skipped, self.steps = 0, steps
+
+    def named(self, table: Table) -> Iterator[Named]:
+        """Yield the rules of this table to report."""
+        for base in table.chains.values():
+            if base.hook not in _HOOKS:
+                continue
+            for name, rule in table.reached_from(base):
+                try:
+                    frontend = self._find(rule, base, table.family)
+                except ValueError:
+                    self.skipped += 1
+                    continue
+                if frontend:
+                    hook = "" if name.lower() == base.hook else f" ({base.hook})"
+                    says = f"may not match requests to {frontend.title}"
+                    remedy = self._remedy(rule, base, frontend)
+                    yield Named(f"{table.title}, chain {name}{hook}", rule.text, says, remedy)
+
+    def _find(self, rule: Rule, base: Chain, family: int) -> Frontend | None:
+        """Return the first such frontend, if any. Raises ValueError for an unreadable rule."""
+        if not (rule.asks_for_original or _is_early(base)):
+            return None
+        for frontend in islice(_candidates(rule, self._frontends), self.steps):
+            self.steps -= 1
+            if (
+                family in (0, frontend.family)
+                and self._is_translated(base, frontend)
+                and _names(rule, frontend)
+            ):
+                return frontend
+        return None
+
+    def _is_translated(self, base: Chain, frontend: Frontend) -> bool:
+        """Whether requests have the endpoint's address at this hook, and for conntrack.
+
+        Clients outside use all frontends except cluster IPs, which pods use.
+        """
+        by_sockets = frontend.protocol != Protocol.SCTP
+        if base.hook == "output":
+            return by_sockets
+        if frontend.kind == CLUSTER_IP and by_sockets and not self._settings.host_sockets:
+            return True
+        by_flows = self._settings.engine is Engine.FLOWS or frontend.by_flows
+        return by_flows or _is_behind_ours(base)
+
+    def _remedy(self, rule: Rule, base: Chain, frontend: Frontend) -> str:
+        or_netfilter = "" if self._settings.engine is Engine.NETFILTER else f", or {_NETFILTER}"
+        if base.hook == "output":
+            return f"{_ENDPOINT}: sockets are connected to it"
+        if frontend.kind == CLUSTER_IP and not self._settings.host_sockets:
+            return f"{_ENDPOINT}, or {_HOST_SOCKETS}{or_netfilter.replace(', or', ' and')}"
+        if _is_behind_ours(base):
+            return (
+                "give the rule an address or port that no Service has, because Services are "
+                "handled first"
+            )
+        if rule.asks_for_original:
+            return f"--packet-mark, and a rule that matches that mark{or_netfilter}"
+        by_source = f"{_BY_SOURCE.get(frontend.kind, '')}NetworkPolicy"
+        return f"{by_source}, or {_ENDPOINT} in FORWARD{or_netfilter}"
+
+
+def not_compared(table: Table) -> Iterator[str]:
+    """Yield the chains with rules at hooks that are not compared."""
+    for chain in table.chains.values():
+        if chain.rules and chain.hook in ("bridge", "egress"):
+            yield f"{table.title}, chain {chain.name}"
+
+
+def _is_early(base: Chain) -> bool:
+    """Whether kube-proxy translates only after this hook."""
+    nat_comes = base.priority < NAT_DST or base.is_nat
+    return base.hook == "ingress" or (base.hook in _EARLY and nat_comes)
+
+
+def _is_behind_ours(base: Chain) -> bool:
+    """Whether it is a nat chain that is not asked, as the engine's own has translated."""
+    return base.is_nat and base.hook == "prerouting" and base.priority > _OURS
+
+
+def _candidates(rule: Rule, frontends: Frontends) -> Iterable[Frontend]:
+    """Return the frontends that a rule names by an address, or NodePorts that it names by a port.
+
+    There may be more, if the rule has several conditions.
+    """
+    for condition in rule.conditions:
+        if condition.of_address and not condition.negated:
+            return frontends.by_address.within(condition.ranges)
+    for condition in rule.conditions:
+        if not (condition.of_address or condition.negated):
+            found = frontends.by_port.within(condition.ranges)
+            return (frontend for frontend in found if frontend.kind == NODE_PORT)
+    return ()
+
+
+def _names(rule: Rule, frontend: Frontend) -> bool:
+    """Whether the rule matches the frontend, and some endpoint not."""
+    return any(
+        rule.matches(frontend.protocol, address, frontend.port)
+        and not rule.matches(frontend.protocol, *endpoint)
+        for address, endpoint in product(frontend.addresses, frontend.endpoints)
+    )
