@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
 PAGES = (ROOT / "docs/benchmarks.md",)
 NOT_MEASURED = "It has not been measured yet."
+_DAY = re.compile(r", (?=\d{4}-\d\d-\d\d; load )")  # a result's machine, and when it ran
 _BLOCK = re.compile(r"(<!-- bench ([a-z]+) -->\n).*?(<!-- end of bench -->)", re.S)
 
 Results = dict[str, Result]
@@ -131,14 +132,13 @@ def _content(name: str, results: Results, folder: Path, at: Path) -> str:
 
 
 def _part(part: Part, found: Result, folder: Path, at: Path) -> str:
-    """The plot, where the figures are from, and a table of those that miss their target."""
+    """The plot, how and when it was measured, and a table of the figures that miss their target."""
     plot = folder / f"{part.name}.png"
     shown = f"![{part.title}]({os.path.relpath(plot, at)})\n\n" if plot.exists() else ""
     file = os.path.relpath(folder / f"{part.name}.json", at)
     figures = f"[all {len(found.rows())} figures]({file})"
-    return (
-        f"{shown}`{found.command}` on {found.machine}; {figures}{_targets(found)}.{_table(found)}"
-    )
+    when = _DAY.split(found.machine)[-1]
+    return f"{shown}`{found.command}`, {when}; {figures}{_targets(found)}.{_table(found)}"
 
 
 def _targets(found: Result) -> str:
@@ -152,10 +152,10 @@ def _table(found: Result) -> str:
     lines, last = list[str](), ""
     for heading, row in missed:
         if heading != last:
-            lines.append(f"| **{heading}** | | | |")
+            lines.append(f"| **{heading}** | | |")
             last = heading
-        lines.append(f"| {' | '.join(row.cells()[:4])} |")
-    head = "\n\n| figure | measured | target | |\n|---|---|---|---|\n"
+        lines.append(f"| {' | '.join(row.cells()[:3])} |")
+    head = "\n\n| figure | measured | target |\n|---|---|---|\n"
     return head + "\n".join(lines) if lines else ""
 
 
@@ -166,7 +166,17 @@ def _summary(results: Results) -> str:
         if (ours := _shown(results, each, each.ours))
     ]
     head = "| figure | ebpflb | kube-proxy's nftables |"
-    return "\n".join([head, "|---|---|---|", *rows])
+    return "\n".join([head, "|---|---|---|", *rows, "", _machines(results)])
+
+
+def _machines(results: Results) -> str:
+    """Each machine, and if there are several also what was measured there."""
+    parts: dict[str, list[str]] = {}
+    for name, each in results.items():
+        parts.setdefault(_DAY.split(each.machine)[0], []).append(name)
+    if len(parts) == 1:
+        return f"All on {min(parts)}."
+    return "; ".join(f"{', '.join(names)}: {machine}" for machine, names in parts.items()) + "."
 
 
 def _shown(results: Results, each: Compared, name: str) -> str:

@@ -28,7 +28,7 @@ NODEPORT = Result(
 )
 GROWTH = Result(
     "python -m bench.growth",
-    "a machine",
+    "another machine, 2 CPUs, 2026-11-24; load 0.9 0.9 1.5",
     7,
     ["amid more Services"]
     + [row_of("connect4", [1, 2, 3], "ns", at=10**n, axis="services") for n in range(3)],
@@ -82,7 +82,8 @@ def test_pages_show_the_results(folder: Path) -> None:
     assert f"![{PARTS['nodeport'].title}](results/nodeport.png)" in text
     assert "ebpflb, local" not in text
     assert "[all 4 figures](results/nodeport.json), 0 of 1 targets met." in text
-    assert "| ebpflb / nftables | 1.250 x | >= 1.330 x | missed by 6% |" in text
+    assert "| ebpflb / nftables | 1.250 x | >= 1.330 x |\n" in text
+    assert "`python -m bench.growth`, 2026-11-24; load 0.9 0.9 1.5; [all 3 figures]" in text
     assert page.NOT_MEASURED in text
     assert [line for line in text.splitlines() if line in ("before", "between", "after")] == [
         "before",
@@ -115,6 +116,7 @@ def test_the_summary_compares(folder: Path) -> None:
         page.read_results(folder / "results"), folder, folder,
     )  # fmt: skip
     assert "| the same, flow tables | 115 /s | 90 /s |" in text
+    assert "\nnodeport: a machine; growth: another machine, 2 CPUs.\n" in text
     assert "memory" not in text
 
 
