@@ -8,6 +8,7 @@ compares both (tests/kit/beside_kube_proxy.py).
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from socket import SO_REUSEADDR, SOL_SOCKET
 
 import pytest
 
@@ -28,6 +29,8 @@ A_MOMENT = 0.3  # seconds in which nothing may happen
 BOTH = "meta l4proto { tcp, udp }"
 ZONE, LABEL, MARK, SHORT = 5, 5, 0x10, 15
 MASQUERADE_MARK = 0x4000
+DATA_PORT = 2000
+READ_REQUEST = b"\0\1file\0octet\0"  # of TFTP
 REQUESTS = 8
 
 
@@ -184,6 +187,74 @@ def test_a_timeout_that_a_rule_sets_applies(pair: BesideKubeProxy) -> None:
             return found
 
     assert both(pair, seen) == {True}
+
+
+@contextmanager
+def helped(node: Host, kind: str, protocol: str) -> Iterator[None]:
+    """A rule gives flows to the NodePort this helper of conntrack; another counts related flows."""
+    helper = f'ct helper used {{\ntype "{kind}" protocol {protocol}; l3proto ip\n}}'
+    use = f'meta nfproto ipv4 {protocol} dport {NODEPORT} ct helper set "used"'
+    count = f'ct state related {protocol} dport != 0 counter comment "related"'
+    hooks = chain("prerouting", "mangle", use), chain("forward", "filter", count)
+    with rules(node, "\n".join([helper, *hooks])):
+        yield
+
+
+def test_a_helper_translates_what_ftp_announces(pair: BesideKubeProxy) -> None:
+    """The endpoint announces an address and port of its own for data. The client reads the node's
+    address instead, and reaches the endpoint there: the connection is related to the first one.
+    """
+    host, port = pair.there.v4, DATA_PORT
+    announced = f"227 Entering Passive Mode ({host.replace('.', ',')},{port >> 8},{port & 255})"
+
+    def seen(node: Host) -> tuple[bytes, int]:
+        outside, server = pair.sockets(pair.outside), pair.sockets(pair.there)
+        with (
+            helped(node, "ftp", "tcp"),
+            requests.tcp_socket(server, host) as listening,
+            requests.tcp_socket(outside, node.v4) as control,
+            requests.tcp_socket(outside, node.v4) as data,
+        ):
+            listening.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            listening.bind((host, port))
+            listening.listen(1)
+            control.connect((node.v4, NODEPORT))
+            control.recv(64)
+            assert requests.lives(control, b"200 a line, for the helper to begin behind\r\n")
+            control.send(f"{announced}\r\n".encode())  # which the endpoint sends back
+            said = control.recv(128).decode()
+            assert node.v4.replace(".", ",") in said
+            data.connect((node.v4, port))
+            connection, _ = listening.accept()
+            with connection:
+                connection.send(b"a file")
+                return data.recv(64), counted(node, "related")
+
+    found = both(pair, seen)
+    assert found == (b"a file", 1)
+
+
+def test_a_helper_translates_what_tftp_sends(pair: BesideKubeProxy) -> None:
+    """The endpoint answers a request for a file from a new port. The client gets the data from the
+    node's address: the flow is related to that of the request.
+    """
+
+    def seen(node: Host) -> tuple[bytes, str, int]:
+        with (
+            helped(node, "tftp", "udp"),
+            requests.udp_socket(pair.sockets(pair.there), node.v4) as server,
+            requests.udp_socket(pair.sockets(pair.outside), node.v4) as client,
+        ):
+            client.sendto(READ_REQUEST, (node.v4, NODEPORT))
+            client.recvfrom(64)
+            (entry,) = entries(node)
+            server.bind((pair.there.v4, DATA_PORT))
+            server.sendto(b"a file", (str(entry.reply.destination), entry.reply.destination_port))
+            said, (sender, _) = client.recvfrom(64)
+            return said, "node" if sender == node.v4 else sender, counted(node, "related")
+
+    found = both(pair, seen)
+    assert found == (b"a file", "node", 1)
 
 
 @protocols
