@@ -13,6 +13,7 @@ from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
+from bench.conntrack_filler import full
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Socket
@@ -21,7 +22,6 @@ from ebpflb.plan.flow_entries import Connection
 from tests.kernel.node import nodes
 from tests.kit import firewall, flood, needs
 from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
-from tests.kit.conntrack_filler import full
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families
 

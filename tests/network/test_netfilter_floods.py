@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.conntrack_filler import full
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.beside_kube_proxy import BesideKubeProxy, entries, kinds
-from tests.kit.conntrack_filler import full
 from tests.kit.firewall import chain, rules
 from tests.kit.flood import SOURCE_PORT
 from tests.kit.lab_cluster import NODEPORT

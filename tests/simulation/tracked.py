@@ -67,14 +67,17 @@ class TrackedFlows:
             if not left_out and wanted(protocol, to.destination.packed, to.destination_port):
                 yield entry
 
-    def connections_to(self, frontend: Frontend) -> Iterator[Connection]:
+    def connections_to(
+        self, frontend: Frontend, backend: Address | None = None
+    ) -> Iterator[Connection]:
         to, wanted_port, _ = frontend
-        return self.connections(
+        listed = self.connections(
             lambda _, address, port: (
                 port == wanted_port and (to.is_unspecified or address == to.packed)
             ),
             Protocol.UDP,
         )
+        return (each for each in listed if backend in (None, each.reply.source))
 
     def delete_answered(self, frontend: Frontend, backend: tuple[Address, int]) -> int | None:
         """As a kernel does it that can: for IPv4."""

@@ -45,7 +45,8 @@ class StaleConnections:
         count = conntrack.delete_answered(frontend, backend) if backend else None
         if count is not None:
             return Counts({family(frontend.address): count})
-        return self._delete(conntrack.connections_to(frontend), serving)
+        answered_by = backend[0] if backend else None
+        return self._delete(conntrack.connections_to(frontend, answered_by), serving)
 
     def delete_all(self) -> Counts:
         """Delete all stale entries, and TCP entries that were created while nothing translated.

@@ -50,17 +50,21 @@ def open_ctnetlink() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETFILTER)
 
 
-def dump(attributes: bytes, family: int = socket.AF_UNSPEC) -> Iterator[tuple[bytes, int, int]]:
+def dump(
+    attributes: bytes, family: int = socket.AF_UNSPEC, containing: bytes = b""
+) -> Iterator[tuple[bytes, int, int]]:
     """Yield the attributes of each entry: the data, and where they begin and end in it.
 
-    Raises OSError.
+    The kernel sends over a hundred entries at a time; if the bytes ``containing`` are in none of
+    them, all are skipped, in a tenth of the time. Raises OSError.
     """
     with open_ctnetlink() as kernel:
         kernel.send(request(GET, REQUEST | DUMP, attributes, family))
         while True:
             data = kernel.recv(BUFFER_SIZE)
+            may_be_wanted = containing in data
             for kind, _, _, begin, end in split(data):
-                if kind == NEW:
+                if kind == NEW and may_be_wanted:
                     yield data, begin + FAMILY.size, end
                 elif kind in (ERROR, DONE):
                     if number := error_number(data, begin):
@@ -227,18 +231,25 @@ def connections(
     return (entry for entry in listed if not entry.status & without)
 
 
-def connections_to(frontend: Frontend) -> Iterator[Connection]:
+def connections_to(frontend: Frontend, backend: Address | None = None) -> Iterator[Connection]:
     """Yield the entries with this original destination; an unspecified address means any.
 
-    The kernel leaves out the others, if it can (5.9). Raises NodeError.
+    With ``backend`` most entries that other addresses answer are left out. The kernel leaves out
+    other destinations, if it can (5.9). Raises NodeError.
     """
     to, wanted_port, protocol = frontend
+    answered = _source_attribute(backend) if backend else b""
 
     def is_wanted(number: int, address: bytes, port: int) -> bool:
         is_it = to.is_unspecified or address == to.packed
         return is_it and (number, port) == (protocol, wanted_port)
 
-    return _listed(matching_filter(tuple_to(frontend)), family(to), is_wanted)
+    return _listed(matching_filter(tuple_to(frontend)), family(to), is_wanted, answered)
+
+
+def _source_attribute(address: Address) -> bytes:
+    """CTA_IP_V4_SRC or CTA_IP_V6_SRC."""
+    return attribute(1 if address.version == 4 else 3, address.packed)
 
 
 def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
@@ -341,15 +352,17 @@ def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
     return request(kind, REQUEST | ACK, attributes_sent, family(entry.original.source))
 
 
-def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
+def _listed(
+    kept: bytes, family: int, wanted: Wanted, containing: bytes = b""
+) -> Iterator[Connection]:
     """Yield the wanted entries; ``kept`` is the kernel's filter, ignored by older kernels.
 
-    Raises NodeError.
+    ``containing``: as for ``dump``. Raises NodeError.
     """
     if not count():
         return
     try:
-        for data, at, end in dump(kept, family):
+        for data, at, end in dump(kept, family, containing):
             layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at)[0])
             if layout is not None:
                 _, address, number, _, port = layout.unpack_from(data, at)

@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from bench import conntrack_filler
+from bench.conntrack_filler import Served
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.netfilter.conntrack import TuplePart
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import DESTINATION_NAT, Connection, FlowState
+from ebpflb.plan.flow_entries import DESTINATION_NAT, Connection, Ends, FlowState
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
 NAME = f"ebpflb-test-{os.getpid()}-ctnetlink"
+MANY = 2000  # more than the kernel sends at a time
 VIPS = {4: "127.0.0.7", 6: "fd00:96::7"}
 RULES = """
 table inet mine {
@@ -134,6 +137,21 @@ def test_the_entries_of_one_frontend(address: str) -> None:
         say(host, 54)
     found = [str(each.original.destination) for each in conntrack.connections_to(wanted)]
     assert sorted(found) == sorted(hosts if wanted.address.is_unspecified else [address])
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_the_entries_that_one_backend_answers(family: int) -> None:
+    """Those of another backend are mostly left out, before they are decoded."""
+    to, endpoints = ip_address(VIPS[family]), [ip_address(f"fd00::{n}") for n in (1, 2)]
+    if family == 4:
+        endpoints = [ip_address(f"10.1.0.{n}") for n in (1, 2)]
+    client = endpoints[0] + 100
+    conntrack_filler.fill(range(MANY), Served((to, 53), (endpoints[0], 5454)))
+    conntrack_filler.forge(Protocol.UDP, Ends(client, to, 4321, 53), (endpoints[1], 5454))
+    found = list(conntrack.connections_to(frontend(str(to)), endpoints[1]))
+    assert [each.original.source for each in found if each.reply.source == endpoints[1]] == [client]
+    assert len(found) < MANY / 2
+    assert len(list(conntrack.connections_to(frontend(str(to))))) == MANY + 1
 
 
 @pytest.mark.parametrize(("address", "listed"), [(VIPS[4], 1), ("0.0.0.0", 2), (VIPS[6], 2)])
