@@ -76,6 +76,12 @@ PARTS = {
             "--rounds 3", "--rounds 1", (Panel("programs", "ns"),),
         ),
         Part(
+            "moved", "bench.moved_datagrams",
+            "How long a removed endpoint gets datagrams, by entries of conntrack",
+            "--rounds 10", "--entries 200000 --rounds 2",
+            (Panel("the last datagram", "ms"),),
+        ),
+        Part(
             "profile", "bench.profile", "Where the time of packets and connections goes",
             "--rounds 5", "--rounds 1", (Panel("a packet", "ns"), Panel("a TCP", "ns")),
             usual=False,

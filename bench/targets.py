@@ -20,3 +20,4 @@ FIRST_START = 1
 COLD_START, MAP_WRITES, WARM_RESTART, WARM_WRITES = 4, 1, 1.5, 0
 FIRST_ANSWER_P50, FIRST_ANSWER_P99 = 10, 50
 CPU_A_CHANGE = {100: 0.5, 400: 0.3, 1000: 0.3}  # by changes a second
+LAST_DATAGRAM = 50  # from a slice to the last datagram that a removed endpoint gets

@@ -3,11 +3,14 @@
 destination, knows every flow, and finds a port as it does for every other rule.
 """
 
+from contextlib import ExitStack
+from ipaddress import ip_address
 from socket import SO_LINGER, SO_REUSEADDR, SOL_SOCKET
 from struct import pack
 
 import pytest
 
+from bench.conntrack_filler import Served, amid
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.packet_path import Engine
@@ -17,12 +20,15 @@ from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
+from tests.kit.moved_flows import wait_until_only
 from tests.kit.parameters import families, netfilter, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.load import scaled
 
 FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen
+MANY = scaled(20_000)
 OPENED_AND_CLOSED = 40
 PORTS = 20
 
@@ -232,6 +238,25 @@ def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
     finally:
         server.kill()
         server.wait()
+
+
+@families
+@pytest.mark.parametrize("same", [False, True], ids=["of others", "of the same Service"])
+def test_a_flow_moves_amid_many_entries(two: TwoNodes, same: bool, v6: bool) -> None:
+    """When its endpoint goes. No other entry goes, whether or not it is of the same Service."""
+    where = FRONTENDS.to("nodeport", two.near, v6=v6)
+    stays = (ip_address(two.there.v6 if v6 else two.there.v4), TARGET)
+    served = Served((ip_address(where[0]), where[1]), stays) if same else None
+    with amid(two.near, MANY, served), ExitStack() as stack:
+        while True:
+            client = stack.enter_context(requests.udp_socket(two.sockets(two.outside), where[0]))
+            if requests.exchange(client, *where).name == "here":
+                break
+        two.publish(two.service("web", 10, two.there))
+        wait_until_only(two.near, client.getsockname()[1], two.there)
+        assert requests.exchange(client, *where).name == "there"
+        with nodes.entered(two.near.netns):
+            assert conntrack.count() >= MANY
 
 
 @pytest.mark.parametrize("before", list(Engine))
