@@ -2,12 +2,16 @@
 """What tests need of the kernel: where it is missing they are skipped, and pytest says why."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ebpflb.kernel.netfilter import probe
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
+from ebpflb.kernel.netfilter.table import Keeper
+from ebpflb.kernel.node import scratch_namespace
 
 bridge_netfilter = pytest.mark.skipif(
     not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
@@ -23,6 +27,19 @@ def flowtable() -> None:
     """Skips the test where --fast-forward cannot use a flowtable of the kernel."""
     netfilter()
     _skip_for(flowtable_obstacle)
+
+
+def owned_tables() -> None:
+    """Skips the test where no process can own a table of nftables (before Linux 5.12)."""
+    with ThreadPoolExecutor(1) as thread:
+        if not thread.submit(_can_own_a_table).result():
+            pytest.skip("on this kernel no process can own a table of nftables")
+
+
+def _can_own_a_table() -> bool:
+    scratch_namespace.leave()
+    with closing(Keeper()) as keeper:
+        return keeper.open()
 
 
 def sctp() -> None:

@@ -17,6 +17,7 @@ from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, remove
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket, Sockets
 from tests.kernel.node import nodes
+from tests.kit import needs
 from tests.kit.lab_cluster import new_lab
 
 PORT, TARGET = 30080, 8080
@@ -101,7 +102,8 @@ def engine() -> Iterator[None]:
 
 @contextmanager
 def keeper() -> Iterator[None]:
-    """The table that an agent owns on kernels before 6.9."""
+    """The table that an agent owns on kernels from 5.12 to 6.8."""
+    needs.owned_tables()
     kept = Keeper()
     assert kept.open()
     yield
