@@ -286,8 +286,8 @@ class Options:
         ALL_SOCKETS,
         "--socket-translation",
         "Which sockets are connected to backends directly: all, or only those of the node's own"
-        " network namespace (host). With host, pods' packets are translated at their device, so"
-        " service meshes and rules inside pods see the service's address.",
+        " network namespace (host). With host, service meshes and rules inside pods see the"
+        " service's address.",
         choices=SOCKET_TRANSLATIONS,
         chart="socketTranslation",
         details="See [below](#how-do-i-run-a-service-mesh).",
@@ -306,7 +306,7 @@ class Options:
         (),
         "--map-size",
         f"Other sizes of maps: {', '.join(SIZES)} (docs/scale.md has the memory for"
-        " each). A new size makes a new map: the flows of packets start empty.",
+        " each). The flows of packets start empty.",
         metavar="NAME=ENTRIES,...",
         repeated=True,
         parse=_parse_sizes,
@@ -325,8 +325,8 @@ class Options:
     masquerade_ports: tuple[int, int] = option(
         (10000, 29999),
         "--masquerade-ports",
-        "Source ports of masqueraded connections of the flow tables. They are used neither by "
-        "the node's own sockets nor by connections that netfilter masquerades.",
+        "Source ports of masqueraded connections of the flow tables, which nothing else on the "
+        "node uses.",
         metavar="LOW-HIGH",
         parse=parse_ports,
         show=_show_ports,
@@ -336,8 +336,7 @@ class Options:
         ROUTE,
         "--reply-path",
         "How replies of the flow tables leave: as the backend's packets are routed (route), or "
-        "by the device where their request came in, bypassing routing rules, netfilter and "
-        "conntrack (request-device).",
+        "by the device where their request came in (request-device).",
         choices=REPLY_PATHS,
         chart="replyPath",
         details="See [below](#what-do-the-larger-options-cost).",
@@ -345,9 +344,8 @@ class Options:
     fast_forward: bool = option(
         False,
         "--fast-forward",
-        "Forward packets of established flows without routing rules, netfilter and conntrack: "
-        "flow tables do it in the programs (replies leave by the device where requests came in), "
-        "netfilter by the kernel's flowtable.",
+        "Forward packets of established flows from device to device, past routing rules, "
+        "netfilter and conntrack.",
         chart="fastForward",
         details="See [below](#what-do-the-larger-options-cost).",
     )
@@ -458,7 +456,7 @@ class Options:
         show=annotations.show_networks,
         chart="nodePortSourceRanges",
         details="Others are dropped. If no CIDR of a family is listed, or `/0`, all clients of"
-        " that family are admitted. Health-check node ports are not restricted.",
+        " that family are admitted.",
     )
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999
