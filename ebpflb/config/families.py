@@ -81,7 +81,7 @@ def _nodeport_addresses(
 
     See kube-proxy.md 8.
     """
-    if config.node_port_addresses in ((), devices.PRIMARY):
+    if not config.node_port_addresses or any(map(devices.is_word, config.node_port_addresses)):
         return
     configured = {family(each) for each in _networks(config.node_port_addresses)}
     expected = {primary} | {family(each) for each in pod_networks}

@@ -92,8 +92,8 @@ PARAMETERS = (
     Parameter("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", "M",
         "Prefix of the names of pods' devices, for detectLocalMode InterfaceNamePrefix."),
     Parameter("nodeport-addresses", "nodePortAddresses", "M",
-        "Node addresses that serve NodePorts: 'primary', or a list of CIDRs. If empty, "
-        "'primary' in every mode."),
+        "Node addresses that serve NodePorts: CIDRs, 'primary', 'all' or 'localhost', which the "
+        "node's own processes can always use. If empty, 'primary' in every mode."),
     Parameter("masquerade-all", "iptables.masqueradeAll nftables.masqueradeAll", "M",
         "Masquerade (SNAT) all traffic to cluster IPs."),
     Parameter("iptables-masquerade-bit", "iptables.masqueradeBit nftables.masqueradeBit", "A",

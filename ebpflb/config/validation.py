@@ -6,7 +6,7 @@ ClusterCIDR.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ebpflb.config import listen_addresses
 from ebpflb.config.config_file import FieldError
@@ -38,7 +38,7 @@ def check(config: KubeProxyConfiguration) -> Iterator[FieldError]:
         yield from _durations("ipvs", config.ipvs)
         yield from _networks("ipvs.excludeCIDRs", config.ipvs.exclude_cidrs)
     yield from _addresses(config)
-    yield from _nodeport_addresses(config.node_port_addresses)
+    yield from _networks("nodePortAddresses", config.node_port_addresses, devices.is_word)
     yield from _detect_local(config)
     yield from _one_of("logging.format", config.logging.format, LOG_FORMATS)
     if config.hostname_override and not config.hostname_override.strip():
@@ -107,21 +107,13 @@ def _addresses(config: KubeProxyConfiguration) -> Iterator[FieldError]:
             yield FieldError(path, str(error))
 
 
-def _nodeport_addresses(entries: tuple[str, ...]) -> Iterator[FieldError]:
-    keyword = devices.PRIMARY[0]
-    if keyword in entries and entries != devices.PRIMARY:
-        reason = f'"{keyword}" must be the only entry'
-        yield FieldError(f"nodePortAddresses[{entries.index(keyword)}]", reason)
-    yield from _networks("nodePortAddresses", entries, keyword)
-
-
 def _networks(
-    path: str, texts: tuple[str, ...], keyword: str | None = None
+    path: str, texts: tuple[str, ...], is_word: Callable[[str], bool] = lambda text: False
 ) -> Iterator[FieldError]:
-    """Check CIDRs; ``keyword`` is also valid."""
+    """Check CIDRs; words are also valid."""
     for index, text in enumerate(texts):
         try:
-            if text != keyword:
+            if not is_word(text):
                 parse_network(text)
         except ValueError as error:
             yield FieldError(join_path(path, index), str(error))

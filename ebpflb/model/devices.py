@@ -5,16 +5,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import chain
 
 from ebpflb.model import addresses, nodes
 from ebpflb.model.addresses import Address, Family, Network
 
 # The addresses of this machine that serve NodePorts (kube-proxy.md 8).
 #
-# ``option`` is --nodeport-addresses: ("primary",) or a list of CIDRs. Loopback is not decided here:
-# the datapath serves it to the node's own processes only.
+# ``option`` is --nodeport-addresses: CIDRs and words, as from kube-proxy 1.37 on (KEP-6032).
+# Loopback is not decided here: the datapath serves it to the node's own processes only, always.
 
 PRIMARY = ("primary",)  # the default of nftables mode, and of ebpflb
+_WORDS = {
+    PRIMARY[0]: (),  # the Node's own addresses
+    "localhost": ("127.0.0.0/8", "::1/128"),
+    "all": ("0.0.0.0/0", "::/0"),
+}
+
+
+def is_word(entry: str) -> bool:
+    """Whether an entry of --nodeport-addresses is a word, which stands for both families."""
+    return entry in _WORDS
 
 
 def served_addresses(
@@ -53,9 +64,14 @@ def allowed_networks(
     option: tuple[str, ...], primary: dict[Family, Address]
 ) -> dict[Family, list[Network]]:
     """Return the CIDRs by family; an empty list allows every address."""
-    texts = [str(ip) for ip in primary.values()] if option == PRIMARY else list(option)
+    texts = chain.from_iterable(_texts(entry, primary) for entry in option)
     parsed = [addresses.parse_network(t if "/" in t else _single(t)) for t in texts]
     return {f: [n for n in parsed if addresses.family(n) == f] for f in Family}
+
+
+def _texts(entry: str, primary: dict[Family, Address]) -> Iterable[str]:
+    """Return the CIDRs, or bare addresses, that an entry stands for."""
+    return map(str, primary.values()) if entry in PRIMARY else _WORDS.get(entry, (entry,))
 
 
 def _single(text: str) -> str:

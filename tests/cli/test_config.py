@@ -182,11 +182,11 @@ def test_schedulers_of_ipvs(run: Run, file: Path, caplog: pytest.LogCaptureFixtu
 
 def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> None:
     """Values of a wrong type and invalid values together, each with file and path."""
-    write(file, mode="x", oomScoreAdj="low", ipvs=[], nodePortAddresses=["primary", "::/0"])
+    write(file, mode="x", oomScoreAdj="low", ipvs=[], nodePortAddresses=["secondary", "::/0"])
     assert refused("--config", file) == [
         "ebpflb: the configuration is invalid:",
         f'  {file}: mode: must be one of iptables, ipvs, nftables, not "x"',
-        f'  {file}: nodePortAddresses[0]: "primary" must be the only entry',
+        f'  {file}: nodePortAddresses[0]: "secondary" is not a CIDR such as 10.0.0.0/8',
         f"  {file}: ipvs: Expected object, got array",
         f"  {file}: oomScoreAdj: Expected integer, got string",
     ]

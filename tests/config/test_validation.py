@@ -61,8 +61,8 @@ def test_valid(values: dict[str, Any]) -> None:
             'clusterCIDR: "10.0.0.0/8,fd00::/8,fe00::/8" has more than one CIDR of the same family',
         ),
         (
-            {"nodePortAddresses": ["10.0.0.0/8", "primary"]},
-            'nodePortAddresses[1]: "primary" must be the only entry',
+            {"nodePortAddresses": ["primary", "localhost", "all", "secondary"]},
+            'nodePortAddresses[3]: "secondary" is not a CIDR such as 10.0.0.0/8',
         ),
         (
             {"nodePortAddresses": ["10.0.0.0/8", "10.0.0.1"]},

@@ -178,6 +178,8 @@ def listening(*choice: str, primary: dict[Family, Any] = PRIMARY) -> dict[Family
         (("10.0.0.0/8", "192.0.2.0/24"), {V4: ["10.0.0.7", "192.0.2.7"]}),
         (("127.0.0.0/8",), {V4: ["127.0.0.1"]}),
         (("203.0.113.0/24",), {V4: []}),
+        (("primary", "localhost"), {V4: ["10.0.0.7", "127.0.0.1"], V6: ["::1", "fd00::7"]}),
+        (("all",), {}),
     ],
 )
 def test_listens_only_on_matching_addresses_unless_match_all(

@@ -36,6 +36,11 @@ LISTS = {
     "no list": ("", ALL4, ALL6),
     "sloppy": ("010.020.030.000/024", FIRST4, ALL6),
     "a bare address": (OTHER4, OTHER4, ALL6),
+    "primary": ("primary", FIRST4, FIRST6),
+    "primary and localhost": ("primary localhost", FIRST4, FIRST6),
+    "primary and a range": ("primary 100.200.201.0/24", ALL4, FIRST6),
+    "localhost": ("localhost", "", ""),
+    "all": ("all", ALL4, ALL6),
 }
 
 
@@ -51,11 +56,6 @@ def serving(
 def test_lists(text: str, four: str, six: str) -> None:
     """Exactly the addresses inside; a family of which nothing is listed is served on all (8)."""
     assert serving(text) == {*four.split(), *six.split()}
-
-
-def test_primary() -> None:
-    """ "primary" is the Node's own address of each family, and nothing else (8)."""
-    assert serving("primary") == {FIRST4, FIRST6}
 
 
 @pytest.mark.parametrize(

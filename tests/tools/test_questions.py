@@ -22,6 +22,7 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
         ("default/web", NamedService("default", "web", "", None)),
         ("shop/web-2:https", NamedService("shop", "web-2", "https", None)),
         ("web.default.svc:80", NamedService("default", "web", "80", None)),
+        ("1web.1shop.svc:80", NamedService("1shop", "1web", "80", None)),
         ("web.default.svc.cluster.local:53/udp", NamedService("default", "web", "53", UDP)),
     ],
 )
