@@ -55,9 +55,6 @@ WORKERS := $(shell echo $$((3 * $$(nproc))))
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
 
-# Of the tests those that mypy passes, so far.
-TYPED_TESTS := kit native network packet
-
 # `make test`: each test with one or two sets of its parameters, each file of tests/network with one
 # of its set-ups, what is repeated a third as often, and without those that take long.
 PYTEST := $(BIN)/python -m pytest
@@ -103,8 +100,6 @@ lint-python: $(VENV)/test
 
 lint-types: $(VENV)/test
 	$(BIN)/mypy
-	$(BIN)/mypy --package vagrant.kernels
-	$(BIN)/mypy $(addprefix --package=tests.,$(TYPED_TESTS))
 
 # bpf/ compiles without a warning in its other two dialects: clang with libbpf, and natively.
 define LINTED

@@ -37,7 +37,7 @@ UID = "5a1c8f4e-0000-4000-8000-{:012x}"
 
 
 def metadata(name: str, number: int, labels: Json, **more: Any) -> Json:
-    fields = {"f:metadata": {"f:labels": {".": {}, **{f"f:{each}": {} for each in labels}}}}
+    fields: Json = {"f:metadata": {"f:labels": {".": {}, **{f"f:{each}": {} for each in labels}}}}
     at = "2026-11-01T10:00:00Z"
     manager = {"manager": "kube-controller-manager", "operation": "Update", "time": at}
     return {

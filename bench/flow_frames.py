@@ -71,6 +71,6 @@ def _with_sum(header: bytes, at: int, checksum: int) -> bytes:
 def _sum(data: bytes) -> int:
     """The Internet checksum (RFC 1071)."""
     padded = data + bytes(len(data) % 2)
-    total = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
+    total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
     total = (total >> 16) + (total & 0xFFFF)
     return ~(total + (total >> 16)) & 0xFFFF

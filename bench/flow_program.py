@@ -17,7 +17,7 @@ from ebpflb.kernel.maps import bpf_map, layout, records
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.options import Paths
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings
-from ebpflb.plan.flow_entries import Timeouts
+from ebpflb.plan.flow_entries import Flow, Timeouts, Tuple
 
 BATCHES, REPEAT = 7, 300_000  # test runs of one round
 FIRST_CLIENT, BACKEND = IPv4Address("10.0.0.1"), IPv4Address("172.16.0.2")
@@ -53,13 +53,14 @@ def entry(protocol: int, hook: str, flow: int) -> tuple[Any, Any]:
     at, port_there, other = (
         (BACKEND, BACKEND_PORT, port) if hook == "ingress" else (address, port, BACKEND_PORT)
     )
-    names = records.Flow._fields
-    fields = dict.fromkeys(names, 0) | {"flags": frozenset(), "kind": kinds[KINDS[hook]]}
+    names = Flow._fields
+    fields: dict[str, Any] = dict.fromkeys(names, 0) | {
+        "flags": frozenset(),
+        "kind": kinds[KINDS[hook]],
+    }
     fields |= {"address": at, "port": port_there, "other_port": other}
-    key = records.Tuple(
-        address, BACKEND, port, BACKEND_PORT, protocol, hooks[f"HOOK_{hook.upper()}"]
-    )
-    return key, records.Flow(**fields)
+    key = Tuple(address, BACKEND, port, BACKEND_PORT, protocol, hooks[f"HOOK_{hook.upper()}"])
+    return key, Flow(**fields)
 
 
 def load(*flags: str, **entries: int) -> tuple[dict[str, Any], list[loader.Program]]:
@@ -91,7 +92,7 @@ def chosen() -> Iterator[tuple[str, int]]:
     """The same on the engine netfilter, of requests to a service; the flow tables are empty."""
     maps, programs = load()
     files = {program.name: program.fd for program in programs}
-    fields = {**Timeouts().settings, "frontend_moves": 1}
+    fields: dict[str, Any] = {**Timeouts().settings, "frontend_moves": 1}
     maps["settings"].write([(0, Settings(0, 0, frozenset({"netfilter"}))._replace(**fields))])
     maps["flow_gate"].write([(0, records.FlowGate(0, 0, 1))])
     slots = Range(0, 1)

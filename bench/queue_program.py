@@ -15,6 +15,7 @@ import random
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 TIMEOUT = 10.0  # seconds
@@ -57,4 +58,5 @@ def load(address: str, port: str, rate: str, seconds: str, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    {"serve": serve, "load": load}[sys.argv[1]](*sys.argv[2:])
+    commands: dict[str, Callable[..., None]] = {"serve": serve, "load": load}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -95,7 +95,7 @@ def formatted(path: Path) -> Iterator[str]:
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("str", "repr"):
                 value = node.args[0]
             if isinstance(value, ast.Name) and value.id == handler.name:
-                yield f"{path}:{node.lineno}"
+                yield f"{path}:{value.lineno}"
 
 
 def test_no_error_of_the_system_is_formatted_by_python() -> None:

@@ -12,12 +12,13 @@ def test_only_those_that_can_be_read() -> None:
     """A socket or a number, as it was given; none when the time is over."""
     near, far = socket.socketpair()
     number = os.eventfd(0)
+    both: list[socket.socket | int] = [near, number]
     with near, far:
-        assert readable([near, number], 0.0) == []
+        assert readable(both, 0.0) == []
         far.send(b"x")
-        assert readable([near, number], 60.0) == [near]
+        assert readable(both, 60.0) == [near]
         os.eventfd_write(number, 1)
-        assert set(readable([near, number], 60.0)) == {near, number}
+        assert set(readable(both, 60.0)) == {near, number}
     os.close(number)
 
 

@@ -335,7 +335,7 @@ class Harness:
             reporter=reporter,
             loader=self.loader,
             audit=Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT),
-            host=FakeHost(self.options),
+            host=FakeHost(self.options),  # type: ignore[arg-type]
             **others,
         )
         self.thread = threading.Thread(target=self._run)

@@ -257,8 +257,17 @@ def test_flowtable(
 def test_probe(monkeypatch: pytest.MonkeyPatch, chosen: str, missing: str | None) -> None:
     """Nothing is tried where the flow tables were chosen; SCTP only where netfilter works."""
     tried: list[str] = []
-    monkeypatch.setattr(node_sync, "netfilter_obstacle", lambda: tried.append("nat") or missing)
-    monkeypatch.setattr(node_sync, "can_translate_sctp", lambda: not tried.append("sctp"))
+
+    def obstacle() -> str | None:
+        tried.append("nat")
+        return missing
+
+    def can_translate_sctp() -> bool:
+        tried.append("sctp")
+        return True
+
+    monkeypatch.setattr(node_sync, "netfilter_obstacle", obstacle)
+    monkeypatch.setattr(node_sync, "can_translate_sctp", can_translate_sctp)
     options = Options(Paths(Path("/none")), "node", Path("/none"), packet_path=chosen)
     probed = node_sync.probe_netfilter(options)
     if chosen == "flows":

@@ -70,10 +70,11 @@ def test_full_map(harness: Harness) -> None:
     assert len(harness.datapath.maps.services) == 1
     assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
     assert not harness.datapath.attached
-    assert not harness.stale_udp.checks_of_everything
+    assert harness.stale_udp.checks_of_everything < 1
     harness.datapath.full.clear()
     harness.wait_for(lambda status: not status.sync_error)
-    assert len(harness.datapath.attached) == harness.stale_udp.checks_of_everything == 1
+    assert len(harness.datapath.attached) == 1
+    assert harness.stale_udp.checks_of_everything == 1
     assert harness.service_health.addresses == [{Family.IPV4: {V4}}]
 
 

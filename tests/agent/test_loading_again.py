@@ -47,7 +47,7 @@ def test_pauses_grow(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_loader, "FIRST_PAUSE", 5.0)
     monkeypatch.setattr(program_loader, "LONGEST_PAUSE", 300.0)
     harness.datapath.compile_error, harness.datapath.hooked = FULL, True
-    now, pauses = [0.0], []
+    now, pauses = [0.0], list[float]()
     loader = program_loader.ProgramLoader(
         harness.datapath,  # type: ignore[arg-type]
         harness.options,

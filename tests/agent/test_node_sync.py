@@ -135,7 +135,12 @@ def test_engine_is_chosen_anew(harness: Harness) -> None:
     """Every sync period, without any news: nothing tells of a bridge's settings."""
     chosen: list[object] = []
     update = harness.engine.update
-    harness.engine.update = lambda *known: bool(chosen.append(known)) or update(*known)  # type: ignore[method-assign]
+
+    def chosen_again(*known: Any) -> bool:
+        chosen.append(known)
+        return update(*known)
+
+    harness.engine.update = chosen_again  # type: ignore[assignment, method-assign]
     start(harness, sync_period=0.01)
     wait_until("it is chosen again and again", lambda: len(chosen) > 4)
 

@@ -12,6 +12,7 @@ from ebpflb.agent import loop
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key, Kind, Removed
+from ebpflb.model.services import PortName
 from tests.agent.fakes import SYNCS, Harness, Json, changed, listed, service, slices, value
 from tests.agent.told import EVERYTHING, FULL, NODES, SERVICES, SLICES
 
@@ -240,6 +241,6 @@ def test_minimal_sync_period(harness: Harness) -> None:
     assert {name.service for name, _ in _planned(harness)} == {"a", "b"}
 
 
-def _planned(harness: Harness) -> list[tuple[object, object]]:
+def _planned(harness: Harness) -> list[tuple[PortName, object]]:
     names = harness.datapath.maps.service_names
     return [(names[service.id], service) for _, service in harness.datapath.plans[-1].services]

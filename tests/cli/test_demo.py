@@ -16,7 +16,7 @@ import pytest
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import NETNS
+from ebpflb.lab.netns import NETNS
 
 PREFIX = f"ebpflb-test-{os.getpid()}-demo"
 # SIGINT as in a terminal: a shell that starts the tests in the background has it ignored.
@@ -129,9 +129,9 @@ def test_kept() -> None:
     script = "ip -brief address; ls; ebpflb services get default/web; exit 7"
     addresses = {"node": "192.0.2.1/", "client": "10.244.1.2/", "outside": "198.51.100.7/"}
     for host, address in addresses.items():
-        done = _in_shell(script, host)
-        assert done.returncode == 7, done
-        assert all(it in done.stdout for it in (address, "web.yaml", "10.96.0.10:80"))
+        shell = _in_shell(script, host)
+        assert shell.returncode == 7, shell
+        assert all(it in shell.stdout for it in (address, "web.yaml", "10.96.0.10:80"))
     assert "removed" in begin("--remove").communicate(timeout=120)[0]
     wait_until("nothing is left", lambda: not left(demo.pid))
     assert "no demo is kept here" in _in_shell("").stderr

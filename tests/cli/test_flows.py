@@ -193,8 +193,9 @@ def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
 
     def seen() -> dict[str, str]:
         words = ("--client", outside.v4, *state, "-o", "json")
-        (found,) = json.loads(ebpflb("flows", "list", *words).out)
-        return found
+        found: list[dict[str, str]] = json.loads(ebpflb("flows", "list", *words).out)
+        (flow,) = found
+        return flow
 
     stream = cluster.sockets(outside).open(socket.AF_INET, socket.SOCK_STREAM)
     stream.connect((cluster.node.v4, NODEPORT))

@@ -2,6 +2,7 @@
 """How rows are drawn: as kubectl draws them."""
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from ebpflb.cli.output import Output, print_table, table_lines
 LONG = "a-name-of-a-service-" * 4
 
 
-def drawn(*rows: dict[str, object], **how: int) -> list[str]:
+def drawn(*rows: dict[str, object], **how: Any) -> list[str]:
     return list(table_lines(rows, **how))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -248,7 +249,8 @@ def test_each_option_alone(
     word = on_or_off if isinstance(default, bool) else f"{flag.name}={OTHER_VALUES[flag.name]}"
     usual, other = chosen(*options), chosen(*options, word)
     assert getattr(other, name) != default
-    assert replace(other, **{name: default}) == usual
+    as_before: dict[str, Any] = {name: default}
+    assert replace(other, **as_before) == usual
 
 
 def test_directories_by_the_environment(

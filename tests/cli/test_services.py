@@ -26,7 +26,6 @@ MANY = 250
 def published(cluster: Cluster) -> None:
     """Two of four endpoints are used; a Service has many; a pod has a hostile name."""
     first, second, third = cluster.web
-    leaving = {"ready": False, "serving": True, "terminating": True}
     hostile = manifests.endpoint("10.250.0.1", node="node", target="a\x1b[2Jb")
     many = [
         manifests.endpoint(f"10.251.{i // 250}.{i % 250 + 1}", node="node", target=f"pod-{i}")
@@ -36,7 +35,7 @@ def published(cluster: Cluster) -> None:
         web(
             endpoint(first),
             endpoint(second),
-            endpoint(third, **leaving),
+            endpoint(third, ready=False, serving=True, terminating=True),
             manifests.endpoint("10.244.9.9", node="away", target="far", ready=False),
             nodeport=NODEPORT,
         ),

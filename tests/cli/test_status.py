@@ -21,6 +21,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import kube_proxy_watch, sysctls
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Process
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.serve import status
 from ebpflb.version import VERSION
@@ -53,6 +54,12 @@ def published(cluster: Cluster) -> status.AgentStatus:
     return found
 
 
+def running(cluster: Cluster) -> Process:
+    """The agent's process."""
+    assert cluster.agent.process
+    return cluster.agent.process
+
+
 def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Exit status 0: an agent runs, the hooks serve, nothing is wrong; asked on its node."""
     with on_the_node(cluster):
@@ -62,7 +69,7 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert (done.status, said["verdict"], said["reasons"]) == (0, "OK", [])
     assert said["last_received"].keys() == {"manifests"}
     assert (said["agent"], said["lists_complete"], said["programs"]) == ("runs", True, "current")
-    assert (said["node"], said["pid"]) == ("node", cluster.agent.process.pid)
+    assert (said["node"], said["pid"]) == ("node", running(cluster).pid)
     assert "connect4" in said["socket_hooks"]
     assert said["service_ports"] == PROGRAMMED
     (count,) = said["devices"].values()
@@ -108,13 +115,13 @@ def test_an_agent_that_is_stopped_does_not_answer(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
     """Its lock is held and what it had published is well, but changes are not applied."""
-    cluster.agent.process.send_signal(signal.SIGSTOP)
+    agent = running(cluster)
+    agent.send_signal(signal.SIGSTOP)
     try:
-        pid = cluster.agent.process.pid
-        wait_until("it has stopped", lambda: states_of_threads(pid) == {"T"})
+        wait_until("it has stopped", lambda: states_of_threads(agent.pid) == {"T"})
         done = ebpflb("status", *where, "-o", "json")
     finally:
-        cluster.agent.process.send_signal(signal.SIGCONT)
+        agent.send_signal(signal.SIGCONT)
     said = json.loads(done.out)
     assert (done.status, said["verdict"]) == (3, "DEGRADED")
     assert [reason["cause"] for reason in said["reasons"]] == ["agent does not answer"]
@@ -325,7 +332,7 @@ def test_cleanup_beside_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[s
     done = ebpflb("cleanup", *where)
     assert (done.status, done.out) == (1, "")
     assert done.err.count("\n") == 1
-    assert f"an agent (pid {cluster.agent.process.pid}) still serves" in done.err
+    assert f"an agent (pid {running(cluster).pid}) still serves" in done.err
     assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
 
 

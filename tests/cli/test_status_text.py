@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines of `ebpflb status`."""
 
+from typing import Any
+
 from msgspec import structs
 
 from ebpflb.cli import status
@@ -34,7 +36,12 @@ def test_a_field_names_no_more_than_ten() -> None:
 
 def test_what_is_empty_has_no_line() -> None:
     """No value, no names, no line; a group without lines has no title. Zero is a value."""
-    facts = {"source_errors": {}, "programs": None, "lists_complete": False, "service_ports": 0}
+    facts: dict[str, Any] = {
+        "source_errors": {},
+        "programs": None,
+        "lists_complete": False,
+        "service_ports": 0,
+    }
     assert list(status.groups(facts)) == ["", "services", f"  {'service ports':20} 0"]
 
 

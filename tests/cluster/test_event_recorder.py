@@ -23,9 +23,10 @@ from tests.cluster.event_log import NODE, QUICK
 from tests.kit.api_history import Json
 from tests.kit.api_server import WAIT_SECONDS, FakeApiServer
 
+Said = tuple[event_recorder.Reference, event_recorder.Severity, str, str, str]
 WEB = event_recorder.service(Key("shop", "web"))
-STARTING = (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", "")
-FAILED = (WEB, "Warning", "FailedToStartServiceHealthcheck", "Listen", "port 32000: taken")
+STARTING: Said = (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", "")
+FAILED: Said = (WEB, "Warning", "FailedToStartServiceHealthcheck", "Listen", "port 32000: taken")
 NOW = 1_700_000_000_123_456_789
 
 Record = Callable[..., ApiRecorder]
@@ -51,8 +52,9 @@ def record(api: FakeApiServer, tmp_path: Path) -> Iterator[Record]:
         it.stop()
 
 
-def failed(number: int) -> tuple[event_recorder.Reference, str, str, str, str]:
-    return (*FAILED[:4], f"the {number}th")
+def failed(number: int) -> Said:
+    about, severity, reason, action, _ = FAILED
+    return about, severity, reason, action, f"the {number}th"
 
 
 def created(api: FakeApiServer, count: int) -> list[Json]:
@@ -106,7 +108,7 @@ def test_failure_on_a_service(api: FakeApiServer, record: Record) -> None:
 
 def test_time_and_name() -> None:
     """MicroTime has six digits; the name is the object's with the time in hexadecimal."""
-    _, body = manifest(Event(*FAILED), "it", NOW)  # type: ignore[arg-type]
+    _, body = manifest(Event(*FAILED), "it", NOW)
     event = json.loads(body)
     assert event["eventTime"] == "2023-11-14T22:13:20.123456Z"
     assert event["metadata"]["name"] == f"web.{NOW:x}"
@@ -114,10 +116,10 @@ def test_time_and_name() -> None:
 
 def test_long_note_and_long_name_are_cut() -> None:
     """The API server takes 1,024 bytes of a note and 128 of an instance; no half a character."""
-    _, body = manifest(Event(*FAILED[:4], "ü" * 1000 + "x"), "it", NOW)  # type: ignore[arg-type]
+    _, body = manifest(Event(*FAILED[:4], "ü" * 1000 + "x"), "it", NOW)
     assert json.loads(body)["note"] == "ü" * 512
     long = ApiRecorder(lambda: pytest.fail("not asked for"), "n" * 253)
-    long.event(*STARTING)  # type: ignore[arg-type]
+    long.event(*STARTING)
     event, at = long._waiting[0]
     (_, body) = manifest(event, long._instance, at)
     assert len(json.loads(body)["reportingInstance"]) == 128
@@ -230,7 +232,7 @@ def test_kubeconfig_that_cannot_be_used_is_said(
         event_recorder.server_factory(tmp_path / "none"), NODE, timing=QUICK, stop_timeout=0.0
     )
     it.start()
-    it.event(*STARTING)  # type: ignore[arg-type]
+    it.event(*STARTING)
     end = time.monotonic() + WAIT_SECONDS
     while "events cannot be sent" not in caplog.text:
         assert time.monotonic() < end
@@ -263,8 +265,8 @@ def test_without_an_api_server_events_are_log_lines(caplog: pytest.LogCaptureFix
     caplog.set_level("INFO")
     it = LogRecorder()
     it.start()
-    it.event(*STARTING)  # type: ignore[arg-type]
-    it.event(*FAILED)  # type: ignore[arg-type]
+    it.event(*STARTING)
+    it.event(*FAILED)
     it.stop()
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         ("INFO", "event: Node node-1: Starting"),

@@ -12,8 +12,6 @@ from ebpflb.errors import ClusterError
 from tests.cluster.event_log import NODE, QUICK
 from tests.kit.api_server import WAIT_SECONDS
 
-STARTING = (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy")
-
 
 def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
     """Any failure is one log line, and the event and all later ones are sent afterwards."""
@@ -29,7 +27,7 @@ def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
     sending = ApiRecorder(Server, NODE, timing=QUICK, stop_timeout=WAIT_SECONDS)
     sending.start()
     for number in range(2):
-        sending.event(*STARTING, f"the {number}th")
+        _record(sending, f"the {number}th")
     sending.stop()
     assert sent == ["the 0th", "the 1th"]
     assert caplog.messages == [
@@ -53,9 +51,13 @@ def test_gives_up_in_the_end() -> None:
     it = ApiRecorder(Broken, NODE, timing=QUICK, stop_timeout=0.0)
     it.start()
     for note in ("first", "second"):
-        it.event(*STARTING, note)  # type: ignore[arg-type]
+        _record(it, note)
     assert done.wait(WAIT_SECONDS)
     it.stop()
     assert len(set(asked[:12])) == 1
     assert asked[12] != asked[0]
     assert it.dropped >= 1
+
+
+def _record(recorder: ApiRecorder, note: str) -> None:
+    recorder.event(event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", note)

@@ -11,6 +11,7 @@ import yaml
 from ebpflb.cluster.manifest_directory import ManifestDirectory
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, SourceStatus
+from ebpflb.model.objects import Service
 from tests.cluster.objects import endpoint_slice, node, service
 from tests.kit.api_history import Json
 
@@ -178,7 +179,7 @@ def test_an_object_broken_from_the_start_is_told_as_such(manifests: Manifests) -
     broken = node("node-2") | {"spec": 7}
     manifests.write(service("a", ports=7), endpoint_slice("s"), node("node-1"), broken)
     found = manifests.first()
-    assert isinstance(found[Kind.SERVICE].objects["default", "a"].object, InvalidObject)
+    assert isinstance(found[Kind.SERVICE].objects[Key("default", "a")].object, InvalidObject)
     assert len(found[Kind.ENDPOINT_SLICE].objects) == 1
     assert [key.name for key in found[Kind.NODE].objects] == ["node-1"]
 
@@ -219,7 +220,7 @@ def test_the_namespace_is_default_unless_said(manifests: Manifests) -> None:
     manifests.write("{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {}}")
     ((key, found),) = manifests.first()[Kind.SERVICE].objects.items()
     assert key == Key("default", "a")
-    assert found.object.metadata.namespace == "default"
+    assert isinstance(found.object, Service) and found.object.metadata.namespace == "default"
 
 
 def test_an_object_said_twice_in_a_file_counts_once(

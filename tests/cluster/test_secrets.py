@@ -19,8 +19,8 @@ import pytest
 from ebpflb import redaction
 from ebpflb.cluster.api import Server
 from ebpflb.cluster.api_source import ApiSource
-from ebpflb.cluster.decoding import ClusterError
 from ebpflb.cluster.retry import RetryLoop
+from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
 from ebpflb.options import Paths
 from ebpflb.serve import status

@@ -41,7 +41,7 @@ def labels(expr: Any, known: Labels) -> frozenset[str]:
 
 def series(expr: Any) -> Iterator[str]:
     """The names that it asks for."""
-    if isinstance(expr, promql.VectorSelector):
+    if isinstance(expr, promql.VectorSelector) and expr.name:
         yield expr.name
     parts = [getattr(expr, part, None) for part in ("expr", "lhs", "rhs", "vector_selector")]
     for part in (*parts, *(expr.args if isinstance(expr, promql.Call) else ())):

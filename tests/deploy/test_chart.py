@@ -146,7 +146,8 @@ def test_misspelt_values_are_refused() -> None:
     """At every level, but in the configuration, which ebpflb reads itself."""
     free = {"config", "resources", "nodeSelector", "updateStrategy", "podLabels", "podAnnotations"}
     sections = [key for key, v in DEFAULTS.items() if isinstance(v, dict) and key not in free]
-    misspelt = [{"tolerationz": []}, *({section: {"misspelt": 1}} for section in sections)]
+    misspelt: list[dict[str, Any]] = [{"tolerationz": []}]
+    misspelt += [{section: {"misspelt": 1}} for section in sections]
     answers = helm.ask("render", *misspelt)
     assert len(sections) >= 4
     for answer in answers:

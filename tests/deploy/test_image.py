@@ -21,7 +21,7 @@ PIP_CA = "build/pip-ca.pem"  # there only while an image is built by a PIP_CERT
 
 def lint(path: Path) -> "subprocess.CompletedProcess[str]":
     hadolint = Path(sys.executable).with_name("hadolint")
-    command = [hadolint, "--no-color", "--failure-threshold", "style", path]
+    command: list[str | Path] = [hadolint, "--no-color", "--failure-threshold", "style", path]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -155,7 +155,7 @@ def build(
     path = f"{folder}:{os.environ['PATH']}"
     plain = {"PATH": path, "BASE": base, "PIP_INDEX_URL": "", "PIP_CERT": ""}
     environment = {**os.environ, **plain, **pip}
-    command = [image / "build", *words]
+    command: list[str | Path] = [image / "build", *words]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=60
     )

@@ -60,7 +60,7 @@ def test_full_disk(
     node.history.commit()
     real = os.write
     with monkeypatch.context() as full, caplog.at_level(logging.WARNING):
-        full.setattr(segments.os, "write", lambda fd, data: real(fd, data[:5]))
+        full.setattr(os, "write", lambda fd, data: real(fd, data[:5]))
         for number in range(3):
             node.maps["backend_slots"].write([(number, number)])
             node.history.commit()
@@ -130,9 +130,9 @@ def test_a_file_that_cannot_begin_is_none(
         if fault == "old files stay":
             broken.setattr(segments, "forget", fail)
         elif fault == "the disk is full":
-            broken.setattr(segments.os, "write", fail)
+            broken.setattr(os, "write", fail)
         else:
-            broken.setattr(segments.os, "write", lambda fd, data: real(fd, data[:3]))
+            broken.setattr(os, "write", lambda fd, data: real(fd, data[:3]))
         for _ in range(3):
             with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
                 segments.new(paths)

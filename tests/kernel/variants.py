@@ -18,9 +18,9 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def eventually(holds: Callable[[], bool]) -> bool:
+def eventually(holds: Callable[[], object]) -> bool:
     """Whether it becomes true soon: the kernel removes cgroups and links asynchronously."""
     until = time.monotonic() + 60
     while not holds() and time.monotonic() < until:
         time.sleep(0.01)
-    return holds()
+    return bool(holds())

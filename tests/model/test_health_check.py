@@ -24,7 +24,7 @@ DUAL = {"clusterIPs": ["172.30.0.41", "fd00:30::41"], "ipFamilies": ["IPv4", "IP
 
 def balanced(**spec: Any) -> objects.Service:
     """A load balancer that must find the nodes with endpoints."""
-    asked = {
+    asked: dict[str, Any] = {
         "type": "LoadBalancer",
         "externalTrafficPolicy": "Local",
         "healthCheckNodePort": PORT,

@@ -148,7 +148,7 @@ def test_addresses_go_to_their_family() -> None:
 
 def test_external_ips_switched_off() -> None:
     """The gate AllowServiceExternalIPs takes their addresses and nothing else (1.4)."""
-    spec = {"externalIPs": ["192.0.2.1", "x"], "externalTrafficPolicy": "Local"}
+    spec: dict[str, Any] = {"externalIPs": ["192.0.2.1", "x"], "externalTrafficPolicy": "Local"}
     service = builders.service(**spec, ingress=[{"ip": "198.51.100.1"}])
     (port,), warnings = services.parse(service, Admission(serve_external_ips=False))
     assert (port.external_ips, port.load_balancer_ips) == ((), ips("198.51.100.1"))
@@ -161,7 +161,7 @@ def test_external_ips_switched_off() -> None:
 
 def test_external_ips_that_are_not_allowed() -> None:
     """External IPs outside of --external-ips are not served, but named; policies and VIPs stay."""
-    spec = {
+    spec: dict[str, Any] = {
         "externalIPs": ["192.0.2.1", "203.0.113.1", "203.0.113.2"],
         "externalTrafficPolicy": "Local",
     }
@@ -242,7 +242,7 @@ def test_special_addresses_are_not_served(text: str, what: str) -> None:
 @pytest.mark.parametrize(("text", "what"), SPECIAL.items())
 def test_special_cluster_ips_are_invalid(text: str, what: str) -> None:
     """A manifest may hold one; its Service's last good state stays."""
-    families = {"ipFamilies": None, "clusterIP": text, "clusterIPs": [text]}
+    families: dict[str, Any] = {"ipFamilies": None, "clusterIP": text, "clusterIPs": [text]}
     with pytest.raises(InvalidObject, match=re.escape(f'spec.clusterIP: "{text}" is {what}')):
         services.parse(builders.service(**families))
 

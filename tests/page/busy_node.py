@@ -6,6 +6,7 @@ problem, and clients that connect all the time.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ebpflb.lab import manifests
 from ebpflb.lab.manifests import Manifest
@@ -80,7 +81,7 @@ def _with_problems() -> list[Manifest]:
     """One without endpoints, one whose endpoints are elsewhere, one whose address is another's."""
     ports = [{"name": "grpc", "port": PORT}]
     away = manifests.endpoint("10.244.9.9", node="away", target="inventory-reservation-5c7f-kq2")
-    local = {"internalTrafficPolicy": "Local", "namespace": "warehouse-analytics"}
+    local: dict[str, Any] = {"internalTrafficPolicy": "Local", "namespace": "warehouse-analytics"}
     first, second, third = (
         "customer-notification-preferences",
         "inventory-reservation-coordinator",

@@ -92,7 +92,7 @@ def test_explain(node: Node) -> None:
     """Of a flood of endpoints the first, and how many more there are."""
     endpoints = [{"slot": i} for i in range(999)]
     node.answers["explain"] = {"verdict": "translated", "endpoints": endpoints}
-    query = {"to": "10.96.0.10:80/udp", "from": "outside", "from_port": "7"}
+    query: dict[str, Any] = {"to": "10.96.0.10:80/udp", "from": "outside", "from_port": "7"}
     said = get(guarded(node), "/api/explain", **query).said
     (asked,) = node.asked
     assert (str(asked[1]), asked[1].protocol, *asked[2:]) == ("10.96.0.10:80", 17, "outside", 7)

@@ -255,7 +255,7 @@ def test_many_endpoints_are_pages(page: Page) -> None:
     on = "[...document.querySelectorAll('button')].find((it) => it.innerText === 'More endpoints')"
     for number in (2, 3):
         page.script(f"{on}.click()")
-        page.wait(f"page {number}", lambda it=number: f"page {it} of 3" in page.text())
+        page.wait(f"page {number}", lambda: f"page {number} of 3" in page.text())  # noqa: B023
     page.wait("the last fifty", lambda: len(page.cells("Endpoints")) == 50)
 
 
@@ -502,7 +502,9 @@ def test_the_token_is_asked_for(page: Page, cluster: Cluster, tmp_path: Any) -> 
 def changed(service: str) -> dict[str, Any]:
     """A change of the history, as the server gives it."""
     kinds = ("endpoints", "frontends")
-    lists = {f"{kind}_{what}": [] for kind in kinds for what in ("added", "removed", "changed")}
+    lists: dict[str, list[Any]] = {
+        f"{kind}_{what}": [] for kind in kinds for what in ("added", "removed", "changed")
+    }
     rows = [{"service": service, **lists, "connections_reset": ["1 to 10.0.0.1:80"]}]
     time = "2026-11-26T15:04:05.678+00:00"
     return {"time": time, "causes": [], "more_causes": 0, "services": rows, "maps": {}}

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple
 
@@ -13,6 +14,8 @@ SECOND = 1_000_000_000
 NOW = 10**6 * SECOND
 
 CLIENT, NODE, BACKEND = map(ip_address, ("198.51.100.7", "192.0.2.1", "10.244.1.11"))
+
+Place = tuple[Address, int]  # an address and a port
 
 
 class Made(NamedTuple):
@@ -33,14 +36,17 @@ class Made(NamedTuple):
         snat = FlowKind.SNAT if self.chosen else FlowKind.SNAT_PENDING
         to_node = masquerade if self.chosen else (NODE, 0)
         ingress, egress = Hook.INGRESS, Hook.EGRESS
-        every = [
+        every: list[tuple[Tuple, Place, int, FlowKind]] = [
             (self._key(client, frontend, ingress), backend, inside[1], FlowKind.DNAT),
             (self._key(inside, backend, egress), to_node, backend[1], snat),
             (self._key(backend, masquerade, ingress), inside, backend[1], FlowKind.UN_SNAT),
             (self._key(backend, inside, egress), frontend, client[1], FlowKind.UN_DNAT),
         ]
         rows = zip(every, flags, idle, strict=True)
-        found = [(key, self._flow(*flow, words, ago)) for (key, *flow), words, ago in rows]
+        found = [
+            (key, self._flow(to, port, kind, words, ago))
+            for (key, to, port, kind), words, ago in rows
+        ]
         keep = {REQUEST, REPLY} | ({MASQUERADE} if self.masqueraded else set())
         keep |= {ANSWER} if self.masqueraded and self.chosen else set()
         return {key: flow for part, (key, flow) in enumerate(found) if part in keep}
@@ -50,10 +56,12 @@ class Made(NamedTuple):
         words = "request masquerade" if self.masqueraded else "request"
         return self.entries([f"{words} seen"] * 2 + ["seen"] * 2, [ago] * 4)
 
-    def _key(self, source: tuple, destination: tuple, hook: Hook) -> Tuple:  # type: ignore[type-arg]
+    def _key(self, source: Place, destination: Place, hook: Hook) -> Tuple:
         return Tuple(source[0], destination[0], source[1], destination[1], self.protocol, int(hook))
 
-    def _flow(self, to: tuple, other_port: int, kind: FlowKind, words: str, ago: int) -> Flow:  # type: ignore[type-arg]
+    def _flow(self, to: Place, other_port: int, kind: FlowKind, words: str, ago: int) -> Flow:
         used = NOW - ago * SECOND
         flags = frozenset(words.split())
-        return Flow(used - SECOND, 0, *to, other_port, 7, 21, 0, kind, flags, last_seen=used)
+        address, port = to
+        begun = used - SECOND
+        return Flow(begun, 0, address, port, other_port, 7, 21, 0, kind, flags, last_seen=used)

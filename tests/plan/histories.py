@@ -2,8 +2,10 @@
 """Arbitrary steps of a node's services, for properties."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from hypothesis import strategies as some
 from msgspec import structs
@@ -14,6 +16,11 @@ from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import Flags
 from tests.plan import builders
 from tests.plan.node import PlannedNode
+
+
+def small_tables() -> AbstractContextManager[object]:
+    """Few places in the tables of lists, so that each is looked up after each write."""
+    return patch.multiple(tables, PRIMES=(5, 11), PLACES=2)
 
 
 class Edit(NamedTuple):
@@ -36,7 +43,6 @@ HERE = frozenset({"here"})
 
 
 SCHEDULERS = ("random", "round-robin", "least-connections", "maglev", "source-hash")
-SMALL_TABLES = {"PRIMES": (5, 11), "PLACES": 2}
 
 
 def _block(lists: Mapping[int, Flags]) -> tuple[DesiredBackend, ...]:

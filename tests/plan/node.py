@@ -184,7 +184,9 @@ class PlannedNode:
     def _read_services(self) -> None:
         """A program has read each service just before it changes."""
         for frontend, service in self.maps.services.items():
-            admitted = [client for client in CLIENTS if self.maps.admits(service, client)]
+            admitted: list[Address] = [
+                client for client in CLIENTS if self.maps.admits(service, client)
+            ]
             backends = self.maps.backends(service, service.block)
             self.readers[frontend, service] = Reader(
                 self.now, backends, self.maps.drawn(service), admitted

@@ -6,6 +6,7 @@ from ipaddress import IPv4Address, ip_address, ip_network
 from random import Random
 
 from ebpflb.kernel.map_writer import CAPACITY
+from ebpflb.model.addresses import Address
 from ebpflb.plan.canary import CANARY_PROTOCOLS, Canary, is_canary, service_ports, unused_cluster_ip
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.planner import Planner
@@ -50,7 +51,7 @@ def test_unused_in_the_range() -> None:
 
 def test_none_is_left() -> None:
     """There is no address if all are in use, or if it is unknown which are in use."""
-    taken = list(RANGE)
+    taken: list[Address] = [*RANGE]
     assert unused_cluster_ip([RANGE], RANGE, taken, taken, lambda below: 0) is None
     assert unused_cluster_ip([RANGE], None, [], [], lambda below: 0) is None
     one = ip_network("10.96.0.1/32")

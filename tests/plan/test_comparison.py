@@ -43,9 +43,9 @@ class World:
             yield from filter(None, found)
         for table in ("services", "service_names", "backend_names", "cluster_ips"):
             yield from comparison.surplus(self.planner, table, list(getattr(self.maps, table)))
-        planned, found = self.planner.source_ranges.snapshot(), self.maps.source_ranges
-        yield from comparison.present_source_ranges(self.planner, found)
-        yield from comparison.missing_source_ranges(self.planner, planned, found.keys())
+        planned, ranges = self.planner.source_ranges.snapshot(), self.maps.source_ranges
+        yield from comparison.present_source_ranges(self.planner, ranges)
+        yield from comparison.missing_source_ranges(self.planner, planned, ranges.keys())
         slots = self.maps.backend_slots.items()
         yield from comparison.removed_backends(self.planner, slots)
 

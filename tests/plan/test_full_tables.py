@@ -22,7 +22,7 @@ FULL = CAPACITY._replace(choices=12)  # one table of a prime of 5 places for eac
 
 @pytest.fixture(autouse=True)
 def small_tables() -> Iterator[None]:
-    with patch.multiple(tables, **histories.SMALL_TABLES):
+    with histories.small_tables():
         yield
 
 

@@ -4,7 +4,6 @@ between any two writes leaves a working state. PlannedNode looks at everything a
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +26,7 @@ TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ran
 @pytest.fixture(autouse=True, scope="module")
 def small_tables() -> Iterator[None]:
     """Each place is looked up after each write."""
-    with patch.multiple(tables, **histories.SMALL_TABLES):
+    with histories.small_tables():
         yield
 
 

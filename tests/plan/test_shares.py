@@ -4,7 +4,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import IPv4Address
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +30,7 @@ CAPACITY = Capacity(
 @pytest.fixture(autouse=True, scope="module")
 def small_tables() -> Iterator[None]:
     """Each place is looked up after each write."""
-    with patch.multiple(tables, **histories.SMALL_TABLES):
+    with histories.small_tables():
         yield
 
 

@@ -131,7 +131,7 @@ def test_what_is_rewritten_is_budgeted() -> None:
     for each in names:
         starts.apply(desired(each, [1], [1]), SECONDS, NO_ENTRIES, 0.0)
         starts.apply(desired(each, [1], [1, 2]), SECONDS, NO_ENTRIES, 0.0)
-    now, met = SECONDS, []
+    now, met = SECONDS, list[PortName]()
     while len(met) < len(names):
         turn = starts.take_due(cost, now)
         assert 1 <= len(turn) <= 2

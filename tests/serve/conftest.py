@@ -115,7 +115,7 @@ def serve(own_namespace: None, fake_recorder: FakeRecorder) -> Iterator[Serve]:
     def serve(
         pages: MetricsPages | None = None, on_response: Any = None, **chosen: Any
     ) -> HttpServers:
-        server_options = {
+        server_options: dict[str, Any] = {
             name: chosen.pop(name) for name in ("families", "retry") if name in chosen
         }
         server_options |= {"on_response": on_response} if on_response else {}
@@ -134,15 +134,13 @@ def serve(own_namespace: None, fake_recorder: FakeRecorder) -> Iterator[Serve]:
 
 def plain_pages(**others: Any) -> MetricsPages:
     """Pages with fixed content."""
-    return MetricsPages(
-        **{
-            "metrics": lambda accept: (f"metrics for {accept}".encode(), "text/metrics"),
-            "slis": lambda accept: (f"slis for {accept}".encode(), "text/slis"),
-            "configuration": dict,
-            "flags": dict,
-        }
-        | others
-    )
+    plain: dict[str, Any] = {
+        "metrics": lambda accept: (f"metrics for {accept}".encode(), "text/metrics"),
+        "slis": lambda accept: (f"slis for {accept}".encode(), "text/slis"),
+        "configuration": dict,
+        "flags": dict,
+    }
+    return MetricsPages(**(plain | others))
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ebpflb.kernel.attach import device_programs
 from ebpflb.kernel.attach.device_programs import RunTime
-from ebpflb.kernel.maps import occupancy
 from ebpflb.kernel.maps.bpf_map import open_map
 from ebpflb.kernel.maps.layout import MAPS, MapSpec
 from ebpflb.kernel.maps.records import FlowCounters, Sweep
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
@@ -57,7 +57,7 @@ class FakeMap:
 def fake_maps() -> dict[str, Any]:
     """Empty."""
     made = {name: FakeMap(spec) for name, spec in MAPS.items()}
-    real = {name: open_map(MAPS[name], -1) for name in occupancy.FLOW_MAPS}
+    real = {name: open_map(MAPS[name], -1) for name in FLOW_MAPS}
     for name, opened in real.items():  # whose codecs a FlowTable wants
         made[name].key, made[name].value = opened.key, opened.value  # type: ignore[attr-defined]
     made["sweeps"].element = Sweep(0, 0, 0)

@@ -47,8 +47,8 @@ def test_open_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _number(name: str, labels: dict[str, str]) -> tuple[Any, ...]:
     """A series; the two formats spell bounds of buckets differently."""
-    bound = {"le": float(labels["le"])} if "le" in labels else {}
-    return name, frozenset((labels | bound).items())  # type: ignore[operator]
+    numbers = {"le": float(labels["le"])} if "le" in labels else {}
+    return name, frozenset({**labels, **numbers}.items())
 
 
 def test_nothing_of_its_making(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +124,12 @@ def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_told_from_many_threads(metrics: Metrics) -> None:
     """Nothing is lost."""
-    threads = [
-        threading.Thread(target=lambda: [metrics.service_changes(1) for _ in range(500)])
-        for _ in range(4)
-    ]
+
+    def count() -> None:
+        for _ in range(500):
+            metrics.service_changes(1)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
     for each in threads:
         each.start()
     for each in threads:

@@ -26,7 +26,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 @pytest.fixture
-def held(paths: Paths) -> Iterator[IO[str]]:
+def held(paths: Paths) -> Iterator[IO[bytes]]:
     """The lock of an agent that runs."""
     with status.lock(paths) as lock:
         yield lock

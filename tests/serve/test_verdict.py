@@ -9,8 +9,9 @@ import pytest
 
 from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
+from ebpflb.serve.conditions import Cause
 from ebpflb.serve.status import AgentStatus
-from ebpflb.serve.verdict import OLD_AFTER, Cause, Facts, Verdict, judge, span
+from ebpflb.serve.verdict import OLD_AFTER, Facts, Verdict, judge, span
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 PATHS = Paths(state=Path("/sys/fs/bpf/here"), run=Path("/run/here"))
@@ -89,14 +90,18 @@ def test_ports_that_kube_proxy_has() -> None:
     assert judge(facts(taken)) == (Verdict.OK, [])
 
 
+NO_FAULTS = {
+    *("last_received", "kube_proxy", "ports_not_reserved", "packet_path", "origin"),
+    *("kept_for", "monitor", "flowtable"),  # the first is of those not programmed
+    *("object_warnings", "contested"),  # a tenant's, of its own objects
+}
+
+
 def test_every_fault_that_an_agent_publishes_counts() -> None:
     """A field of the status that names faults is not forgotten by the verdict."""
     for name in AgentStatus.__struct_fields__:
         field = getattr(status(), name)
-        no_faults = ("last_received", "kube_proxy", "ports_not_reserved", "packet_path", "origin")
-        no_faults += ("kept_for", "monitor", "flowtable")  # the first is of those not programmed
-        no_faults += ("object_warnings", "contested")  # a tenant's, of its own objects
-        if (field is None or field == {}) and name not in no_faults:
+        if (field is None or field == {}) and name not in NO_FAULTS:
             wrong = {"x": "y"} if field == {} else "y"
             assert judge(facts(status(**{name: wrong})))[0] is Verdict.DEGRADED, name
 

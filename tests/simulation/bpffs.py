@@ -56,5 +56,7 @@ class BpffsPath(PurePosixPath):
 
 def root(kernel: SimKernel) -> BpffsPath:
     """The state directory of a new bpffs."""
-    made = type("Path", (BpffsPath,), {"kernel": kernel, "folders": set(), "joined": {}})
+    made: type[BpffsPath] = type(
+        "Path", (BpffsPath,), {"kernel": kernel, "folders": set(), "joined": {}}
+    )
     return made("/sys/fs/bpf/simulation")

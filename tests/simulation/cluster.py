@@ -63,7 +63,9 @@ class Shape(NamedTuple):
         external = bits >> 5 & 3
         return Shape(
             families,
-            *(bool(bits >> at & 1) for at in (2, 3, 4)),
+            affinity=bool(bits >> 2 & 1),
+            internal_local=bool(bits >> 3 & 1),
+            external_local=bool(bits >> 4 & 1),
             node_port=external > 1,
             balanced=external == 3,
             ranges=_RANGES[bits >> 7 & 3],
@@ -210,7 +212,8 @@ class Cluster:
             {"name": name, "port": 8000 + port, "protocol": protocol}
             for name, (port, protocol) in PORTS.items()
         ]
-        annotations = {WEIGHT: WEIGHTS[weight]} if WEIGHTS[weight] else None
+        chosen = WEIGHTS[weight]
+        annotations = {WEIGHT: chosen} if chosen else None
         made = manifests.endpoint_slice(
             f"s{number}",
             f"IPv{version}",

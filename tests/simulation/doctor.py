@@ -13,6 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ebpflb.agent.canary_sync import CanaryRefused, CanarySync, CanaryWish, Order
+from ebpflb.model.addresses import Address
 from ebpflb.model.events import Key
 from ebpflb.plan.canary import CanaryLease
 from tests.simulation.expected import Wrong
@@ -159,7 +160,7 @@ class Doctor:
 _NODE = frozenset(of_family(NODE_ADDRESS, version) for version in FAMILIES)
 
 
-def _address(address: str, version: int) -> object:
+def _address(address: str, version: int) -> Address:
     return ip_address(of_family(address, version))
 
 
@@ -192,7 +193,7 @@ def over(view: View, canary: View) -> View:
             found[where] = served
     addresses = {where[0]: served for where, served in canary.items()}
     for where in FRONTENDS:
-        if found.get(where) is UNUSED and (served := addresses.get(where[0])):
-            found[where] = Served(served.service, is_there=False)
+        if found.get(where) is UNUSED and (canary_at := addresses.get(where[0])):
+            found[where] = Served(canary_at.service, is_there=False)
     nodes = {at: (NODE_ADDRESS, *at[1:]) for at in AT_LOOPBACK}
     return found | {at: found[node] for at, node in nodes.items() if node in canary}

@@ -33,6 +33,14 @@ class Object:
         self.id = number
 
 
+class SimTypes(Object):
+    """Types for BTF; nothing names them by an id."""
+
+    def __init__(self, types: bytes) -> None:
+        super().__init__(0)
+        self.types = types
+
+
 class SimMap(Object):
     """A map; ``place`` is the C side's pointer to it."""
 
@@ -193,7 +201,7 @@ class SimKernel:
         return int(self.change(f"creating {name}", lambda: self.open(made), True))
 
     def btf_load(self, types: bytes) -> int:
-        return self.open(SimpleNamespace(types=types))
+        return self.open(SimTypes(types))
 
     def array_memory(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> SimMemory:
         return SimMemory(self, self._map(map_fd), size)

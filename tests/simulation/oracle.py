@@ -224,7 +224,8 @@ def _admitted(ranges: object, version: int) -> frozenset[str] | None:
 
 def _endpoints(slices: list[ReadSlice], port: str, version: int) -> Endpoints:
     """Those of a weight; what still serves may be without."""
-    ready, leaving, serving = set(), set(), set[Place]()
+    ready, leaving = set[tuple[Place, bool]](), set[tuple[Place, bool]]()
+    serving = set[Place]()
     for each in slices:
         stored = each.stored
         assert stored

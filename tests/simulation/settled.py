@@ -2,7 +2,7 @@
 """What must hold when nothing has happened for a while."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ebpflb.history.past import Past
 from ebpflb.history.recorder import RECORDED
 from ebpflb.kernel.attach.tcx import TCX_HOOKS
-from ebpflb.kernel.maps.bpf_map import MappedArray
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
 from ebpflb.plan.planner import Planner
+from ebpflb.serve.conditions import not_ready
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps
 from tests.simulation.agent import Life
@@ -37,7 +37,7 @@ def check(node: "SimNode", life: Life) -> None:
         if node.known.objects.get(kind) != wanted:
             raise Wrong(f"the agent does not know the newest {kind}")
     if not life.health.ready or not life.health.serves:
-        raise Wrong(f"not ready: {life.agent.status.not_ready}, serves: {life.health.serves}")
+        raise Wrong(f"not ready: {not_ready(life.agent.status)}, serves: {life.health.serves}")
     node.clients.judge_open()
     node.tracked.judge_open()
     _check_hooks(node)
@@ -52,8 +52,8 @@ def _check_hooks(node: "SimNode") -> None:
         if not node.kernel.link_at(node.cgroup, hook.attach_type):
             raise Wrong(f"nothing runs at {section}")
     pinned = {opened.id for opened in node.kernel.pins.values()}
-    for index, hook in product(node.kernel.devices, TCX_HOOKS.values()):
-        link = node.kernel.link_at(index, hook)
+    for index, attach_type in product(node.kernel.devices, TCX_HOOKS.values()):
+        link = node.kernel.link_at(index, attach_type)
         if link is None or link.id not in pinned:
             raise Wrong(f"nothing that is pinned runs at device {index}")
 
@@ -87,12 +87,13 @@ def _check_history(life: Life) -> None:
     past = Past(life.options.paths).at(inf)
     for name in RECORDED:
         opened, told = life.datapath.maps[name], past.map(name)
+        differs: list[Any]
         if opened.spec.kind == "ARRAY":
             size = opened.spec.entries
             pairs = zip(told.get_range(0, size), opened.get_range(0, size), strict=True)
             differs = [at for at, (past, now) in enumerate(pairs) if past != now]
         else:
-            differs = list(dict(told.items()).items() ^ dict(opened.items()).items())
+            differs = sorted(set(told.items()) ^ set(opened.items()), key=str)
         if differs:
             raise Wrong(f"the history tells otherwise of {name}: {differs}")
 
@@ -159,7 +160,7 @@ def _check_loads(life: Life) -> None:
             raise Wrong(f"backend {id}: {load.open} connections, not {named[id, load.generation]}")
 
 
-def contents(maps: dict[str, Any]) -> Maps:
+def contents(maps: Mapping[str, Any]) -> Maps:
     """The kernel's maps as dicts."""
     found = Maps()
     for name in ("services", "service_names", "backend_names", "source_ranges", "cluster_ips"):
@@ -174,7 +175,7 @@ def contents(maps: dict[str, Any]) -> Maps:
     return found
 
 
-def _written(array: MappedArray) -> Iterator[tuple[int, Any]]:
+def _written(array: Any) -> Iterator[tuple[int, Any]]:
     """The elements that are not all zeros."""
     stride, size = array.stride, array.size
     memory, zeros = array.memory[0 : array.spec.entries * stride], bytes(size)

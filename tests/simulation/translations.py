@@ -119,8 +119,8 @@ def _choosable(maps: Mapping[str, SimMap]) -> Iterator[Backend]:
         blocks[service.block] = service.id
     for (base, size), service_id in blocks.items():
         for slot in range(base, base + size):
-            value = maps["slots"].lookup(slot.to_bytes(4, "little"))
-            backend: Backend | None = _backend(value) if value else None
+            held = maps["slots"].lookup(slot.to_bytes(4, "little"))
+            backend: Backend | None = _backend(held) if held else None
             if backend and backend.service == service_id:
                 yield backend
 
@@ -191,4 +191,4 @@ class _Elements:
 class Translated(NetfilterSync):
     """Programs are not told of it."""
 
-    flags = frozenset[str]()  # type: ignore[assignment]
+    flags = frozenset[str]()

@@ -15,7 +15,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.kernel import map_writer
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.map_writer import MapWriter, NoTranslations
-from ebpflb.model import cluster_state, devices, services
+from ebpflb.model import cluster_state, devices, endpoints, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Selection, uses_cluster, uses_local
 from ebpflb.model.services import ServicePort
@@ -165,7 +165,7 @@ def weight_zero_counts() -> Any:
     return patch.object(cluster_state, "select", select)
 
 
-_select = cluster_state.select
+_select = endpoints.select
 
 
 def tables_name_the_wrong_slot() -> Any:

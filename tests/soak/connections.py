@@ -20,6 +20,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket
 from ebpflb.serve import status
+from ebpflb.serve.conditions import not_ready
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.soak.client import STEP
@@ -115,7 +116,7 @@ class Traffic:
 
     def _is_ready(self) -> bool:
         last = status.read(self.cluster.agent.paths)
-        return last is not None and not last.not_ready and self.cluster.in_force()
+        return last is not None and not not_ready(last) and self.cluster.in_force()
 
     def _services(self) -> list[Any]:
         pods = self.cluster.web

@@ -26,8 +26,8 @@ ALL = (PLAIN, CHANGED, MASQUERADED, PENDING, DATAGRAMS)
 def entries(made: Made) -> Entries:
     """As the datapath wrote them a minute ago, and used them half a minute ago."""
     now = time.monotonic_ns()
-    times = {"last_seen": now - 30_000_000_000, "created": now - 60_000_000_000}
-    return {key: flow._replace(**times) for key, flow in made.plain().items()}
+    seen, begun = now - 30_000_000_000, now - 60_000_000_000
+    return {key: flow._replace(last_seen=seen, created=begun) for key, flow in made.plain().items()}
 
 
 def table(maps: dict[str, Map], made: Made) -> Map:

@@ -101,13 +101,13 @@ def remembered(maps: dict[str, Map]) -> None:
     maps["forwarded"].write([(Tuple(CLIENT, FRONTEND, 9, 80, 6, 2), Forwarded(begun, 62, 1))])
     maps["sweeps"].write([(0, Sweep(10, 4, 2)), (1, Sweep(0, 1, 0))])
     count(maps["flow_stats"], 0, 16, 1, 3, 2)
-    request = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
-    maps["half_open"].write([(7, HalfOpen(request, request, begun))])
+    asked = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
+    maps["half_open"].write([(7, HalfOpen(asked, asked, begun))])
     chosen = Chosen.PREFIX | Chosen.MASQUERADE | BACKEND
     maps["udp_choices"].write(
         [
-            (request._replace(protocol=17), DatagramChoice(WEB, chosen, 0, begun)),
-            (request._replace(protocol=17, source_port=1), DatagramChoice(WEB, 99, 0, begun)),
+            (asked._replace(protocol=17), DatagramChoice(WEB, chosen, 0, begun)),
+            (asked._replace(protocol=17, source_port=1), DatagramChoice(WEB, 99, 0, begun)),
         ]
     )
     maps["recent_choices"].write([(7, 5 << 32 | chosen), (8, 5 << 32), (9, 99)])

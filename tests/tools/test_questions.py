@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ebpflb.errors import NodeError
+from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Frontend, Range, ServiceEntry
 from ebpflb.tools.explain.asking import NamedService, find_frontend, parse_question
@@ -60,10 +61,10 @@ class Rows:
 MAPS: Any = {
     "service_names": Rows(
         {
-            1: PortName("default", "web", "http", TCP, 4),
-            2: PortName("default", "web", "https", TCP, 4),
-            3: PortName("default", "web", "http", TCP, 6),
-            4: PortName("shop", "one", "", UDP, 4),
+            1: PortName("default", "web", "http", TCP, Family.IPV4),
+            2: PortName("default", "web", "https", TCP, Family.IPV4),
+            3: PortName("default", "web", "http", TCP, Family.IPV6),
+            4: PortName("shop", "one", "", UDP, Family.IPV4),
         }
     ),
     "services": Rows(

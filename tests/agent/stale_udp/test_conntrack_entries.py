@@ -23,7 +23,7 @@ from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, Frontend
-from ebpflb.plan.flow_entries import StaleCandidates
+from ebpflb.plan.flow_entries import Connection, StaleCandidates
 from ebpflb.plan.service_entries import BackendChange
 from tests.agent.stale_udp.world import (
     ELSEWHERE,
@@ -86,7 +86,7 @@ def tracked(
     assert any(each.original.destination_port == port for each in entries())
 
 
-def entries() -> list[conntrack.Connection]:
+def entries() -> list[Connection]:
     return list(conntrack.connections(lambda *_: True))
 
 
@@ -323,7 +323,7 @@ def test_what_has_failed_is_made_again(world: World) -> None:
     def fail(_: StaleCandidates) -> Counts:
         raise NodeError("conntrack cannot be listed")
 
-    worker._connections.delete = fail  # type: ignore[method-assign]
+    worker._connections.delete = fail  # type: ignore[assignment, method-assign]
     worker.check(change(GONE))
     pauses = []
     for _ in range(8):

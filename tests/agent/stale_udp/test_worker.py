@@ -127,7 +127,11 @@ def test_orphaned_and_served_again(world: World) -> None:
 def test_second_pass(world: World) -> None:
     """A socket that was inside a hook during the first pass is found by the second."""
     client = world.direct()
-    world.worker.on_search = lambda *_: world.remember(client)  # after the first pass
+
+    def remember(*_: object) -> None:
+        world.remember(client)
+
+    world.worker.on_search = remember  # after the first pass
     world.worker.check(REPLACED)
     assert is_ended(client)
 
@@ -209,7 +213,7 @@ def test_failure(
         asked[0] += 1
         raise error
 
-    world.maps["sockets"].slices = refuse  # type: ignore[method-assign]
+    world.maps["sockets"].slices = refuse  # type: ignore[assignment, method-assign]
     world.worker.check(REPLACED)
     assert eventually(lambda: asked[0] > 3 and world.worker.error)
     assert "map" in str(world.worker.error)
@@ -249,7 +253,7 @@ def virtual(world: World, fail: bool = True) -> tuple[StaleUdpWorker, list[float
     def refuse(*_: object) -> Any:
         raise KernelError("map", errno.ENOSPC, "no space")
 
-    worker._search_and_report = refuse  # type: ignore[method-assign]
+    worker._search_and_report = refuse  # type: ignore[assignment, method-assign]
     return worker, now
 
 
@@ -276,7 +280,7 @@ def test_what_has_failed_joins_the_next_search(world: World) -> None:
         worker.turn()
         now[0] = worker.due
     found = list[StaleSearch]()
-    worker._search_and_report = lambda search, begun: found.append(search)  # type: ignore[method-assign, func-returns-value]
+    worker._search_and_report = lambda search, begun: found.append(search)  # type: ignore[method-assign]
     now[0] -= 20
     worker.check(replaced(6))
     assert worker.due == now[0]

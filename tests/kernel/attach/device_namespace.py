@@ -48,15 +48,15 @@ class Namespace:
     def index(self, name: str) -> int:
         return next(d.index for d in device_watch.list_devices().devices if d.name == name)
 
-    def tcx(self, name: str) -> dict[str, list[int]] | None:
-        """End -> ids of the programs there by tcx, in their order; None where there is no tcx."""
+    def tcx(self, name: str) -> dict[str, list[int]]:
+        """End -> ids of the programs there by tcx, in their order; no end without tcx."""
         index = self.index(name)
         try:
             return {end: bpf.query(index, tcx.TCX_HOOKS[end]) for end in HOOKS}
         except KernelError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return None
+            return {}
 
     def filters(self, name: str) -> dict[str, list[int]]:
         """End -> ids of the programs there by clsact, in their order."""
@@ -133,4 +133,4 @@ def with_clsact(
 
 
 def home_of(made: DevicePrograms) -> StateDir:
-    return StateDir(made.attacher.folder.parent)  # type: ignore[attr-defined]
+    return StateDir(made.attacher.folder.parent)

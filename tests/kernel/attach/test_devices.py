@@ -125,7 +125,8 @@ def drained(host: socket.socket) -> int:
     host.setblocking(False)
     count = 0
     try:
-        while host.recv(16):
+        while True:
+            host.recv(16)
             count += 1
     except BlockingIOError:
         return count

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.errors import KernelError
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.device_programs import unpin_all
@@ -111,7 +112,7 @@ def test_ingress_without_egress(
 
     def attach(device: int, programs: list[Program]) -> None:
         if device == index:
-            raise tcx.KernelError("tc", 12, "no memory")
+            raise KernelError("tc", 12, "no memory")
         real(device, programs)
 
     monkeypatch.setattr(made.attacher, "attach", attach)

@@ -65,7 +65,7 @@ def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]
 
 def values(struct: str) -> some.SearchStrategy[Any]:
     """Any value that a struct can hold, as the NamedTuple that stands for it."""
-    cls = PARTS.get(struct) or records.RECORDS[struct].cls
+    cls: Any = PARTS.get(struct) or records.RECORDS[struct].cls
     parts = [
         field_values(struct, name, field.type)
         for name, field in layout.ffi.typeof(struct).fields

@@ -141,7 +141,7 @@ def test_chosen_timeouts(world: dict[str, Map]) -> None:
 
 def after(table: FlowTable, count: int, happens: Callable[[], None]) -> None:
     """Do something after this number of entries was popped."""
-    pop, popped = table.flows.pop, []
+    pop, popped = table.flows.pop, list[Any]()
 
     def slowly(key: Any) -> Any:
         if len(popped) == count:

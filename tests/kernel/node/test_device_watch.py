@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from pyroute2 import netns
@@ -52,7 +53,7 @@ def ip() -> Iterator[Ip]:
 @pytest.fixture
 def emitted(ip: Ip) -> SimpleQueue[DevicesChanged]:
     """Return the events of a DeviceWatch."""
-    queue: SimpleQueue[DevicesChanged] = SimpleQueue()
+    queue: SimpleQueue[Any] = SimpleQueue()
     DeviceWatch(queue.put).start()
     return queue
 

@@ -10,6 +10,7 @@ from errno import EMFILE
 from pathlib import Path
 from queue import SimpleQueue
 from socket import create_server
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def netns() -> Iterator[None]:
 @pytest.fixture
 def emitted() -> Iterator[SimpleQueue[Detection]]:
     """Return the events of a KubeProxyWatch with a short interval."""
-    queue: SimpleQueue[Detection] = SimpleQueue()
+    queue: SimpleQueue[Any] = SimpleQueue()
     watcher = KubeProxyWatch(queue.put, 0.01)
     watcher.start()
     yield queue

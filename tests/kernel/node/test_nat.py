@@ -9,6 +9,7 @@ from socket import AF_INET, SOCK_DGRAM, socket
 
 import pytest
 from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.nftables.main import NFTables
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, nft, watch
@@ -67,7 +68,7 @@ def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains of type nat that are missing are named as the reason, with what to do."""
     refuse_chains = NetlinkError(errno.ENOENT, "No such file or directory")
 
-    class WithoutNat(nft.NFTables):  # type: ignore[misc]
+    class WithoutNat(NFTables):  # type: ignore[misc]
         def chain(self, *_: object, **__: object) -> None:
             raise refuse_chains
 

@@ -99,7 +99,7 @@ def test_what_is_removed_is_put_back(
     whole = run("nft", "list", "ruleset")
     for number in range(1, 4):
         run("nft", "-f", "-", said=f"{removal}\n")
-        assert eventually(lambda times=number: watch.put_back == times)
+        assert eventually(lambda: watch.put_back == number)  # noqa: B023
         assert run("nft", "list", "ruleset") == whole
         assert watch.lacking == []
     assert caplog.text.count("put back what another program had removed: ") == 3

@@ -146,7 +146,7 @@ def _ask(addresses: Addresses, kind: int, port: int = 0, to: int = PORT) -> tupl
             assert said == b"?"
             endpoint.sendto(b"!", peer)
         assert client.recv(9) == b"!"
-    return peer[:2]
+    return str(peer[0]), int(peer[1])
 
 
 KINDS = pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["UDP", "TCP"])

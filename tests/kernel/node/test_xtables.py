@@ -87,4 +87,4 @@ def test_changes_meanwhile(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def others(family: int) -> set[int]:
-    return {AF_INET, AF_INET6} - {family}
+    return {int(AF_INET), int(AF_INET6)} - {family}

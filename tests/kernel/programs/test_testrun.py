@@ -4,6 +4,7 @@
 import os
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_context(load: Loader, field: str, value: int) -> None:
     program = load(instruction(LOAD, 0x10, CONTEXT[field]))
     if field == "ingress_ifindex" and not knows_ingress_device():
         pytest.skip("a run is told no way in")
-    told = {"ifindex": 1} | ({} if field == "len" else {field: value})
+    told: dict[str, Any] = {"ifindex": 1} | ({} if field == "len" else {field: value})
     assert run_program(program, FRAME, **told).retval == value
 
 

@@ -78,7 +78,7 @@ def test_cgroup(home: StateDir, cgroup: Path, loaded: Loaded, source: str, varia
 def way(request: pytest.FixtureRequest, home: StateDir) -> Iterator[Tcx | Clsact]:
     if request.param == "tcx" and not tcx.works():
         pytest.skip("this kernel has no tcx")
-    yield {"tcx": Tcx, "clsact": Clsact}[request.param](home.devices_directory)
+    yield (Tcx if request.param == "tcx" else Clsact)(home.devices_directory)
 
 
 @pytest.fixture
