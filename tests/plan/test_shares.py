@@ -23,7 +23,7 @@ from tests.plan.builders import FIRST, RESTRICTED, SECOND, THIRD, backend, desir
 from tests.plan.node import PlannedNode, check_tidy
 
 CAPACITY = Capacity(
-    services=16, slots=256, service_ids=16, backend_ids=33, source_ranges=12, choices=160
+    services=16, slots=256, service_ids=16, backend_ids=33, source_ranges=12, choices=400
 )
 
 
