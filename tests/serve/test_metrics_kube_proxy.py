@@ -28,7 +28,7 @@ def shown(metrics: Metrics) -> dict[str, Metric]:
 
 def test_the_table_is_read() -> None:
     """Every row of section 14 was understood."""
-    assert len(TABLE) == section(14).count("kubeproxy_") == 23
+    assert len(TABLE) == section(14).count("kubeproxy_") == 26
     assert {row.type for row in TABLE.values()} == {"histogram", "gauge", "counter"}
     histograms = [row.buckets for row in TABLE.values() if row.type == "histogram"]
     assert sorted(map(len, histograms)) == [15] * 4 + [80]
