@@ -24,6 +24,7 @@ _PYTHON = [
 # msgspec's names of types -> JSON's; of array, object and null they are the same.
 _JSON_TYPES = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
 
+LONGEST_VALUE = 64  # characters of a value, where a message quotes it
 LONGEST_LINE = 400  # characters of what others wrote, where a message quotes it
 
 
@@ -41,6 +42,14 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     words = " ".join(text[: 4 * longest].split())
     shown = escaped(words)
     return shown if len(shown) <= longest else f"{shown[:longest]}..."
+
+
+def quoted(value: str) -> str:
+    """A value that others wrote, in quotes, without its end if it is long: an annotation may have
+    256 KB.
+    """
+    end = "..." if len(value) > LONGEST_VALUE else ""
+    return f'"{escaped(value[:LONGEST_VALUE])}{end}"'
 
 
 class EbpflbError(Exception):

@@ -8,6 +8,7 @@ message about an annotation is recognized by its beginning (``is_about_one``).
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ebpflb.errors import quoted
 from ebpflb.model import addresses, durations, field_checks, objects
 from ebpflb.model.addresses import Network
 
@@ -62,7 +63,7 @@ def read_scheduler(service: objects.Service, default: str, warnings: list[str]) 
     if name is None or name in SCHEDULERS:
         return name or default
     known = ", ".join(SCHEDULERS)
-    reason = f'"{name}" is not one of {known}, so it is {default}'
+    reason = f"{quoted(name)} is not one of {known}, so it is {default}"
     warnings.append(f"{annotation_field(SCHEDULER_ANNOTATION)}: {reason}")
     return default
 
@@ -88,7 +89,7 @@ def weight_warnings(slice: objects.EndpointSlice) -> Iterator[str]:
     if _parse_weight(text) is None:
         field = annotation_field(WEIGHT_ANNOTATION)
         expected = f"a number from 0 to {HIGHEST_WEIGHT}"
-        yield f'{field}: "{text}" is not {expected}, so it is {DEFAULT_WEIGHT}'
+        yield f"{field}: {quoted(text)} is not {expected}, so it is {DEFAULT_WEIGHT}"
 
 
 def _weight_text(slice: objects.EndpointSlice) -> str:
@@ -129,7 +130,7 @@ def read_slow_start(service: objects.Service, warnings: list[str]) -> float:
 def _parse_slow_start(text: str) -> float:
     seconds = durations.parse(text).seconds
     if not 0 <= seconds <= LONGEST_SLOW_START:
-        raise ValueError(f'"{text}" is not between 0s and 1h')
+        raise ValueError(f"{quoted(text)} is not between 0s and 1h")
     return seconds
 
 
@@ -177,12 +178,12 @@ def show_grace(reset_after: float | None) -> str:
 def _parse_grace(text: str) -> float:
     kind, is_given, grace = text.partition("=")
     if kind != RESET:
-        raise ValueError(f'"{text}" is not {_ON_REMOVAL_VALUES}')
+        raise ValueError(f"{quoted(text)} is not {_ON_REMOVAL_VALUES}")
     if not is_given:
         return DEFAULT_GRACE
     seconds = durations.parse(grace).seconds
     if not 0 <= seconds <= LONGEST_GRACE:
-        raise ValueError(f'"{grace}" is not between 0s and 1h')
+        raise ValueError(f"{quoted(grace)} is not between 0s and 1h")
     return seconds
 
 

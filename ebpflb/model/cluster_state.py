@@ -336,6 +336,8 @@ class ClusterState:
         return frozenset(network for ranges in self.ranges.values() for network in ranges)
 
     def _store_node(self, node: Node) -> tuple[str, ...]:
+        if node.metadata.name != self.node_name:  # a server that ignores the fieldSelector
+            return ()
         self.node = node
         zone = nodes.zone(node)
         if zone != self.zone:

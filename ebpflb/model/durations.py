@@ -3,6 +3,8 @@
 
 import re
 
+from ebpflb.errors import quoted
+
 _NANOSECONDS = {
     "ns": 1,
     "us": 10**3,
@@ -15,6 +17,7 @@ _NANOSECONDS = {
 }
 _PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _LONGEST = 2**63 - 1  # nanoseconds: Go's int64
+_LONGEST_TEXT = 64  # characters: all that mean something are shorter
 NOT_A_DURATION = "is not a duration such as 30s or 1h30m"
 
 
@@ -54,10 +57,10 @@ def parse(text: str) -> Duration:
     Raises ValueError, with a message for the operator, if Go does not accept it.
     """
     number = text[1:] if text[:1] in ("-", "+") else text
-    nanoseconds = 0 if number == "0" else _sum(number)
+    nanoseconds = None if len(text) > _LONGEST_TEXT else 0 if number == "0" else _sum(number)
     if nanoseconds is None or nanoseconds > _LONGEST:
         unit = ": the unit is missing" if number.isdecimal() else ""
-        raise ValueError(f'"{text}" {NOT_A_DURATION}{unit}')
+        raise ValueError(f"{quoted(text)} {NOT_A_DURATION}{unit}")
     return Duration(-nanoseconds if text.startswith("-") else nanoseconds)
 
 

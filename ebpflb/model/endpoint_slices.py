@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
+from ebpflb import errors
 from ebpflb.model import addresses, annotations, field_checks, objects, services
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
@@ -120,6 +121,7 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
         )
     )
     service = service_of(slice)
+    warnings = tuple(map(errors.one_line, warnings))
     if service is None:
         return ReadSlice(None, warnings)
     trigger = slice.metadata.annotation(objects.TRIGGER_TIME)

@@ -361,7 +361,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
         for family, cluster_ip in cluster_ips.items()
         for port, protocol in spec_ports
     )
-    return ParsedService(ports, tuple(warnings))
+    return ParsedService(ports, tuple(map(errors.one_line, warnings)))
 
 
 def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:

@@ -3,9 +3,11 @@
 
 from ipaddress import ip_address, ip_network
 
+import msgspec
 import pytest
 
 from ebpflb.errors import InvalidObject
+from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
@@ -142,6 +144,16 @@ def test_own_address(cluster: ClusterState) -> None:
         Family.IPV4: ip_address("192.0.2.8"),
         Family.IPV6: ip_address("fd00::8"),
     }
+
+
+def test_another_node_is_passed_over(cluster: ClusterState) -> None:
+    """Where a server tells of it although only this node was asked for: NodePorts stay where they
+    are.
+    """
+    cluster.apply(node("192.0.2.7"))
+    other = msgspec.convert(manifests.node("there", "192.0.2.9"), Node)
+    cluster.apply(changed(Kind.NODE, Key("", "there"), other))
+    assert cluster.primary == {Family.IPV4: ip_address("192.0.2.7")}
 
 
 def test_bind_address_overrides_the_primary_address() -> None:

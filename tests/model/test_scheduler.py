@@ -38,3 +38,27 @@ def test_a_wrong_name_is_a_warning_and_the_default_counts(name: str) -> None:
     known = ", ".join(annotations.SCHEDULERS)
     where = "metadata.annotations[ebpflb.io/scheduler]"
     assert found.warnings == (f'{where}: "{name}" is not one of {known}, so it is round-robin',)
+
+
+LONG = "z\n" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (annotations.SCHEDULER_ANNOTATION, LONG),
+        (annotations.ON_REMOVAL_ANNOTATION, LONG),
+        (annotations.ON_REMOVAL_ANNOTATION, f"reset={LONG}"),
+        (annotations.ON_REMOVAL_ANNOTATION, "reset=" + "9" * 100_000 + "s"),
+        (annotations.SLOW_START_ANNOTATION, LONG),
+        (annotations.SLOW_START_ANNOTATION, "9" * 100_000 + "h"),
+    ],
+)
+def test_a_warning_is_one_short_line_whatever_the_value(annotation: str, value: str) -> None:
+    """It goes to the log, to status and to an Event, and an annotation may have 256 KB."""
+    manifest = manifests.service("web", ["172.30.0.41"], [{"port": 80}])
+    manifest["metadata"]["annotations"] = {annotation: value}
+    (warning,) = services.parse(msgspec.convert(manifest, objects.Service), Admission()).warnings
+    assert annotations.is_about_one(warning)
+    assert len(warning) < 300 and warning.isprintable()
+    assert "is not" in warning
