@@ -112,6 +112,16 @@ def test_cached(one_variant: Compiled, cache: Path, no_child: None) -> None:
     assert again.sections == one_variant.sections
 
 
+def test_sources_are_read_once(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start looks up many variants of the same sources; where BCC is missing, all of them."""
+    read: list[Path] = []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or real(path))
+    names = {compiler.entry(cache, SOURCE, (f"-DN={n}",), "any", sources) for n in range(5)}
+    assert len(names) == 5
+    assert len(read) == len(set(read)) > 50
+
+
 @pytest.mark.usefixtures("one_variant", "no_child")
 class TestNotCached:
     """What causes a new compilation; here the child fails, which shows that it was started."""
