@@ -195,6 +195,7 @@ def simulated(
         (files, "replace", lambda path, content: None),
         (program_loader, "threading", SimpleNamespace(Thread=_Thread)),
         (loader, "side_by_side", _one_by_one),
+        (state_dir, "side_by_side", _one_by_one),
         (tables, "PRIMES", PRIMES),
         (tables, "PLACES", 2),
         *((addresses, name, _remembered(name)) for name in ("parse_network", "parse_address")),

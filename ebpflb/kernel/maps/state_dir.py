@@ -17,6 +17,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 from ebpflb import child, files
@@ -26,6 +27,7 @@ from ebpflb.kernel.maps import layout, map_sizes
 from ebpflb.kernel.maps.bpf_map import Map, create_map, kernel_entries, kernel_kind, open_map
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.map_sizes import MapSizes
+from ebpflb.kernel.side_by_side import side_by_side
 from ebpflb.model.drift import Drift, Part
 from ebpflb.options import Paths
 
@@ -183,8 +185,10 @@ class StateDir:
 
         A fitting pinned map is adopted, otherwise a new one is created and pinned.
         """
-        wanted = (self.specs if specs is None else specs).items()
-        return {name: open_map(spec, self._adopt_or_create(spec)) for name, spec in wanted}
+        wanted = self.specs if specs is None else specs
+        opening = [partial(self._adopt_or_create, spec) for spec in wanted.values()]
+        fds = side_by_side(opening, os.close)
+        return {name: open_map(wanted[name], fd) for name, fd in zip(wanted, fds, strict=True)}
 
     def is_pinned(self, spec: MapSpec) -> bool:
         """Whether ``open_maps`` would adopt this map."""
