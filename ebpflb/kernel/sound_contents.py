@@ -82,7 +82,9 @@ class SoundContents:
 
     def _backend_slots(self) -> list[int]:
         """Return the slots by id, like ``backend_slot``, but all at once."""
-        found = self._maps["backend_slots"].get_range(0, self._capacity.backend_ids)
+        found: list[int] = self._maps["backend_slots"].get_range(0, self._capacity.backend_ids)
+        if max(found) < self._capacity.slots:  # almost always; then no second list is made
+            return found
         return [each if each < self._capacity.slots else NO_SLOT for each in found]
 
     def _items(self, name: str, is_sound: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:

@@ -58,16 +58,18 @@ class NoFrontends:
 
     def wrong(self) -> list[int]:
         """Return the numbers of the words that differ from the plan."""
-        size = 8 * WORDS
-        found, wanted = self._map.memory[:size], pack(f"={WORDS}Q", *self._words)
+        found, wanted = self._map.memory[: 8 * WORDS], self._packed()
         if found == wanted:
             return []
-        return [at // 8 for at in range(0, size, 8) if found[at : at + 8] != wanted[at : at + 8]]
+        return [n for n in range(WORDS) if found[8 * n : 8 * n + 8] != wanted[8 * n : 8 * n + 8]]
 
     def repair(self) -> None:
         """Write all words at once if one is wrong; in a new map all are wrong."""
-        if self.wrong():
-            self._map.write_run(0, array("I", pack(f"={WORDS}Q", *self._words)))
+        if self._map.memory[: 8 * WORDS] != (wanted := self._packed()):
+            self._map.write_run(0, array("I", wanted))
+
+    def _packed(self) -> bytes:
+        return pack(f"={WORDS}Q", *self._words)
 
     def _flip(self, bits: Iterable[int]) -> None:
         changed = set()
