@@ -14,7 +14,6 @@ import click
 from ebpflb import child, redaction
 from ebpflb.agent import Inbox, Stop, build_agent
 from ebpflb.cli import common, run_configuration, run_options
-from ebpflb.cli.cleanup import remove_all
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.translation import translate
 from ebpflb.config.watch import ConfigWatch
@@ -27,7 +26,7 @@ from ebpflb.options import Options, Paths, flags_of
 from ebpflb.serve import agent_lock
 from ebpflb.stopping import FailedThreads
 from ebpflb.tools import pins
-from ebpflb.tools.check import missing_requirements, required_results
+from ebpflb.tools.requirements import missing_requirements, required_results
 
 
 @click.command(context_settings=run_options.GO_STYLE)
@@ -47,6 +46,8 @@ def run(**values: Any) -> None:
         raise click.UsageError("--manifests and --kubeconfig cannot be combined")
     if values["cleanup"]:
         common.require_capabilities()
+        from ebpflb.cli.cleanup import remove_all  # no start needs what it imports
+
         run_dir = None if values["run_dir"] == Paths.run else values["run_dir"]
         remove_all(pins.paths(values["state_dir"], run_dir))
         return

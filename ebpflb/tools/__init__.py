@@ -5,6 +5,7 @@ pins             the directories of a node's agent, and its pinned maps
 place            whether a command runs where it can see its node
 node_status      what `ebpflb status` says of this node
 node_audit       compares hooks, pins and maps once, and the maps' service ports with the cluster
+requirements     what this node must have to run ebpflb
 check            whether this node can run ebpflb, feature by feature
 settings_check   what of sysctls and maps breaks services
 reach            whose sockets the hooks see, and routes to endpoints

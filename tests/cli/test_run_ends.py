@@ -51,7 +51,7 @@ def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """--cleanup removes ours and what kube-proxy left, even where the file is bad, and ends."""
     seen: list[Any] = []
-    monkeypatch.setattr(import_module("ebpflb.cli.run"), "remove_all", seen.append)
+    monkeypatch.setattr(import_module("ebpflb.cli.cleanup"), "remove_all", seen.append)
     where = ["--state-dir", NEVER, "--run-dir", tmp_path]
     assert ebpflb("run", "--cleanup", "--config=/nowhere", *where).status == 0
     assert [paths.state for paths in seen] == [NEVER]

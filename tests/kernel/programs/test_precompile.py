@@ -17,7 +17,7 @@ from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, precompile
 from ebpflb.kernel.programs.compiler import compile_source
-from ebpflb.tools import check
+from ebpflb.tools import requirements
 from tests.kernel.variants import needs_root
 from tests.kit import once
 
@@ -149,6 +149,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -
 
 def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> None:
     """A node of the image has no BCC, and needs none."""
-    assert check._bcc() == ("BCC", True, False, "missing; the installed bytecode is used", "")
+    assert requirements._bcc() == (
+        "BCC",
+        True,
+        False,
+        "missing; the installed bytecode is used",
+        "",
+    )
     place(brought).unlink()
-    assert (check._bcc().ok, check._bcc().required) == (False, True)
+    assert (requirements._bcc().ok, requirements._bcc().required) == (False, True)
