@@ -88,6 +88,7 @@ class Parts:
     source: Source
     host: HostChanges
     datapath: Datapath
+    loader: ProgramLoader
     history: History
     servers: HttpServers
     netfilter: NetfilterSync
@@ -106,7 +107,9 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
         probing = beside.submit(node_sync.probe_netfilter, options)
         state = StateDir(options.paths.state, options.map_sizes)
         datapath = Datapath(state, fast_forward=options.fast_forward)
-    stack.callback(datapath.close)
+        stack.callback(datapath.close)
+        loader = ProgramLoader(datapath, options)
+        start(stack, loader)
     missing, sctp = probing.result()
     datapath.netfilter = netfilter = NetfilterSync(datapath.maps, options, sctp=sctp)
     stack.callback(netfilter.close)
@@ -119,6 +122,7 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
         source=source,
         host=host,
         datapath=datapath,
+        loader=loader,
         history=history,
         servers=_servers(options, flags, metrics, inbox),
         netfilter=netfilter,
@@ -246,7 +250,7 @@ def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
         ),
         on_removal=_reset_worker(parts, former),
         reporter=reporter,
-        loader=ProgramLoader(datapath, options),
+        loader=parts.loader,
         audit=Audit(checks, drift_found, report_only=options.audit == REPORT),
         host=parts.host,
         history=parts.history,

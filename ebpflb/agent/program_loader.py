@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
 from ebpflb.kernel.datapath import Datapath
@@ -41,19 +42,31 @@ class ProgramLoader:
         self._datapath, self._options, self._clock = datapath, options, clock
         self._pause = FIRST_PAUSE
         self._thread: threading.Thread | None = None
+        self._first: Future[None] | None = None  # the attempt that ``start`` began
 
     @property
     def fast_forward(self) -> bool:
         """Whether established flows bypass the network stack."""
         return self._datapath.fast_forward
 
+    def start(self) -> None:
+        """Begin to load: the kernel verifies programs while the rest of the agent is made."""
+        thread = ThreadPoolExecutor(1, "load")
+        self._first = thread.submit(self._load_forwarding)
+        thread.shutdown(wait=False)
+
+    def stop(self) -> None:
+        """Wait until no thread loads programs any more."""
+        if self._first:
+            wait([self._first])
+
     def load(self) -> None:
-        """Load the programs at the start.
+        """Load the programs at the start, or wait for the attempt that ``start`` began.
 
         Raises CompileError, VerifierError, KernelError or NodeError if no old ones serve.
         """
         try:
-            self._load_forwarding()
+            self._first.result() if self._first else self._load_forwarding()
         except _FAILURES as error:
             if not self._datapath.is_attached():
                 raise
