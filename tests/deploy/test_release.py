@@ -4,6 +4,7 @@
 import importlib.util
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -95,6 +96,27 @@ def test_nothing_imports_what_a_release_leaves_out() -> None:
     removed = ("kubernetes.client.models.", "kubernetes.client.api.", "kubernetes.aio", "aiohttp")
     assert [it for it in modules if it.startswith(removed)] == []
     assert "kubernetes.client" in modules
+
+
+def test_the_branch_that_is_checked_out_changes_no_byte(tmp_path: Path) -> None:
+    """The source archive names its branch; the workflow checks out a tag, which is on none."""
+    checkout, tools = tmp_path / "checkout", tmp_path / "tools"
+    for folder in (checkout / "deploy/release", checkout / ".venv/bin", tools):
+        folder.mkdir(parents=True)
+    (checkout / "deploy/release/make").write_text((DEPLOY / "release/make").read_text())
+    (checkout / ".gitignore").write_text(".venv\nbuild\ndist\n")
+    asked = checkout / ".venv/bin/python"  # the first that the clone's content is given to
+    asked.write_text(f"#!/bin/sh\ngit rev-parse --abbrev-ref HEAD >{tmp_path}/branch\nexit 1\n")
+    (tools / "buildah").write_text("#!/bin/sh\n")
+    for program in (asked, tools / "buildah"):
+        program.chmod(0o755)
+    git = ["git", "-C", str(checkout), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    for words in ("init -q -b main", "add .", "commit -qm x"):
+        subprocess.run([*git, *words.split()], check=True)
+    path = f"{tools}:{os.environ['PATH']}"
+    made = ["bash", str(checkout / "deploy/release/make")]
+    subprocess.run(made, env=os.environ | {"PATH": path}, capture_output=True, check=False)
+    assert (tmp_path / "branch").read_text() == "HEAD\n"
 
 
 def test_the_workflow_calls_the_same_target() -> None:
