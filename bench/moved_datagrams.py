@@ -48,7 +48,7 @@ def _measured(wanted: argparse.Namespace) -> Lines:
         cluster = MovedLab(lab, folder, stack)
         for same in (False, True):
             of_whom = "of the same Service" if same else "of others"
-            yield f"the last datagram to a removed endpoint, amid entries {of_whom}"
+            yield f"amid entries {of_whom}: the last datagram to a removed endpoint"
             for v6 in (False, True):
                 for size in sorted({1, 100_000, wanted.entries}):
                     print_step(f"{size} entries {of_whom}, {'IPv6' if v6 else 'IPv4'}")

@@ -79,7 +79,7 @@ PARTS = {
             "moved", "bench.moved_datagrams",
             "How long a removed endpoint gets datagrams, by entries of conntrack",
             "--rounds 10", "--entries 200000 --rounds 2",
-            (Panel("the last datagram", "ms"),),
+            (Panel("amid entries of others", "ms"), Panel("amid entries of the same", "ms")),
         ),
         Part(
             "profile", "bench.profile", "Where the time of packets and connections goes",
