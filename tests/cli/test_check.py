@@ -196,6 +196,13 @@ LACKS = [
         "removed backend",
     ),
     (
+        cgroup_links,
+        "foreign_programs",
+        {"connect4": ["mine #5"]},
+        "other programs at the hooks",
+        "check what they do: a filter may refuse connections",
+    ),
+    (
         device_programs,
         "others_programs",
         device_programs.OthersPrograms({"eth0": ["bpf mine"]}, {}),
