@@ -30,7 +30,7 @@ def main() -> None:
     failed = []
     try:
         for part in () if wanted.pages_only else wanted.only:
-            if not _run(part, wanted.quick, wanted.results):
+            if not run(part, wanted.quick, wanted.results):
                 failed.append(part.name)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -39,7 +39,7 @@ def main() -> None:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
-def _run(part: Part, quick: bool, results: Path) -> bool:
+def run(part: Part, quick: bool, results: Path) -> bool:
     """Whether it succeeded. Raises KeyboardInterrupt when it has cleaned up after one."""
     options = (part.quick if quick else part.whole).split()
     file = str(results / f"{part.name}.json")

@@ -54,7 +54,7 @@ Took = dict[Point, list[float]]
 
 def main() -> None:
     usual = {"services": 50_000, "endpoints": 10_000, "flows": 200_000}
-    run_bench(__doc__, _measured, **usual, rounds=20, changes=40)
+    run_bench(__doc__, measured_lines, **usual, rounds=20, changes=40)
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -62,7 +62,7 @@ def sizes_up_to(most: int) -> list[int]:
     return [10**power for power in range(len(str(most))) if 10**power < most] + [most]
 
 
-def _measured(wanted: argparse.Namespace) -> list[Line]:
+def measured_lines(wanted: argparse.Namespace) -> list[Line]:
     with temporary_lab(PREFIX) as (lab, folder, stack):
         rows = list(_of_clusters(GrowthLab(lab, folder, stack, wanted), wanted))
     print_step("measuring flows")

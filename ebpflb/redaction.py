@@ -19,7 +19,7 @@ _SHORTEST = 4  # characters: shorter ones would be found in any text
 _MOST = 256  # secrets that are remembered; a token is renewed every hour
 _USER_INFO = re.compile(r"(?<=//)[^/?#\s]*@|^[^/?#\s]*@")
 
-_known: dict[str, None] = {}
+known_secrets: dict[str, None] = {}
 _lock = threading.Lock()
 
 
@@ -31,10 +31,10 @@ def remember(secret: object) -> None:
     written = (plain, repr(plain)[1:-1], json.dumps(plain)[1:-1], quote(plain, safe=""))
     with _lock:
         for text in written:
-            _known.pop(text, None)
-            _known[text] = None
-        while len(_known) > _MOST:
-            del _known[next(iter(_known))]
+            known_secrets.pop(text, None)
+            known_secrets[text] = None
+        while len(known_secrets) > _MOST:
+            del known_secrets[next(iter(known_secrets))]
 
 
 def without_user(url: str) -> str:
@@ -49,7 +49,7 @@ def without_user(url: str) -> str:
 def redact(text: str) -> str:
     """The text with SHOWN in the place of every secret."""
     with _lock:
-        known = sorted(_known, key=len, reverse=True)
+        known = sorted(known_secrets, key=len, reverse=True)
     for secret in known:
         text = text.replace(secret, SHOWN)
     return text

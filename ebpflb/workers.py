@@ -28,20 +28,20 @@ class Worker(ABC):
 
     def __init__(self, name: str) -> None:
         self.stopped = threading.Event()
-        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self.run, name=name, daemon=True)
 
     @abstractmethod
     def run(self) -> None:
         """Do the work until ``stopped`` is set."""
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Stop; return when the thread has ended, at once if it was never started."""
         self.stopped.set()
-        if self._thread.ident:
-            self._thread.join(self.patience)
+        if self.thread.ident:
+            self.thread.join(self.patience)
 
 
 class PeriodicWorker(Worker):
@@ -86,13 +86,13 @@ class DueWorker(Worker):
     """Take a turn each time that ``due`` has come.
 
     ``clock`` is a monotonic clock, in seconds. A caller that makes something due notifies
-    ``_changed``.
+    ``changed``.
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         super().__init__(name)
         self._clock = clock
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
 
     @property
     @abstractmethod
@@ -105,8 +105,8 @@ class DueWorker(Worker):
 
     def stop(self) -> None:
         self.stopped.set()
-        with self._changed:
-            self._changed.notify()
+        with self.changed:
+            self.changed.notify()
         super().stop()
 
     def run(self) -> None:
@@ -115,12 +115,12 @@ class DueWorker(Worker):
 
     def _wait(self) -> bool:
         """Return True when something is due; False at the stop."""
-        with self._changed:
+        with self.changed:
             while not self.stopped.is_set():
                 wait = self.due - self._clock()
                 if wait <= 0:
                     return True
-                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
+                self.changed.wait(min(wait, threading.TIMEOUT_MAX))
         return False
 
 
@@ -147,7 +147,7 @@ class DescriptorWorker(Worker):
         self.stopped.set()
         self.wake()
         super().stop()
-        if self._woken >= 0 and not self._thread.is_alive():  # otherwise it may still poll it
+        if self._woken >= 0 and not self.thread.is_alive():  # otherwise it may still poll it
             os.close(self._woken)
             self._woken = -1
 
@@ -164,16 +164,16 @@ class Count(Generic[_Value]):
         self.stopped = threading.Event()
         self._name, self._interval, self._count = name, interval, count
         self._value, self._began = first, -interval
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def latest(self) -> _Value:
         """Return the last count, at once; start another one if the last began ``interval`` ago."""
         value, now = self._value, time.monotonic()
-        is_counting = self._thread is not None and self._thread.is_alive()
+        is_counting = self.thread is not None and self.thread.is_alive()
         if now - self._began >= self._interval and not (is_counting or self.stopped.is_set()):
             self._began = now
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self.thread.start()
         return value
 
     def stop(self) -> None:
@@ -183,8 +183,8 @@ class Count(Generic[_Value]):
 
     def wait(self) -> None:
         """Return when the running count has ended."""
-        if self._thread is not None:
-            self._thread.join()
+        if self.thread is not None:
+            self.thread.join()
 
     def _run(self) -> None:
         try:

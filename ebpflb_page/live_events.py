@@ -48,7 +48,7 @@ class EventFeed:
         self._watched: WatchedEvents | None = None
         self._is_over = self._begun = False
         self._lost = self._left_out = 0
-        self._error = ""
+        self.error = ""
         self._second, self._in_second = 0.0, 0
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class EventFeed:
             events = [*self._kept]
             self._kept.clear()
             numbers = {"lost": self._lost, "left_out": self._left_out}
-            return {"events": events, **numbers, "begun": self._begun, "error": self._error}
+            return {"events": events, **numbers, "begun": self._begun, "error": self.error}
 
     def _run(self) -> None:
         try:
@@ -78,9 +78,9 @@ class EventFeed:
                     watched.end()
             for part in watched.parts:
                 self._add(part)
-            self._error = ENDED
+            self.error = ENDED
         except Exception as error:
-            self._error = sentence(error)
+            self.error = sentence(error)
 
     def _add(self, part: ToldBatch) -> None:
         for event in part.events:
@@ -105,30 +105,30 @@ class LiveEvents:
     """The feeds of all clients."""
 
     def __init__(self) -> None:
-        self._feeds: set[EventFeed] = set()
+        self.feeds: set[EventFeed] = set()
 
     def response(self, opened: Callable[[], WatchedEvents]) -> "EventsResponse":
         """Raises BadInput where too many watch."""
-        if len(self._feeds) >= MOST_FEEDS:
+        if len(self.feeds) >= MOST_FEEDS:
             raise BadInput(f"{MOST_FEEDS} pages are already watching events: close one", 503)
-        return EventsResponse(EventFeed(opened), self._feeds)
+        return EventsResponse(EventFeed(opened), self.feeds)
 
 
 class EventsResponse:
     """An ASGI response; whatever ends it, its feed ends too."""
 
     def __init__(self, feed: EventFeed, feeds: set[EventFeed]) -> None:
-        self._feed, self._feeds = feed, feeds
+        self._feed, self.feeds = feed, feeds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._feeds.add(self._feed)
+        self.feeds.add(self._feed)
         self._feed.start()
         try:
             stream = StreamingResponse(told(self._feed), media_type="text/event-stream")
             await stream(scope, receive, send)
         finally:
             self._feed.end()
-            self._feeds.discard(self._feed)
+            self.feeds.discard(self._feed)
 
 
 async def told(feed: EventFeed) -> AsyncIterator[bytes]:

@@ -33,9 +33,9 @@ class Counting(DueWorker):
         self.took.set()
 
     def set_due(self, at: float) -> None:
-        with self._changed:
+        with self.changed:
             self.next = at
-            self._changed.notify()
+            self.changed.notify()
 
 
 def test_a_turn_is_taken_when_it_is_due() -> None:
@@ -121,7 +121,7 @@ def test_descriptors_and_wakes_are_waited_for() -> None:
         worker.stop()
         worker.stop()
         worker.wake()
-        assert not worker._thread.is_alive()
+        assert not worker.thread.is_alive()
 
 
 def test_a_worker_that_fails_ends_the_agent() -> None:

@@ -106,7 +106,7 @@ class UnreleasedSockets(MissedEnds):
         each_namespace: _EachNamespace | None = None,
     ) -> None:
         super().__init__(maps, cache)
-        self._each_namespace = each_namespace or Namespaces().each
+        self.each_namespace = each_namespace or Namespaces().each
         self._entered: set[int] = set()  # cookies of namespaces
         self._missed: set[int] = set()  # by the last sweep
         self._full = (0, 0)
@@ -147,7 +147,7 @@ class UnreleasedSockets(MissedEnds):
     def _missing(self, remembered: Mapping[int, int]) -> set[int]:
         """Return the sockets that the kernel does not list; a removed namespace has none."""
         listed: dict[int, set[int]] = {}
-        for _, (cookie, diag) in self._each_namespace(_open):
+        for _, (cookie, diag) in self.each_namespace(_open):
             with diag:
                 if cookie is not None:
                     sockets = (diag.cookies(each) for each in (Protocol.TCP, Protocol.UDP))

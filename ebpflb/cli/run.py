@@ -51,7 +51,7 @@ def run(**values: Any) -> None:
         run_dir = None if values["run_dir"] == Paths.run else values["run_dir"]
         remove_all(pins.paths(values["state_dir"], run_dir))
         return
-    _set_up_logging()
+    set_up_logging()
     os.environ["PATH"] = child.path()  # of the kubeconfig's credential plugins too
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
     config = run_configuration.load(values)
@@ -66,9 +66,11 @@ def run(**values: Any) -> None:
     if values["init_only"]:
         sysctls.set_up_conntrack(options.conntrack)
         return
-    _require_features(values["state_dir"], values["cgroup_root"])
+    require_features(values["state_dir"], values["cgroup_root"])
     with agent_lock.held(options.paths) as lock:
-        _serve(options, watch, run_configuration.effective_flags(options, values), lock)
+        serve_until_stopped(
+            options, watch, run_configuration.effective_flags(options, values), lock
+        )
 
 
 def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
@@ -90,7 +92,7 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
     return Options(**{**by_configuration, **given, **fixed})
 
 
-def _serve(
+def serve_until_stopped(
     options: Options,
     watch: ConfigWatch | None,
     flags: Mapping[str, str],
@@ -131,24 +133,24 @@ def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | 
         watch.start(stop)
 
 
-def _require_features(state_dir: Path, cgroup_root: Path | None) -> None:
+def require_features(state_dir: Path, cgroup_root: Path | None) -> None:
     """Raises NodeError with a line for each required feature that this node does not have."""
     lines = missing_requirements(required_results(state_dir, cgroup_root))
     if lines:
         raise NodeError("this node cannot run ebpflb:\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _set_up_logging() -> None:
+def set_up_logging() -> None:
     handler = logging.StreamHandler()
     layout = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
     handler.setFormatter(redaction.Formatter(layout, "%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for verbose in ("urllib3", "kubernetes", "pyroute2"):
         logging.getLogger(verbose).setLevel(logging.WARNING)
-    logging.getLogger().addFilter(_in_words)
+    logging.getLogger().addFilter(line_of)
 
 
-def _in_words(record: logging.LogRecord) -> bool:
+def line_of(record: logging.LogRecord) -> bool:
     """Of the loggers only the root one has this filter: the Kubernetes client writes there why a
     credential plugin failed, as Python formats it.
     """

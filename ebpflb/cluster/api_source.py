@@ -49,7 +49,7 @@ class ApiSource:
         """Check the configuration. Raises ClusterError if it cannot be used; sends nothing."""
         from ebpflb.cluster import api
 
-        self._server = api.Server(
+        self.server = api.Server(
             self._kubeconfig, self._timing, self._master, observe=self._observe
         )
 
@@ -57,17 +57,17 @@ class ApiSource:
         """Start the threads. Raises ClusterError if the configuration cannot be used."""
         from ebpflb.cluster import api
 
-        if not hasattr(self, "_server"):
+        if not hasattr(self, "server"):
             self.prepare()
         for kind, selector in selectors(self._node_name).items():
-            source = self._server.url + api.API_PATHS[kind]
+            source = self.server.url + api.API_PATHS[kind]
             loop = RetryLoop(
                 source, self._emit, self._timing, self._stopped, self._end_other_pauses
             )
             list_watch = ListWatch(
                 kind,
                 selector,
-                self._server,
+                self.server,
                 loop,
                 limit=self._limit,
                 first_version=self._first_version,
@@ -100,7 +100,7 @@ class ApiSource:
         for loop in self._loops.values():
             loop.end_pause()
         if self._threads:
-            self._server.close()
+            self.server.close()
         deadline = time.monotonic() + 1
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -168,7 +168,7 @@ def page(data: bytes) -> Page:
 # A list is decoded while it arrives: the watch cache of the API server sends all objects of a kind
 # in one page, tens of megabytes in a large cluster.
 
-_BATCH = 1 << 20  # bytes of a list that are decoded at once
+BATCH = 1 << 20  # bytes of a list that are decoded at once
 MOST_WAITING = 64 << 20  # bytes of a list that wait for the end of an object; etcd takes 1.5 MB
 # The first item; the list's metadata contains no array.
 _FIRST_ITEM = re.compile(rb'[^[]*"items"\s*:\s*\[\s*(\{\s*"[^"]*"\s*:)')
@@ -199,12 +199,12 @@ class _ArrivingList:
         self._start = b""  # of the list, up to its first item
         self._item_start = b""  # of each item
         self._rest = bytearray()
-        self._enough = _BATCH  # bytes of ``_rest``
+        self._enough = BATCH  # bytes of ``_rest``
 
     def take(self, part: bytes) -> None:
         self._rest += part
         if len(self._rest) >= self._enough:
-            self._enough = _BATCH if self._take_items() else 2 * len(self._rest)
+            self._enough = BATCH if self._take_items() else 2 * len(self._rest)
         if len(self._rest) > MOST_WAITING:
             raise ClusterError(f"a list has {MOST_WAITING} bytes without the end of an object")
 

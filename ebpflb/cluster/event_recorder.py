@@ -156,11 +156,11 @@ class ApiRecorder:
         self.dropped = 0
         self._make_server = make_server
         self._server: EventServer | None = None
-        self._instance = f"{CONTROLLER}-{node_name}"[:MAX_INSTANCE]
+        self.instance = f"{CONTROLLER}-{node_name}"[:MAX_INSTANCE]
         self._timing, self._stop_timeout = timing or Timing(), stop_timeout
         self._of_object = object_limit(clock)
         self._of_node = RateLimit(NODE_BURST, NODE_SECONDS, clock)
-        self._waiting: deque[tuple[Event, int]] = deque()  # with nanoseconds since the epoch
+        self.waiting: deque[tuple[Event, int]] = deque()  # with nanoseconds since the epoch
         self._sending = self._stopped = False
         self._condition = threading.Condition()
         self._last_error = ""
@@ -177,10 +177,10 @@ class ApiRecorder:
             if not self._allows(about):
                 self.dropped += 1
                 return
-            if len(self._waiting) == QUEUE_SIZE:
-                self._waiting.popleft()
+            if len(self.waiting) == QUEUE_SIZE:
+                self.waiting.popleft()
                 self.dropped += 1
-            self._waiting.append((event, time.time_ns()))
+            self.waiting.append((event, time.time_ns()))
             self._condition.notify_all()
 
     def stop(self) -> None:
@@ -196,12 +196,12 @@ class ApiRecorder:
         return self._of_object.allows(about) and (not is_tenants or self._of_node.allows(None))
 
     def _is_idle(self) -> bool:
-        return not self._waiting and not self._sending
+        return not self.waiting and not self._sending
 
     def _run(self) -> None:
         while waiting := self._next():
             event, at = waiting
-            if not self._send(*manifest(event, self._instance, at)):
+            if not self._send(*manifest(event, self.instance, at)):
                 with self._condition:
                     self.dropped += 1
 
@@ -209,11 +209,11 @@ class ApiRecorder:
         with self._condition:
             self._sending = False
             self._condition.notify_all()
-            self._condition.wait_for(lambda: self._waiting or self._stopped)
+            self._condition.wait_for(lambda: self.waiting or self._stopped)
             if self._stopped:
                 return None
             self._sending = True
-            return self._waiting.popleft()
+            return self.waiting.popleft()
 
     def _send(self, path: str, body: bytes) -> bool:
         backoff = Backoff(self._timing)

@@ -19,7 +19,7 @@ from ebpflb.workers import DescriptorWorker
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 10.0  # between two comparisons without an event of inotify
+POLL_SECONDS = 10.0  # between two comparisons without an event of inotify
 _INOTIFY_MASK = flags.CLOSE_WRITE | flags.MODIFY | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE
 
 _Signature = tuple[int, ...]
@@ -51,7 +51,7 @@ class ConfigWatch(DescriptorWorker):
             log.warning(
                 "%s: no inotify, polling every %g s instead: %s",
                 self.path,
-                _POLL_SECONDS,
+                POLL_SECONDS,
                 error.strerror,
             )
             return None
@@ -72,7 +72,7 @@ class ConfigWatch(DescriptorWorker):
 
     def _is_moved(self) -> bool:
         """Wait for an event or the poll interval; return whether the file was renamed."""
-        self.wait([self._inotify] if self._inotify else [], _POLL_SECONDS)
+        self.wait([self._inotify] if self._inotify else [], POLL_SECONDS)
         events = self._inotify.read(timeout=0) if self._inotify else []
         return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in events)
 

@@ -56,7 +56,7 @@ RECORDED = (
 )
 MOST_CAUSES = 50  # named in one record
 MOST_PENDING = 1 << 20  # bytes that are written even if the sync continues
-_FILE_RETRY_SECONDS = 60.0  # between two attempts to write a file
+FILE_RETRY_SECONDS = 60.0  # between two attempts to write a file
 AGAIN = WriteCause("again", "what could not be written before")
 REMOVED = WriteCause("removed", "endpoint")
 AUDIT = WriteCause("audit", "what differed from the plan")
@@ -83,14 +83,14 @@ class History:
         self._maps = {name: maps[name] for name in RECORDED}
         self._segment: segments.Segment | None = None
         self._lock = threading.Lock()
-        self._full = 0  # the size at which the file is full
-        self._checkpoint: threading.Thread | None = None
+        self.full_at = 0  # the size at which the file is full
+        self.checkpoint: threading.Thread | None = None
         self._causes: list[WriteCause] = []
         self._more = 0
-        self._writes: list[Write] = []
+        self.writes: list[Write] = []
         self._pending, self._at = 0, 0.0
         self._anew = self._failed = self._stopped = False
-        self._error, self._next_try = "", 0.0
+        self._error, self.next_try = "", 0.0
 
     def start(self) -> None:
         segments.set_aside(self._paths)
@@ -103,9 +103,9 @@ class History:
         """Write pending records; an incomplete checkpoint is abandoned."""
         self.commit()
         self._stopped = True
-        if self._checkpoint:
-            self._checkpoint.join()
-        self._end()
+        if self.checkpoint:
+            self.checkpoint.join()
+        self.close_file()
 
     def event(self, event: ObjectEvent, applied: Applied) -> None:
         """Note an event, which may have changed the cluster state."""
@@ -137,7 +137,7 @@ class History:
     def wrote(self, name: str, keys: bytes, values: bytes | None) -> None:
         """Note entries that were written to a map, or deleted if ``values`` is None."""
         self._at = self._clock()
-        self._writes.append(Write(name, keys, values))
+        self.writes.append(Write(name, keys, values))
         self._pending += len(keys) + len(values or b"")
         if self._pending > MOST_PENDING:
             self._write()
@@ -155,7 +155,7 @@ class History:
         self._anew |= self._failed and not error
         self._failed = bool(error)
         self._begin_if_deleted()
-        if self._writes:
+        if self.writes:
             if not self._causes:
                 self.because(AGAIN)
             self._write()
@@ -174,20 +174,20 @@ class History:
             self._begin(anew=True)
 
     def _is_reading(self) -> bool:
-        return bool(self._checkpoint and self._checkpoint.is_alive())
+        return bool(self.checkpoint and self.checkpoint.is_alive())
 
     def _begin_if_due(self) -> None:
         if self._is_reading():
             return
         if self._segment is None:
-            if time.monotonic() > self._next_try:
+            if time.monotonic() > self.next_try:
                 self._begin(anew=True)
-        elif self._anew or self._segment.size > self._full:
+        elif self._anew or self._segment.size > self.full_at:
             self._begin(anew=self._anew)
 
     def _write(self) -> None:
-        record = Sync(self._at, self._causes, self._more, self._writes)
-        self._writes, self._pending = [], 0
+        record = Sync(self._at, self._causes, self._more, self.writes)
+        self.writes, self._pending = [], 0
         self._append(record)
 
     def _append(self, record: Record) -> bool:
@@ -202,10 +202,10 @@ class History:
     def _fail(self, error: OSError) -> None:
         if in_words(error) != self._error:
             log.warning("history: %s: nothing is recorded until it can be", in_words(error))
-        self._error, self._next_try = in_words(error), time.monotonic() + _FILE_RETRY_SECONDS
-        self._end()
+        self._error, self.next_try = in_words(error), time.monotonic() + FILE_RETRY_SECONDS
+        self.close_file()
 
-    def _end(self) -> None:
+    def close_file(self) -> None:
         if self._segment:
             self._segment.close()
         self._segment = None
@@ -219,12 +219,12 @@ class History:
             self._fail(error)
             return
         with self._lock:
-            self._end()
+            self.close_file()
             self._segment, self._anew = segment, False
-        self._full = self._limit  # until the checkpoint is complete
+        self.full_at = self._limit  # until the checkpoint is complete
         if self._append(begun):
-            self._checkpoint = threading.Thread(target=self._read, name="history", daemon=True)
-            self._checkpoint.start()
+            self.checkpoint = threading.Thread(target=self._read, name="history", daemon=True)
+            self.checkpoint.start()
 
     def _read(self) -> None:
         try:
@@ -240,7 +240,7 @@ class History:
             log.exception("history: unexpected error: no checkpoint could be written")
         part = self._limit // segments.PARTS  # of records, whatever the checkpoint's size
         size = self._segment.size if self._segment else 0
-        self._full = size + part
+        self.full_at = size + part
 
 
 def _cause(event: ObjectEvent) -> WriteCause:

@@ -22,7 +22,7 @@ _NUMBERS = {"x86_64": 321, "aarch64": 280}
 _LOAD_ATTEMPTS = 5
 ENOTSUPP = 524  # an errno of the kernel that is missing in errno(3)
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
-_PROG_BY_ID, _INFO, _QUERY, _BTF_LOAD, _LOOKUP_AND_DELETE = 13, 15, 16, 18, 21
+_PROG_BY_ID, OBJ_GET_INFO, _QUERY, _BTF_LOAD, _LOOKUP_AND_DELETE = 13, 15, 16, 18, 21
 _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 24, 26, 27
 _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
@@ -210,7 +210,7 @@ def info_into(fd: int, out: Any) -> None:
     attr = ffi.new("struct info *")
     attr.fd, attr.size = fd, ffi.sizeof(out[0])
     attr.out = int(ffi.cast("uintptr_t", out))
-    bpf(_INFO, f"asking for {ffi.typeof(out[0]).cname}", attr)
+    bpf(OBJ_GET_INFO, f"asking for {ffi.typeof(out[0]).cname}", attr)
 
 
 def map_ids(prog_fd: int) -> set[int]:

@@ -39,7 +39,7 @@ from ebpflb.plan.map_contents import MapContents
 
 SOCKET_SOURCE, PACKET_SOURCE = "hooks/socket.c", "hooks/packet.c"
 # By whether packets have a link header; packets without one begin with the IP header.
-_VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
+LINK_VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
 _ATTACHING = frozenset({"attaching"})
 
 
@@ -149,7 +149,7 @@ class Datapath(MapWriter):
         sockets = compiler.compile_source(SOCKET_SOURCE, of_sockets, cache=cache)
         packets = {
             link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)
-            for link_header, bare in _VARIANTS.items()
+            for link_header, bare in LINK_VARIANTS.items()
         }
         return Bytecode(sockets, packets)
 

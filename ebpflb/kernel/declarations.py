@@ -37,18 +37,18 @@ def _code(text: str, brought: Path, cache: Path | None) -> str:
         if folder and (tables := _file(text, folder)).exists():
             return tables.read_text()
     if cache is None:
-        return _parsed(text)
+        return parsed(text)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         return write(text, cache).read_text()
     except OSError:  # a checkout that this user may only read
-        return _parsed(text)
+        return parsed(text)
 
 
 def write(text: str, folder: Path) -> Path:
     """Write the file for these declarations. Raises OSError."""
     path = _file(text, folder)
-    files.replace(path, _parsed(text).encode(), mode=0o644)
+    files.replace(path, parsed(text).encode(), mode=0o644)
     return path
 
 
@@ -57,7 +57,7 @@ def _file(text: str, folder: Path) -> Path:
     return folder / f"{hashlib.sha256(known.encode()).hexdigest()}{SUFFIX}"
 
 
-def _parsed(text: str) -> str:
+def parsed(text: str) -> str:
     """Return a Python module with ``ffi``."""
     from cffi import FFI, recompiler  # cffi's parser takes 20 ms to import
 

@@ -21,7 +21,7 @@ def side_by_side(calls: Iterable[Callable[[], T]], discard: Callable[[T], object
     If a call raises, calls that have not begun are left out, the results of the others are passed
     to ``discard``, and the first error is raised.
     """
-    with ThreadPoolExecutor(min(_cores(), _MOST_THREADS), "side-by-side") as threads:
+    with ThreadPoolExecutor(min(usable_cores(), _MOST_THREADS), "side-by-side") as threads:
         futures = [threads.submit(call) for call in calls]
         wait(futures, return_when=FIRST_EXCEPTION)
         threads.shutdown(cancel_futures=True)
@@ -35,5 +35,5 @@ def side_by_side(calls: Iterable[Callable[[], T]], discard: Callable[[T], object
     return [future.result() for future in futures]
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     return len(os.sched_getaffinity(0))

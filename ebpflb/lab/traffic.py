@@ -107,7 +107,7 @@ def request_by_connected_udp(family: int, where: tuple[str, int]) -> Reply:
         return Reply(*read(client.recv(64)), client.getpeername()[0])
 
 
-_REQUESTS = {
+REQUESTS = {
     "tcp": request_by_tcp,
     "udp": request_by_udp,
     "connected-udp": request_by_connected_udp,
@@ -120,9 +120,9 @@ def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) 
     sources: dict[str, list[str]] = {}
     for _ in times:
         try:
-            reply = _REQUESTS[protocol](_family(host), (host, int(port)))
+            reply = REQUESTS[protocol](family_of(host), (host, int(port)))
         except OSError as error:
-            errors[_word(error)] += 1
+            errors[error_word(error)] += 1
         else:
             names[reply.name] += 1
             peers[reply.peer] += 1
@@ -155,17 +155,17 @@ def until_input_ends(pause: float) -> Iterator[None]:
 
 def await_name(name: str, host: str, port: str) -> None:
     """Prints "ready" after the first reply; returns after one of the server with this name."""
-    answer = request_by_tcp(_family(host), (host, int(port)))
+    answer = request_by_tcp(family_of(host), (host, int(port)))
     print("ready", flush=True)
     while answer.name != name:
-        answer = request_by_tcp(_family(host), (host, int(port)))
+        answer = request_by_tcp(family_of(host), (host, int(port)))
 
 
-def _family(host: str) -> int:
+def family_of(host: str) -> int:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _word(error: OSError) -> str:
+def error_word(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "ETIMEDOUT"
     return errno.errorcode.get(error.errno or 0, os.strerror(error.errno or 0))

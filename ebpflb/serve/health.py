@@ -71,7 +71,7 @@ class Health:
         waiting: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """``waiting``: how long the oldest message has waited for the agent's loop, in seconds."""
-        self._timeout, self._waiting = timeout, waiting
+        self.timeout, self.waiting = timeout, waiting
         self._last_turn: float | None = None  # None: the agent is starting, which may take long
         self._families = sorted(families)
         self._now, self._monotonic, self._on_response = now, monotonic, on_response
@@ -98,7 +98,7 @@ class Health:
     def pulse(self) -> Pulse:
         """The current state of the loop."""
         last = self._last_turn
-        return Pulse(0.0 if last is None else self._monotonic() - last, self._waiting())
+        return Pulse(0.0 if last is None else self._monotonic() - last, self.waiting())
 
     def queued(self) -> None:
         """Note that a change waits to be applied; the time counts from the oldest one."""
@@ -127,7 +127,7 @@ class Health:
     def healthy(self) -> bool:
         with self._lock:
             since = self._waiting_since
-        is_late = since is not None and self._monotonic() - since >= self._timeout
+        is_late = since is not None and self._monotonic() - since >= self.timeout
         return not is_late and self.pulse.silent < DEAD_SECONDS
 
     @property

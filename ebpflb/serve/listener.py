@@ -155,8 +155,8 @@ class ServerThread:
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
 
     def start(self) -> None:
-        self._loop = self._runner.get_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(1, "pages"))
+        self.loop = self._runner.get_loop()
+        self.loop.set_default_executor(ThreadPoolExecutor(1, "pages"))
         self._thread.start()
 
     @property
@@ -165,12 +165,12 @@ class ServerThread:
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Run a coroutine in the thread; return its result or raise its error."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def stop(self) -> None:
         """Close all connections; does nothing if the thread was never started."""
         if self.alive:
-            self._loop.call_soon_threadsafe(self._stopped.set)
+            self.loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()
 
     def _run(self) -> None:
@@ -281,7 +281,7 @@ class Listener:
             while True:
                 try:
                     client, _ = await loop.sock_accept(self._socket)
-                    tasks.create_task(self._serve(client))
+                    tasks.create_task(self.serve_client(client))
                     await asyncio.sleep(0)  # sock_accept does not wait while clients are waiting
                 except ConnectionAbortedError:  # the client is gone again
                     continue
@@ -289,7 +289,7 @@ class Listener:
                     log.warning("%s: %s", self._name, error)
                     await asyncio.sleep(ACCEPT_RETRY_SECONDS)
 
-    async def _serve(self, client: socket.socket) -> None:
+    async def serve_client(self, client: socket.socket) -> None:
         """Serve a client. Raises nothing: an exception would end all tasks of the group."""
         try:
             reader, writer = await asyncio.open_connection(sock=client, limit=READ_BYTES)

@@ -174,8 +174,8 @@ class Metrics(KubeProxyMetrics):
         self._declare()
         self._lock = threading.Lock()  # of the collectors
         self._collectors: list[Collector] = []
-        self._occupancy: Occupancy | None = None
-        self._conntrack: ConntrackCollector | None = None
+        self.occupancy: Occupancy | None = None
+        self.conntrack_counts: ConntrackCollector | None = None
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """Note that a sync failed after ``seconds``; its changes are still pending."""
@@ -222,25 +222,25 @@ class Metrics(KubeProxyMetrics):
         status: Callable[[], AgentStatus],
     ) -> None:
         """Read these at each scrape from now on, until ``close``."""
-        self._occupancy = Occupancy(datapath.maps)
-        self._register("maps", MapsCollector(datapath.maps, planner, self._occupancy))
+        self.occupancy = Occupancy(datapath.maps)
+        self._register("maps", MapsCollector(datapath.maps, planner, self.occupancy))
         self._register("hooks", HooksCollector(datapath.state, lambda: datapath.programs))
         self._register("status", StatusCollector(status))
 
     def conntrack(self, maps: Mapping[str, Map], restored: Callable[[], int]) -> None:
         """Read conntrack at each scrape from now on, until ``close``."""
-        self._conntrack = ConntrackCollector(maps, restored)
-        self._register("conntrack", self._conntrack)
+        self.conntrack_counts = ConntrackCollector(maps, restored)
+        self._register("conntrack", self.conntrack_counts)
 
     def close(self) -> None:
         """Stop reading maps, programs and status; counters are still shown."""
         with self._lock:
             while self._collectors:
                 self.registry.unregister(self._collectors.pop())
-        if self._occupancy is not None:
-            self._occupancy.stop()
-        if self._conntrack is not None:
-            self._conntrack.wait()
+        if self.occupancy is not None:
+            self.occupancy.stop()
+        if self.conntrack_counts is not None:
+            self.conntrack_counts.wait()
 
     def exposition(self, accept: str = "") -> Exposition:
         """Return /metrics, in the format of the Accept header.

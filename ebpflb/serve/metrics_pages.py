@@ -102,6 +102,6 @@ def _stacks(_: Request) -> Response:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = [
         f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}\n"
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in sys._current_frames().items()  # noqa: SLF001
     ]
     return Response(200, "".join(stacks).encode(), TEXT)

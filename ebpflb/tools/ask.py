@@ -114,7 +114,7 @@ def end_canary(paths: Paths, lease: CanaryLease) -> None:
 
 
 def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) -> _Asked:
-    status, body = _exchange(paths, path, seconds)
+    status, body = exchange(paths, path, seconds)
     try:
         if status == 200:
             return msgspec.json.decode(body, type=kind)
@@ -126,7 +126,7 @@ def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) 
     raise NoAnswer(text)
 
 
-def _exchange(paths: Paths, path: str, seconds: float) -> tuple[int, bytes]:
+def exchange(paths: Paths, path: str, seconds: float) -> tuple[int, bytes]:
     connection = _Connection(paths, seconds)
     try:
         connection.request("GET", path)

@@ -34,13 +34,13 @@ def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
     results = required_results(state_directory, cgroup)
     if missing_requirements(results[:1]):
         return results
-    flags = _flags(state_directory)
+    flags = settings_flags(state_directory)
     optional = list(_optional(fast_forward="fast_forward" in flags))
     others = neighbours.results(state_directory, cgroup, _engine(optional), flags)
     return [*results, *_batches(), *optional, *others]
 
 
-def _flags(state_directory: Path) -> Flags:
+def settings_flags(state_directory: Path) -> Flags:
     """The settings in force; none where no agent has written any."""
     try:
         maps = StateDir(state_directory).read_maps()
@@ -80,8 +80,8 @@ def _optional(*, fast_forward: bool) -> Iterator[CheckResult]:
     yield from _stale_sockets()
 
 
-_REALTIME = Path("/sys/kernel/realtime")
-_CONFIGS = ("/proc/config.gz", "/boot/config-{}", "/lib/modules/{}/config")
+REALTIME = Path("/sys/kernel/realtime")
+CONFIGS = ("/proc/config.gz", "/boot/config-{}", "/lib/modules/{}/config")
 _BH_LOCK = "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK"
 
 
@@ -94,7 +94,7 @@ def _one_packet_a_cpu() -> CheckResult:
     6.18.
     """
     name, apart = "one packet a CPU", "yes"
-    if not _is_one(_REALTIME):
+    if not _is_one(REALTIME):
         return CheckResult(name, True, False, apart, "")
     config = _kernel_config()
     if config is None:
@@ -115,7 +115,7 @@ def _is_one(path: Path) -> bool:
 
 def _kernel_config() -> str | None:
     """The running kernel's configuration; None where it cannot be read."""
-    for name in _CONFIGS:
+    for name in CONFIGS:
         path = Path(name.format(os.uname().release))
         with suppress(OSError):
             found = path.read_bytes()

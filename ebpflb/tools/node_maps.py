@@ -82,11 +82,11 @@ def _route_sources(snapshot: Snapshot) -> list[Row]:
 
 
 def _device_namer(snapshot: Snapshot) -> Callable[[int], str]:
-    same = _netns() in (None, snapshot.maps["settings"].get(0).host_netns)
+    same = own_netns() in (None, snapshot.maps["settings"].get(0).host_netns)
     return _device if same else str
 
 
-def _netns() -> int | None:
+def own_netns() -> int | None:
     """The cookie of our network namespace; None if the kernel cannot tell (before 5.14)."""
     with socket.socket() as any_socket:
         try:

@@ -21,7 +21,7 @@ from ebpflb.tools.check_result import CheckResult, feature
 def required_results(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
     """Of the features that ebpflb cannot run without, and of those that can replace one of them."""
     first = _capabilities()
-    return [first, *_required(state_directory, cgroup)] if first.ok else [first, _bcc()]
+    return [first, *_required(state_directory, cgroup)] if first.ok else [first, bcc_requirement()]
 
 
 def missing_requirements(results: list[CheckResult]) -> list[str]:
@@ -34,7 +34,7 @@ def _required(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResul
     yield _try("bpf(2)", _bpf, "run as root, outside a sandbox")
     yield _try("bpffs", lambda: _bpffs(state_directory), "mount -t bpf bpf /sys/fs/bpf")
     yield _try("cgroup v2", lambda: _cgroup(cgroup), "mount cgroup v2, or set --cgroup-root")
-    yield _bcc()
+    yield bcc_requirement()
     yield from _hooks()
     yield from _packet_hooks()
     yield _all_present("map types", probe.unmade_maps())
@@ -59,7 +59,7 @@ def _clock() -> CheckResult:
     return CheckResult("monotonic clock", False, True, detail, "run it outside that namespace")
 
 
-def _bcc() -> CheckResult:
+def bcc_requirement() -> CheckResult:
     version = compiler.bcc_version()
     if version is None and precompile.is_brought():
         return CheckResult("BCC", True, False, "missing; the installed bytecode is used", "")

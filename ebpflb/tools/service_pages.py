@@ -80,7 +80,7 @@ def listed(paths: Paths, maps: Mapping[str, Map] | None, wanted: Wanted) -> Serv
     except NoAnswer as reason:
         if wanted.selector:
             raise NodeError(_NO_LABELS.format(reason)) from None
-        found = _programmed_list(_readable(paths, maps), wanted)
+        found = programmed_list(_readable(paths, maps), wanted)
         found.notes.append(_UNKNOWN.format(reason))
     if maps is not None and found.services:
         _count_rows(found.services, maps)
@@ -102,7 +102,7 @@ def _programmed_page(maps: Mapping[str, Map], wanted: str) -> ServicePage:
     return pages[wanted]
 
 
-def _programmed_list(maps: Mapping[str, Map], wanted: Wanted) -> ServiceList:
+def programmed_list(maps: Mapping[str, Map], wanted: Wanted) -> ServiceList:
     pages = _programmed(maps)
     names = [
         name

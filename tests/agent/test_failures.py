@@ -127,7 +127,7 @@ def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving:
     watched = service("a", "10.96.0.1")
     watched["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: "reset=1h"}
     serving.send(changed(Kind.SERVICE, watched))
-    removed = serving.agent.on_removal._removed
+    removed = serving.agent.on_removal.removed
     (name,) = removed.watched
     serving.datapath.failures = [FULL]
     key, _ = found(Kind.SERVICE, watched)

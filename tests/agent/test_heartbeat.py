@@ -79,7 +79,7 @@ def test_changes_that_wait_are_no_reason(timed: Harness, clock: Clock) -> None:
     timed.start()
     timed.send(*EVERYTHING)
     timed.health.set_not_ready([])
-    timed.health._waiting = lambda: 3600.0
+    timed.health.waiting = lambda: 3600.0
     assert codes(timed.health) == [200, 200]
     assert list(timed.health.pulse.late) == [
         "changes are applied late: the oldest has waited for 3600 s"

@@ -71,7 +71,7 @@ def test_who_waits_for_a_processor_makes_no_longer_pause() -> None:
     frontends = frozenset({Frontend(IPv4Address("10.96.0.1"), 1, 6)})
     for endpoints in (frozenset({(IPv4Address("10.1.0.1"), 80)}), frozenset[Endpoint]()):
         worker.update({name("a"): Watched(0, frontends, endpoints)})
-    worker._searches = False
+    worker.searches = False
     worker.turn()
     assert (clock[0], worker.due) == (60, 61)
 
@@ -86,7 +86,7 @@ def failing_worker(clock: list[float]) -> tuple[ResetWorker, Failing]:
         listed = frozenset({(IPv4Address(f"10.1.0.{grace}"), 80)})
         for endpoints in (listed, frozenset[Endpoint]()):
             worker.update({name(service): Watched(grace, frontends, endpoints)})
-    worker._searches = False  # for endpoints that went before these were watched
+    worker.searches = False  # for endpoints that went before these were watched
     return worker, kind
 
 
@@ -97,16 +97,16 @@ def test_a_pass_that_fails_keeps_no_other_from_being_made() -> None:
     for number, now in enumerate((1.5, 2.5, 100.0), 1):
         clock[0] = now
         with pytest.raises(KernelError):
-            worker._turn()
+            worker.search_and_end()
         assert kind.resets >= number
     assert kind.resets == 4
-    assert {gone.service for each in worker._passes for gone in each.gone} == {name("a"), name("b")}
+    assert {gone.service for each in worker.passes for gone in each.gone} == {name("a"), name("b")}
 
 
 def test_a_search_that_fails_is_made_again() -> None:
     worker, kind = failing_worker([0.0])
-    worker._searches = True
+    worker.searches = True
     for number in (1, 2):
         with pytest.raises(KernelError):
-            worker._turn()
-        assert (kind.searches, worker._searches) == (number, True)
+            worker.search_and_end()
+        assert (kind.searches, worker.searches) == (number, True)

@@ -159,7 +159,7 @@ def test_latency_waits_for_success(serving: Harness) -> None:
 
 def test_healthy_while_it_keeps_up(harness: Harness) -> None:
     """Before the lists are complete and after each sync nothing waits: that is healthy."""
-    harness.health._timeout = 0  # whatever waits is too late
+    harness.health.timeout = 0  # whatever waits is too late
     harness.start()
     harness.send(SERVICES, SLICES)
     assert harness.health.healthy
@@ -170,7 +170,7 @@ def test_healthy_while_it_keeps_up(harness: Harness) -> None:
 def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that cannot be written makes the agent unhealthy, until it is."""
     monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
-    serving.health._timeout = 0
+    serving.health.timeout = 0
     serving.datapath.failures = [FULL]
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.9")))
     assert not serving.health.healthy

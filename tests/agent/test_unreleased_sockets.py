@@ -122,6 +122,6 @@ def test_namespace_that_is_gone(maps: dict[str, Map], sweeper: UnreleasedSockets
     """One that was entered once and is no longer there has no sockets."""
     remember(maps, 1, 6, own_netns())
     sweeper.sweep()
-    sweeper._each_namespace = lambda _: iter(())
+    sweeper.each_namespace = lambda _: iter(())
     assert sweeper.sweep() == 1
     assert known(maps) == set()

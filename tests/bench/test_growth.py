@@ -14,7 +14,7 @@ def test_it_measures_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "PREFIX", "ebpflb-test-growth")
     monkeypatch.setattr(growth, "CALLS", 5)
     few = argparse.Namespace(services=12, endpoints=3, flows=20, rounds=1, changes=1)
-    rows = [line for line in growth._measured(few) if not isinstance(line, str)]
+    rows = [line for line in growth.measured_lines(few) if not isinstance(line, str)]
     sizes = {(row.axis, row.at) for row in rows}
     assert sizes == {
         *(("services", size) for size in (1, 10, 12)),

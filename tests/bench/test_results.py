@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import page, result
-from bench.__main__ import _run
+from bench.__main__ import run
 from bench.parts import PARTS, Part
 from bench.report import Row, row_of
 from bench.result import Result
@@ -140,7 +140,7 @@ def test_a_part_that_fails_leaves_its_former_result(
     """If a part fails, its former result stays, and the part is named."""
     before = (folder / "results/growth.json").read_bytes()
     part = Part("growth", "bench.report.nothing", "", "", "", ())
-    assert not _run(part, quick=True, results=folder / "results")
+    assert not run(part, quick=True, results=folder / "results")
     assert "growth FAILED" in capfd.readouterr().err
     assert (folder / "results/growth.json").read_bytes() == before
 

@@ -87,7 +87,7 @@ def test_no_flowtable(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
     effect; the node can serve.
     """
     assert "nf_flow_table" not in ebpflb("check", "--state-dir", NEVER).out
-    monkeypatch.setattr(check, "_flags", lambda _: frozenset({"fast_forward"}))
+    monkeypatch.setattr(check, "settings_flags", lambda _: frozenset({"fast_forward"}))
     for obstacle in ("the kernel can make no flowtable (no such thing)", None):
         monkeypatch.setattr(check, "flowtable_obstacle", lambda it=obstacle: it)
         rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
@@ -265,8 +265,8 @@ def test_a_realtime_kernel(
     (tmp_path / "realtime").write_text(realtime)
     if config is not None:
         (tmp_path / "config.gz").write_bytes(gzip.compress(config.encode()))
-    monkeypatch.setattr(check, "_REALTIME", tmp_path / "realtime")
-    monkeypatch.setattr(check, "_CONFIGS", (str(tmp_path / "config.gz"),))
+    monkeypatch.setattr(check, "REALTIME", tmp_path / "realtime")
+    monkeypatch.setattr(check, "CONFIGS", (str(tmp_path / "config.gz"),))
     rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
     (row,) = [row for row in rows if row["feature"] == "one packet a CPU"]
     assert (row["ok"], row["required"]) == (ok, False)

@@ -43,7 +43,7 @@ def run(ebpflb: Ebpflb, options: list[object], monkeypatch: pytest.MonkeyPatch) 
     """What the agent would get, of a run that ends where it would serve."""
     seen: list[Options] = []
     module = import_module("ebpflb.cli.run")
-    monkeypatch.setattr(module, "_serve", lambda options, *_: seen.append(options))
+    monkeypatch.setattr(module, "serve_until_stopped", lambda options, *_: seen.append(options))
 
     def call(*words: object) -> Options:
         done = ebpflb("run", *options, *words)

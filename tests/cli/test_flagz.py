@@ -21,7 +21,9 @@ Flagz = Callable[..., dict[str, str]]
 def flagz(ebpflb: Ebpflb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flagz:
     """What the page of an agent says that was started with these words, line by line."""
     seen: list[dict[str, str]] = []
-    monkeypatch.setattr(import_module("ebpflb.cli.run"), "_serve", lambda *it: seen.append(it[2]))
+    monkeypatch.setattr(
+        import_module("ebpflb.cli.run"), "serve_until_stopped", lambda *it: seen.append(it[2])
+    )
     where = ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path]
 
     def lines(*words: object) -> dict[str, str]:

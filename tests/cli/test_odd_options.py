@@ -59,7 +59,7 @@ PYTHONS = re.compile(r"Traceback|Errno|Error\(|object at|literal|codec|None|\b(i
 def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The options are read, and nothing is done."""
     module = import_module("ebpflb.cli.run")
-    for name in ("_serve", "_require_features", "_set_up_logging"):
+    for name in ("serve_until_stopped", "require_features", "set_up_logging"):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(import_module("ebpflb.cli.cleanup"), "remove_all", lambda *_: None)
     monkeypatch.setattr(sysctls, "set_up_conntrack", lambda *_: None)

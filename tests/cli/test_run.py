@@ -169,7 +169,7 @@ def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opt
     """What `ebpflb run` makes of its options."""
     seen: list[Options] = []
     module = import_module("ebpflb.cli.run")
-    monkeypatch.setattr(module, "_serve", lambda options, *_: seen.append(options))
+    monkeypatch.setattr(module, "serve_until_stopped", lambda options, *_: seen.append(options))
 
     def run(*words: object) -> Options:
         done = ebpflb("run", *words)
@@ -360,5 +360,5 @@ def test_unknown_option(run: Ebpflb) -> None:
 def test_a_credential_plugins_failure_is_logged_in_words() -> None:
     """The Kubernetes client logs it by the root logger."""
     record = logging.LogRecord("root", 40, "", 0, "[Errno 2] No such file: '/x'", None, None)
-    assert import_module("ebpflb.cli.run")._in_words(record)
+    assert import_module("ebpflb.cli.run").line_of(record)
     assert record.getMessage() == "API credentials: No such file: '/x'"

@@ -30,7 +30,7 @@ lists = st.fixed_dictionaries(
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "_BATCH", 8)
+    monkeypatch.setattr(decoding, "BATCH", 8)
 
 
 def parts_of(data: bytes, size: int) -> Iterator[bytes]:

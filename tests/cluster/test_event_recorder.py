@@ -120,8 +120,8 @@ def test_long_note_and_long_name_are_cut() -> None:
     assert json.loads(body)["note"] == "ü" * 512
     long = ApiRecorder(lambda: pytest.fail("not asked for"), "n" * 253)
     long.event(*STARTING)
-    event, at = long._waiting[0]
-    (_, body) = manifest(event, long._instance, at)
+    event, at = long.waiting[0]
+    (_, body) = manifest(event, long.instance, at)
     assert len(json.loads(body)["reportingInstance"]) == 128
 
 

@@ -29,7 +29,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LARGEST_PAGE", "LARGEST_LINE", "LARGEST_STATUS"):
         monkeypatch.setattr(answers, name, LIMIT)
     monkeypatch.setattr(decoding, "MOST_WAITING", LIMIT // 2)
-    monkeypatch.setattr(decoding, "_BATCH", LIMIT // 10)
+    monkeypatch.setattr(decoding, "BATCH", LIMIT // 10)
 
 
 def without_end(code: int, begin: bytes = b"") -> Answer:

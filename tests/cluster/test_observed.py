@@ -27,7 +27,7 @@ def test_a_source_tells_of_lists_and_watches(
     source = watch(observe=lambda *request: observed.append(request[:3]))
     for kind in Kind:
         events.next(kind)
-    url = source._server.url  # type: ignore[attr-defined]
+    url = source.server.url  # type: ignore[attr-defined]
     assert set(observed) == {("GET", url, 200)}
     assert len(observed) >= len(Kind)
 

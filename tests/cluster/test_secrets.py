@@ -42,7 +42,7 @@ def said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.LogCaptureFixture]:
     """Everything that is logged, even by libraries, as the agent's handler formats it."""
-    monkeypatch.setattr(redaction, "_known", {})
+    monkeypatch.setattr(redaction, "known_secrets", {})
     caplog.set_level(logging.DEBUG)
     caplog.handler.setFormatter(redaction.Formatter("%(message)s"))
     yield caplog

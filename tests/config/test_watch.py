@@ -90,7 +90,7 @@ def test_changed(
     assert calls.event.wait(LONG)
     assert watch.changed
     rewrite(file)
-    watch._thread.join(LONG)
+    watch.thread.join(LONG)
     assert calls.times == 1
 
 
@@ -147,7 +147,7 @@ def test_without_inotify(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(watching, "INotify", refuse)
-    monkeypatch.setattr(watching, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(watching, "POLL_SECONDS", 0.01)
     watch = ConfigWatch(file)
     watch.start(calls)
     rewrite(file)

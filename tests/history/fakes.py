@@ -63,14 +63,14 @@ class Node:
 
     def checkpoint(self) -> None:
         """Waits for it."""
-        thread = self.history._checkpoint
+        thread = self.history.checkpoint
         if thread:
             thread.join()
 
     def crash(self) -> None:
         """End the agent: it writes nothing more."""
         self.checkpoint()
-        self.history._writes = []
+        self.history.writes = []
         self.history.stop()
 
     def contents(self) -> dict[str, dict[bytes, bytes]]:

@@ -54,7 +54,7 @@ def step(node: Node, what: str, numbers: set[int]) -> None:
             history.commit(error="a write has failed")
             slots.packed[slots.key.pack(1)] = slots.value.pack(backend(7))  # as nobody has told
         case "full":
-            history._full = 0
+            history.full_at = 0
     node.history.commit()
     node.checkpoint()
 
@@ -130,7 +130,7 @@ def test_a_large_checkpoint_is_followed_by_as_many_records_as_a_small_one(tmp_pa
     node = Node(tmp_path, limit=limit)
     names = node.maps["backend_slots"]
     names.write([(number, number * 7919) for number in range(10_000)])
-    node.history._full = 0
+    node.history.full_at = 0
     node.history.commit()  # the next file begins, with a checkpoint of them
     node.checkpoint()
     begun = segments.paths_of(node.paths)[-1]

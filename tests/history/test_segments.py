@@ -65,8 +65,8 @@ def test_full_disk(
             node.maps["backend_slots"].write([(number, number)])
             node.history.commit()
     assert caplog.text.count(os.strerror(errno.ENOSPC)) == 1
-    monkeypatch.setattr("ebpflb.history.recorder._FILE_RETRY_SECONDS", 0.0)
-    node.history._next_try = 0.0
+    monkeypatch.setattr("ebpflb.history.recorder.FILE_RETRY_SECONDS", 0.0)
+    node.history.next_try = 0.0
     node.history.commit()
     node.checkpoint()
     node.maps["backend_slots"].write([(9, 9)])

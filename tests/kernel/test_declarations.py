@@ -41,7 +41,7 @@ def test_a_checkout_parses_a_text_once(tmp_path: Path, monkeypatch: pytest.Monke
     """Afterwards its file is read; a folder that cannot be made is no error."""
     cache = tmp_path / "build/declarations"
     assert declarations.types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
-    monkeypatch.setattr(declarations, "_parsed", lambda text: pytest.fail("parsed again"))
+    monkeypatch.setattr(declarations, "parsed", lambda text: pytest.fail("parsed again"))
     assert declarations.types(TEXT, tmp_path, cache).sizeof("struct pair") == 8
     monkeypatch.undo()
     (tmp_path / "file").touch()

@@ -16,7 +16,7 @@ WAIT_SECONDS = 30.0  # seconds
 @pytest.fixture(params=[1, 4])
 def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     number: int = request.param
-    monkeypatch.setattr(module, "_cores", lambda: number)
+    monkeypatch.setattr(module, "usable_cores", lambda: number)
     return number
 
 
@@ -38,7 +38,7 @@ def test_results_are_in_the_order_of_the_calls() -> None:
 
 def test_they_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calls that wait for each other both end where there are two cores."""
-    monkeypatch.setattr(module, "_cores", lambda: 2)
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
     barrier = threading.Barrier(2)
     found = side_by_side([partial(barrier.wait, WAIT_SECONDS)] * 2, lambda _: None)
     assert sorted(found) == [0, 1]
@@ -46,7 +46,7 @@ def test_they_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_one_core_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread takes the core from another."""
-    monkeypatch.setattr(module, "_cores", lambda: 1)
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)
     assert len(set(side_by_side([threading.get_ident] * 5, lambda _: None))) == 1
 
 
@@ -75,6 +75,6 @@ def test_no_more_cores_than_this_process_may_use() -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert module._cores() == 1
+        assert module.usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)

@@ -17,9 +17,9 @@ apt = pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
 def test_abi_is_looked_up() -> None:
     """The number in the package's name is what the empty package depends on today."""
     said = "linux-image-amd64\n  Depends: linux-image-5.10.0-46-amd64\n  Conflicts: x\n"
-    assert archive._image(said) == "linux-image-5.10.0-46-amd64"
+    assert archive.image_package(said) == "linux-image-5.10.0-46-amd64"
     with pytest.raises(LabError, match="depends on no image"):
-        archive._image("linux-image-amd64\n")
+        archive.image_package("linux-image-amd64\n")
 
 
 @apt

@@ -52,7 +52,7 @@ def test_order(tmp_path: Path) -> None:
     lines = ["fs/9p.ko.xz: net/9pnet.ko.xz fs/netfs.ko.xz", "net/9pnet.ko.xz: fs/netfs.ko.xz"]
     lines += ["net/9pnet_virtio.ko.xz: net/9pnet.ko.xz fs/netfs.ko.xz", "fs/netfs.ko.xz:"]
     (tree / "modules.dep").write_text("\n".join(lines))
-    found = [path.name for path in boot_files._in_order(tmp_path)]
+    found = [path.name for path in boot_files.in_order(tmp_path)]
     assert found == ["netfs.ko.xz", "9pnet.ko.xz", "9p.ko.xz", "9pnet_virtio.ko.xz"]
 
 

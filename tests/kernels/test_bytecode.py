@@ -50,7 +50,7 @@ def test_whatever_probes_find_is_a_variant(
     assert (*datapath.socket_flags(), *datapath.guard_flags()) in sockets
     assert datapath.socket_flags() in precompile.VARIANTS[precompile.EXPLAIN].values()
     flags = datapath.packet_flags(fast_forward=fast)
-    assert {(*flags, *more) for more in datapath._VARIANTS.values()} <= {*packets}
+    assert {(*flags, *more) for more in datapath.LINK_VARIANTS.values()} <= {*packets}
 
 
 def test_what_is_compiled_without_flags_is_a_variant() -> None:

@@ -101,7 +101,7 @@ def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$LAB_KERNEL $EBPFLB_TEST_LOAD $*" >>ran\n')
     python.chmod(0o755)
-    monkeypatch.setattr(lane, "_python", lambda: str(python))
+    monkeypatch.setattr(lane, "test_python", lambda: str(python))
     if brought:
         (tmp_path / "bytecode").mkdir()
     assert commands.main(["here", "5.10"]) == 0

@@ -22,7 +22,7 @@ def node(node: PacketNode) -> PacketNode:
 def sweep(node: PacketNode) -> Callable[[], None]:
     """Sweeps once, as the agent does every ten seconds."""
     sweeper = Sweeper(node.maps)
-    sweeper._pause = 0
+    sweeper.pause = 0
     return sweeper.turn
 
 

@@ -31,7 +31,7 @@ class Node:
         self.answers: dict[str, Any] = {"status": {"verdict": "OK", "reasons": []}}
         self.asked: list[tuple[Any, ...]] = []
 
-    def _answer(self, *words: Any) -> Any:
+    def answer(self, *words: Any) -> Any:
         self.asked.append(words)
         found = self.answers[words[0]]
         if isinstance(found, BaseException):
@@ -39,28 +39,28 @@ class Node:
         return found
 
     def status(self) -> Any:
-        return self._answer("status")
+        return self.answer("status")
 
     def survey(self) -> Any:
-        return self._answer("survey")
+        return self.answer("survey")
 
     def senders(self) -> Any:
-        return self._answer("senders")
+        return self.answer("senders")
 
     def service(self, namespace: str, name: str) -> Any:
-        return self._answer("service", namespace, name)
+        return self.answer("service", namespace, name)
 
     def explain(self, asked: Any) -> Any:
-        return self._answer("explain", *asked)
+        return self.answer("explain", *asked)
 
     def history(self, service: Any, since: Any, limit: int) -> Any:
-        return self._answer("history", service, since, limit)
+        return self.answer("history", service, since, limit)
 
     def events(self, wanted: Any, verdicts: tuple[str, ...]) -> Any:
-        return self._answer("events", wanted, verdicts)
+        return self.answer("events", wanted, verdicts)
 
     def maps_at(self, at: float, names: tuple[str, ...]) -> Any:
-        return self._answer("maps", at, names)
+        return self.answer("maps", at, names)
 
 
 class NoRates:

@@ -274,7 +274,7 @@ def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.Monkey
     said = [get(app, "/api/explain", to="10.96.0.10:80").said["error"] for _ in range(3)]
     assert said[2] == "2 earlier requests hang: restart `ebpflb ui`"
     node.answers["explain"] = {"verdict": "translated", "endpoints": []}
-    node.explain = lambda asked: node._answer("explain")  # type: ignore[method-assign]
+    node.explain = lambda asked: node.answer("explain")  # type: ignore[method-assign]
     monkeypatch.setattr(request_workers, "READ_SECONDS", 60.0)
     goes_on.set()
 

@@ -80,7 +80,7 @@ def test_a_flood_is_counted_and_left_out() -> None:
 
     made = feed(Agent(20_000, ends=True))
     made.start()
-    wait_until("all are counted", lambda: made._error, SECONDS)
+    wait_until("all are counted", lambda: made.error, SECONDS)
     found = made.take()
     assert len(found["events"]) <= MOST_KEPT
     assert len(found["events"]) + found["left_out"] == 20_000
@@ -154,7 +154,7 @@ def test_only_so_many_watch_at_once() -> None:
     from ebpflb_page.live_events import MOST_FEEDS, LiveEvents
 
     made = LiveEvents()
-    made._feeds |= {feed(Agent(0)) for _ in range(MOST_FEEDS)}
+    made.feeds |= {feed(Agent(0)) for _ in range(MOST_FEEDS)}
     with pytest.raises(BadInput) as refused:
         made.response(Agent(0).opened)
     assert refused.value.status == 503

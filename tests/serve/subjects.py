@@ -86,10 +86,10 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
 def settled(made: Metrics) -> Metrics:
     """After a count of the maps: nothing moves by itself any more."""
     made.exposition()
-    assert made._occupancy is not None
-    made._occupancy.wait()
-    if made._conntrack is not None:
-        made._conntrack.wait()
+    assert made.occupancy is not None
+    made.occupancy.wait()
+    if made.conntrack_counts is not None:
+        made.conntrack_counts.wait()
     return made
 
 

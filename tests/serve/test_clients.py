@@ -122,7 +122,7 @@ def test_listener_accepts_again_after_an_error(
     server_thread: ServerThread, open_listener: OpenListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a free file descriptor it waits and tries again."""
-    loop, errors = server_thread._loop, [OSError(errno.EMFILE, "Too many open files")]
+    loop, errors = server_thread.loop, [OSError(errno.EMFILE, "Too many open files")]
     accept = loop.sock_accept
 
     async def accept_after_errors(listening: socket.socket) -> Any:
@@ -152,8 +152,8 @@ def test_clients_that_keep_coming_do_not_hold_the_thread(
     async def begin(self: Listener, client: socket.socket) -> None:
         begun.append(len(accepted))
 
-    monkeypatch.setattr(server_thread._loop, "sock_accept", accept_at_once)
-    monkeypatch.setattr(Listener, "_serve", begin)
+    monkeypatch.setattr(server_thread.loop, "sock_accept", accept_at_once)
+    monkeypatch.setattr(Listener, "serve_client", begin)
     open_listener()
     wait_until(lambda: len(begun) == 5)
     assert accepted == [0, 1, 2, 3, 4]

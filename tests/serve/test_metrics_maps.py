@@ -270,7 +270,7 @@ def test_hook_statistics_enabled(
 ) -> None:
     """It is told whether the kernel counts, since counters that rest look like idle hooks."""
     switch = tmp_path / "switch"
-    monkeypatch.setattr(device_programs, "_SWITCH", switch)
+    monkeypatch.setattr(device_programs, "STATS_SWITCH", switch)
     for text in ("0", "1"):
         switch.write_text(text)
         assert value(metrics, "ebpflb_hook_statistics_enabled") == int(text)

@@ -228,7 +228,7 @@ class ScriptedSource(ApiSource):
 
     def prepare(self) -> None:
         server: object = self._api
-        self._server = server  # type: ignore[assignment]
+        self.server = server  # type: ignore[assignment]
 
     def start(self) -> None:
         super().start()

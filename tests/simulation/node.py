@@ -149,7 +149,7 @@ class SimNode:
         """A life ends: what only its descriptors have kept is gone."""
         if self.life:
             self.watched = restore_watched(self.life.agent.status.reset_on_removal)
-            self.life.history._end()  # only its descriptor
+            self.life.history.close_file()  # only its descriptor
         self.life = None
         self.happenings.stop()
         self.kernel.close_descriptors()

@@ -23,13 +23,13 @@ def run(
     traffic: Any, protocol: str, host: str, port: int, pause: float
 ) -> dict[str, Counter[object]]:
     answers, errors, steps = Counter[object](), Counter[object](), Counter[object]()
-    family, request = traffic._family(host), traffic._REQUESTS[protocol]
+    family, request = traffic.family_of(host), traffic.REQUESTS[protocol]
     for _ in traffic.until_input_ends(pause):
         begun = time.monotonic()
         try:
             answers[request(family, (host, port)).name] += 1
         except OSError as error:
-            errors[traffic._word(error)] += 1
+            errors[traffic.error_word(error)] += 1
         steps[step_of(time.monotonic() - begun)] += 1
     return {"answers": answers, "errors": errors, "steps": steps}
 

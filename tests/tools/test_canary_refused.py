@@ -24,7 +24,7 @@ def test_refused(
 ) -> None:
     """The agent's reason, or that it is of another version, which knows no canary."""
     paths = Paths(tmp_path)
-    monkeypatch.setattr(ask, "_exchange", lambda *_: (status, body))
+    monkeypatch.setattr(ask, "exchange", lambda *_: (status, body))
     with pytest.raises(NoAnswer, match=said):
         ask.canary(paths, [], 8080, 30999)
     if status != 200:

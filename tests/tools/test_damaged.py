@@ -88,7 +88,7 @@ def test_every_reader_survives_any_content_of_the_maps(state: StateDir, seed: in
         dump_maps(maps, (name,))
     list_flows(maps, FlowFilter())
     list(comparisons.inconsistent(maps, comparisons.contents(maps)))
-    service_pages._programmed_list(maps, Wanted(("*",), 100))
+    service_pages.programmed_list(maps, Wanted(("*",), 100))
     for name in FLOW_MAPS:
         assert FlowTable(maps, name).numbers
         for _ in FlowTable(maps, name).sweep():

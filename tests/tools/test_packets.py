@@ -246,7 +246,7 @@ def test_devices(maps: dict[str, Map]) -> None:
 
     In another network namespace than the node's a name would be another device's.
     """
-    here = node_maps._netns()
+    here = node_maps.own_netns()
     maps["settings"].write([(0, Settings(here or 0, 0, frozenset()))])
     assert [tuple(row.values()) for row in rows(maps, "devices")] == [
         ("lo", 1, "192.0.2.1", "2001:db8::1", ""),

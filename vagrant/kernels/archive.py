@@ -25,7 +25,7 @@ def fetch(kernel: Kernel, folder: Path) -> Path:
     apt = _Apt(kernel, folder)
     try:
         apt.run("apt-get", "-qq", "update")
-        return apt.download(_image(apt.run("apt-cache", "depends", META)))
+        return apt.download(image_package(apt.run("apt-cache", "depends", META)))
     except LabError as error:
         kept = sorted(folder.glob("linux-image-*.deb"), key=lambda deb: deb.stat().st_mtime)
         if not kept:
@@ -34,7 +34,7 @@ def fetch(kernel: Kernel, folder: Path) -> Path:
         return kept[-1]
 
 
-def _image(depends: str) -> str:
+def image_package(depends: str) -> str:
     """The package with the ABI number in its name, from what the empty one depends on."""
     found = re.search(r"Depends: (linux-image-[0-9]\S+)", depends)
     if found is None:

@@ -104,14 +104,14 @@ def _initramfs(folder: Path, final: Path) -> None:
         "sbin/modprobe": modprobe.encode(),
     }
     names = []
-    for path in _in_order(folder):
+    for path in in_order(folder):
         names.append(path.name.split(".")[0] + ".ko")
         files[f"modules/{names[-1]}"] = _unpacked(path)
     files["modules/order"] = "\n".join(names).encode()
     (folder / "initramfs").write_bytes(b"".join(cpio(files)))
 
 
-def _in_order(folder: Path) -> list[Path]:
+def in_order(folder: Path) -> list[Path]:
     """The modules that are needed to boot, each after those it depends on."""
     tree = folder / "lib/modules" / release(folder)
     lines = (tree / "modules.dep").read_text().splitlines()

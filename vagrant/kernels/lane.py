@@ -62,7 +62,7 @@ def prime(tests: Sequence[str]) -> None:
 
     PYTHONDONTWRITEBYTECODE is unset: else agents and tests would be compiled at every start.
     """
-    python = _python()
+    python = test_python()
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     for command in (
         [python, "-m", "compileall", "-q", "ebpflb"],
@@ -77,7 +77,7 @@ def prime(tests: Sequence[str]) -> None:
 
 def show_here() -> None:
     """What this machine's own kernel processes: shown, never checked, as CI's kernels differ."""
-    subprocess.run([_python(), "-m", "vagrant.kernels.verifier"], check=False)
+    subprocess.run([test_python(), "-m", "vagrant.kernels.verifier"], check=False)
 
 
 def test_all(
@@ -138,13 +138,13 @@ def here(kernel: Kernel, tests: Sequence[str]) -> int:
     """
     machine.is_root()
     Path(OUT).mkdir(exist_ok=True)
-    compiled = f"{_python()} -m ebpflb.kernel.programs.precompile"
+    compiled = f"{test_python()} -m ebpflb.kernel.programs.precompile"
     command = f"{{ [ -e bytecode ] || {compiled}; }} && {_tests(kernel, tests, '')}"
     return subprocess.run(["sh", "-c", command], check=False).returncode
 
 
 def _tests(kernel: Kernel, tests: Sequence[str], environment: str) -> str:
-    pytest = [_python(), "-m", "pytest", "-q", "-rfE", "--tb=short", "--durations=5"]
+    pytest = [test_python(), "-m", "pytest", "-q", "-rfE", "--tb=short", "--durations=5"]
     pytest += [*PLUGINS, f"--timeout={TIMEOUT}"]
     pytest += [f"--junitxml={OUT}/junit.xml", "-o", f"junit_suite_name=kernel-{kernel.name}"]
     variables = f"LAB_KERNEL={kernel.name} LAB_OUT={OUT}"
@@ -155,7 +155,7 @@ def _tests(kernel: Kernel, tests: Sequence[str], environment: str) -> str:
     return f"{variables} {environment} exec {shlex.join([*pytest, *tests])}"
 
 
-def _python() -> str:
+def test_python() -> str:
     """The checkout's own, which has pytest; else whichever runs us."""
     own = Path.cwd() / ".venv/bin/python"
     return str(own) if own.exists() else sys.executable

@@ -113,7 +113,7 @@ def run(
     begun = time.monotonic()
     serial = ("-serial", f"file:{folder / 'console'}")
     process = subprocess.Popen(
-        [*_command(image, folder), *serial],
+        [*qemu_command(image, folder), *serial],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -138,10 +138,10 @@ def shell(image: Path, folder: Path, command: str) -> None:
     script += f"setsid --ctty {command} </dev/ttyS0 >/dev/ttyS0 2>&1\n"
     (folder / "command").write_text(script)
     console = ("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console")
-    subprocess.run([*_command(image, folder), *console], check=False)
+    subprocess.run([*qemu_command(image, folder), *console], check=False)
 
 
-def _command(image: Path, folder: Path) -> list[str]:
+def qemu_command(image: Path, folder: Path) -> list[str]:
     setpriv = [tool("setpriv", "util-linux"), "--pdeathsig", "KILL", "--"]
     machine = [tool(QEMU, PACKAGE), *acceleration(), "-M", "pc", "-smp", "1", "-m", str(MEMORY)]
     machine += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]

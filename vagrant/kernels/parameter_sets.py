@@ -91,7 +91,8 @@ def spread(sets: Sequence[Values[Hashable]], limit: int, start: int = 0) -> list
 
 def _group(item: pytest.Item) -> Group:
     function = getattr(item, "originalname", item.name)
-    scopes = item.callspec._arg2scope if hasattr(item, "callspec") else {}
+    # pytest has no public name for the scopes of parameters.
+    scopes = item.callspec._arg2scope if hasattr(item, "callspec") else {}  # noqa: SLF001
     shared = (
         pair for pair in _values(item) if pair[0] == CASE or scopes[pair[0]].value != "function"
     )

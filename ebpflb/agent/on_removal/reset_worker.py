@@ -165,9 +165,9 @@ class ResetWorker(DueWorker):
         super().__init__("on-removal", clock)
         self._maps, self._kinds, self._on_reset = maps, kinds, on_reset
         self._cpu_clock = cpu_clock
-        self._removed = RemovedEndpoints(former)
-        self._passes: list[_Pass] = []
-        self._searches = False  # whether to search for former endpoints
+        self.removed = RemovedEndpoints(former)
+        self.passes: list[_Pass] = []
+        self.searches = False  # whether to search for former endpoints
         self._earliest = 0.0  # when the next search may begin
 
     def update(self, changes: Mapping[PortName, Change], *, all_named: bool = False) -> None:
@@ -178,38 +178,38 @@ class ResetWorker(DueWorker):
         ``all_named``: every existing service port has been named since the start.
         """
         now = self._clock()
-        with self._changed:
+        with self.changed:
             mine = {
                 name: change
                 for name, change in changes.items()
-                if isinstance(change, Watched) or self._removed.knows(name)
+                if isinstance(change, Watched) or self.removed.knows(name)
             }
             if not mine and not all_named:
                 return
             for name, change in mine.items():
-                self._searches |= self._removed.update(name, change, now)
+                self.searches |= self.removed.update(name, change, now)
             if all_named:
-                self._searches |= self._removed.loaded(now)
-            self._changed.notify()
+                self.searches |= self.removed.loaded(now)
+            self.changed.notify()
 
     @property
     def watched_ports(self) -> tuple[WatchedPort, ...]:
         """The state for the next agent; the same object as long as nothing changes."""
-        with self._changed:
-            return self._removed.watched.saved
+        with self.changed:
+            return self.removed.watched.saved
 
     @property
     def due(self) -> float:
         """When ``turn`` is due, by the clock; infinity means not before the next change."""
-        if self._searches:
+        if self.searches:
             return self._earliest
-        return max(self._earliest, min([self._removed.due(), *(each.due for each in self._passes)]))
+        return max(self._earliest, min([self.removed.due(), *(each.due for each in self.passes)]))
 
     def turn(self) -> None:
         """Do the due work; a failure is logged, and tried again."""
         begun, pause = self._cpu_clock(), _PASS_RETRY_SECONDS
         try:
-            self._turn()
+            self.search_and_end()
             pause = _PAUSE_FACTOR * (self._cpu_clock() - begun)
         except (EbpflbError, OSError) as error:
             log.warning("connections to removed endpoints cannot be reset: %s", error)
@@ -217,22 +217,22 @@ class ResetWorker(DueWorker):
             log.exception("resetting connections to removed endpoints failed")
         self._earliest = self._clock() + pause
 
-    def _turn(self) -> None:
-        with self._changed:
-            searches, self._searches = self._searches, False
+    def search_and_end(self) -> None:
+        with self.changed:
+            searches, self.searches = self.searches, False
         if searches:
             try:
                 self._search()
             except Exception:
-                self._searches = True
+                self.searches = True
                 raise
         now = self._clock()
-        with self._changed:
-            gone = tuple(self._removed.take_due(now))
+        with self.changed:
+            gone = tuple(self.removed.take_due(now))
             if gone:
-                self._passes.append(_Pass(now, 0, gone))
-            due = [each for each in self._passes if each.due <= now]
-            self._passes = [each for each in self._passes if each.due > now]
+                self.passes.append(_Pass(now, 0, gone))
+            due = [each for each in self.passes if each.due <= now]
+            self.passes = [each for each in self.passes if each.due > now]
         failed: list[Exception] = []
         for each in due:
             try:
@@ -244,23 +244,23 @@ class ResetWorker(DueWorker):
 
     def _search(self) -> None:
         """Search connections to endpoints that are not listed: their grace begins now."""
-        with self._changed:
-            names = FrontendNames(self._maps, list(self._removed.by_frontend()))
+        with self.changed:
+            names = FrontendNames(self._maps, list(self.removed.by_frontend()))
         found = {at for kind in self._kinds for at in kind.found(names)}
         now = self._clock()
-        with self._changed:
+        with self.changed:
             for frontend, endpoint in found:
                 for name in names.of(frontend):
-                    self._removed.found(name, endpoint, now)
-            self._removed.forget_deleted()
+                    self.removed.found(name, endpoint, now)
+            self.removed.forget_deleted()
 
     def _do(self, one: _Pass) -> None:
         """Make a pass; the next one follows.
 
         A failed pass is repeated, and does not stop others.
         """
-        with self._changed:
-            gone = tuple(each for each in one.gone if self._removed.is_gone(each))
+        with self.changed:
+            gone = tuple(each for each in one.gone if self.removed.is_gone(each))
         following, pause = one.number, _PASS_RETRY_SECONDS
         try:
             if gone:
@@ -268,11 +268,11 @@ class ResetWorker(DueWorker):
             following += 1
             pause = PASSES[following] - PASSES[one.number] if following < len(PASSES) else 0.0
         finally:
-            with self._changed:
+            with self.changed:
                 if gone and following < len(PASSES):
-                    self._passes.append(_Pass(self._clock() + pause, following, gone))
+                    self.passes.append(_Pass(self._clock() + pause, following, gone))
                 elif gone:
-                    self._removed.done(gone)
+                    self.removed.done(gone)
 
     def _reset(self, gone: Iterable[Gone], *, is_last: bool) -> None:
         wanted = GoneConnections(self._maps, gone)

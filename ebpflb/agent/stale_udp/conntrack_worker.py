@@ -154,9 +154,9 @@ class StaleConnectionsWorker(DueWorker):
         super().__init__("stale-conntrack", clock)
         self.on_search, self.shadow = on_search, shadow
         self.error: str | None = None
-        self._connections = StaleConnections(maps)
-        self._waiting: _Wanted = {}
-        self._pause = FIRST_RETRY
+        self.entries = StaleConnections(maps)
+        self.waiting: _Wanted = {}
+        self.pause = FIRST_RETRY
 
     def check(self, changes: Iterable[BackendChange]) -> None:
         """Delete the entries that these changes made stale; returns at once.
@@ -177,12 +177,12 @@ class StaleConnectionsWorker(DueWorker):
     @property
     def due(self) -> float:
         """When ``turn`` is due, by the clock; infinity means not before the next change."""
-        return min((search.due for search in self._waiting.values()), default=math.inf)
+        return min((search.due for search in self.waiting.values()), default=math.inf)
 
     def turn(self) -> None:
         """Make one search."""
         begun = self._clock()
-        with self._changed:
+        with self.changed:
             taken = self._take(begun)
         try:
             deleted = self._delete(taken)
@@ -200,21 +200,21 @@ class StaleConnectionsWorker(DueWorker):
 
         Then one search of all entries is enough.
         """
-        due = {each: search for each, search in self._waiting.items() if search.due <= now}
+        due = {each: search for each, search in self.waiting.items() if search.due <= now}
         if len(due) <= MOST_SEARCHES:
             first = min(due, key=lambda each: (due[each].number, _cost(each)))
             due = {first: due[first]}
         for each in due:
-            del self._waiting[each]
+            del self.waiting[each]
         return due
 
     def _delete(self, taken: _Wanted) -> Counts:
         (first, *others) = taken
         if first is Whole.STALE or others:
-            return self._connections.delete_all()
+            return self.entries.delete_all()
         if first is Whole.UNTRANSLATED:
-            return self._connections.delete_untranslated()
-        return self._connections.delete(first)
+            return self.entries.delete_untranslated()
+        return self.entries.delete(first)
 
     def _report(self, taken: _Wanted, deleted: Counts, seconds: float) -> None:
         if deleted.total():
@@ -233,30 +233,30 @@ class StaleConnectionsWorker(DueWorker):
             for each, (_, number) in taken.items()
             if number + 1 < len(PASS_TIMES)
         }
-        with self._changed:
+        with self.changed:
             if self.error:
-                self._waiting = {
+                self.waiting = {
                     each: search._replace(due=min(search.due, now))
-                    for each, search in self._waiting.items()
+                    for each, search in self.waiting.items()
                 }
-            self.error, self._pause = None, FIRST_RETRY
-            self._waiting = following | self._waiting
+            self.error, self.pause = None, FIRST_RETRY
+            self.waiting = following | self.waiting
 
     def _fail(self, taken: _Wanted, reason: str) -> None:
         """Repeat all passes."""
         if reason != self.error:
             log.warning("stale UDP flows stay in conntrack: %s; trying again", reason)
         self.error = reason
-        again = _Search(self._clock() + self._pause, 0)
-        with self._changed:
-            self._waiting = dict.fromkeys(taken, again) | self._waiting
-        self._pause = min(2 * self._pause, LONGEST_RETRY)
+        again = _Search(self._clock() + self.pause, 0)
+        with self.changed:
+            self.waiting = dict.fromkeys(taken, again) | self.waiting
+        self.pause = min(2 * self.pause, LONGEST_RETRY)
 
     def _schedule(self, wanted: _Wanted) -> None:
         if wanted and not self.shadow:
-            with self._changed:
-                self._waiting |= wanted
-                self._changed.notify()
+            with self.changed:
+                self.waiting |= wanted
+                self.changed.notify()
 
 
 def _families(taken: _Wanted) -> set[Family]:

@@ -128,12 +128,12 @@ class StaleUdpWorker(DueWorker):
         super().__init__("stale-udp", clock)
         self.maps, self.on_search, self.shadow = maps, on_search, shadow
         self.ender = SocketEnder(maps, each_namespace, can_end=True)
-        self._searches: list[StaleSearch] = []
+        self.searches: list[StaleSearch] = []
         self.connections = StaleConnectionsWorker(maps, on_search, shadow=shadow, clock=clock)
         self._error: str | None = None
-        self._pause = FIRST_RETRY
+        self.pause = FIRST_RETRY
         self._orphans = True  # there may be sockets whose frontend no backend serves
-        self._not_found: set[tuple[Peer, PeerFrontend]] = set()  # no connected socket in two passes
+        self.not_found: set[tuple[Peer, PeerFrontend]] = set()  # no connected socket in two passes
         self._earliest = 0.0  # when the next search may begin
 
     @property
@@ -190,22 +190,22 @@ class StaleUdpWorker(DueWorker):
         self._schedule(StaleSearch(self._clock(), SearchKind.FIRST, removed, everything=True))
 
     def _schedule(self, search: StaleSearch) -> None:
-        with self._changed:
-            insort(self._searches, search, key=attrgetter("due"))
-            self._changed.notify()
+        with self.changed:
+            insort(self.searches, search, key=attrgetter("due"))
+            self.changed.notify()
 
     @property
     def due(self) -> float:
         """When ``turn`` is due, by the clock; infinity means not before the next change."""
-        return self._searches[0].due if self._searches else math.inf
+        return self.searches[0].due if self.searches else math.inf
 
     def turn(self) -> None:
         """Make the due searches of one kind, joined."""
         begun = self._clock()
-        with self._changed:
-            search = self._take_due(self._searches[0].kind, begun)
+        with self.changed:
+            search = self._take_due(self.searches[0].kind, begun)
         try:
-            self._search_and_report(search, begun)
+            self.search_and_report(search, begun)
         except (EbpflbError, OSError) as error:
             self._fail(search, in_words(error))
         except Exception as error:
@@ -213,7 +213,7 @@ class StaleUdpWorker(DueWorker):
             self._fail(search, f"{type(error).__name__}: {in_words(error)}")
         else:
             self._earliest = self._clock() + _PAUSE_FACTOR * (self._clock() - begun)
-            self._error, self._pause = None, FIRST_RETRY
+            self._error, self.pause = None, FIRST_RETRY
             self._schedule_after(search)
 
     def _fail(self, search: StaleSearch, reason: str) -> None:
@@ -222,14 +222,14 @@ class StaleUdpWorker(DueWorker):
             log.warning("stale UDP sockets cannot be ended: %s; trying again", reason)
         self._error, self._earliest = reason, self._clock() + FIRST_RETRY
         kind = SearchKind.RENEWAL if search.kind is SearchKind.RENEWAL else SearchKind.FIRST
-        self._schedule(search._replace(due=self._clock() + self._pause, kind=kind))
-        self._pause = min(2 * self._pause, LONGEST_RETRY)
+        self._schedule(search._replace(due=self._clock() + self.pause, kind=kind))
+        self.pause = min(2 * self.pause, LONGEST_RETRY)
 
     def _take_due(self, kind: SearchKind, now: float) -> StaleSearch:
         """Return the due searches, joined with failed ones that wait for their repetition."""
         joins_all = self._error is not None and kind is SearchKind.FIRST
-        taken = [s for s in self._searches if s.kind is kind and (s.due <= now or joins_all)]
-        self._searches = [s for s in self._searches if s not in taken]
+        taken = [s for s in self.searches if s.kind is kind and (s.due <= now or joins_all)]
+        self.searches = [s for s in self.searches if s not in taken]
         return reduce(or_, taken)
 
     def _schedule_after(self, search: StaleSearch) -> None:
@@ -242,11 +242,11 @@ class StaleUdpWorker(DueWorker):
 
     def _search_everything_in(self, seconds: float, kind: SearchKind) -> None:
         """Schedule a search of this kind, unless one is pending."""
-        if not any(pending.kind is kind for pending in self._searches):
+        if not any(pending.kind is kind for pending in self.searches):
             due = self._clock() + seconds
             self._schedule(StaleSearch(due, kind, RemovedBackends(), everything=True))
 
-    def _search_and_report(self, search: StaleSearch, begun: float) -> None:
+    def search_and_report(self, search: StaleSearch, begun: float) -> None:
         """Search once. Raises KernelError or OSError."""
         ended = Counts()
         if not self.shadow and search.kind is not SearchKind.RENEWAL:
@@ -280,10 +280,10 @@ class StaleUdpWorker(DueWorker):
         """
         stale, self._orphans = stale_sockets(self.maps)
         entries = set(stale.items())
-        ended, not_found = self.ender.end(dict(entries - self._not_found))
-        self._not_found &= entries
+        ended, not_found = self.ender.end(dict(entries - self.not_found))
+        self.not_found &= entries
         if kind not in (SearchKind.FIRST, SearchKind.DOUBT):
-            self._not_found |= not_found.items()
+            self.not_found |= not_found.items()
         log.debug("no connected socket was found for %d stale entries", len(not_found))
         return ended
 

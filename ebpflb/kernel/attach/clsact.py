@@ -83,7 +83,7 @@ class Clsact:
         """Return the devices with our filters at ingress and egress; takes 1 to 2 ms per device."""
         with _route() as route:
             there = self._with_qdisc(route)
-            return {index for index in there if len(self._hooks(route, index)) == len(PARENTS)}
+            return {index for index in there if len(self.hooks_at(route, index)) == len(PARENTS)}
 
     def detach_others(self, wanted: set[int]) -> None:
         """Remove our filters from all other devices."""
@@ -93,7 +93,7 @@ class Clsact:
         with _route() as route:
             for hook in PARENTS:  # ingress everywhere, then egress
                 for index in others:
-                    self._detach(route, index, hook)
+                    self.detach_hook(route, index, hook)
             for index in others:
                 for record in ("clsact", "qdisc"):
                     if self._record(index, record).exists():
@@ -105,7 +105,7 @@ class Clsact:
         Filters are recognized by their names, so ``ours`` is not used.
         """
         with _route() as route:
-            found = self._hooks(route, device.index)
+            found = self.hooks_at(route, device.index)
         name, record = f"device {device.name}", self._record(device.index, "clsact")
         if not record.exists():
             yield Drift(Part.PIN, name, f"has no record {record}")
@@ -143,7 +143,7 @@ class Clsact:
         except NetlinkError as error:
             if error.code != errno.EEXIST:
                 raise
-            if record.exists() and not self._hooks(route, index):
+            if record.exists() and not self.hooks_at(route, index):
                 record.rmdir()
         self._record(index, "clsact").mkdir(exist_ok=True)
 
@@ -156,7 +156,7 @@ class Clsact:
         how = {"fd": program.fd, "name": name, "classid": 1, "direct_action": True}
         route.tc("replace-filter", "bpf", index, HANDLE, **_location(hook), **how)
 
-    def _detach(self, route: IPRoute, index: int, hook: str) -> None:
+    def detach_hook(self, route: IPRoute, index: int, hook: str) -> None:
         """Remove our filter; the filters of a removed device are already gone."""
         try:
             self._remove_filter(route, index, hook)
@@ -166,14 +166,14 @@ class Clsact:
 
     def _remove_filter(self, route: IPRoute, index: int, hook: str) -> None:
         """Remove our filter, and our qdisc if no other filter is left."""
-        if hook not in self._hooks(route, index):
+        if hook not in self.hooks_at(route, index):
             return
         route.tc("del-filter", "bpf", index, HANDLE, **_location(hook))
         empty = not any(_filters(route, index, each) for each in PARENTS)
         if empty and self._record(index, "qdisc").exists():
             route.tc("del", _QDISC, index)
 
-    def _hooks(self, route: IPRoute, index: int) -> list[str]:
+    def hooks_at(self, route: IPRoute, index: int) -> list[str]:
         """Return the hooks of a device that have our filter."""
         ours = {hook: Filter(PRIORITY, HANDLE, "bpf", self._name(hook)) for hook in PARENTS}
         return [hook for hook, own in ours.items() if own in _filters(route, index, hook)]

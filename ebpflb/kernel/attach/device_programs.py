@@ -34,7 +34,7 @@ from ebpflb.model.drift import Drift, Part
 # The kernel counts while the sysctl kernel.bpf_stats_enabled is 1, or a process holds
 # BPF_ENABLE_STATS; each run then reads the clock twice. The counts stay when counting ends.
 
-_SWITCH = Path("/proc/sys/kernel/bpf_stats_enabled")  # 5.1
+STATS_SWITCH = Path("/proc/sys/kernel/bpf_stats_enabled")  # 5.1
 
 
 class RunTime(NamedTuple):
@@ -47,7 +47,7 @@ class RunTime(NamedTuple):
 def enabled_statistics() -> bool:
     """Whether the sysctl is 1; BPF_ENABLE_STATS of another process cannot be detected."""
     try:
-        return _SWITCH.read_text().strip() == "1"
+        return STATS_SWITCH.read_text().strip() == "1"
     except OSError:
         return False
 

@@ -51,7 +51,7 @@ def by_program(cache: Path) -> int:
 
     Raises CompileError, VerifierError, KernelError or OSError.
     """
-    with _attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with program_attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
         address, port = asking.getsockname()
     low = int.from_bytes(socket.inet_aton(address), "little")
@@ -59,7 +59,7 @@ def by_program(cache: Path) -> int:
 
 
 @contextmanager
-def _attached(cache: Path) -> Iterator[None]:
+def program_attached(cache: Path) -> Iterator[None]:
     """Attach the program without a pin: the kernel removes the link if this process ends."""
     attach = loader.HOOK_TYPES[loader.GETSOCKNAME4]
     code = compiler.compile_source(COOKIE_SOURCE, cache=cache).programs["netns_cookie"]

@@ -192,7 +192,7 @@ def unrecorded(name: str, keys: bytes, values: bytes | None) -> None:
 
 # The kernel's form of a line of maps.h: kind, number of entries and size.
 
-_POSSIBLE = Path("/sys/devices/system/cpu/possible")
+POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")
 CPU_ARRAYS = "CPU_ARRAYS"  # an ARRAY with these entries for each CPU (bpf/maps.h)
 
 
@@ -214,7 +214,7 @@ def stride(spec: MapSpec) -> int:
 @cache
 def possible_cpus() -> int:
     """Return the number of CPUs for which the kernel has per-CPU values."""
-    return sum(map(len, parse_ranges(_POSSIBLE.read_text())))
+    return sum(map(len, parse_ranges(POSSIBLE_CPUS.read_text())))
 
 
 @cache
@@ -223,7 +223,7 @@ def counter_parts() -> int:
 
     Some numbers may have no CPU.
     """
-    return min(COUNTER_PARTS, max(each.stop for each in parse_ranges(_POSSIBLE.read_text())))
+    return min(COUNTER_PARTS, max(each.stop for each in parse_ranges(POSSIBLE_CPUS.read_text())))
 
 
 # Values that programs lock: the kernel must know their type (Documentation/bpf/btf.rst).

@@ -59,7 +59,7 @@ class FlowTable:
         self._timeouts = timeouts or Timeouts()
         self.flows = maps[name]
         self.number = list(FLOW_MAPS).index(name)
-        self._sweeps, self._stats = maps["sweeps"], maps["flow_stats"]
+        self._sweeps, self.stats = maps["sweeps"], maps["flow_stats"]
         self._by_flags = _idle_limits(self._timeouts, FLOW_MAPS[name])
 
     @property
@@ -89,7 +89,7 @@ class FlowTable:
 
     def sweep(self) -> Iterator[None]:
         """Go once through the map, a slice at each step; update the numbers at the end."""
-        created, left = self._stats.get(self.number)[0], 0
+        created, left = self.stats.get(self.number)[0], 0
         for keys, values in self.flows.slices(SWEEP_SLICE):
             left += self._sweep_slice(keys, values, time.monotonic_ns())
             yield
@@ -150,7 +150,7 @@ class FlowTable:
         Entries that were created or deleted during the sweep can hide evicted ones until the next
         sweep; no other entry is ever counted as evicted.
         """
-        deleted, numbers = self._stats.get(self.number)[1], self.numbers
+        deleted, numbers = self.stats.get(self.number)[1], self.numbers
         evicted = max(numbers.evicted, created - deleted - numbers.swept - left)
         if evicted > numbers.evicted:
             newly = evicted - numbers.evicted
@@ -209,7 +209,7 @@ class Sweeper(PeriodicWorker):
         super().__init__("sweep", SWEEP_INTERVAL, failing="sweeping flows failed", steady=True)
         self.tables = [FlowTable(maps, name, timeouts) for name in FLOW_MAPS]
         self._gate = Gate(maps)
-        self._pause = (
+        self.pause = (
             SWEEP_INTERVAL * SWEEP_SLICE / sum(table.flows.spec.entries for table in self.tables)
         )
 
@@ -217,7 +217,7 @@ class Sweeper(PeriodicWorker):
         """Sweep both maps with a pause after each slice; end early if stopped."""
         begun, opened = time.monotonic(), self._gate.opened()
         for _ in itertools.chain.from_iterable(table.sweep() for table in self.tables):
-            if self.stopped.wait(max(self._pause, SWEEP_PAUSE_FACTOR * (time.monotonic() - begun))):
+            if self.stopped.wait(max(self.pause, SWEEP_PAUSE_FACTOR * (time.monotonic() - begun))):
                 return
             begun = time.monotonic()
         self._gate.swept(opened, sum(table.numbers.entries for table in self.tables))

@@ -92,7 +92,7 @@ ORIGINAL, REPLY = 1, 2  # CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
 
 _STATUS, _STATUS_MASK = 3, 26  # CTA_STATUS, CTA_STATUS_MASK
 _IP, _PROTO, _PROTO_NUMBER = 1, 2, 1  # CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_PROTO_NUM
-_FILTER, _ORIGINAL_FLAGS, _REPLY_FLAGS = 25, 1, 2  # CTA_FILTER, CTA_FILTER_*_FLAGS
+FILTER, _ORIGINAL_FLAGS, _REPLY_FLAGS = 25, 1, 2  # CTA_FILTER, CTA_FILTER_*_FLAGS
 _BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1 << 0, 1 << 3, 1 << 4  # the next bit: for the destination
 
 
@@ -162,7 +162,7 @@ def matching_filter(original: TuplePart, reply: TuplePart | None = None) -> byte
     if reply:
         kept += nested(REPLY, reply.content)
         flags += attribute(_REPLY_FLAGS, reply.flags)
-    return kept + nested(_FILTER, flags)
+    return kept + nested(FILTER, flags)
 
 
 def status_filter(without: int) -> bytes:
@@ -177,8 +177,8 @@ def status_filter(without: int) -> bytes:
 # Called with the original destination: protocol, packed address (4 or 16 bytes), port.
 Wanted = Callable[[int, bytes, int], bool]
 
-_COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
-_MOST = Path("/proc/sys/net/netfilter/nf_conntrack_max")
+COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+MOST = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
 _PROTOINFO, _TIMEOUT, _MARK, _ID, _ZONE = 4, 7, 8, 12, 18  # CTA_*
 _TCP, _TCP_STATE = 1, 1  # CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
@@ -203,12 +203,12 @@ _DELETED_AT_ONCE = 128  # all acknowledgements must fit into the socket's buffer
 
 def count() -> int:
     """Return the entries of this network namespace; 0 also if the kernel has no conntrack."""
-    return _number(_COUNT)
+    return _number(COUNT)
 
 
 def limit() -> int:
     """Return the maximum number of entries; 0 if the kernel has no conntrack."""
-    return _number(_MOST)
+    return _number(MOST)
 
 
 def connections(

@@ -68,11 +68,11 @@ def _entries(family: int, table: str) -> bytes:
     """Return the bytes of the table. Raises EAGAIN if its size changes at each reading."""
     for _ in range(_ATTEMPTS):
         with suppress(BlockingIOError):
-            return _read_table(family, table)
-    return _read_table(family, table)
+            return read_table(family, table)
+    return read_table(family, table)
 
 
-def _read_table(family: int, table: str) -> bytes:
+def read_table(family: int, table: str) -> bytes:
     with socket.socket(family, socket.SOCK_DGRAM) as socket_:
         level = _LEVELS[family]
         info = libc.getsockopt(

@@ -103,7 +103,7 @@ log = logging.getLogger(__name__)
 
 _NAME = "netfilter table"
 _INTERVAL_SECONDS = 60.0
-_TABLE_RETRY_SECONDS = 1.0  # after a failure, or while it is unknown whether the table is needed
+TABLE_RETRY_SECONDS = 1.0  # after a failure, or while it is unknown whether the table is needed
 
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _TABLES_GROUP = 7  # NFNLGRP_NFTABLES
@@ -178,7 +178,7 @@ class NatWatch(DescriptorWorker):
             is_known = self.needed() is not None  # before the check, which may make it known
             looked = self._poll() and is_known
             if self._whole or not looked:
-                due = time.monotonic() + (self.seconds if looked else _TABLE_RETRY_SECONDS)
+                due = time.monotonic() + (self.seconds if looked else TABLE_RETRY_SECONDS)
             self._whole = self._wait_until(due)
 
     def _wait_until(self, due: float) -> bool:

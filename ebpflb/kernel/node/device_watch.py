@@ -44,7 +44,7 @@ from ebpflb.workers import DescriptorWorker
 
 log = logging.getLogger(__name__)
 
-_WATCH_RETRY_SECONDS = 2.0  # before watching a folder again that was missing or has changed
+WATCH_RETRY_SECONDS = 2.0  # before watching a folder again that was missing or has changed
 _TRAFFIC_CONTROL = 1 << 3  # RTMGRP_TC
 _REMOVALS = {37, 45}  # RTM_DELQDISC, RTM_DELTFILTER
 _MASK = flags.DELETE | flags.MOVED_FROM | flags.DELETE_SELF | flags.UNMOUNT
@@ -82,7 +82,7 @@ class RemovalWatch(DescriptorWorker):
         sources: list[HasFileno] = [self._changes]
         sources += [self._inotify] if self._inotify else []
         while not self.stopped.is_set():
-            ready = self.wait(sources, _WATCH_RETRY_SECONDS)
+            ready = self.wait(sources, WATCH_RETRY_SECONDS)
             removed = self._changes in ready and tells_of(self._changes, _REMOVALS)
             if self._inotify in ready and self._inotify is not None:
                 removed |= any(event.mask & _MASK for event in self._inotify.read(timeout=0))

@@ -20,7 +20,7 @@ from ebpflb.workers import PeriodicWorker
 _NAME = "kube-proxy"
 _INTERVAL_SECONDS = 60.0
 _LOOPBACKS = ("127.0.0.1", "::1")
-_TIMEOUT = 1.0  # seconds
+TIMEOUT = 1.0  # seconds
 _MAX_LENGTH = 32  # bytes of an answer
 
 
@@ -87,7 +87,7 @@ def _proxy_modes() -> Iterator[tuple[str, str]]:
 
 
 def _proxy_mode(address: str) -> str:
-    connection = HTTPConnection(address, PROXY_MODE_PORT, timeout=_TIMEOUT)
+    connection = HTTPConnection(address, PROXY_MODE_PORT, timeout=TIMEOUT)
     try:
         connection.request("GET", "/proxyMode")
         return connection.getresponse().read(_MAX_LENGTH).decode("ascii", "replace").strip()

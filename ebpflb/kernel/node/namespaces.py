@@ -67,14 +67,14 @@ def call_in(path: Path, function: Callable[[], _T], kind: int = _NETWORK) -> _T:
     """
 
     def enter_and_call() -> _T:
-        _enter(path, kind)
+        enter(path, kind)
         return function()
 
     with ThreadPoolExecutor(1, "namespace") as thread:
         return thread.submit(enter_and_call).result()
 
 
-def _enter(path: Path, kind: int) -> None:
+def enter(path: Path, kind: int) -> None:
     namespace = _open(path)
     try:
         libc.setns(namespace, kind)

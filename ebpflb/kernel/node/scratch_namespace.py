@@ -27,7 +27,9 @@ from ebpflb.model.addresses import Address, Family
 
 VETH_PREFIX = "ebpflb-dr"  # of the devices' names here; the other end is eth0
 GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}  # unused addresses
-_V4 = ip_network("203.0.113.0/24")  # RFC 5737: for documentation, so unused; clouds use RFC 2544's
+V4_NETWORK = ip_network(
+    "203.0.113.0/24"
+)  # RFC 5737: for documentation, so unused; clouds use RFC 2544's
 _FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: the route itself, not a clone for the destination
 _NODAD = 0x02  # IFA_F_NODAD
 _PERMANENT = 0x80  # NUD_PERMANENT
@@ -51,7 +53,7 @@ def unused_address(family: Family, taken: Collection[Address]) -> Address:
 def _drawn(family: Family) -> Address:
     """Return a random address; for IPv6 with a random global id (RFC 4193)."""
     if family is Family.IPV4:
-        return _V4[1 + secrets.randbelow(_V4.num_addresses - 2)]
+        return V4_NETWORK[1 + secrets.randbelow(V4_NETWORK.num_addresses - 2)]
     return IPv6Address(0xFD << 120 | secrets.randbits(40) << 80 | 1)
 
 

@@ -323,7 +323,7 @@ def test_what_has_failed_is_made_again(world: World) -> None:
     def fail(_: StaleCandidates) -> Counts:
         raise NodeError("conntrack cannot be listed")
 
-    worker._connections.delete = fail  # type: ignore[assignment, method-assign]
+    worker.entries.delete = fail  # type: ignore[assignment, method-assign]
     worker.check(change(GONE))
     pauses = []
     for _ in range(8):
@@ -356,8 +356,8 @@ def recorded(worker: StaleConnectionsWorker) -> list[StaleCandidates | Whole]:
         searched.append(candidates)
         return Counts()
 
-    worker._connections.delete = delete  # type: ignore[method-assign]
-    worker._connections.delete_all = delete  # type: ignore[method-assign]
+    worker.entries.delete = delete  # type: ignore[method-assign]
+    worker.entries.delete_all = delete  # type: ignore[method-assign]
     return searched
 
 
@@ -388,7 +388,7 @@ def test_unreadable(
 ) -> None:
     """If conntrack cannot be listed that is told, and it is tried again."""
     monkeypatch.setattr(conntrack_worker, "FIRST_RETRY", 0.01)
-    monkeypatch.setattr(world.connections, "_pause", 0.01)
+    monkeypatch.setattr(world.connections, "pause", 0.01)
     tracked(str(VIP.address), VIP.port, REMOVED)
     with monkeypatch.context() as patched:
         patched.setattr(conntrack, "GET", 99 << 8 | 1)  # of no subsystem

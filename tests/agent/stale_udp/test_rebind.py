@@ -127,7 +127,7 @@ def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
     client.close()
     bound = unable.worker.ender.rebinder.backends
     kinds = {SearchKind.DOUBT}
-    assert eventually(lambda: not bound and {it.kind for it in unable.worker._searches} <= kinds)
+    assert eventually(lambda: not bound and {it.kind for it in unable.worker.searches} <= kinds)
 
 
 def test_not_among_neighbours(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,13 +169,13 @@ def test_sought_in_vain(world: World) -> None:
     world.worker.check(REPLACED)
     settle(world)
     assert world.walks == 2
-    assert len(world.worker._not_found) == 1
+    assert len(world.worker.not_found) == 1
     world.maps["sockets"].delete([peer for peer, _ in world.maps["sockets"].items()])
     world.remember(client)
     world.worker.check(REPLACED)
     assert is_ended(client)
     settle(world)
-    assert not world.worker._not_found
+    assert not world.worker.not_found
 
 
 def test_walk_ends(world: World) -> None:
@@ -206,7 +206,7 @@ def test_failure(
     the log has each reason once.
     """
     monkeypatch.setattr(stale_udp_worker, "FIRST_RETRY", 0.01)
-    monkeypatch.setattr(world.worker, "_pause", 0.01)
+    monkeypatch.setattr(world.worker, "pause", 0.01)
     client, slices, asked = world.remember(world.direct()), world.maps["sockets"].slices, [0]
 
     def refuse(*_words: Any) -> Any:
@@ -253,7 +253,7 @@ def virtual(world: World, fail: bool = True) -> tuple[StaleUdpWorker, list[float
     def refuse(*_: object) -> Any:
         raise KernelError("map", errno.ENOSPC, "no space")
 
-    worker._search_and_report = refuse  # type: ignore[assignment, method-assign]
+    worker.search_and_report = refuse  # type: ignore[assignment, method-assign]
     return worker, now
 
 
@@ -267,9 +267,9 @@ def test_pauses_grow(world: World) -> None:
         pauses.append(worker.due - now[0])
         now[0] = worker.due
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    worker._search_and_report = lambda *_: None  # type: ignore[method-assign]
+    worker.search_and_report = lambda *_: None  # type: ignore[method-assign]
     worker.turn()
-    assert worker.error is None and worker._pause == 1
+    assert worker.error is None and worker.pause == 1
 
 
 def test_what_has_failed_joins_the_next_search(world: World) -> None:
@@ -280,7 +280,7 @@ def test_what_has_failed_joins_the_next_search(world: World) -> None:
         worker.turn()
         now[0] = worker.due
     found = list[StaleSearch]()
-    worker._search_and_report = lambda search, begun: found.append(search)  # type: ignore[method-assign]
+    worker.search_and_report = lambda search, begun: found.append(search)  # type: ignore[method-assign]
     now[0] -= 20
     worker.check(replaced(6))
     assert worker.due == now[0]

@@ -153,20 +153,20 @@ def is_ended(one: socket.socket) -> bool:
 def pending(world: World) -> list[StaleSearch]:
     """The searches that follow changes at once and are still to come."""
     later = SearchKind.RENEWAL, SearchKind.DOUBT
-    return [search for search in world.worker._searches if search.kind not in later]
+    return [search for search in world.worker.searches if search.kind not in later]
 
 
 def settle(world: World) -> None:
     """All passes of all searches are done: the threads wait for the next."""
 
     def idle() -> bool:
-        with world.worker._changed:
+        with world.worker.changed:
             return is_waiting(world.worker) and not pending(world)
 
     assert eventually(idle)
-    assert eventually(lambda: is_waiting(world.connections) and not world.connections._waiting)
+    assert eventually(lambda: is_waiting(world.connections) and not world.connections.waiting)
 
 
 def is_waiting(worker: DueWorker) -> bool:
     """Whether its thread waits for something to do."""
-    return bool(worker._changed._waiters)  # type: ignore[attr-defined]
+    return bool(worker.changed._waiters)  # type: ignore[attr-defined]  # noqa: SLF001

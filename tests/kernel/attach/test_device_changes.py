@@ -82,7 +82,7 @@ def test_device_goes_meanwhile(
             ns.run("ip link del br0")
         return list(HOOKS)
 
-    monkeypatch.setattr(Clsact, "_hooks", seen_last)
+    monkeypatch.setattr(Clsact, "hooks_at", seen_last)
     made.detach_others(set())
     assert not made.recorded()
 

@@ -79,7 +79,7 @@ def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> Non
 def test_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result follows the sysctl; a kernel without the sysctl counts nothing."""
     switch = tmp_path / "bpf_stats_enabled"
-    monkeypatch.setattr(device_programs, "_SWITCH", switch)
+    monkeypatch.setattr(device_programs, "STATS_SWITCH", switch)
     assert not device_programs.enabled_statistics()
     for text, expected in (("0\n", False), ("1\n", True)):
         switch.write_text(text)

@@ -38,7 +38,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, ns: Namespace, at: At) -> States:
 
     for kind in (Tcx, Clsact):
         monkeypatch.setattr(kind, "attach", look(kind.attach))
-    monkeypatch.setattr(Clsact, "_detach", look(Clsact._detach))
+    monkeypatch.setattr(Clsact, "detach_hook", look(Clsact.detach_hook))
     monkeypatch.setattr(tcx, "detach", look(tcx.detach))
     return found
 

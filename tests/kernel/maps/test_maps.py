@@ -201,7 +201,7 @@ def test_parts_of_counters(
     """
     possible = tmp_path / "possible"
     possible.write_text(f"{announced}\n")
-    monkeypatch.setattr(bpf_map, "_POSSIBLE", possible)
+    monkeypatch.setattr(bpf_map, "POSSIBLE_CPUS", possible)
     for function in (bpf_map.counter_parts, bpf_map.possible_cpus):
         function.cache_clear()
     try:

@@ -50,12 +50,12 @@ def put(table: FlowTable, *flows: Entries) -> None:
     pairs = [pair for flow in flows for pair in flow.items()]
     new = sum(table.flows.get(key) is None for key, _ in pairs)
     table.flows.write(pairs)
-    created, deleted, refused, _ = table._stats.get(table.number)
+    created, deleted, refused, _ = table.stats.get(table.number)
     set_stats(table, created + new, deleted, refused)
 
 
 def set_stats(table: FlowTable, *counters: int) -> None:
-    stats = table._stats
+    stats = table.stats
     assert isinstance(stats, Counters)
     cell = struct.pack("=3Q", *counters).ljust(stats.size, b"\0")
     bpf.map_update(stats.fd, stats.key.pack(table.number), cell)
@@ -245,7 +245,7 @@ def test_in_flux(table: FlowTable) -> None:
     for step, _ in enumerate(table.sweep()):
         put(table, *(Made(n).plain(0) for n in range(1000 + 50 * step, 1050 + 50 * step)))
         table.flows.delete(list(Made(step + 1).plain(0)))
-        created, deleted, _, _ = table._stats.get(table.number)
+        created, deleted, _, _ = table.stats.get(table.number)
         set_stats(table, created, deleted + 2, 0)
     assert table.numbers.evicted == 0
     assert run(table) == (0, len(left(table)), 0)
@@ -268,7 +268,7 @@ def test_thread(world: dict[str, Map], table: FlowTable) -> None:
     sweeper.start()
     assert eventually(lambda: table.numbers.swept == other.numbers.swept == 2)
     sweeper.stop()
-    assert not sweeper._thread.is_alive()
+    assert not sweeper.thread.is_alive()
 
 
 def test_failure(world: dict[str, Map], caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +277,7 @@ def test_failure(world: dict[str, Map], caplog: pytest.LogCaptureFixture) -> Non
     sweeper.tables[0].flows.slices = refuse(errno.EPERM)  # type: ignore[method-assign]
     sweeper.start()
     assert eventually(lambda: "sweeping flows failed" in caplog.text)
-    assert sweeper._thread.is_alive()
+    assert sweeper.thread.is_alive()
     sweeper.stop()
 
 

@@ -192,7 +192,7 @@ def test_ipv6_is_not_deleted_by_a_filter() -> None:
 def test_a_kernel_that_cannot_delete_by_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the kernel cannot delete by a filter, the result says so, and nothing is deleted."""
     say(VIPS[4], 53)
-    monkeypatch.setattr(conntrack, "_FILTER", 24)  # of another attribute
+    monkeypatch.setattr(conntrack, "FILTER", 24)  # of another attribute
     assert conntrack.delete_answered(frontend(VIPS[4]), (ip_address("127.0.0.1"), 5454)) is None
     assert conntrack.count() == 1
 
@@ -248,7 +248,7 @@ def test_no_conntrack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         patched.setattr(conntrack, "GET", 99 << 8 | 1)  # of no subsystem
         with pytest.raises(NodeError, match=r"cannot be listed: .*: load .*nf_conntrack_netlink$"):
             everything()
-    monkeypatch.setattr(conntrack, "_COUNT", tmp_path / "nothing")
+    monkeypatch.setattr(conntrack, "COUNT", tmp_path / "nothing")
     assert everything() == []
 
 

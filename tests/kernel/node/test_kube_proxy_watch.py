@@ -86,7 +86,7 @@ def test_others_answer(said: str) -> None:
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts the connection and does not answer causes no long wait."""
-    monkeypatch.setattr("ebpflb.kernel.node.kube_proxy_watch._TIMEOUT", 0.05)
+    monkeypatch.setattr("ebpflb.kernel.node.kube_proxy_watch.TIMEOUT", 0.05)
     with create_server(("127.0.0.1", PROXY_MODE_PORT)):
         assert detect() == Detection()
 

@@ -106,7 +106,7 @@ def test_lack_of_the_capability_is_logged_once(
     def refuse(path: Path, kind: int) -> None:
         raise OSError(errno.EPERM, "not permitted", str(path))
 
-    monkeypatch.setattr(namespaces, "_enter", refuse)
+    monkeypatch.setattr(namespaces, "enter", refuse)
     every = Namespaces()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

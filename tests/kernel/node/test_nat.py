@@ -60,7 +60,7 @@ def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     unknown = 99 << 8 | 1  # of no subsystem
     monkeypatch.setattr(conntrack, "GET", unknown)
     assert watch.has_dnat_connections()
-    monkeypatch.setattr(conntrack, "_MOST", tmp_path / "nothing")
+    monkeypatch.setattr(conntrack, "MOST", tmp_path / "nothing")
     assert not watch.has_dnat_connections()
 
 

@@ -140,7 +140,7 @@ def test_nothing_is_done_before_the_engine_is_known(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked again soon, until it is."""
-    monkeypatch.setattr("ebpflb.kernel.netfilter.watch._TABLE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.kernel.netfilter.watch.TABLE_RETRY_SECONDS", 0.01)
     asked: list[None] = []
 
     def needed() -> bool | None:
@@ -157,7 +157,7 @@ def test_what_fails_is_reported_until_it_works(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error is reported once, and its end."""
-    monkeypatch.setattr("ebpflb.kernel.netfilter.watch._TABLE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.kernel.netfilter.watch.TABLE_RETRY_SECONDS", 0.01)
     told: SimpleQueue[SourceStatus] = SimpleQueue()
     table.error = NodeError("table inet ebpflb: busy")
     nft.delete(TABLE)

@@ -80,7 +80,7 @@ def test_a_folder_that_is_made_anew_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a bpffs has been mounted anew."""
-    monkeypatch.setattr("ebpflb.kernel.node.device_watch._WATCH_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.kernel.node.device_watch.WATCH_RETRY_SECONDS", 0.01)
     folder = tmp_path / "links"
     with watching(folder) as told:
         folder.mkdir()

@@ -65,7 +65,7 @@ def test_an_address_that_is_routed_is_not_taken(
     node: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever route leads to it but the default one; where none is left it is said."""
-    monkeypatch.setattr(scratch_namespace, "_V4", ip_network("198.18.0.0/29"))
+    monkeypatch.setattr(scratch_namespace, "V4_NETWORK", ip_network("198.18.0.0/29"))
     node.ip(
         "link add d0 type veth peer name d1",
         "link set d0 up",

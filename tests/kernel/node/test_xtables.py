@@ -72,14 +72,14 @@ def test_changes_meanwhile(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that others change meanwhile is read again; one that is not told is no "no"."""
     load(tool, rules.IPTABLES_MODE)
     refusals = [OSError(EAGAIN, "Resource temporarily unavailable")] * 3
-    read = iptables._read_table
+    read = iptables.read_table
 
     def disturbed(family: int, table: str) -> bytes:
         if refusals:
             raise refusals.pop()
         return read(family, table)
 
-    monkeypatch.setattr(iptables, "_read_table", disturbed)
+    monkeypatch.setattr(iptables, "read_table", disturbed)
     assert iptables.legacy_has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
     refusals.append(OSError(EMFILE, "Too many open files"))
     with pytest.raises(NodeError, match="table nat of iptables-legacy: Too many open files"):

@@ -115,7 +115,7 @@ def map_ids(fd: int) -> set[int]:
     attr = bpf.ffi.new("struct info *")
     attr.fd, attr.size = fd, bpf.ffi.sizeof(out[0])
     attr.out = int(bpf.ffi.cast("uintptr_t", out))
-    assert bpf.bpf(bpf._INFO, "asking", attr) == 0
+    assert bpf.bpf(bpf.OBJ_GET_INFO, "asking", attr) == 0
     return set(ids[0 : out.map_count])
 
 

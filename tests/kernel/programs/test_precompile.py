@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, cache: Path) -
 
 def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> None:
     """A node of the image has no BCC, and needs none."""
-    assert requirements._bcc() == (
+    assert requirements.bcc_requirement() == (
         "BCC",
         True,
         False,
@@ -157,4 +157,7 @@ def test_check_asks_for_bcc_only_where_bytecode_is_missing(brought: Path) -> Non
         "",
     )
     place(brought).unlink()
-    assert (requirements._bcc().ok, requirements._bcc().required) == (False, True)
+    assert (requirements.bcc_requirement().ok, requirements.bcc_requirement().required) == (
+        False,
+        True,
+    )

@@ -66,7 +66,10 @@ def test_goes(cache: Path) -> None:
 
 def test_without_mark(cache: Path) -> None:
     """While it is attached, nobody else's socket hears it."""
-    with netns_cookie._attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+    with (
+        netns_cookie.program_attached(cache),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
         other.bind(("127.0.0.1", 0))
         assert other.getsockname()[0] == "127.0.0.1"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unbound:
