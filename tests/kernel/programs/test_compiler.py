@@ -116,7 +116,12 @@ def test_sources_are_read_once(sources: Path, cache: Path, monkeypatch: pytest.M
     """A start looks up many variants of the same sources; where BCC is missing, all of them."""
     read: list[Path] = []
     real = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or real(path))
+
+    def read_bytes(path: Path) -> bytes:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
     names = {compiler.entry(cache, SOURCE, (f"-DN={n}",), "any", sources) for n in range(5)}
     assert len(names) == 5
     assert len(read) == len(set(read)) > 50
