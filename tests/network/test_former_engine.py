@@ -42,6 +42,8 @@ def left(two: TwoNodes) -> Iterator[TwoNodes]:
     two.close_maps()
     assert two.ebpflb("cleanup").returncode == 0
     chosen = agent.defaults
+    for name in ("udp_timeout", "udp_timeout_stream"):  # an emulated agent starts for longer
+        two.near.sysctl(f"net.netfilter.nf_conntrack_{name}", 600)
     with nodes.entered(two.near.netns):
         watch.keep_nat_hooks(watch.FORMER)
     yield two

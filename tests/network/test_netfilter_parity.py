@@ -7,7 +7,7 @@ compares both (tests/kit/beside_kube_proxy.py).
 
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from socket import SO_REUSEADDR, SOL_SOCKET
 
 import pytest
@@ -191,7 +191,12 @@ def test_a_timeout_that_a_rule_sets_applies(pair: BesideKubeProxy) -> None:
 
 @contextmanager
 def helped(node: Host, kind: str, protocol: str) -> Iterator[None]:
-    """A rule gives flows to the NodePort this helper of conntrack; another counts related flows."""
+    """A rule gives flows to the NodePort this helper of conntrack; another counts related flows.
+
+    The rule does not load the module by which NAT translates for the helper.
+    """
+    with suppress(FileNotFoundError):
+        subprocess.run(["modprobe", f"nf_nat_{kind}"], check=False, capture_output=True)
     helper = f'ct helper used {{\ntype "{kind}" protocol {protocol}; l3proto ip\n}}'
     use = f'meta nfproto ipv4 {protocol} dport {NODEPORT} ct helper set "used"'
     count = f'ct state related {protocol} dport != 0 counter comment "related"'
