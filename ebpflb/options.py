@@ -464,7 +464,10 @@ class Options:
 
     @property
     def map_settings(self) -> dict[str, Any]:
-        """The fields of the map ``settings`` that the operator chooses."""
+        """The fields of the map ``settings`` that the operator chooses.
+
+        A flag "reply_to_device" is SETTING_REPLY_TO_DEVICE in bpf/layout/node.h.
+        """
         flags = {
             "guard_nodeports": self.guard_nodeports,
             "masquerade_all": self.masquerade_all,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The decision of a packet hook: the verdict to count, and whether the packet gets a new tuple. A
- * verdict is counted and leads to an action. `decided` tells whether the next step still has to
- * run.
+ * verdict is counted and leads to an action. `decided`: this step has settled the packet, and later
+ * steps do not run.
  */
 #ifndef EBPFLB_CORE_OUTCOME_H
 #define EBPFLB_CORE_OUTCOME_H

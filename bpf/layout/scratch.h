@@ -29,7 +29,7 @@ struct packet {
 };
 SIZE(struct packet, 88);
 
-/* The result of select_backend (path/select.h). */
+/* The result of select_backend (path/select_backend.h). */
 struct selection {
 	struct backend backend;
 	struct service service;
@@ -65,7 +65,7 @@ struct port_sequence {
 SIZE(struct port_sequence, 16);
 
 /*
- * Where a packet goes. If ingress also does the work of egress (path/reply_path.h,
+ * Where a packet goes. If ingress also does the work of egress (path/reply_to_device.h,
  * path/fast_forward.h), the packet is translated twice.
  */
 struct onward {

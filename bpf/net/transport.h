@@ -6,7 +6,7 @@
 #include "net/packet.h"
 
 /* Whether the header ends within the packet. */
-static __always_inline bool transport_is_sound(const struct packet *packet,
+static __always_inline bool transport_is_valid(const struct packet *packet,
 					       const struct transport *transport)
 {
 	__u32 header = (transport->offset >> 4) * 4;
@@ -85,7 +85,7 @@ static __always_inline enum reading packet_read_transport(struct __sk_buff *ctx,
 		return MALFORMED;
 	if (!transport_read(ctx, packet, &transport))
 		return MALFORMED;
-	if (!transport_is_sound(packet, &transport))
+	if (!transport_is_valid(packet, &transport))
 		return MALFORMED;
 	packet->tuple.source_port = transport.source_port;
 	packet->tuple.destination_port = transport.destination_port;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The variant of --fast-forward (-DFAST_FORWARD): once a flow has been answered its packets are
- * translated at ingress, both times, and redirected to the next hop past routing rules, netfilter
- * and conntrack. The egress program leaves them alone.
+ * The variant of --fast-forward (-DFAST_FORWARD): once a flow has been answered the ingress program
+ * does both translations, DNAT and SNAT or their reverse, and redirects the packet to the next hop,
+ * past routing rules, netfilter and conntrack. The egress program leaves it alone.
  *
- * What the stack has to answer, cut or see goes there as without the option: what opens or ends a
- * flow; the last hop; what is too long; fragments and IP options; what has no neighbour yet; and of
- * each direction one packet in REFRESH, by which conntrack keeps its entry.
+ * These packets still take the kernel's stack: those that open or end a flow; with a TTL or hop
+ * limit of 1; longer than the MTU; fragments and IP options; without a known neighbour; and of each
+ * direction one packet in REFRESH, by which conntrack keeps its entry.
  */
 #ifndef EBPFLB_PATH_FAST_FORWARD_H
 #define EBPFLB_PATH_FAST_FORWARD_H
@@ -118,8 +118,8 @@ static __always_inline void fast_forward(struct __sk_buff *ctx, const struct pac
 
 #endif
 
-/* Whether the packet has been translated for good, and is to be redirected. */
-static __always_inline bool fast_forwarded(struct __sk_buff *ctx, const struct packet *packet,
+/* Translates the packet and sets onward->device, if it can; true if it is to be redirected. */
+static __always_inline bool try_fast_forward(struct __sk_buff *ctx, const struct packet *packet,
 					   struct onward *onward)
 {
 #if defined(FAST_FORWARD) && !defined(NO_LINK_HEADER)

@@ -9,7 +9,7 @@
 #include "net/icmp_error.h"
 #include "engine/flows/direct.h"
 #include "core/outcome.h"
-#include "path/reply_path.h"
+#include "path/reply_to_device.h"
 
 static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx,
 							   const struct packet *packet,

@@ -18,8 +18,8 @@
 #include "engine/netfilter/choose.h"
 #include "path/fast_forward.h"
 #include "core/outcome.h"
-#include "path/reply_path.h"
-#include "path/select.h"
+#include "path/reply_to_device.h"
+#include "path/select_backend.h"
 #include "core/note.h"
 
 /* As policy_masquerades; and where this node would not see the replies. */
@@ -79,7 +79,7 @@ static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
 }
 
 /*
- * A packet of a flow that is known; undecided if it may open one, also in place of that.
+ * A packet of a flow that is known; undecided if it may open a new flow, even in place of the known one.
  * onward->known becomes a copy of its entry. A flow that is replaced is closed, by opening->other.
  */
 static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
@@ -117,7 +117,7 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 	return undecided();
 }
 
-/* A segment in the middle of a connection is refused by nothing: conntrack may know it. */
+/* A segment in the middle of a connection is never refused: conntrack may know it. */
 static __always_inline struct outcome ingress_middle(struct __sk_buff *ctx,
 						     const struct packet *packet,
 						     const struct settings *settings,
@@ -193,7 +193,7 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	struct settings *settings = settings_read();
 	struct outcome outcome;
 
-	if (fast_forwarded(ctx, packet, onward))
+	if (try_fast_forward(ctx, packet, onward))
 		return rewritten(VERDICT_ESTABLISHED);
 	outcome = ingress_known(ctx, packet, onward, opening);
 	if (outcome.decided)

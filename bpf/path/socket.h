@@ -7,7 +7,7 @@
 #ifndef EBPFLB_PATH_SOCKET_H
 #define EBPFLB_PATH_SOCKET_H
 
-#include "path/select.h"
+#include "path/select_backend.h"
 #include "record/event_call.h"
 #include "sockets/datagram.h"
 #include "sockets/reject.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The result of the selection of a backend (path/select.h), and the verdict that it implies. */
+/* The result of the selection of a backend (path/select_backend.h), and the verdict that it implies. */
 #ifndef EBPFLB_RULES_SELECTED_H
 #define EBPFLB_RULES_SELECTED_H
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""End sockets and counted connections whose end no program saw.
+"""Remove sockets and counted connections from the maps that closed without a hook being called.
 
-Two threads sweep the maps. If two sweeps in a row miss a socket or connection, a program ends it:
-it deletes the element and counts the end in one call.
+Two threads sweep the maps. What two sweeps in a row find unused is removed by a small program, run
+by BPF_PROG_TEST_RUN: it deletes the element and counts the end in one call.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import ClassVar
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MAPS, ffi
-from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_SLICE
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.kernel.programs import compiler, loader, precompile
@@ -33,9 +33,9 @@ _LINK_HEADER = bytes(14)
 
 
 class MissedEnds(PeriodicWorker):
-    """Sweep with pauses of ``seconds`` between, in a thread, from ``start`` to ``stop``.
+    """A thread that calls ``sweep`` every ``seconds``, from ``start`` to ``stop``.
 
-    ``source`` is the program that ends a missed element; it is loaded when first needed. ``cache``
+    ``source`` is the program that removes an element; it is loaded when first needed. ``cache``
     holds compiled bytecode. ``reason`` describes for the log the effect of an error.
     """
 
@@ -82,7 +82,10 @@ _EachNamespace = Callable[[Callable[[], _Opened]], Iterator[tuple[bool, _Opened]
 
 
 def _open() -> _Opened:
-    """Return the cookie (5.14) and the lister of the calling thread's namespace."""
+    """Return the cookie of the calling thread's network namespace, and its sock_diag socket.
+
+    The cookie is None before Linux 5.14.
+    """
     return by_socket(), SockDiag()
 
 
@@ -109,15 +112,15 @@ class UnreleasedSockets(MissedEnds):
         self.each_namespace = each_namespace or Namespaces().each
         self._entered: set[int] = set()  # cookies of namespaces
         self._missed: set[int] = set()  # by the last sweep
-        self._full = (0, 0)
+        self._full = (0, 0)  # connections and UDP flows for which map sockets had no place
 
     def sweep(self) -> int:
         """Return how many sockets were forgotten.
 
-        KernelError also if the kernel cannot list sockets.
+        Raises what ``MissedEnds.sweep`` raises; KernelError also if sock_diag cannot list sockets.
         """
-        self._tell_full()
-        remembered = dict(self._remembered())
+        self._warn_if_full()
+        remembered = dict(self._network_namespaces())
         missing = self._missing(remembered) if remembered else set()
         if self.stopped.is_set():
             return 0
@@ -128,20 +131,21 @@ class UnreleasedSockets(MissedEnds):
             log.info("removed %d sockets from the map that were closed without notice", len(gone))
         return len(gone)
 
-    def _tell_full(self) -> None:
+    def _warn_if_full(self) -> None:
+        """Log the numbers of the map sockets_full if they have changed."""
         now = tuple(self._maps["sockets_full"].get(0))
         if now != self._full:
             log.warning("map sockets is full: %d connections and %d UDP flows are not in it", *now)
         self._full = now
 
-    def _remembered(self) -> Iterator[tuple[int, int]]:
+    def _network_namespaces(self) -> Iterator[tuple[int, int]]:
         """Yield the cookie of each socket, and of its network namespace."""
         for keys, values in self._maps["sockets"].slices(SWEEP_SLICE):
             for (socket,), (netns,) in zip(
                 _SOCKET_KEY.iter_unpack(keys), _NETNS.iter_unpack(values), strict=True
             ):
                 yield socket, netns
-            if self.stopped.wait(_PAUSE * SWEEP_PAUSE_FACTOR):
+            if self.stopped.wait(_PAUSE):
                 return
 
     def _missing(self, remembered: Mapping[int, int]) -> set[int]:
@@ -167,6 +171,7 @@ _COUNTED_AT = ffi.offsetof("struct socket_entry", "counted")
 _FRONTEND = ffi.sizeof("struct frontend")  # the first part of a socket's entry
 _ENTRY_SIZE = MAPS["sockets"].value_size
 _ENTRY = Struct(f"{_FRONTEND}s{_COUNTED_AT - _FRONTEND}xI{_ENTRY_SIZE - _COUNTED_AT - 4}x")
+# A key of connections is a socket's cookie and frontend, or a flow's number; the rest is zero.
 _END_OF_KEY = bytes(_KEY.size - 8 - _FRONTEND)
 _REST_OF_KEY, _NO_NUMBER = bytes(_KEY.size - 8), bytes(8)
 
@@ -195,7 +200,7 @@ class EndedConnections(MissedEnds):
         counted = (_KEY.iter_unpack(keys) for keys, _ in self._slices("connections"))
         missing = {key for part in counted for (key,) in part}
         for name in ("sockets", "assignments", *FLOW_MAPS) if missing else ():
-            for keys in self._remembered(name):
+            for keys in self._referenced_keys(name):
                 missing.difference_update(keys)
         if self.stopped.is_set():
             return 0
@@ -205,7 +210,7 @@ class EndedConnections(MissedEnds):
         self._missed -= ended
         return len(ended)
 
-    def _remembered(self, name: str) -> Iterator[Iterable[bytes]]:
+    def _referenced_keys(self, name: str) -> Iterator[Iterable[bytes]]:
         """Yield the keys in connections that elements of this map refer to."""
         for keys, values in self._slices(name):
             if name in FLOW_MAPS:

@@ -27,15 +27,14 @@ from ebpflb.plan.planner import Plan
 
 log = logging.getLogger(__name__)
 
-Element = tuple[int, Address, int]  # backend id, address and port
+Element = tuple[int, Address, int]  # a Translation as the nft map has it
 
 
 class NetfilterSync:
     """Writes the engine's table.
 
-    ``active`` from ``start`` to ``end``, while it translates new flows.
-
-    Nothing is written while it is not active. Safe in two threads, the agent's loop and the watch
+    ``active`` is true between ``start`` and ``end``: the kernel's NAT then translates new
+    connections. Otherwise nothing is written. Safe in two threads, the agent's loop and the watch
     of the table (kernel/netfilter/watch.py).
     """
 
@@ -57,8 +56,11 @@ class NetfilterSync:
         """The flags in map settings that let programs choose for netfilter."""
         return frozenset(self._flags)
 
-    def former(self) -> list[Translation]:
-        """Return the elements of ids that are not in the maps; ``start`` keeps them."""
+    def read_former(self) -> list[Translation]:
+        """Return the elements of ids that are not in the maps, which ``start`` then keeps.
+
+        Without a table that can be read there are none.
+        """
         try:
             existing = read_backends()
         except NodeError:
@@ -89,10 +91,10 @@ class NetfilterSync:
             self.active, self._former = True, set()
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:
-        """Write the differences.
+        """Make the elements equal to ``wanted``, except those of former ids.
 
-        Until then the rules drop packets without an element, so ``wanted`` is read before the rules
-        are made.
+        Until this returns the rules drop packets whose backend has no element, so ``wanted`` is
+        read before the rules are made.
         """
         assert self._elements
         found, new = self._elements.read(), list[Element]()

@@ -16,7 +16,7 @@ from ebpflb.errors import in_json_words, plain
 from ebpflb.model.durations import Duration, FlushFrequency
 from ebpflb.options import Flag, Options, Paths, flags_of
 
-# kube-proxy's flags as options of ``ebpflb run``, from ``configuration.parameters``.
+# kube-proxy's flags as options of ``ebpflb run``, from ``ebpflb.config.parameters``.
 #
 # They are accepted in all ways that Go accepts: ``--flag=value``, ``--flag value``, a boolean as
 # ``--flag`` or ``--flag=false``, underscores instead of dashes. Lists may use commas or repeat the

@@ -3,7 +3,7 @@
 
 The modules in the order in which a value passes them (``ebpflb.cli`` reads the flags):
 
-parameters        every flag and field: its help, and whether it has an effect here
+parameters        every flag and field of kube-proxy: its help, and whether it has an effect here
 config_file       the file -> plain values -> fields; unknown, duplicate and mistyped fields
 fields            KubeProxyConfiguration v1alpha1 with its defaults, and fields by their path
 validation        all invalid values, by kube-proxy's rules

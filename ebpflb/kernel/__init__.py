@@ -6,7 +6,7 @@ writes plans to the maps; its ``apply`` writes the slots of an EndpointSlice.
 
 datapath         one node's maps and programs, as the agent uses them
 map_writer       reads and writes the maps
-sound_contents   the maps' content at start, without entries that no agent can have written
+valid_contents   the maps' content at start, without entries that no agent can have written
 probe            which features this kernel has, found by trying them
 bpf              bpf(2): one function for each command
 declarations     C declarations as types of cffi, parsed when an installation is made

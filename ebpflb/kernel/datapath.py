@@ -114,7 +114,7 @@ class Datapath(MapWriter):
         """Return the content of the maps, and the backends chosen by programs of another layout."""
         contents = super().read_contents()
         if self.state.old_layouts():
-            contents.former_translations = self.netfilter.former()
+            contents.former_translations = self.netfilter.read_former()
         return contents
 
     def load(self, cache: Path) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
-from ebpflb.kernel import sound_contents
+from ebpflb.kernel import valid_contents
 from ebpflb.kernel.maps import layout, map_sizes
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.kernel.maps.layout import MapSpec
@@ -64,7 +64,7 @@ class Translations(TypingProtocol):
 
     def write(self, plan: Plan) -> None: ...
 
-    def former(self) -> list[Translation]: ...
+    def read_former(self) -> list[Translation]: ...
 
 
 class NoTranslations:
@@ -73,7 +73,7 @@ class NoTranslations:
     def write(self, plan: Plan) -> None:
         """Write nothing."""
 
-    def former(self) -> list[Translation]:
+    def read_former(self) -> list[Translation]:
         """Return no translations."""
         return []
 
@@ -97,7 +97,7 @@ class MapWriter:
 
         Entries that no agent can have written are removed.
         """
-        contents = sound_contents.SoundContents(self.maps, self.capacity, repair=True).read_back()
+        contents = valid_contents.ValidContents(self.maps, self.capacity, repair=True).read_back()
         self.no_frontends.load(contents.frontends())
         self.no_frontends.repair()
         return contents
@@ -189,7 +189,7 @@ class MapWriter:
 
     def write_map(self, name: str, wanted: Mapping[Any, Any]) -> None:
         """Make a map equal to ``wanted``; only differences are written."""
-        sound_contents.sound_items(self.maps[name])
+        valid_contents.valid_items(self.maps[name])
         new, removed = self.map_difference(name, wanted)
         if new or removed:
             with self._writing():

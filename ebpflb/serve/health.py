@@ -87,7 +87,7 @@ class Health:
         self._in_force = in_force
 
     def set_not_ready(self, reasons: list[str]) -> None:
-        """Set why not everything is in force; empty if everything is."""
+        """Set why not everything is in force (serve/conditions.py); empty if everything is."""
         self._not_ready = reasons
 
     def turned(self) -> None:

@@ -141,7 +141,7 @@ class HooksCollector:
 
     def collect(self) -> Iterable[Metric]:
         text = "Whether the kernel measures the runs of hooks (kernel.bpf_stats_enabled)"
-        enabled = device_programs.enabled_statistics()
+        enabled = device_programs.statistics_enabled()
         yield GaugeMetricFamily("ebpflb_hook_statistics_enabled", text, enabled)
         seconds, runs = (
             CounterMetricFamily(f"ebpflb_hook_{what}_total", text, labels=["hook"])

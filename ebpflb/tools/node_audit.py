@@ -27,7 +27,7 @@ from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.rules import TABLE, table_options
 from ebpflb.kernel.netfilter.table import NetfilterTable
-from ebpflb.kernel.sound_contents import SoundContents
+from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
@@ -54,7 +54,7 @@ def attachments(state: StateDir, cgroup: Path, maps: Mapping[str, Map]) -> Itera
 
 def contents(maps: Mapping[str, Map]) -> MapContents:
     """The services' entries; what no agent can have written is logged, and left as it is."""
-    return SoundContents(maps, capacity_of(maps), repair=False).read_back()
+    return ValidContents(maps, capacity_of(maps), repair=False).read_back()
 
 
 def inconsistent(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]:
@@ -147,10 +147,10 @@ def damage(maps: Mapping[str, Map], found: MapContents) -> Damage:
     """``found`` are the maps' entries. A slot is damaged if its check is wrong, it names another
     service than its frontends, or it has the id of a backend in another slot.
     """
-    sound = SoundContents(maps, capacity_of(maps), repair=False)
-    slots = list(_slots(sound))
+    valid = ValidContents(maps, capacity_of(maps), repair=False)
+    slots = list(_slots(valid))
     counts = Counter(slot.backend.id for slot in slots)
-    wrong = [slot for slot in slots if _is_wrong(slot, counts, sound)]
+    wrong = [slot for slot in slots if _is_wrong(slot, counts, valid)]
     ids = {slot.backend.id for slot in wrong}
     services = {slot.service for slot in slots if slot.backend.id in ids} if wrong else set()
     names = {entries.id: name for name, entries in found.entries.items()}
@@ -164,16 +164,16 @@ def damage(maps: Mapping[str, Map], found: MapContents) -> Damage:
     ]
     left_out = {slot.at for slot in slots if slot.service in services}
     known = frozenset(names[id] for id in services if id in names)
-    return Damage(drifts, known, _without(found, left_out, sound) if wrong else found)
+    return Damage(drifts, known, _without(found, left_out, valid) if wrong else found)
 
 
-def _slots(sound: SoundContents) -> Iterator[_Slot]:
+def _slots(valid: ValidContents) -> Iterator[_Slot]:
     """Of each service port the largest block, as it is read back."""
     blocks: dict[int, Range] = {}
-    for _, entry in sound.services():
+    for _, entry in valid.services():
         blocks[entry.id] = max(entry.block, blocks.get(entry.id, Range(0, 0)), key=_size)
     for service, block in sorted(blocks.items()):
-        for at, backend in enumerate(sound.slots(block), block.base):
+        for at, backend in enumerate(valid.slots(block), block.base):
             yield _Slot(at, service, backend)
 
 
@@ -181,15 +181,15 @@ def _size(block: Range) -> int:
     return block.size
 
 
-def _is_wrong(slot: _Slot, counts: Mapping[int, int], sound: SoundContents) -> bool:
+def _is_wrong(slot: _Slot, counts: Mapping[int, int], valid: ValidContents) -> bool:
     id = slot.backend.id
-    is_copy = counts[id] > 1 and sound.backend_slot(id) != slot.at
+    is_copy = counts[id] > 1 and valid.backend_slot(id) != slot.at
     return slot.backend.service != slot.service or is_copy
 
 
-def _without(found: MapContents, slots: set[int], sound: SoundContents) -> MapContents:
+def _without(found: MapContents, slots: set[int], valid: ValidContents) -> MapContents:
     """Without the backends of these slots, which belong to no service port any more."""
-    ids = {id for id in found.leftover_backend_ids if sound.backend_slot(id) in slots}
+    ids = {id for id in found.leftover_backend_ids if valid.backend_slot(id) in slots}
     return replace(
         found,
         leftover_backend_ids=found.leftover_backend_ids - ids,

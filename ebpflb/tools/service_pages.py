@@ -15,7 +15,7 @@ from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.sound_contents import SoundContents
+from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.services import PortName
 from ebpflb.options import Paths
 from ebpflb.plan.service_entries import ServiceEntries
@@ -126,7 +126,7 @@ def _programmed(maps: Mapping[str, Map]) -> dict[str, ServicePage]:
 
 def _entries(maps: Mapping[str, Map]) -> dict[PortName, ServiceEntries]:
     """Unlike the agent at its start, it removes nothing."""
-    return SoundContents(maps, capacity_of(maps), repair=False).read_back().entries
+    return ValidContents(maps, capacity_of(maps), repair=False).read_back().entries
 
 
 def _count(page: ServicePage, maps: Mapping[str, Map]) -> None:
@@ -156,8 +156,8 @@ def _count_rows(rows: list[ServiceRow], maps: Mapping[str, Map]) -> None:
 def _backends(maps: Mapping[str, Map], ids: set[int]) -> dict[int, set[int]]:
     """Service id -> the ids of its backends."""
     found: dict[int, set[int]] = {id: set() for id in ids}
-    sound = SoundContents(maps, capacity_of(maps), repair=False)
-    for _, entry in sound.services():
+    valid = ValidContents(maps, capacity_of(maps), repair=False)
+    for _, entry in valid.services():
         if entry.id in found and not found[entry.id]:
-            found[entry.id] = {backend.id for backend in sound.slots(entry.block)} - {0}
+            found[entry.id] = {backend.id for backend in valid.slots(entry.block)} - {0}
     return found

@@ -12,7 +12,7 @@ from typing import Any
 from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import ServiceCounters
-from ebpflb.kernel.sound_contents import SoundContents
+from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import (
     Backend,
@@ -40,11 +40,11 @@ class Snapshot:
     @classmethod
     def read(cls, maps: Mapping[str, Map]) -> "Snapshot":
         """What no agent can have written is logged and left out."""
-        sound = SoundContents(maps, capacity_of(maps), repair=False)
-        services = dict(sound.services())
+        valid = ValidContents(maps, capacity_of(maps), repair=False)
+        services = dict(valid.services())
         blocks = {service.block for service in services.values()}
-        slots = {at: each for b in sorted(blocks) for at, each in enumerate(sound.slots(b), b.base)}
-        return cls(maps, services, sound.service_names(), sound.backend_names(), slots)
+        slots = {at: each for b in sorted(blocks) for at, each in enumerate(valid.slots(b), b.base)}
+        return cls(maps, services, valid.service_names(), valid.backend_names(), slots)
 
     def service(self, number: int) -> str:
         return service_name(self.service_names.get(number), number)

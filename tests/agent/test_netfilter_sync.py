@@ -133,7 +133,7 @@ def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None
     sync.write(Plan(translations=[LEFT]))
     sync.close()
     other = NetfilterSync(maps, OPTIONS)
-    assert other.former() == [LEFT]
+    assert other.read_former() == [LEFT]
     other.start()
     assert elements() == {WEB, DNS, LEFT}
     other.write(Plan(removed_translations=[LEFT]))
@@ -143,7 +143,7 @@ def test_former_elements_stay(sync: NetfilterSync, maps: dict[str, Map]) -> None
 
 def test_no_former_elements_without_a_table(sync: NetfilterSync) -> None:
     """Also where no table was ever made."""
-    assert sync.former() == []
+    assert sync.read_former() == []
 
 
 @pytest.mark.usefixtures("is_owned")

@@ -151,9 +151,9 @@ def test_out_of_range_content_is_named(
     maps["service_names"].write([(2**32 - 1, builders.name("far"))])
     assert_right(maps, start(maps))
     first, second = caplog.messages
-    assert first.startswith("map services had 1 entries that no agent has written")
+    assert first.startswith("map services: 1 invalid entries removed (first key ")
     assert maps["services"].key.pack(key).hex() in first
-    assert second.startswith("map service_names had 1 entries")
+    assert second.startswith("map service_names: 1 invalid entries removed")
 
 
 def test_counts_of_writes_begin_again(maps: dict[str, Map]) -> None:

@@ -58,12 +58,12 @@ def open_sockets_count_as_ended() -> Any:
     """Only flows are looked through."""
 
     def remembered(self: EndedConnections, name: str) -> Any:
-        return _remembered(self, name) if name in FLOW_MAPS else []
+        return _referenced_keys(self, name) if name in FLOW_MAPS else []
 
-    return patch.object(EndedConnections, "_remembered", remembered)
+    return patch.object(EndedConnections, "_referenced_keys", remembered)
 
 
-_remembered = EndedConnections._remembered
+_referenced_keys = EndedConnections._referenced_keys
 
 
 def kept_connections_are_reset() -> Any:

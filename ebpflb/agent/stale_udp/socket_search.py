@@ -84,7 +84,7 @@ def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool
 
 
 def socket_range(service: ServiceEntry) -> Range:
-    """Return the slots from which a socket gets its backend. bpf/path/select.h."""
+    """Return the slots from which a socket gets its backend. bpf/path/select_backend.h."""
     return service.local if policy_is_local_only(service) else service.cluster
 
 

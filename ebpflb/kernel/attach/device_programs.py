@@ -5,6 +5,8 @@ They are attached by tcx links if the kernel supports them, else by clsact filte
 packets have no link header gets another variant of the programs. Ingress opens flows and egress
 translates their replies, often at another device. So egress is attached on all devices before
 ingress on any, and ingress is detached everywhere before egress.
+
+Besides: the programs' run times, and the removal of a whole state directory.
 """
 
 import errno
@@ -44,7 +46,7 @@ class RunTime(NamedTuple):
     runs: int
 
 
-def enabled_statistics() -> bool:
+def statistics_enabled() -> bool:
     """Whether the sysctl is 1; BPF_ENABLE_STATS of another process cannot be detected."""
     try:
         return STATS_SWITCH.read_text().strip() == "1"
@@ -72,6 +74,7 @@ def run_times(state: StateDir, loaded: Iterable[Program]) -> dict[str, RunTime]:
 
 
 def _in_force(state: StateDir) -> set[tuple[str, int]]:
+    """Return hook and program id of every pinned link, at the cgroup and by tcx at devices."""
     at_devices = Tcx(state.devices_directory)
     packets = (at_devices.programs(index).items() for index in at_devices.recorded())
     return {*cgroup_links.attached(state).items(), *(pair for pairs in packets for pair in pairs)}
@@ -145,7 +148,10 @@ def attacher(state: StateDir) -> Attacher:
 
 
 class DevicePrograms:
-    """The programs of this agent at the devices; ``load`` returns those of one variant."""
+    """The programs of this agent at the devices.
+
+    ``load`` returns those for devices with, or without, a link header.
+    """
 
     def __init__(self, state: StateDir, load: Load, held: HeldLinks | None = None) -> None:
         self.load = load

@@ -80,7 +80,7 @@ def test_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result follows the sysctl; a kernel without the sysctl counts nothing."""
     switch = tmp_path / "bpf_stats_enabled"
     monkeypatch.setattr(device_programs, "STATS_SWITCH", switch)
-    assert not device_programs.enabled_statistics()
+    assert not device_programs.statistics_enabled()
     for text, expected in (("0\n", False), ("1\n", True)):
         switch.write_text(text)
-        assert device_programs.enabled_statistics() == expected
+        assert device_programs.statistics_enabled() == expected

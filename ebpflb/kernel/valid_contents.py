@@ -2,8 +2,9 @@
 """The maps' content at start, without entries that no agent can have written.
 
 Memory, another program or an operator may have damaged an entry. A number beyond the size of its
-map would end the start, or make a program read beyond the map. Such an entry is removed and logged,
-and the first plan writes the missing entries. A slot cannot be removed: its block counts as empty.
+map would end the agent's start, or make a program read beyond the map. Such an entry is removed and
+logged, and the first plan writes the missing entries. A slot cannot be removed: its block counts as
+empty.
 """
 
 import logging
@@ -35,8 +36,8 @@ _PROTOCOLS, _FAMILIES = frozenset(Protocol), frozenset(Family)
 _SOURCE_RANGE_BITS = 32 + 32 + 128
 
 
-class SoundContents:
-    """The plausible content of the maps. Other entries are logged, and removed if ``repair``."""
+class ValidContents:
+    """The valid content of the maps. Other entries are logged, and removed if ``repair``."""
 
     def __init__(self, maps: Mapping[str, Map], capacity: Capacity, *, repair: bool) -> None:
         self._maps, self._capacity, self._repair = maps, capacity, repair
@@ -66,7 +67,7 @@ class SoundContents:
     def read_back(self) -> MapContents:
         """Return the content for the planner.
 
-        Slots are read in order, so each part is mapped once.
+        Names are sorted by block, so that each part of the slots array is mapped only once.
         """
         services, names = self.services(), self.service_names()
         blocks = {entry.id: entry.block for _, entry in services}
@@ -87,8 +88,8 @@ class SoundContents:
             return found
         return [each if each < self._capacity.slots else NO_SLOT for each in found]
 
-    def _items(self, name: str, is_sound: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
-        return sound_items(self._maps[name], is_sound, repair=self._repair)
+    def _items(self, name: str, is_valid: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
+        return valid_items(self._maps[name], is_valid, repair=self._repair)
 
     def _is_service(self, frontend: Frontend, entry: ServiceEntry) -> bool:
         lists = (entry.cluster, entry.local)
@@ -111,30 +112,30 @@ class SoundContents:
         return part.base + part.size <= self._capacity.slots
 
 
-def sound_items(
+def valid_items(
     opened: Map,
-    is_sound: Callable[[Any, Any], bool] = lambda key, value: True,
+    is_valid: Callable[[Any, Any], bool] = lambda key, value: True,
     *,
     repair: bool = True,
 ) -> list[tuple[Any, Any]]:
-    """Return a hash's plausible entries; the others are left out, and deleted if ``repair``.
+    """Return a hash's valid entries; the others are left out, and deleted if ``repair``.
 
     An entry whose key has other bytes than an agent writes is left out too: no packet would find
     it.
     """
-    sound: list[tuple[Any, Any]] = []
-    damaged: list[bytes] = []
+    valid: list[tuple[Any, Any]] = []
+    invalid: list[bytes] = []
     for packed_key, packed in opened.packed_items():
         key, value = opened.key.unpack(packed_key), opened.value.unpack(packed)
-        right = opened.key.pack(key) == packed_key and opened.check.is_right(packed_key, packed)
-        if right and is_sound(key, value):
-            sound.append((key, value))
+        unchanged = opened.key.pack(key) == packed_key and opened.check.is_right(packed_key, packed)
+        if unchanged and is_valid(key, value):
+            valid.append((key, value))
         else:
-            damaged.append(packed_key)
-    for packed_key in damaged if repair else ():
+            invalid.append(packed_key)
+    for packed_key in invalid if repair else ():
         bpf.map_delete(opened.fd, packed_key)
-    if damaged:
-        what = f"{len(damaged)} entries that no agent has written, as of key {damaged[0].hex()}"
-        has, done = ("had", "removed") if repair else ("has", "left out")
-        log.warning("map %s %s %s: %s", opened.spec.name, has, what, done)
-    return sound
+    if invalid:
+        number, done = len(invalid), "removed" if repair else "left out"
+        invalid_ones = f"{number} invalid entries {done} (first key {invalid[0].hex()})"
+        log.warning("map %s: %s", opened.spec.name, invalid_ones)
+    return valid

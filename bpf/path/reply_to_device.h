@@ -3,11 +3,11 @@
  * With SETTING_REPLY_TO_DEVICE replies leave by the device where their requests came in, whatever
  * the routing rules say of the backend's address: they are un-DNATed as soon as they come in from
  * the backend, and redirected past routing, netfilter and conntrack; and so are ICMP errors about
- * the requests. Where the routes lead a reply to that device anyway, or its last hop is used up, it
+ * the requests. Where the routes lead a reply to that device anyway, or its TTL is exhausted, it
  * is left to them. If it is too long for that device its sender is told, as the stack would do it.
  */
-#ifndef EBPFLB_PATH_REPLY_PATH_H
-#define EBPFLB_PATH_REPLY_PATH_H
+#ifndef EBPFLB_PATH_REPLY_TO_DEVICE_H
+#define EBPFLB_PATH_REPLY_TO_DEVICE_H
 
 #include "core/outcome.h"
 #include "engine/flows/follow.h"
@@ -34,7 +34,7 @@ static __always_inline bool replies_go_to_device(void)
 	return settings_read()->flags & SETTING_REPLY_TO_DEVICE;
 }
 
-/* Whether a packet that came in, of this tuple by now, is to leave by a device that no route names. */
+/* Whether routing would send this packet, with its current tuple, elsewhere than to `ifindex`. */
 static __always_inline bool leads_elsewhere(struct __sk_buff *ctx, const struct packet *packet,
 					    const struct tuple *tuple, __u32 ifindex)
 {

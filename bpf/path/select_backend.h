@@ -9,8 +9,8 @@
  * The caller decides how to use the backend: path/socket.h gives it to the socket, path/ingress.h
  * leaves the packet to netfilter, or opens a flow.
  */
-#ifndef EBPFLB_PATH_SELECT_H
-#define EBPFLB_PATH_SELECT_H
+#ifndef EBPFLB_PATH_SELECT_BACKEND_H
+#define EBPFLB_PATH_SELECT_BACKEND_H
 
 #include "core/counters.h"
 #include "rules/affinity.h"
