@@ -29,6 +29,7 @@ PARTS = (
     "*/modules.*",
     *(f"*/kernel/{name}/*" for name in ("net", "lib", "crypto", "drivers/virtio")),
     *(f"*/kernel/fs/{name}/*" for name in ("9p", "fscache", "netfs", "overlayfs")),
+    *(f"*/kernel/fs/{name}/*" for name in ("lockd", "nfs", "nfs_common")),
     *(f"*/kernel/drivers/net/{name}*" for name in ("veth", "dummy", "tun", "macvlan")),
     *(f"*/kernel/drivers/net/{name}*" for name in ("vxlan", "ipvlan", "geneve")),
 )

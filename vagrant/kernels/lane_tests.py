@@ -132,6 +132,8 @@ MORE = (
     "tests/network/test_netfilter_engine.py",
     "tests/network/test_netfilter_segments.py",
     "tests/network/test_netfilter_sctp.py",
+    "tests/network/test_former_engine.py",
+    "tests/network/test_kernel_sockets.py",
     # each with nodes of its own
     "tests/network/test_packets_flows.py",
     "tests/network/test_floods.py",
