@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Netlink messages and their attributes: packed for the kernel, and split as it sends them."""
 
+import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,6 +43,21 @@ def tells_of(news: socket.socket, kinds: Collection[int]) -> bool:
     return any(message[0] in kinds for message in split(data))
 
 
+def dump(kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE) -> Iterator[bytes]:
+    """Yield the content of each object that the kernel lists. Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
+        kernel.send(packed(kind, REQUEST | DUMP, content))
+        while True:
+            data = kernel.recv(_BUFFER_SIZE)
+            for answer, _, _, begin, end in split(data):
+                if answer not in (ERROR, DONE):
+                    yield data[begin:end]
+                    continue
+                if number := error_number(data, begin):
+                    raise OSError(number, os.strerror(number))
+                return
+
+
 ATTRIBUTE = struct.Struct("=HH")  # struct nlattr
 NESTED = 0x8000  # NLA_F_NESTED
 _TYPE = 0x3FFF  # NLA_TYPE_MASK
@@ -78,6 +94,11 @@ def number(kind: int, content: int) -> bytes:
 
 def to_text(content: str) -> bytes:
     return content.encode() + b"\0"
+
+
+def from_text(content: bytes) -> str:
+    """The inverse of to_text."""
+    return content.removesuffix(b"\0").decode(errors="replace")
 
 
 def to_number(content: int) -> bytes:

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ebpflb.kernel.netfilter.nft import Name
+from ebpflb.kernel.netfilter.transaction import Name
 from ebpflb.kernel.netlink import Tree, to_number, to_text
 from ebpflb.options import Options
 from ebpflb.plan.entries import Chosen

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read an nft table, and change it in transactions: all at once, or not at all.
 
-This is for parts of nf_tables that pyroute2 does not encode, and for tables that belong to a
-socket. The layout is that of include/uapi/linux/netfilter/nf_tables.h.
+The layout of messages is that of include/uapi/linux/netfilter/nf_tables.h.
 """
 
 import errno
@@ -15,7 +14,6 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter.nft import TABLE_FAMILIES, Name
 from ebpflb.kernel.netlink import (
     ACK,
     DONE,
@@ -46,12 +44,25 @@ _SOL_NETLINK, _SHORT_ERRORS = 270, 10  # NETLINK_CAP_ACK: errors do not repeat t
 _MOST_DUMPS = 10  # attempts to read a list without a change meanwhile
 
 
+TABLE_FAMILIES = {"inet": 1, "ip": 2, "ip6": 10}
+
+
+class Name(NamedTuple):
+    """The name of a table."""
+
+    family: str
+    table: str
+
+    def __str__(self) -> str:
+        return f"table {self.family} {self.table}"
+
+
 class Refused(NodeError):
     """The kernel refused a change; ``number`` is the errno."""
 
     def __init__(self, table: Name, number: int) -> None:
-        super().__init__(f"{table}: {os.strerror(number)}")
-        self.number = number
+        self.number, self.reason = number, os.strerror(number)
+        super().__init__(f"{table}: {self.reason}")
 
 
 class Interrupted(Refused):
@@ -82,7 +93,7 @@ class Session:
     def __init__(self) -> None:
         """Open the socket. Raises NodeError."""
         try:
-            self._socket = _opened()
+            self._socket = open_nf_tables()
         except OSError as error:
             raise NodeError(f"nf_tables: {error.strerror}") from error
         self._lock = threading.Lock()
@@ -163,7 +174,7 @@ def dump_parts(table: Name, kind: int, *attributes: bytes) -> Generator[list[byt
     family = TABLE_FAMILIES[table.family]
     request = _message(_SUBSYSTEM << 8 | kind, REQUEST | DUMP, 1, family, b"".join(attributes))
     try:
-        with _opened() as kernel:
+        with open_nf_tables() as kernel:
             kernel.send(request)
             yield from _listed(kernel)
     except OSError as error:
@@ -182,7 +193,7 @@ def get(table: Name, kind: int, requests: Sequence[bytes]) -> list[bytes | None]
     data = (_message(_SUBSYSTEM << 8 | kind, REQUEST, n, family, r) for n, r in enumerate(requests))
     replies: dict[int, bytes | None] = {}
     try:
-        with _opened() as kernel:
+        with open_nf_tables() as kernel:
             kernel.send(b"".join(data))
             while len(replies) < len(requests):
                 for message in _split(kernel.recv(_BUFFER_SIZE)):
@@ -195,7 +206,7 @@ def get(table: Name, kind: int, requests: Sequence[bytes]) -> list[bytes | None]
     return [replies[n] for n in range(len(requests))]
 
 
-def _opened() -> socket.socket:
+def open_nf_tables() -> socket.socket:
     kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETFILTER)
     for option in (_SEND_BUFFER, _RECEIVE_BUFFER):
         kernel.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)

@@ -14,12 +14,18 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from pyroute2.nftables.expressions import genex
-
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
-from ebpflb.kernel.netlink import NETFILTER, tells_of
+from ebpflb.kernel.netfilter.rules import LOAD_CT_STATE, PREROUTING, base_chain
+from ebpflb.kernel.netfilter.transaction import (
+    NEW_CHAIN,
+    NEW_RULE,
+    NEW_TABLE,
+    Refused,
+    Transaction,
+)
+from ebpflb.kernel.netlink import NETFILTER, encode, tells_of, to_text
 from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
 from ebpflb.plan.flow_entries import DESTINATION_NAT
@@ -41,7 +47,6 @@ HOLD = nft.Name("inet", "ebpflb-nat")
 
 _CHAIN = "hold"
 _DSTNAT = -100  # NF_IP_PRI_NAT_DST
-_CT_STATE, _REGISTER = 0, 1  # NFT_CT_STATE, NFT_REG_VERDICT + 1
 
 
 def has_dnat_connections() -> bool:
@@ -63,16 +68,19 @@ def keep_nat_hooks(table: nft.Name) -> bool:
     """
     if keeps_nat_hooks(table):
         return False
-    with nft.edit(table) as edit:
-        edit.table("add", name=table.table)
-        chain = {"table": table.table, "name": _CHAIN}
-        edit.chain("add", **chain, type="nat", hook="prerouting", priority=_DSTNAT)
-        match = genex("ct", {"key": _CT_STATE, "dreg": _REGISTER})
-        edit.rule("add", table=table.table, chain=_CHAIN, expressions=([match],))
-    if not keeps_nat_hooks(table):  # ``edit`` reports a missing part of nf_tables as no table
+    name, hold = to_text(table.table), to_text(_CHAIN)
+    change = Transaction(table)
+    change.add(NEW_TABLE, encode({1: name}))
+    change.add(NEW_CHAIN, encode(base_chain(name, _CHAIN, "nat", PREROUTING, _DSTNAT)))
+    change.add(NEW_RULE, encode({1: name, 2: hold, 4: [LOAD_CT_STATE]}))
+    try:
+        change.commit()
+    except Refused as error:
+        if error.number not in nft.NO_SUCH_THING:
+            raise
         raise NodeError(
             f"{table}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
-        )
+        ) from error
     return True
 
 

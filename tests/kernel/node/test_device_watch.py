@@ -180,7 +180,7 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
         return IPRoute()
 
     monkeypatch.setattr("ebpflb.kernel.node.device_watch.RELIST_SECONDS", 0.01)
-    monkeypatch.setattr("ebpflb.kernel.node.device_watch.IPRoute", refused)
+    monkeypatch.setattr("ebpflb.kernel.pyroute2_parts.IPRoute", refused)
     DeviceWatch(emitted.put).start()
     ip("address add 192.0.2.1/24 dev d0")
     refusals += [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
@@ -199,7 +199,7 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that cannot know its devices at the start says so, and does not guess."""
     monkeypatch.setattr(
-        "ebpflb.kernel.node.device_watch.IPRoute", lambda: os.open("/nowhere", os.O_RDONLY)
+        "ebpflb.kernel.pyroute2_parts.IPRoute", lambda: os.open("/nowhere", os.O_RDONLY)
     )
     with pytest.raises(NodeError, match="devices cannot be listed: No such file"):
         DeviceWatch(lambda _: None).start()

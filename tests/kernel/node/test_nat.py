@@ -8,11 +8,10 @@ from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM, socket
 
 import pytest
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.nftables.main import NFTables
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, nft, watch
+from ebpflb.kernel.netfilter.transaction import Refused, Transaction
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
@@ -66,13 +65,11 @@ def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains of type nat that are missing are named as the reason, with what to do."""
-    refuse_chains = NetlinkError(errno.ENOENT, "No such file or directory")
 
-    class WithoutNat(NFTables):  # type: ignore[misc]
-        def chain(self, *_: object, **__: object) -> None:
-            raise refuse_chains
+    def refuse(*_: object) -> None:
+        raise Refused(watch.HOLD, errno.ENOENT)
 
-    monkeypatch.setattr(nft, "NFTables", WithoutNat)
+    monkeypatch.setattr(Transaction, "commit", refuse)
     with pytest.raises(NodeError, match="modprobe -a nft_chain_nat nft_ct"):
         watch.keep_nat_hooks(watch.HOLD)
 

@@ -8,7 +8,7 @@ from errno import EMFILE, EPROTONOSUPPORT
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter import nft, watch
+from ebpflb.kernel.netfilter import nft, transaction, watch
 from ebpflb.kernel.netfilter.nft import Name
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
@@ -46,10 +46,10 @@ def test_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be looked at is not said to be missing; a kernel without nf_tables has none."""
     refusal = OSError(EMFILE, "Too many open files")
 
-    def refused(**_: object) -> None:
+    def refused() -> None:
         raise refusal
 
-    monkeypatch.setattr(nft, "NFTables", refused)
+    monkeypatch.setattr(transaction, "open_nf_tables", refused)
     for look in (nft.tables, lambda: nft.has_chain(Name("ip", "mine"), "one")):
         with pytest.raises(NodeError, match="Too many open files"):
             look()
