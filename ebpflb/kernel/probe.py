@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from ebpflb.errors import KernelError
-from ebpflb.kernel import bpf, libc
+from ebpflb.kernel import bpf, libc, pyroute2_parts
 from ebpflb.kernel.attach import clsact
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.layout import MapSpec
@@ -148,11 +145,11 @@ def _filters(program: int) -> bool:
     """Attach to device 1, which is loopback in a new namespace."""
     how = {"fd": program, "name": "probe", "classid": 1, "direct_action": True}
     try:
-        with IPRoute() as route:
+        with pyroute2_parts.IPRoute() as route:
             route.tc("add", "clsact", 1)
             for parent in clsact.PARENTS.values():
                 route.tc("add-filter", "bpf", 1, 1, parent=parent, prio=1, protocol=3, **how)
-    except NetlinkError:
+    except pyroute2_parts.NetlinkError:
         return False
     return True
 

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent imports of pyroute2."""
+"""What is imported of pyroute2."""
 
 import subprocess
 import sys
 
 _IMPORTED = """
 import ebpflb.cli.run, sys
-print(*(name for name in sys.modules if name.startswith("pyroute2")))
+from ebpflb.kernel import pyroute2_parts
+print(*(name for name in sys.modules if name.startswith("pyroute2")), sep=",")
+pyroute2_parts.IPRoute
+print(*(name for name in sys.modules if name.startswith("pyroute2")), sep=",")
 """
 
 
-def test_a_start_imports_only_the_modules_that_it_uses() -> None:
-    """Not pyroute2's package, which imports all protocols and databases of devices."""
+def test_only_what_is_used_is_imported() -> None:
+    """Nothing before the first use, and not the package with all protocols and databases."""
     code = [sys.executable, "-c", _IMPORTED]
-    modules = subprocess.run(code, capture_output=True, text=True, check=True).stdout.split()
-    assert "pyroute2.iproute" in modules
-    assert {"pyroute2.ndb", "pyroute2.ipdb", "pyroute2.plan9"}.isdisjoint(modules)
+    lines = subprocess.run(code, capture_output=True, text=True, check=True).stdout.splitlines()
+    before, after = (line.split(",") for line in lines)
+    assert before == ["pyroute2"]
+    assert "pyroute2.iproute" in after
+    assert {"pyroute2.ndb", "pyroute2.ipdb", "pyroute2.plan9"}.isdisjoint(after)

@@ -10,15 +10,14 @@ if we created it and it has no other filters.
 """
 
 import errno
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from ebpflb.errors import KernelError
+from ebpflb.kernel import netlink, pyroute2_parts
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.tcx import fault
 from ebpflb.kernel.programs.loader import Program
@@ -29,6 +28,11 @@ PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 PRIORITY = 2  # others use 1, and some remove the filters at their priority
 HANDLE = 0xEB
 _ALL = 3  # ETH_P_ALL
+_GET_QDISC, _GET_FILTER = 38, 46  # RTM_GETQDISC, RTM_GETTFILTER
+_HEADER = struct.Struct("=BxxxiIII")  # struct tcmsg: family, device, handle, parent, info
+_KIND, _OPTIONS, _BPF_NAME = 1, 2, 7  # TCA_KIND, TCA_OPTIONS, TCA_BPF_NAME
+_BPF = "bpf"
+Listed = tuple[int, int, int, dict[int, bytes]]  # device, handle, info, attributes
 _QDISC = "clsact"
 _QDISCS = (_QDISC, "ingress")  # qdiscs with filters at ingress
 
@@ -76,14 +80,12 @@ class Clsact:
 
         Others may have removed them.
         """
-        with _route() as route:
-            return self._with_qdisc(route)
+        return self._with_qdisc()
 
     def attached(self) -> set[int]:
         """Return the devices with our filters at ingress and egress; takes 1 to 2 ms per device."""
-        with _route() as route:
-            there = self._with_qdisc(route)
-            return {index for index in there if len(self.hooks_at(route, index)) == len(PARENTS)}
+        there = self._with_qdisc()
+        return {index for index in there if len(self.hooks_at(index)) == len(PARENTS)}
 
     def detach_others(self, wanted: set[int]) -> None:
         """Remove our filters from all other devices."""
@@ -104,8 +106,7 @@ class Clsact:
 
         Filters are recognized by their names, so ``ours`` is not used.
         """
-        with _route() as route:
-            found = self.hooks_at(route, device.index)
+        found = self.hooks_at(device.index)
         name, record = f"device {device.name}", self._record(device.index, "clsact")
         if not record.exists():
             yield Drift(Part.PIN, name, f"has no record {record}")
@@ -119,9 +120,8 @@ class Clsact:
 
     def others(self) -> dict[tuple[int, str], OthersFilters]:
         """Return device and hook -> the filters of other programs."""
-        with _route() as route:
-            devices = {q["index"] for q in route.get_qdiscs() if q.get_attr("TCA_KIND") in _QDISCS}
-            found = {(at, hook): _filters(route, at, hook) for at in devices for hook in PARENTS}
+        devices = _with_qdisc(*_QDISCS)
+        found = {(at, hook): _filters(at, hook) for at in devices for hook in PARENTS}
         return {place: self._around(place[1], filters) for place, filters in found.items()}
 
     def _around(self, hook: str, filters: list[Filter]) -> OthersFilters:
@@ -130,53 +130,52 @@ class Clsact:
         early = [name for name, is_early in names.items() if is_early]
         return OthersFilters(early, [name for name in names if name not in early])
 
-    def _with_qdisc(self, route: IPRoute) -> set[int]:
-        there = {q["index"] for q in route.get_qdiscs() if q.get_attr("TCA_KIND") == _QDISC}
-        return self.recorded() & there
+    def _with_qdisc(self) -> set[int]:
+        return self.recorded() & _with_qdisc(_QDISC)
 
-    def _prepare(self, route: IPRoute, index: int) -> None:
+    def _prepare(self, route: Any, index: int) -> None:
         """Create the qdisc; one that exists without our filters is not ours."""
         record = self._record(index, "qdisc")
         try:
             route.tc("add", _QDISC, index)
             record.mkdir(exist_ok=True)
-        except NetlinkError as error:
+        except pyroute2_parts.NetlinkError as error:
             if error.code != errno.EEXIST:
                 raise
-            if record.exists() and not self.hooks_at(route, index):
+            if record.exists() and not self.hooks_at(index):
                 record.rmdir()
         self._record(index, "clsact").mkdir(exist_ok=True)
 
-    def _replace_filter(self, route: IPRoute, index: int, program: Program) -> None:
+    def _replace_filter(self, route: Any, index: int, program: Program) -> None:
         hook, name = program.name, self._name(program.name)
-        for found in _filters(route, index, hook):
+        for found in _filters(index, hook):
             if (found.priority, found.handle) == (PRIORITY, HANDLE) and found.name != name:
                 what = f"{found.name or found.kind} has priority {PRIORITY} at {hook}"
                 raise KernelError(what, errno.EEXIST, "remove it, or exclude the device")
         how = {"fd": program.fd, "name": name, "classid": 1, "direct_action": True}
         route.tc("replace-filter", "bpf", index, HANDLE, **_location(hook), **how)
 
-    def detach_hook(self, route: IPRoute, index: int, hook: str) -> None:
+    def detach_hook(self, route: Any, index: int, hook: str) -> None:
         """Remove our filter; the filters of a removed device are already gone."""
         try:
             self._remove_filter(route, index, hook)
-        except NetlinkError as error:
+        except pyroute2_parts.NetlinkError as error:
             if error.code != errno.ENODEV:
                 raise
 
-    def _remove_filter(self, route: IPRoute, index: int, hook: str) -> None:
+    def _remove_filter(self, route: Any, index: int, hook: str) -> None:
         """Remove our filter, and our qdisc if no other filter is left."""
-        if hook not in self.hooks_at(route, index):
+        if hook not in self.hooks_at(index):
             return
         route.tc("del-filter", "bpf", index, HANDLE, **_location(hook))
-        empty = not any(_filters(route, index, each) for each in PARENTS)
+        empty = not any(_filters(index, each) for each in PARENTS)
         if empty and self._record(index, "qdisc").exists():
             route.tc("del", _QDISC, index)
 
-    def hooks_at(self, route: IPRoute, index: int) -> list[str]:
+    def hooks_at(self, index: int) -> list[str]:
         """Return the hooks of a device that have our filter."""
         ours = {hook: Filter(PRIORITY, HANDLE, "bpf", self._name(hook)) for hook in PARENTS}
-        return [hook for hook, own in ours.items() if own in _filters(route, index, hook)]
+        return [hook for hook, own in ours.items() if own in _filters(index, hook)]
 
     def _name(self, hook: str) -> str:
         return f"{self.folder.parent}:{hook}"
@@ -192,11 +191,11 @@ class Clsact:
 
 
 @contextmanager
-def _route() -> Iterator[IPRoute]:
+def _route() -> Iterator[Any]:
     try:
-        with IPRoute() as route:
+        with pyroute2_parts.IPRoute() as route:
             yield route
-    except (NetlinkError, OSError) as error:
+    except (pyroute2_parts.NetlinkError, OSError) as error:
         raise KernelError("clsact", error.args[0], str(error.args[-1])) from error
 
 
@@ -204,16 +203,30 @@ def _location(hook: str) -> dict[str, int]:
     return {"parent": PARENTS[hook], "prio": PRIORITY, "protocol": _ALL}
 
 
-def _filters(route: IPRoute, index: int, hook: str) -> list[Filter]:
+def _with_qdisc(*kinds: str) -> set[int]:
+    """Return the devices that have a qdisc of these kinds."""
+    listed = ((index, known) for index, _, _, known in _listed(_GET_QDISC))
+    return {index for index, known in listed if netlink.from_text(known[_KIND]) in kinds}
+
+
+def _listed(kind: int, index: int = 0, parent: int = 0) -> Iterator[Listed]:
+    try:
+        for message in netlink.dump(kind, _HEADER.pack(0, index, 0, parent, 0)):
+            _, there, handle, _, info = _HEADER.unpack_from(message)
+            yield there, handle, info, netlink.attributes(message, _HEADER.size)
+    except OSError as error:
+        raise KernelError("clsact", error.errno or 0, str(error.strerror)) from error
+
+
+def _filters(index: int, hook: str) -> list[Filter]:
     """Return all filters at ingress or egress of a device, in order.
 
     There are none if the device or its clsact qdisc is missing.
     """
-    return [_filter(message) for message in route.get_filters(index, parent=PARENTS[hook])]
+    return [_filter(*it) for it in _listed(_GET_FILTER, index, PARENTS[hook])]
 
 
-def _filter(message: Any) -> Filter:
-    options = message.get_attr("TCA_OPTIONS")
-    name = options.get_attr("TCA_BPF_NAME") if options else None
-    kind = message.get_attr("TCA_KIND")
-    return Filter(message["info"] >> 16, message["handle"], kind, str(name or ""))
+def _filter(_: int, handle: int, info: int, known: dict[int, bytes]) -> Filter:
+    kind = netlink.from_text(known[_KIND])
+    options = netlink.attributes(known.get(_OPTIONS, b"")) if kind == _BPF else {}
+    return Filter(info >> 16, handle, kind, netlink.from_text(options.get(_BPF_NAME, b"")))

@@ -12,10 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from ipaddress import IPv4Address
 
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from ebpflb.errors import NodeError, in_words
+from ebpflb.kernel import pyroute2_parts
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.rules import TableOptions, base_chain, set_priority
@@ -64,8 +62,12 @@ def _in_scratch_namespace(protocol: int) -> bool:
     with ThreadPoolExecutor(1, "probe") as thread:
         try:
             return thread.submit(_is_translated, protocol).result()
-        except (OSError, NetlinkError) as error:
-            reason = error.args[-1] if isinstance(error, NetlinkError) else in_words(error)
+        except (OSError, pyroute2_parts.NetlinkError) as error:
+            reason = (
+                error.args[-1]
+                if isinstance(error, pyroute2_parts.NetlinkError)
+                else in_words(error)
+            )
             raise NodeError(f"no probe can be made in a network namespace: {reason}") from error
 
 
@@ -81,7 +83,7 @@ def _is_translated(protocol: int) -> bool:
 
 def _add_devices() -> None:
     """Add the devices, the receiver first: the sender's queue works at once if it has a carrier."""
-    with IPRoute() as route:
+    with pyroute2_parts.IPRoute() as route:
         peer = {"ifname": _RECEIVER, "address": _LINK_ADDRESSES[_RECEIVER]}
         route.link("add", ifname=_SENDER, kind="veth", peer=peer, address=_LINK_ADDRESSES[_SENDER])
         receiver = route.link_lookup(ifname=_RECEIVER)[0]

@@ -8,6 +8,7 @@ its environment.
 
 import os
 import socket
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,15 +17,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyroute2.iproute import IPRoute
-
 from ebpflb.errors import NodeError
+from ebpflb.kernel import netlink
 from ebpflb.kernel.node import namespaces
 from ebpflb.model.addresses import Address
 
 _SO_NETNS_COOKIE = 71
 _OWN_UTS, _OWN_USER = Path("/proc/thread-self/ns/uts"), Path("/proc/thread-self/ns/user")
 _RT_SCOPE_UNIVERSE = 0
+_GET_ADDRESS = 22  # RTM_GETADDR
+_ADDRESS_HEADER = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, prefix, flags, scope, index
+_ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, IFA_LOCAL: of a point-to-point device the own address
 
 _T = TypeVar("_T")
 
@@ -44,12 +47,13 @@ def addresses(path: Path) -> tuple[Address, ...]:
 
 def own_addresses() -> tuple[Address, ...]:
     """Return the same for the namespace of this thread."""
-    with IPRoute() as route:
-        return tuple(
-            ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
-            for message in route.get_addr()
-            if message["scope"] == _RT_SCOPE_UNIVERSE
-        )
+    found = []
+    for message in netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)):
+        _, _, _, scope, _ = _ADDRESS_HEADER.unpack_from(message)
+        known = netlink.attributes(message, _ADDRESS_HEADER.size)
+        if scope == _RT_SCOPE_UNIVERSE:
+            found.append(ip_address(known.get(_LOCAL) or known[_ADDRESS]))
+    return tuple(found)
 
 
 def by_cookie(wanted: int) -> Path | None:

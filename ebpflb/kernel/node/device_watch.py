@@ -13,17 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from inotify_simple import INotify, flags
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import (
-    RTMGRP_IPV4_IFADDR,
-    RTMGRP_IPV4_ROUTE,
-    RTMGRP_IPV6_IFADDR,
-    RTMGRP_IPV6_ROUTE,
-    RTMGRP_LINK,
-)
 
 from ebpflb.errors import NodeError
+from ebpflb.kernel import pyroute2_parts
 from ebpflb.kernel.netlink import tells_of
 from ebpflb.kernel.node.listed_route_sources import list_route_sources
 from ebpflb.kernel.node.poller import Poller
@@ -104,8 +96,8 @@ _IFF_LOOPBACK = 8
 # IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
-_ADDRESSES = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR
-_ROUTES = RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE
+_ADDRESSES = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
+_ROUTES = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 RELIST_SECONDS = 1.0  # pause after a failed listing
 
 
@@ -129,15 +121,15 @@ class DevicesChanged:
 def list_devices(*, route_sources: bool = False) -> DevicesChanged:
     """Return the devices in this network namespace. Raises NodeError."""
     try:
-        with IPRoute() as route:
+        with pyroute2_parts.IPRoute() as route:
             devices = _devices(route)
             sources = list_route_sources(route, devices) if route_sources else ()
-    except (NetlinkError, OSError) as error:
+    except (pyroute2_parts.NetlinkError, OSError) as error:
         raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
     return DevicesChanged(devices, sources)
 
 
-def _devices(route: IPRoute) -> Devices:
+def _devices(route: Any) -> Devices:
     addresses = defaultdict(list)
     for message in route.get_addr():
         addresses[message["index"]].append(message)

@@ -6,6 +6,7 @@ matters: rules that match an ipset are removed before the ipset. Other settings 
 (sysctls such as route_localnet, nfacct counters) are not found here.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,13 +15,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from pyroute2.iproute import IPRoute
-from pyroute2.ipset import IPSet
-from pyroute2.ipvs import IPVS, IPVSService
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.ipset import IPSET_FLAG_LIST_SETNAME
-
 from ebpflb.errors import NodeError
+from ebpflb.kernel import pyroute2_parts
 from ebpflb.kernel.netfilter import iptables, nft
 from ebpflb.kernel.netfilter.iptables import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
 from ebpflb.model import kube_proxy
@@ -43,6 +39,7 @@ from ebpflb.model.services import PROTOCOLS
 # No call here makes the kernel load a module: without /proc/net/ip_vs there is no server.
 
 SERVERS = Path("/proc/net/ip_vs")
+_NAMES_ONLY = 1 << 1  # IPSET_FLAG_LIST_SETNAME
 
 
 def virtual_servers() -> list[VirtualServer]:
@@ -55,25 +52,28 @@ def remove_virtual_servers(unused: list[VirtualServer]) -> None:
 
     Raises NodeError.
     """
-    with _node_errors("IPVS"), IPVS() as ipvs:
+    with _node_errors("IPVS"), pyroute2_parts.IPVS() as ipvs:
         for server in unused:
             address = {"addr": str(server.address), "port": server.port}
-            ipvs.service("del", IPVSService(**address, protocol=PROTOCOLS[server.protocol]))
+            ipvs.service(
+                "del", pyroute2_parts.IPVSService(**address, protocol=PROTOCOLS[server.protocol])
+            )
 
 
 def dummy_addresses(device: str) -> set[Address] | None:
     """Return the addresses of a device; None if there is no such device. Raises NodeError."""
-    with _node_errors(device), IPRoute() as route:
-        index = route.link_lookup(ifname=device)
-        if not index:
-            return None
-        found = list(route.get_addr(index=index[0]))
+    try:
+        index = socket.if_nametoindex(device)
+    except OSError:
+        return None
+    with _node_errors(device), pyroute2_parts.IPRoute() as route:
+        found = list(route.get_addr(index=index))
     return {ip_address(message.get_attr("IFA_ADDRESS")) for message in found}
 
 
 def remove_dummy_device(device: str) -> None:
     """Remove the device. Raises NodeError."""
-    with _node_errors(device), IPRoute() as route:
+    with _node_errors(device), pyroute2_parts.IPRoute() as route:
         for index in route.link_lookup(ifname=device):
             route.link("del", index=index)
 
@@ -81,9 +81,9 @@ def remove_dummy_device(device: str) -> None:
 def ipsets() -> set[str]:
     """Return the names of all ipsets; none if the kernel does not support them."""
     try:
-        with IPSet() as ipset:
-            found = list(ipset.list(flags=IPSET_FLAG_LIST_SETNAME))
-    except (NetlinkError, OSError):
+        with pyroute2_parts.IPSet() as ipset:
+            found = list(ipset.list(flags=_NAMES_ONLY))
+    except (pyroute2_parts.NetlinkError, OSError):
         return set()
     return {message.get_attr("IPSET_ATTR_SETNAME") for message in found}
 
@@ -93,7 +93,7 @@ def service_ports(name: str) -> set[int]:
 
     The types of these sets are bitmap:port and hash:ip,port.
     """
-    with _node_errors(name), IPSet() as ipset:
+    with _node_errors(name), pyroute2_parts.IPSet() as ipset:
         found = list(ipset.list(name))
     members = [m.get_attr("IPSET_ATTR_ADT") for m in found]
     return {
@@ -106,7 +106,7 @@ def service_ports(name: str) -> set[int]:
 
 def remove_ipset(name: str) -> None:
     """Remove the ipset. Raises NodeError, also if a rule still matches it."""
-    with _node_errors(f"ipset {name}"), IPSet() as ipset:
+    with _node_errors(f"ipset {name}"), pyroute2_parts.IPSet() as ipset:
         ipset.destroy(name)
 
 
@@ -114,7 +114,7 @@ def remove_ipset(name: str) -> None:
 def _node_errors(what: str) -> Iterator[None]:
     try:
         yield
-    except NetlinkError as error:
+    except pyroute2_parts.NetlinkError as error:
         raise NodeError(f"{what}: {error.args[-1]}") from error
     except OSError as error:
         raise NodeError(f"{what}: {error.strerror}") from error

@@ -12,9 +12,7 @@ from ipaddress import ip_address, ip_network
 from itertools import islice
 from typing import Any
 
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
+from ebpflb.kernel import pyroute2_parts
 from ebpflb.model import route_sources
 from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.devices import Device, Devices
@@ -35,7 +33,7 @@ _UNICAST_TYPE, _MAIN = 1, 254  # RTN_UNICAST, RT_TABLE_MAIN
 _NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODEV, errno.EINVAL, errno.EACCES}
 
 
-def list_route_sources(ipr: IPRoute, devices: Devices) -> tuple[RouteSource, ...]:
+def list_route_sources(ipr: Any, devices: Devices) -> tuple[RouteSource, ...]:
     """Return the route sources. Raises NetlinkError or OSError."""
     found: list[RouteSource] = []
     for each in Family:
@@ -47,7 +45,7 @@ def list_route_sources(ipr: IPRoute, devices: Devices) -> tuple[RouteSource, ...
 
 
 def _of_device(
-    ipr: IPRoute, device: Device, wanted: Family, routes: dict[Network, DeviceRoute]
+    ipr: Any, device: Device, wanted: Family, routes: dict[Network, DeviceRoute]
 ) -> Iterator[RouteSource]:
     sources = [source for source in device.sources if family(source) == wanted]
     prefixes = route_sources.prefixes(routes.values(), sources)
@@ -63,11 +61,11 @@ def _of_device(
         yield RouteSource(device.index, network, source)
 
 
-def _ask(ipr: IPRoute, ifindex: int, destination: Address) -> Address | None:
+def _ask(ipr: Any, ifindex: int, destination: Address) -> Address | None:
     """Return the source of a packet that leaves by this device; None if no route does so."""
     try:
         answers = list(ipr.route("get", dst=str(destination), oif=ifindex))
-    except NetlinkError as error:
+    except pyroute2_parts.NetlinkError as error:
         if error.code in _NO_ROUTE:
             return None
         raise
@@ -78,7 +76,7 @@ def _ask(ipr: IPRoute, ifindex: int, destination: Address) -> Address | None:
     return ip_address(source)
 
 
-def _routes(ipr: IPRoute, wanted: Family) -> dict[int, dict[Network, DeviceRoute]]:
+def _routes(ipr: Any, wanted: Family) -> dict[int, dict[Network, DeviceRoute]]:
     """Return the routes by device and destination; main table first, then by metric."""
     listed = islice(ipr.get_routes(family=_FAMILY_NUMBERS[wanted]), MOST_ROUTES)
     messages = [message for message in listed if message["type"] == _UNICAST_TYPE]

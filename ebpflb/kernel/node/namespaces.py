@@ -15,10 +15,7 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
-from ebpflb.kernel import libc
+from ebpflb.kernel import libc, pyroute2_parts
 
 log = logging.getLogger(__name__)
 
@@ -127,12 +124,12 @@ def linked() -> Iterator[Path]:
 
     This holds with most CNIs; a pod that has only a device of its own (SR-IOV) is left out.
     """
-    with IPRoute() as route:
+    with pyroute2_parts.IPRoute() as route:
         for path in others():
             try:
                 if _is_linked(route, path):
                     yield path
-            except (NetlinkError, OSError):
+            except (pyroute2_parts.NetlinkError, OSError):
                 continue
 
 

@@ -6,10 +6,8 @@ from ipaddress import ip_address
 from socket import AF_INET, AF_INET6
 from typing import Any, NamedTuple
 
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from ebpflb.errors import NodeError
+from ebpflb.kernel import pyroute2_parts
 from ebpflb.kernel.node.device_watch import list_devices
 from ebpflb.model.addresses import Address
 
@@ -40,7 +38,7 @@ def replies(addresses: Collection[Address], clients: Collection[Address]) -> lis
     names = {device.index: device.name for device in devices}
     here = [(a, d.name) for d in devices for a in d.addresses if a in addresses]
     try:
-        with IPRoute() as route:
+        with pyroute2_parts.IPRoute() as route:
             return [
                 ReplyRoute(address, name, client, names.get(_leaves_by(route, address, client), ""))
                 for address, name in here
@@ -54,9 +52,9 @@ def replies(addresses: Collection[Address], clients: Collection[Address]) -> lis
 def gateways() -> set[Address]:
     """Return the gateways of default routes: clients beyond the node's pods. Raises NodeError."""
     try:
-        with IPRoute() as route:
+        with pyroute2_parts.IPRoute() as route:
             return set(_gateways(route))
-    except (NetlinkError, OSError) as error:
+    except (pyroute2_parts.NetlinkError, OSError) as error:
         raise NodeError(f"routes cannot be listed: {error.args[-1]}") from error
 
 
@@ -73,7 +71,7 @@ def _leaves_by(route: Any, address: Address, client: Address) -> int:
     family = _REPLY_FAMILIES[address.version]
     try:
         (found, *_) = route.route("get", family=family, dst=str(client), src=str(address))
-    except NetlinkError:
+    except pyroute2_parts.NetlinkError:
         return 0
     return found.get_attr("RTA_OIF") or 0
 
@@ -84,9 +82,9 @@ def _leaves_by(route: Any, address: Address, client: Address) -> int:
 def rule_marks() -> set[int]:
     """Return the marks, under their masks. Raises NodeError."""
     try:
-        with IPRoute() as route:
+        with pyroute2_parts.IPRoute() as route:
             rules = [rule for family in (AF_INET, AF_INET6) for rule in route.get_rules(family)]
-    except (NetlinkError, OSError) as error:
+    except (pyroute2_parts.NetlinkError, OSError) as error:
         raise NodeError(f"routing rules cannot be listed: {error.args[-1]}") from error
     found = ((rule.get_attr("FRA_FWMARK"), rule.get_attr("FRA_FWMASK")) for rule in rules)
     return {mark & (2**32 - 1 if mask is None else mask) for mark, mask in found if mark} - {0}
@@ -125,27 +123,27 @@ def route_to(
         words["iif"] = came_by
     if mark:
         words["mark"] = mark
-    with IPRoute() as ipr:
+    with pyroute2_parts.IPRoute() as ipr:
         try:
             answer = next(iter(ipr.route("get", **words)))
-        except NetlinkError as error:
+        except pyroute2_parts.NetlinkError as error:
             return Route(0, why=str(error.args[-1]).lower())
         return _read(ipr, answer)
 
 
 def without_route(destinations: Iterable[Address]) -> Iterator[tuple[Address, str]]:
     """Yield the destinations without a usable route from this node, and why."""
-    with IPRoute() as ipr:
+    with pyroute2_parts.IPRoute() as ipr:
         for each in destinations:
             try:
                 next(iter(ipr.route("get", dst=str(each))))
-            except NetlinkError as error:
+            except pyroute2_parts.NetlinkError as error:
                 yield each, str(error.args[-1]).lower()
 
 
 def default_devices(version: int) -> Iterator[int]:
     """Yield the devices of default routes, lowest metric first."""
-    with IPRoute() as ipr:
+    with pyroute2_parts.IPRoute() as ipr:
         found = [it for it in ipr.get_default_routes(family=_AF[version]) if it.get_attr("RTA_OIF")]
     for route in sorted(found, key=lambda it: it.get_attr("RTA_PRIORITY") or 0):
         yield route.get_attr("RTA_OIF")

@@ -17,11 +17,8 @@ from contextlib import suppress
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, TypeVar
 
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from ebpflb.errors import NodeError, in_words
-from ebpflb.kernel import libc
+from ebpflb.kernel import libc, pyroute2_parts
 from ebpflb.kernel.node.namespaces import OWN_NETNS
 from ebpflb.model.addresses import Address, Family
 
@@ -42,7 +39,7 @@ _T = TypeVar("_T")
 
 def unused_address(family: Family, taken: Collection[Address]) -> Address:
     """Return an address that is not ``taken`` and has only a default route. Raises NodeError."""
-    with IPRoute() as route:
+    with pyroute2_parts.IPRoute() as route:
         for _ in range(_DRAWS):
             found = _drawn(family)
             if found not in taken and not _is_routed(route, found):
@@ -60,7 +57,7 @@ def _drawn(family: Family) -> Address:
 def _is_routed(route: Any, address: Address) -> bool:
     try:
         found = next(iter(route.route("get", dst=str(address), flags=_FIB_MATCH)))
-    except NetlinkError as error:
+    except pyroute2_parts.NetlinkError as error:
         return bool(error.code != errno.ENETUNREACH)  # other errors are of routes that drop packets
     return bool(found["dst_len"] > 1)  # or half of the default route
 
@@ -80,7 +77,7 @@ class ScratchNamespace:
         except NodeError:
             self.close()
             raise
-        except (OSError, NetlinkError) as error:
+        except (OSError, pyroute2_parts.NetlinkError) as error:
             self.close()
             raise NodeError(f"no scratch namespace can be made: {_why(error)}") from error
 
@@ -90,7 +87,7 @@ class ScratchNamespace:
 
     def close(self) -> None:
         """Remove the devices at once: the kernel removes a namespace some time later."""
-        with suppress(OSError, NetlinkError), IPRoute() as route:
+        with suppress(OSError, pyroute2_parts.NetlinkError), pyroute2_parts.IPRoute() as route:
             if self.index:
                 route.link("del", index=self.index)
         self._thread.shutdown()
@@ -100,7 +97,7 @@ class ScratchNamespace:
 
         udev would soon change a link address that the kernel has drawn.
         """
-        with IPRoute() as route:
+        with pyroute2_parts.IPRoute() as route:
             namespace = self.call(lambda: os.open(OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC))
             try:
                 peer = {"ifname": "eth0", "net_ns_fd": namespace, "address": _link_address()}
@@ -131,7 +128,9 @@ def _why(error: Exception) -> str:
     number = error.args[0] if error.args else 0
     if number in (errno.EPERM, errno.EACCES):
         return "run as root, or grant CAP_SYS_ADMIN and CAP_NET_ADMIN"
-    return str(error.args[-1]) if isinstance(error, NetlinkError) else in_words(error)
+    return (
+        str(error.args[-1]) if isinstance(error, pyroute2_parts.NetlinkError) else in_words(error)
+    )
 
 
 def leave() -> None:
@@ -141,7 +140,7 @@ def leave() -> None:
 
 def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:
     """Set up the device in the namespace; return its link address."""
-    with IPRoute() as route:
+    with pyroute2_parts.IPRoute() as route:
         index = route.link_lookup(ifname="eth0")[0]
         route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")
         route.link("set", index=index, state="up")
@@ -158,7 +157,7 @@ def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:
 
 
 def _own_device_is_up() -> None:
-    with IPRoute() as route:
+    with pyroute2_parts.IPRoute() as route:
         _wait_until_up(route, route.link_lookup(ifname="eth0")[0])
 
 

@@ -177,10 +177,10 @@ def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyP
     """Devices that cannot be listed, as without free descriptors, are a KernelError."""
     made = Clsact(home_of(agent()).devices_directory)
 
-    def refused() -> None:
+    def refused(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("ebpflb.kernel.attach.clsact.IPRoute", refused)
+    monkeypatch.setattr("ebpflb.kernel.netlink.socket.socket", refused)
     with pytest.raises(KernelError, match="clsact: Too many open files") as raised:
         made.attached()
     assert raised.value.errno == errno.EMFILE
