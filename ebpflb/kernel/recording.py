@@ -267,21 +267,17 @@ class Handled(NamedTuple):
 
 
 class RecordingPrograms:
-    """The recording programs for sockets and for packets.
+    """The recording programs for sockets and for packets, each loaded when it is first used.
 
     They must be used in the node's network namespace, since the kernel uses its routes and devices.
+    Both uses raise CompileError, VerifierError, KernelError or NodeError.
     """
 
     def __init__(self, maps: PrivateMaps, cache: Path) -> None:
-        """Load the programs. Raises CompileError, VerifierError, KernelError or NodeError."""
         self._steps = maps.maps["steps"].fd
         self.maps = maps
-        with ExitStack() as opened:
-            self._fds = self._load(precompile.EXPLAIN, datapath.socket_flags(), cache)
-            opened.callback(self._close)
-            flags = (*datapath.packet_flags(), precompile.RECORDING)
-            self._fds |= self._load(datapath.PACKET_SOURCE, flags, cache)
-            self._opened = opened.pop_all()
+        self._cache = cache
+        self._fds: dict[str, int] = {}  # by name, of the programs that are loaded
 
     def __enter__(self) -> "RecordingPrograms":
         return self
@@ -292,14 +288,16 @@ class RecordingPrograms:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._opened.close()
+        for fd in self._fds.values():
+            os.close(fd)
 
     def call(
         self, question: SocketQuestion, *, datagram: bool = False
     ) -> tuple[Answer, list[Step]]:
         """Return the result and the steps of connect(), or of an unconnected socket's sendmsg()."""
         begin_steps(self._steps, question)
-        program = self._fds["explain_sendmsg" if datagram else "explain_connect"]
+        name = "explain_sendmsg" if datagram else "explain_connect"
+        program = self._program(name, precompile.EXPLAIN, datapath.socket_flags)
         ran = loader.run_program(program, _EMPTY)
         return list(Answer)[ran.retval], read_steps(self._steps)
 
@@ -313,15 +311,19 @@ class RecordingPrograms:
         does not support ``came_by``.
         """
         begin_steps(self._steps)
+        program = self._program(hook, datapath.PACKET_SOURCE, _packet_flags)
         ran = loader.run_program(
-            self._fds[hook], frame, ifindex=ifindex, ingress_ifindex=came_by, mark=mark
+            program, frame, ifindex=ifindex, ingress_ifindex=came_by, mark=mark
         )
         return Handled(ACTIONS[ran.retval], ran.packet, ran.mark, read_steps(self._steps))
 
-    def _load(self, source: str, flags: tuple[str, ...], cache: Path) -> dict[str, int]:
-        compiled = compiler.compile_source(source, flags, cache=cache)
-        return {program.name: program.fd for program in loader.load(compiled, self.maps.maps)}
+    def _program(self, name: str, source: str, flags: Callable[[], tuple[str, ...]]) -> int:
+        """Return the program's descriptor. The verifier takes up to 0.1 s for each program."""
+        if name not in self._fds:
+            compiled = compiler.compile_source(source, flags(), cache=self._cache)
+            self._fds[name] = loader.load_program(name, compiled, self.maps.maps).fd
+        return self._fds[name]
 
-    def _close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
+
+def _packet_flags() -> tuple[str, ...]:
+    return (*datapath.packet_flags(), precompile.RECORDING)

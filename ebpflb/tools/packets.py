@@ -66,15 +66,9 @@ def _rewritten(key: Tuple, flow: Flow) -> str:
 
 
 def _taken(opened: Map) -> list[Any]:
-    """The records of an array that are taken, by ``created``. One of zeros is not even unpacked:
-    most are, of tens of thousands.
-    """
-    free = bytes(opened.spec.value_size)
-    written = (pair for pair in opened.packed_items() if pair[1] != free)
-    found = [
-        opened.value.unpack(value) for key, value in written if opened.check.is_right(key, value)
-    ]
-    return sorted((it for it in found if it.created), key=lambda it: it.created)
+    """The records of an array that are taken, by ``created``."""
+    found = [value for _, value in opened.written_items() if value.created]
+    return sorted(found, key=lambda it: it.created)
 
 
 def _half_open(snapshot: Snapshot) -> list[Row]:
@@ -126,16 +120,14 @@ def _recent_choices(snapshot: Snapshot) -> list[Row]:
     """What packets got last on the engine netfilter, by a hash of their ends: a half of it and the
     choice are an element. Those that were never written are left out.
     """
-    backends, opened = snapshot.backends(), snapshot.maps["recent_choices"]
-    free = bytes(opened.spec.value_size)
-    written = ((key, value) for key, value in opened.packed_items() if value != free)
+    backends = snapshot.backends()
     return [
         {
-            "index": opened.key.unpack(key),
-            "endpoint": endpoint(backends, opened.value.unpack(value) & Chosen.ID),
-            "masquerade": bool(opened.value.unpack(value) & Chosen.MASQUERADE),
+            "index": index,
+            "endpoint": endpoint(backends, choice & Chosen.ID),
+            "masquerade": bool(choice & Chosen.MASQUERADE),
         }
-        for key, value in written
+        for index, choice in snapshot.maps["recent_choices"].written_items()
     ]
 
 
@@ -200,7 +192,7 @@ def _rotations(snapshot: Snapshot) -> list[Row]:
     """Whose turn is next in each list of services with round-robin, from 1; 0: there was none."""
     return [
         {"service": snapshot.service(id), "cluster": found.cluster, "local": found.local}
-        for id, found in snapshot.maps["rotations"].items()
+        for id, found in snapshot.maps["rotations"].written_items()
         if found.cluster or found.local
     ]
 

@@ -199,12 +199,22 @@ def load_all(sources: Sequence[compiler.Compiled], maps: Mapping[str, Map]) -> l
     Raises VerifierError with the program's name and the log's last lines, or KernelError if the
     kernel rejects it for another reason.
     """
-    fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
+    fds = _by_number(maps)
     each = [(name, compiled) for compiled in sources for name in compiled.programs]
     loaded = iter(
         side_by_side([partial(_load, *which, fds) for which in each], lambda it: os.close(it.fd))
     )
     return [list(islice(loaded, len(compiled.programs))) for compiled in sources]
+
+
+def load_program(name: str, compiled: compiler.Compiled, maps: Mapping[str, Map]) -> Program:
+    """Load one program of a source file, with the errors of ``load_all``."""
+    return _load(name, compiled, _by_number(maps))
+
+
+def _by_number(maps: Mapping[str, Map]) -> dict[int, int]:
+    """Return the descriptor of each map by the number that bytecode has for it."""
+    return {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
 
 
 def _load(name: str, compiled: compiler.Compiled, fds: Mapping[int, int]) -> Program:
