@@ -101,12 +101,12 @@ SIZE(struct service_range, 20);
 struct service_name {
 	char namespace[64];
 	char service[64];
-	char port[16];
+	char port[64];
 	__u8 protocol;
 	__u8 family;		/* 4 or 6 */
 	__u8 pad[6];
 };
-SIZE(struct service_name, 152);
+SIZE(struct service_name, 200);
 
 struct backend_name {
 	char node[64];

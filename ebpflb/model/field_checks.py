@@ -35,6 +35,7 @@ def source_ranges(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
 
 
 PORTS = range(1, 1 << 16)
+LONGEST_LABEL = 63  # characters (RFC 1123)
 
 _Meaning = TypeVar("_Meaning")
 
@@ -42,6 +43,15 @@ _Meaning = TypeVar("_Meaning")
 def filled(field: str, value: str) -> str:
     if not value:
         raise errors.InvalidObject(field, "is empty")
+    return value
+
+
+def short(field: str, value: str) -> str:
+    """A name that is not longer than a label of DNS, as Kubernetes has it for Services and their
+    ports, and as the maps can hold it.
+    """
+    if len(value) > LONGEST_LABEL:
+        raise errors.InvalidObject(field, f"longer than {LONGEST_LABEL} characters")
     return value
 
 

@@ -327,8 +327,9 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     if not (is_ours(service) and admission.served.has(service.metadata)):
         return _NONE_WITHOUT_IP if _lacks_cluster_ip(service, admission) else _NONE
     meta, spec = service.metadata, service.spec
-    namespace = sys.intern(field_checks.filled("metadata.namespace", meta.namespace))
-    name = field_checks.filled("metadata.name", meta.name)
+    namespace = field_checks.filled("metadata.namespace", meta.namespace)
+    namespace = sys.intern(field_checks.short("metadata.namespace", namespace))
+    name = field_checks.short("metadata.name", field_checks.filled("metadata.name", meta.name))
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
     external_ips = _external_ips(spec, admission, warnings)
@@ -445,7 +446,7 @@ def _ports(
         elif spec.type == "NodePort":
             warnings.append(f"{field}.nodePort: missing, so it has none: a manifest must name it")
         protocol = field_checks.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
-        name = port.name or ""
+        name = field_checks.short(f"{field}.name", port.name or "")
         if (name, protocol) in checked:
             raise errors.InvalidObject(f"{field}.name", f'a second {protocol.name} port "{name}"')
         checked[name, protocol] = port

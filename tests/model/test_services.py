@@ -2,6 +2,7 @@
 """The service ports of a Service, and the content of each (kube-proxy.md 1)."""
 
 import re
+from collections.abc import Callable
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -350,3 +351,18 @@ def test_a_service_with_too_many_ports_or_ranges() -> None:
     assert {len(port.nodeport_source_ranges) for port in found} == {1000}
     assert all(map(services.is_about_limit, warnings)) and len(warnings) == 3
     assert "spec.ports: too many: the first 1000 of 1001 are used" in warnings
+
+
+@pytest.mark.parametrize(
+    ("field", "made"),
+    [
+        ("metadata.namespace", lambda name: builders.service(namespace=name)),
+        ("metadata.name", lambda name: builders.service(name=name)),
+        ("spec.ports[0].name", lambda it: builders.service(ports=[{"name": it, "port": 80}])),
+    ],
+)
+def test_names_that_no_map_holds_are_invalid(field: str, made: Callable[[str], Any]) -> None:
+    """Kubernetes has names of 63 characters at most; only a manifest may have a longer one."""
+    assert services.parse(made("x" * 63)).ports
+    with pytest.raises(InvalidObject, match=re.escape(f"{field}: longer than 63 characters")):
+        services.parse(made("x" * 64))
