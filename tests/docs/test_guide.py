@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guide's console blocks run as printed in a kept demo, and print what stands there.
+"""The console blocks of README and guide run as printed in a kept demo, and print what they show.
 
 Output is compared by shape: numbers, times and the widths of columns differ from run to run.
 """
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-GUIDE = Path(__file__).parents[2] / "docs/getting-started.md"
+_ROOT = Path(__file__).parents[2]
+PAGES = (_ROOT / "README.md", _ROOT / "docs/getting-started.md")
 EBPFLB = [sys.executable, "-m", "ebpflb"]
 MARK = "---- end of command"
 KEEP_SECONDS, SHELL_SECONDS = 600, 300
@@ -71,10 +72,11 @@ def test_steps() -> None:
 
 @pytest.mark.extended
 @pytest.mark.skipif(os.geteuid() != 0, reason="the demo needs root")
-def test_the_guide_runs_as_printed(demo: None, tmp_path: Path) -> None:
+def test_the_pages_run_as_printed(demo: None, tmp_path: Path) -> None:
     """Each command prints lines of the shape that the page shows, in this order."""
-    wanted = steps(GUIDE.read_text())
-    assert len(wanted) > 10
+    pages = [steps(page.read_text()) for page in PAGES]
+    assert all(pages)
+    wanted = [step for page in pages for step in page]
     script = "exec 2>&1\n" + "".join(f"{it.command}\necho; echo '{MARK}'\n" for it in wanted)
     shown = tmp_path / "shown"  # a pipe would stay open as long as the connections that wait
     with shown.open("w") as out:
