@@ -105,7 +105,7 @@ class ServicePage(msgspec.Struct):
         """The problems that keep the Service from being served as specified."""
         found = [f"{port.port}: {port.problem}" for port in self.ports if port.problem]
         return found + [
-            f"{row.frontend}: {row.problem}"
+            f"{row.frontend}/{port.port.rpartition('/')[2]}: {row.problem}"
             for port in self.ports
             for row in port.frontends
             if row.problem
