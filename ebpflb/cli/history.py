@@ -19,6 +19,7 @@ FEW = 3  # names of one sort in a cell of a narrow table
 
 @click.command()
 @common.service
+@common.namespace
 @click.option(
     "--since",
     metavar="TIME",
@@ -38,6 +39,7 @@ FEW = 3  # names of one sort in a cell of a narrow table
 @list_option
 def history(
     service: tuple[str, str] | None,
+    namespace: str,
     since: float | None,
     limit: int,
     watch: float | None,
@@ -52,17 +54,18 @@ def history(
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
+    wanted = service or ((namespace, "") if namespace else None)
 
     def read() -> LatestChanges:
-        return latest_changes(paths, service, since, limit)
+        return latest_changes(paths, wanted, since, limit)
 
-    show(read, lambda found: _show(found, output), watch)
+    show(read, lambda found: _show(found, output, namespace), watch)
 
 
-def _show(found: LatestChanges, output: Output) -> None:
+def _show(found: LatestChanges, output: Output, namespace: str) -> None:
     rows = [row for change in found.changes for row in _rows(change, wide=output.is_wide)]
     names = (row["service"] for row in rows if row["service"])
-    print_list(rows, output, data=found._asdict(), names=names, what="changes")
+    print_list(rows, output, data=found._asdict(), names=names, what="changes", namespace=namespace)
     if output.is_data:
         return
     for note in (f"history begins at {found.begins}", *found.notes):

@@ -19,6 +19,7 @@ from ebpflb.plan.entries import (
     frontend_kind,
     host_port,
     service_name,
+    service_of,
 )
 from ebpflb.plan.service_entries import used_lists
 
@@ -70,24 +71,24 @@ def latest_changes(
 ) -> LatestChanges:
     """Return the latest changes, at most ``limit`` (0: all), of a Service or of all.
 
-    Raises NodeError without a history.
+    ``service``: namespace and name; the name "" means all Services of the namespace. Raises
+    NodeError without a history.
     """
     past = Past(paths)
-    found = (each for each in changes(past, since or 0.0) if _fits(each, service))
     latest: deque[Change] = deque(maxlen=limit or None)
     count = 0
-    for count, each in enumerate(found, 1):  # noqa: B007
-        latest.append(each)
+    for each in changes(past, since or 0.0):
+        if service:
+            each.services = [it for it in each.services if _is_of(it, service)]
+        if each.services or not service:
+            latest.append(each)
+            count += 1
     return LatestChanges(moment(past.begins), [*latest], count - len(latest), past.notes)
 
 
-def _fits(change: Change, service: tuple[str, str] | None) -> bool:
-    return service is None or any(_is_of(each, service) for each in change.services)
-
-
 def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
-    name = change.service.rpartition("/")[0]
-    return name.partition(":")[0] == "/".join(service)
+    namespace, _, name = service_of(change.service).partition("/")
+    return namespace == service[0] and service[1] in ("", name)
 
 
 def changes(past: Past, since: float = 0.0) -> Iterator[Change]:

@@ -80,6 +80,11 @@ def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[Mom
     assert {"EndpointSlice"} <= {cause["kind"] for cause in last["causes"]}
     (tcp,) = (it for it in last["services"] if it["service"] == "default/web:tcp/TCP")
     assert tcp["endpoints_removed"] == ["10.244.1.11:8080", "10.244.1.12:8080"]
+    assert {it["service"].partition(":")[0] for it in last["services"]} == {"default/web"}
+    (all_of_it,) = changes(ebpflb, "-n", "default", "--since", moments[1].at, *where)
+    assert tcp in all_of_it["services"]
+    none = ebpflb("history", "-n", "none", *where)
+    assert none.err.startswith("No changes found in none namespace.\n")
     none = ebpflb("history", "--service", "default/none", *where)
     assert (none.status, none.out) == (0, "") and none.err.startswith("No changes found\n")
 
