@@ -198,6 +198,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         node=before.node,
         source=before.source,
         started=before.started,
+        version=before.version,
         origin=before.origin,
         socket_translation=before.socket_translation,
         left_to_kube_proxy=before.left_to_kube_proxy,

@@ -11,6 +11,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, data_option, print_as, show, watch_option
+from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.tools import pins
 from ebpflb.tools.node_status import NodeStatus, read_status
@@ -80,6 +81,13 @@ def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> 
         yield f"{verdict}: {SERVED}{besides}"
     for reason in reasons:
         yield f"{reason.verdict}: {reason.text}"
+
+
+def versions(published: AgentStatus | None) -> str:
+    """The command's version, and the agent's where that is another one."""
+    if not published or published.version in ("", VERSION):
+        return f"ebpflb {VERSION}"
+    return f"ebpflb {VERSION}, the agent {published.version}"
 
 
 def agent_text(facts: Facts) -> str:
@@ -168,7 +176,7 @@ def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list
         "reset_on_removal": resets_text(facts),
     }
     now = {"agent": agent_text(facts), "served_by": served_by(facts), **node}
-    lines = [f"ebpflb {VERSION}", *headline(*judge(facts), left)]
+    lines = [versions(facts.published), *headline(*judge(facts), left)]
     if facts.runs:
         return [*lines, *groups({**now, **published})]
     before = list(groups(published))

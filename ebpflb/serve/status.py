@@ -35,6 +35,7 @@ from ebpflb.model.services import (
 from ebpflb.options import ALL_SOCKETS, REPAIR, ConntrackOptions, Options, Paths
 from ebpflb.plan.removed_endpoints import WatchedPort
 from ebpflb.redaction import redact
+from ebpflb.version import VERSION
 
 # The origin of an agent's objects, for commands that list them as the agent does, and the options
 # that apply to them.
@@ -143,6 +144,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     node: str
     source: str
     started: str
+    version: str = ""  # of the agent; "" if it is older than this field
     programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
     packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
     socket_translation: str = ALL_SOCKETS  # one of options.SOCKET_TRANSLATIONS
@@ -188,7 +190,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
 def initial(*, node: str, source: str) -> AgentStatus:
     """Return the status of a new agent in this process."""
     now = rfc3339(time.time())
-    return AgentStatus(pid=os.getpid(), node=node, source=source, started=now)
+    return AgentStatus(os.getpid(), node, source, now, VERSION)
 
 
 def rfc3339(seconds: float) -> str:

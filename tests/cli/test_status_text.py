@@ -7,8 +7,9 @@ from msgspec import structs
 
 from ebpflb.cli import status
 from ebpflb.serve.conditions import Cause
-from ebpflb.serve.status import AgentStatus
+from ebpflb.serve.status import AgentStatus, initial
 from ebpflb.serve.verdict import Verdict, VerdictReason
+from ebpflb.version import VERSION
 
 
 def test_the_reason_is_whole() -> None:
@@ -24,6 +25,15 @@ def test_what_is_left_to_kube_proxy_is_in_the_first_line() -> None:
     assert line.startswith("OK: this node is served, except what is left to kube-proxy: Services")
     assert line.endswith("--services=stage=a")
     assert list(status.headline(Verdict.OK, [])) == ["OK: this node is served"]
+
+
+def test_the_versions() -> None:
+    """The command's; beside it the agent's, if that is another one."""
+    published = initial(node="node", source="api")
+    own = f"ebpflb {VERSION}"
+    for version, text in ((VERSION, own), ("", own), ("9.9", f"{own}, the agent 9.9")):
+        assert status.versions(structs.replace(published, version=version)) == text
+    assert status.versions(None) == own
 
 
 def test_a_field_names_no_more_than_ten() -> None:
@@ -60,6 +70,6 @@ def test_values() -> None:
 
 def test_every_field_has_a_group() -> None:
     """What the agent publishes is in the text, except what another line says."""
-    elsewhere = {"pid", "started", "origin", "kube_proxy_runs", "attached"}
+    elsewhere = {"pid", "started", "version", "origin", "kube_proxy_runs", "attached"}
     shown = {name for names in status.GROUPS.values() for name in names}
     assert {field.name for field in structs.fields(AgentStatus)} - shown == elsewhere
