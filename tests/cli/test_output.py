@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How rows are drawn: as kubectl draws them."""
 
+import fcntl
+import os
+import pty
+import struct
+import subprocess
 import sys
+import termios
 from typing import Any
 
 import pytest
@@ -60,6 +66,50 @@ def test_free_text_is_shortened_on_a_terminal_alone(
     assert len(shortened) == 60 and shortened.endswith("…")
     assert whole in printed(Output("wide"), text_last=True)
     assert whole in printed(Output(), text_last=False)
+
+
+_ROWS = [
+    {"service": f"ingress-nginx-production/{LONG}", "address": "10.96.0.10", "problem": "no " * 30},
+    {"service": "default/web", "address": "[fd00:10:96:ab12:cdef:1234:5678:10]", "problem": ""},
+]
+_PRINT = f"from ebpflb.cli.output import print_table; print_table({_ROWS!r}, text_last=True)"
+_COLUMNS = 80
+
+
+def test_on_a_terminal() -> None:
+    """Names and addresses are whole, though the lines are longer than the terminal is wide; the
+    free text is shortened.
+    """
+    terminal, other_end = pty.openpty()
+    fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, _COLUMNS, 0, 0))
+    environment = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
+    printing = subprocess.Popen([sys.executable, "-c", _PRINT], stdout=other_end, env=environment)
+    os.close(other_end)
+    with open(terminal, "rb", buffering=0) as screen:
+        head, long, short = _read(screen).decode().split("\r\n")[:3]
+    assert printing.wait() == 0
+    assert [head.split(), short.split()] == [[*map(str.upper, _ROWS[0])], [*_ROWS[1].values()][:2]]
+    assert long.split()[:2] == [*_ROWS[0].values()][:2] and long.endswith("…")
+    assert len(long) == head.index("PROBLEM") + 20
+
+
+def _read(screen: Any) -> bytes:
+    """All that is printed; a terminal's end is an error (EIO)."""
+    parts = []
+    try:
+        while part := screen.read(1 << 16):
+            parts.append(part)
+    except OSError:
+        pass
+    return b"".join(parts)
+
+
+def test_in_a_pipe() -> None:
+    """Everything is whole: `grep` finds it, and `awk` counts its columns."""
+    code = [sys.executable, "-c", _PRINT]
+    lines = subprocess.run(code, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[1].endswith("no no no") and lines[1].count("no") == 30
+    assert [line.split()[:2] for line in lines[1:]] == [[*row.values()][:2] for row in _ROWS]
 
 
 def test_without_heads(capsys: pytest.CaptureFixture[str]) -> None:
