@@ -71,6 +71,7 @@ def test_steps() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(KEEP_SECONDS + SHELL_SECONDS)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the demo needs root")
 def test_the_pages_run_as_printed(demo: None, tmp_path: Path) -> None:
     """Each command prints lines of the shape that the page shows, in this order."""
