@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -100,13 +100,21 @@ def variants() -> list[list[Object]]:
     return helm.render(*VARIANTS)
 
 
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    """The package; importing it takes two seconds of every process that collects tests."""
+    import kubernetes_validate
+
+    return kubernetes_validate
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-def test_schema(version: str, variants: list[list[Object]]) -> None:
+def test_schema(version: str, variants: list[list[Object]], validator: Any) -> None:
     """Every object is valid by the strict schema of every Kubernetes that the chart is for."""
     for objects in variants:
         for it in objects:
             if it["kind"] not in OPERATOR_KINDS:
-                kubernetes_validate.validate(it, version, strict=True)
+                validator.validate(it, version, strict=True)
 
 
 def check(it: Object) -> None:
@@ -160,10 +168,10 @@ def test_rules_are_the_alerts(watched: list[Object]) -> None:
     assert helm.the("PrometheusRule", watched)["spec"] == alerts
 
 
-def test_schema_can_refuse(defaults: list[Object]) -> None:
+def test_schema_can_refuse(defaults: list[Object], validator: Any) -> None:
     """The test above can fail: an older Kubernetes does not know the field for AppArmor."""
-    with pytest.raises(kubernetes_validate.ValidationError, match="appArmorProfile"):
-        kubernetes_validate.validate(helm.the("DaemonSet", defaults), "1.29", strict=True)
+    with pytest.raises(validator.ValidationError, match="appArmorProfile"):
+        validator.validate(helm.the("DaemonSet", defaults), "1.29", strict=True)
 
 
 def test_rights_in_the_cluster(defaults: list[Object]) -> None:
