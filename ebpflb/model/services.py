@@ -327,9 +327,8 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     if not (is_ours(service) and admission.served.has(service.metadata)):
         return _NONE_WITHOUT_IP if _lacks_cluster_ip(service, admission) else _NONE
     meta, spec = service.metadata, service.spec
-    namespace = field_checks.filled("metadata.namespace", meta.namespace)
-    namespace = sys.intern(field_checks.short("metadata.namespace", namespace))
-    name = field_checks.short("metadata.name", field_checks.filled("metadata.name", meta.name))
+    namespace = sys.intern(_name("metadata.namespace", meta.namespace))
+    name = _name("metadata.name", meta.name)
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
     external_ips = _external_ips(spec, admission, warnings)
@@ -363,6 +362,10 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
         for port, protocol in spec_ports
     )
     return ParsedService(ports, tuple(map(errors.one_line, warnings)))
+
+
+def _name(field: str, text: str | None) -> str:
+    return field_checks.short(field, field_checks.filled(field, text))
 
 
 def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:
