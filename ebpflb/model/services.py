@@ -364,7 +364,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     return ParsedService(ports, tuple(map(errors.one_line, warnings)))
 
 
-def _name(field: str, text: str | None) -> str:
+def _name(field: str, text: str) -> str:
     return field_checks.short(field, field_checks.filled(field, text))
 
 
