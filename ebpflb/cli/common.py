@@ -25,7 +25,7 @@ def directory(
     shown = f"  [default: {flag.default_text}]" if flag.default_text else ""
     return click.option(
         flag.name,
-        type=click.Path(exists=flag.must_exist, file_okay=False, path_type=Path),
+        type=click.Path(exists=flag.must_exist, file_okay=False, readable=False, path_type=Path),
         envvar=flag.variable,
         show_envvar=True,
         default=default,

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
@@ -328,8 +329,12 @@ COMMANDS = ["run --manifests /tmp", "maps dump", "status", "cleanup", "demo"]
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_nobody_may_do(words: str) -> None:
-    """Every other command names the capabilities that it lacks, in one line."""
-    done = as_nobody(*words.split())
+    """Every other command names the capabilities that it lacks, in one line; also where an agent of
+    root has made a directory.
+    """
+    with TemporaryDirectory() as private:
+        where = ("--run-dir", private) if words.startswith("run") else ()
+        done = as_nobody(*words.split(), *where)
     assert (done.returncode, done.stdout) == (1, "")
     needed = "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"
     assert done.stderr == f"ebpflb: missing capabilities: {needed}: run as root, or grant them\n"

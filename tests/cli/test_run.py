@@ -279,10 +279,10 @@ def test_the_former_name_of_an_engine(
     assert warning in ebpflb("run", *words).err
 
 
-def test_masquerade_bit(chosen: Callable[..., Options]) -> None:
+def test_masquerade_bit(chosen: Callable[..., Options], options: list[object]) -> None:
     """Of kube-proxy's flag; by default its own."""
-    assert chosen().masquerade_mark == 0x4000
-    assert chosen("--iptables-masquerade-bit=31").masquerade_mark == 1 << 31
+    assert chosen(*options).masquerade_mark == 0x4000
+    assert chosen(*options, "--iptables-masquerade-bit=31").masquerade_mark == 1 << 31
 
 
 def test_all_that_programs_are_told(made: Options) -> None:
@@ -360,5 +360,5 @@ def test_unknown_option(run: Ebpflb) -> None:
 def test_a_credential_plugins_failure_is_logged_in_words() -> None:
     """The Kubernetes client logs it by the root logger."""
     record = logging.LogRecord("root", 40, "", 0, "[Errno 2] No such file: '/x'", None, None)
-    assert import_module("ebpflb.cli.run").line_of(record)
+    assert import_module("ebpflb.cli.run").name_api_credentials(record)
     assert record.getMessage() == "API credentials: No such file: '/x'"
