@@ -38,7 +38,7 @@ class Served(NamedTuple):
 
 @contextmanager
 def full(node: Host, *, free: int = 0) -> Iterator[None]:
-    """The node's conntrack has connections that the kernel keeps, and so many free entries."""
+    """Fill the node's conntrack with connections, except for ``free`` entries."""
     with entered(node):
         count = conntrack.limit() - conntrack.count() - free
     with amid(node, count):
@@ -47,7 +47,7 @@ def full(node: Host, *, free: int = 0) -> Iterator[None]:
 
 @contextmanager
 def amid(node: Host, count: int, served: Served | None = None) -> Iterator[None]:
-    """The node's conntrack has so many more entries (see ``fill``); afterwards it is empty."""
+    """Add this many entries to the node's conntrack (see ``fill``); empty it afterwards."""
     try:
         with entered(node):
             fill(range(count), served)

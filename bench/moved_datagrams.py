@@ -63,7 +63,7 @@ def _measured(wanted: argparse.Namespace) -> Lines:
 
 @contextmanager
 def _room_for(entries: int) -> Iterator[None]:
-    """Conntrack may have so many entries, and a few more, as long as this lasts."""
+    """Raise conntrack's limit to this many entries and some more, until the block ends."""
     usual = LIMIT.read_text()
     LIMIT.write_text(str(max(int(usual), entries + FREE)))
     try:

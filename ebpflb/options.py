@@ -285,9 +285,8 @@ class Options:
     socket_translation: str = option(
         ALL_SOCKETS,
         "--socket-translation",
-        "Which sockets are connected to backends directly: all, or only those of the node's own"
-        " network namespace (host). With host, service meshes and rules inside pods see the"
-        " service's address.",
+        "Which sockets are connected to an endpoint: all, or with host only those in the node's own"
+        " network namespace. Service meshes and rules inside pods then see the Service's address.",
         choices=SOCKET_TRANSLATIONS,
         chart="socketTranslation",
         details="See [below](#how-do-i-run-a-service-mesh).",

@@ -51,7 +51,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         refused = self._refused(scope)
-        await (refused or self._app)(scope, receive, refusing(send))
+        await (refused or self._app)(scope, receive, guarded(send))
 
     def _refused(self, scope: Scope) -> Response | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -105,7 +105,7 @@ def _no(status: int, text: str) -> Response:
     return found
 
 
-def refusing(send: Send) -> Send:
+def guarded(send: Send) -> Send:
     """Adds the headers; raises TimeoutError where the client takes no data."""
 
     async def sending(message: Message) -> None:

@@ -79,8 +79,8 @@ static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
 }
 
 /*
- * A packet of a flow that is known; undecided if it may open a new flow, even in place of the known one.
- * onward->known becomes a copy of its entry. A flow that is replaced is closed, by opening->other.
+ * A packet of a flow that is known; undecided if it may open a new flow, even in place of the known
+ * one. onward->known becomes a copy of its entry. A flow that is replaced is closed, by opening->other.
  */
 static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 						    const struct packet *packet,

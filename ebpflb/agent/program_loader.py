@@ -66,7 +66,10 @@ class ProgramLoader:
         Raises CompileError, VerifierError, KernelError or NodeError if no old ones serve.
         """
         try:
-            self._first.result() if self._first else self._load_forwarding()
+            if self._first:
+                self._first.result()
+            else:
+                self._load_forwarding()
         except _FAILURES as error:
             if not self._datapath.is_attached():
                 raise

@@ -147,10 +147,10 @@ def set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for verbose in ("urllib3", "kubernetes", "pyroute2"):
         logging.getLogger(verbose).setLevel(logging.WARNING)
-    logging.getLogger().addFilter(line_of)
+    logging.getLogger().addFilter(name_api_credentials)
 
 
-def line_of(record: logging.LogRecord) -> bool:
+def name_api_credentials(record: logging.LogRecord) -> bool:
     """Of the loggers only the root one has this filter: the Kubernetes client writes there why a
     credential plugin failed, as Python formats it.
     """

@@ -12,14 +12,9 @@ import importlib.util
 import sys
 from typing import Any
 
+from ebpflb.errors import in_words
+
 _NAME = "pyroute2"
-_PLACES = {
-    "IPRoute": "pyroute2.iproute",
-    "IPSet": "pyroute2.ipset",
-    "IPVS": "pyroute2.ipvs",
-    "IPVSService": "pyroute2.ipvs",
-    "NetlinkError": "pyroute2.netlink.exceptions",
-}
 
 
 def import_no_more_than_asked() -> None:
@@ -29,8 +24,26 @@ def import_no_more_than_asked() -> None:
         sys.modules[_NAME] = importlib.util.module_from_spec(spec)
 
 
+def reason(error: Exception) -> str:
+    """Say why a call failed; the errors of pyroute2 have the kernel's words last."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    return str(error.args[-1]) if isinstance(error, NetlinkError) else in_words(error)
+
+
 def __getattr__(name: str) -> Any:
     """Import a class of pyroute2."""
-    if name not in _PLACES:
-        raise AttributeError(f"{__name__} has no {name}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    match name:
+        case "IPRoute":
+            from pyroute2.iproute import IPRoute as Found
+        case "IPSet":
+            from pyroute2.ipset import IPSet as Found
+        case "IPVS":
+            from pyroute2.ipvs import IPVS as Found
+        case "IPVSService":
+            from pyroute2.ipvs import IPVSService as Found
+        case "NetlinkError":
+            from pyroute2.netlink.exceptions import NetlinkError as Found
+        case _:
+            raise AttributeError(f"{__name__} has no {name}")
+    return Found

@@ -28,9 +28,6 @@ from ebpflb.plan.entries import (
 )
 from ebpflb.plan.service_entries import ServiceEntries
 
-"""Map -> its look-up function, which returns None for an unknown key."""
-
-
 UNKNOWN_NAME = BackendName("", "")
 
 

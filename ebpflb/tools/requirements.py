@@ -41,14 +41,11 @@ def _required(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResul
 
 
 def _capabilities() -> CheckResult:
-    missing_requirements = process.missing_capabilities()
-    detail = (
-        f"missing: {', '.join(missing_requirements)}"
-        if missing_requirements
-        else ", ".join(process.NEEDED_CAPABILITIES)
-    )
-    remedy = "run as root, or grant them" if missing_requirements else ""
-    return CheckResult("capabilities", not missing_requirements, True, detail, remedy)
+    missing, needed = process.missing_capabilities(), ", ".join(process.NEEDED_CAPABILITIES)
+    if not missing:
+        return CheckResult("capabilities", True, True, needed, "")
+    detail = f"missing: {', '.join(missing)}"
+    return CheckResult("capabilities", False, True, detail, "run as root, or grant them")
 
 
 def _clock() -> CheckResult:

@@ -153,7 +153,7 @@ def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch
         await asyncio.Event().wait()
 
     async def ask() -> None:
-        sending = guard.refusing(takes_nothing)
+        sending = guard.guarded(takes_nothing)
         await sending({"type": "http.response.body", "body": b""})
 
     with pytest.raises(TimeoutError):

@@ -14,8 +14,8 @@
 /*
  * Whether an entry must not be applied at this device. Between a bridge and its port, the packets of
  * two flows look alike: of the direct connection, and of the one through the service. Packets of the
- * direct connection are therefore translated at the client's device alone. A resting port's entry translates nothing: the stack answers late packets of the closed
- * flow.
+ * direct connection are therefore translated at the client's device alone. A resting port's entry
+ * translates nothing: the stack answers late packets of the closed flow.
  */
 static __always_inline bool entry_is_not_for(const struct flow *flow, __u32 ifindex)
 {

@@ -180,7 +180,7 @@ class Gate:
 
     def close_if_empty(self) -> None:
         """Close the gate if there is no flow; call this only while no program is attached."""
-        if not any(True for table in self._tables for _ in table.items()):
+        if all(next(table.items(), None) is None for table in self._tables):
             self._write("empty", self.opened() + 1)
 
     def swept(self, opened: int, left: int) -> None:

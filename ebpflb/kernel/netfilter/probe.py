@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from ipaddress import IPv4Address
 
-from ebpflb.errors import NodeError, in_words
+from ebpflb.errors import NodeError
 from ebpflb.kernel import pyroute2_parts
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import Elements
@@ -26,7 +26,7 @@ from ebpflb.plan.entries import Chosen
 _CHOICE_TABLE = nft.Name("inet", "ebpflb-choice")
 _CHOICE_PRIORITY = -300  # before conntrack
 _OPTIONS = TableOptions(0x4000, (40000, 40999), drops_invalid=True, sctp=True)
-BACKEND_BITS = 1
+BACKEND_ID = 1
 # RFC 5737: used in the namespace only
 _CLIENT, _ENDPOINT, _SERVICE = map(IPv4Address, ("203.0.113.1", "203.0.113.2", "203.0.113.3"))
 _CLIENT_PORT, _ENDPOINT_PORT, _SERVICE_PORT = 1111, 2222, 3333
@@ -63,11 +63,7 @@ def _in_scratch_namespace(protocol: int) -> bool:
         try:
             return thread.submit(_is_translated, protocol).result()
         except (OSError, pyroute2_parts.NetlinkError) as error:
-            reason = (
-                error.args[-1]
-                if isinstance(error, pyroute2_parts.NetlinkError)
-                else in_words(error)
-            )
+            reason = pyroute2_parts.reason(error)
             raise NodeError(f"no probe can be made in a network namespace: {reason}") from error
 
 
@@ -76,7 +72,7 @@ def _is_translated(protocol: int) -> bool:
     _add_devices()
     with closing(NetfilterTable(_OPTIONS)) as table:
         table.build()
-        Elements(table.session, _OPTIONS).write([(BACKEND_BITS, _ENDPOINT, _ENDPOINT_PORT)])
+        Elements(table.session, _OPTIONS).write([(BACKEND_ID, _ENDPOINT, _ENDPOINT_PORT)])
         _write_choice()
         return _reaches_endpoint(protocol)
 
@@ -96,7 +92,7 @@ def _write_choice() -> None:
     change, name = Transaction(_CHOICE_TABLE), to_text(_CHOICE_TABLE.table)
     change.add(NEW_TABLE, encode({1: name}))
     change.add(NEW_CHAIN, encode(base_chain(name, "choice", "filter", 0, _CHOICE_PRIORITY)))
-    rule = set_priority(Chosen.PREFIX | BACKEND_BITS)
+    rule = set_priority(Chosen.PREFIX | BACKEND_ID)
     change.add(NEW_RULE, encode({1: name, 2: to_text("choice"), 4: rule}))
     change.commit()
 

@@ -17,16 +17,15 @@ from contextlib import suppress
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, TypeVar
 
-from ebpflb.errors import NodeError, in_words
+from ebpflb.errors import NodeError
 from ebpflb.kernel import libc, pyroute2_parts
 from ebpflb.kernel.node.namespaces import OWN_NETNS
 from ebpflb.model.addresses import Address, Family
 
 VETH_PREFIX = "ebpflb-dr"  # of the devices' names here; the other end is eth0
 GATEWAYS = {Family.IPV4: "169.254.1.1", Family.IPV6: "fe80::1"}  # unused addresses
-V4_NETWORK = ip_network(
-    "203.0.113.0/24"
-)  # RFC 5737: for documentation, so unused; clouds use RFC 2544's
+# RFC 5737: for documentation, so unused; clouds use RFC 2544's
+V4_NETWORK = ip_network("203.0.113.0/24")
 _FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: the route itself, not a clone for the destination
 _NODAD = 0x02  # IFA_F_NODAD
 _PERMANENT = 0x80  # NUD_PERMANENT
@@ -128,9 +127,7 @@ def _why(error: Exception) -> str:
     number = error.args[0] if error.args else 0
     if number in (errno.EPERM, errno.EACCES):
         return "run as root, or grant CAP_SYS_ADMIN and CAP_NET_ADMIN"
-    return (
-        str(error.args[-1]) if isinstance(error, pyroute2_parts.NetlinkError) else in_words(error)
-    )
+    return pyroute2_parts.reason(error)
 
 
 def leave() -> None:

@@ -524,7 +524,7 @@ def test_the_probe_leaves_nothing(node: None) -> None:
 
 def test_the_probe_finds_an_obstacle(monkeypatch: pytest.MonkeyPatch, node: None) -> None:
     """A packet that is not translated, or a table that is refused, is told in a sentence."""
-    monkeypatch.setattr(probe, "BACKEND_BITS", 1 << 22)
+    monkeypatch.setattr(probe, "BACKEND_ID", 1 << 22)
     assert "was not delivered" in (probe.netfilter_obstacle() or "")
     monkeypatch.undo()
     monkeypatch.setattr(probe, "base_chain", lambda *_: {})
