@@ -180,7 +180,6 @@ _SIZE = layout.STEPS.value_size
 _STRIDE = -(-_SIZE // 8) * 8
 _KEY = bytes(4)
 _KINDS = layout.names("step_kind", "STEP_")
-POLICIES = layout.names("step_policy", "STEP_")
 MASQUERADES = layout.names("masquerade_reason", "MASQUERADE_")
 STEP_SOURCES = layout.names("step_source", "STEP_")
 

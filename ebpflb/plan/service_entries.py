@@ -388,12 +388,6 @@ class SlowStarts:
         return found
 
 
-def desired_in_force(desired: DesiredService, former: DesiredService | None) -> DesiredService:
-    """Return ``desired`` with the weights of ``former``, to compare everything else."""
-    weights = {each.endpoint: each.weight for each in former.backends} if former else {}
-    return _with_weights(desired, weights)
-
-
 def _from_maps(
     desired: DesiredService, programmed: ServiceEntries, seconds: float, now: float
 ) -> Growth:

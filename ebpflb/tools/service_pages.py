@@ -32,7 +32,6 @@ from ebpflb.tools.ask import NoAnswer
 _UNKNOWN = "unused endpoints and the reasons are unknown: {}; showing the maps"
 _NO_LABELS = "{}: only the agent knows labels; without --selector the maps are shown"
 _MOST_NAMED = 1000  # namespaces that have a Service of one name
-WITHOUT_COUNTERS = "connections are not known: {}"
 
 
 class Wanted(NamedTuple):
