@@ -214,7 +214,7 @@ class History:
         """Begin a new file, and its checkpoint in a thread."""
         begun = Begun(self._clock(), layout.layout_hash(), VERSION, anew)
         try:
-            segment = segments.new(self._paths, self._limit)
+            segment = segments.new(self._paths, begun, self._limit)
         except OSError as error:
             self._fail(error)
             return
@@ -222,9 +222,8 @@ class History:
             self.close_file()
             self._segment, self._anew = segment, False
         self.full_at = self._limit  # until the checkpoint is complete
-        if self._append(begun):
-            self.checkpoint = threading.Thread(target=self._read, name="history", daemon=True)
-            self.checkpoint.start()
+        self.checkpoint = threading.Thread(target=self._read, name="history", daemon=True)
+        self.checkpoint.start()
 
     def _read(self) -> None:
         try:

@@ -15,7 +15,7 @@ from typing import IO
 
 from ebpflb import files
 from ebpflb.errors import NodeError, in_words, one_line
-from ebpflb.history.history_records import MAGIC, Record, frame, unframed
+from ebpflb.history.history_records import Begun, Record, as_line, parse
 from ebpflb.options import Paths
 
 log = logging.getLogger(__name__)
@@ -26,23 +26,34 @@ MOST_FILES = 64
 _PRIVATE = 0o600
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = 1 << 30
+_LONGEST_FIRST = 1 << 16  # bytes of a file's first line
 
 
 class Segment:
     """The file that is appended to; every call raises OSError. A failed creation leaves no file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begun: Begun) -> None:
         self.path = path
         self._fd = os.open(path, _CREATE, _PRIVATE)
         self.size = 0
         try:
-            self._append(MAGIC)
+            self.append(begun)
         except OSError:
             self.discard()
             raise
 
     def append(self, record: Record) -> None:
-        self._append(frame(record))
+        """Append a record.
+
+        After a partial write, on a full disk, the file is truncated: half a line would hide later
+        ones.
+        """
+        line = as_line(record)
+        written = os.write(self._fd, line)
+        if written < len(line):
+            os.ftruncate(self._fd, self.size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        self.size += written
 
     @property
     def is_deleted(self) -> bool:
@@ -56,18 +67,6 @@ class Segment:
         self.close()
         self.path.unlink(missing_ok=True)
 
-    def _append(self, data: bytes) -> None:
-        """Append data.
-
-        After a partial write, on a full disk, the file is truncated: half a frame would hide later
-        ones.
-        """
-        written = os.write(self._fd, data)
-        if written < len(data):
-            os.ftruncate(self._fd, self.size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        self.size += written
-
 
 def paths_of(paths: Paths) -> list[Path]:
     """Return the existing files, oldest first."""
@@ -77,11 +76,11 @@ def paths_of(paths: Paths) -> list[Path]:
     return []
 
 
-def new(paths: Paths, limit: int = LIMIT) -> Segment:
-    """Create the next file; delete the oldest ones. Raises OSError."""
+def new(paths: Paths, begun: Begun, limit: int = LIMIT) -> Segment:
+    """Create the next file with its first record; delete the oldest ones. Raises OSError."""
     found = paths_of(paths)
     number = int(found[-1].name.split(".")[-2]) + 1 if found else 1
-    segment = Segment(paths.run / f"{paths.name}.{number % 10**8:08}.history")
+    segment = Segment(paths.run / f"{paths.name}.{number % 10**8:08}.history", begun)
     try:
         forget(paths, limit)
     except OSError:
@@ -104,8 +103,7 @@ def set_aside(paths: Paths) -> None:
     for path in paths_of(paths):
         try:
             with _opened(path) as file:
-                if file.read(len(MAGIC)) != MAGIC:
-                    raise NodeError(f"{path}: not a history of ebpflb")
+                _begun(path, file)
         except (NodeError, OSError) as error:
             aside = paths.run / f"{paths.name}.history.bad"
             with suppress(OSError):
@@ -114,15 +112,32 @@ def set_aside(paths: Paths) -> None:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Yield the records, up to the first incomplete one. Raises NodeError."""
+    """Yield the records; of the last line, half may be written. Raises NodeError."""
     try:
         with _opened(path) as file:
-            data = file.read()
-        yield from unframed(data)
+            yield _begun(path, file)
+            for number, line in enumerate(file, 2):
+                if not line.endswith(b"\n"):
+                    return
+                yield _parsed(path, number, line)
     except OSError as error:
         raise NodeError(f"{path}: {error.strerror}") from error
+
+
+def _begun(path: Path, file: IO[bytes]) -> Begun:
+    """Return the first record. Raises NodeError if the file is no history."""
+    with suppress(ValueError):
+        begun = parse(file.readline(_LONGEST_FIRST))
+        if isinstance(begun, Begun):
+            return begun
+    raise NodeError(f"{path}: not a history of ebpflb")
+
+
+def _parsed(path: Path, number: int, line: bytes) -> Record:
+    try:
+        return parse(line)
     except ValueError as error:
-        raise NodeError(f"{path}: {error}") from None
+        raise NodeError(f"{path}: line {number} is damaged ({one_line(str(error))})") from None
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -127,5 +127,5 @@ def test_foreign_file(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> Non
     foreign.write_bytes(os.urandom(100))
     cluster.agent.start()
     assert f"{foreign}: not a history of ebpflb: renamed" in cluster.agent.log()
-    assert not foreign.exists() or foreign.read_bytes().startswith(b"ebpflb-history")
+    assert not foreign.exists() or foreign.read_bytes().startswith(b'{"type":"begun"')
     assert dumped(ebpflb, "--at", "0s", *where) == known_then(dumped(ebpflb, *where))

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a history file: what a crash or damage leaves is read up to there."""
+"""The lines of a history file: what a crash or damage leaves is read up to there."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from ebpflb.errors import NodeError
+from ebpflb.history import segments
 from ebpflb.history.history_records import (
-    MAGIC,
     Begun,
     Entries,
     Record,
@@ -14,8 +19,7 @@ from ebpflb.history.history_records import (
     Whole,
     Write,
     WriteCause,
-    frame,
-    unframed,
+    as_line,
 )
 
 CAUSES = some.builds(WriteCause, *([some.text(max_size=9)] * 4))
@@ -32,43 +36,66 @@ RECORDS: some.SearchStrategy[list[Record]] = some.lists(
     ),
     max_size=5,
 )
+BEGUN = Begun(0.0, "layout", "version", True)
 
 
-def written(records: list[Record]) -> bytes:
-    return MAGIC + b"".join(map(frame, records))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("history")
+
+
+def written(folder: Path, data: bytes) -> Path:
+    path = folder / "state.00000001.history"
+    path.write_bytes(data)
+    return path
+
+
+def lines(records: list[Record]) -> list[bytes]:
+    return [as_line(record) for record in (BEGUN, *records)]
+
+
+def read(path: Path) -> list[Record]:
+    """The records after the first one."""
+    first, *others = segments.read(path)
+    assert first == BEGUN
+    return others
 
 
 @given(RECORDS)
-def test_round_trip(records: list[Record]) -> None:
-    """A written record reads back the same."""
-    assert list(unframed(written(records))) == records
+def test_round_trip(folder: Path, records: list[Record]) -> None:
+    """A written record reads back the same, and each is a line that any reader of JSON takes."""
+    written_lines = lines(records)
+    assert all(isinstance(json.loads(line), dict) for line in written_lines)
+    assert read(written(folder, b"".join(written_lines))) == records
 
 
 @given(RECORDS, some.data())
-def test_cut(records: list[Record], data: some.DataObject) -> None:
+def test_cut(folder: Path, records: list[Record], data: some.DataObject) -> None:
     """A crash during a write loses the last record and nothing else."""
-    whole = written(records)
-    end = data.draw(some.integers(len(MAGIC), len(whole)))
-    read = list(unframed(whole[:end]))
-    assert read == records[: len(read)]
-    assert len(written(records[: len(read) + 1])) > end or len(read) == len(records)
+    first, *others = lines(records)
+    whole = b"".join(others)
+    end = data.draw(some.integers(0, len(whole)))
+    assert read(written(folder, first + whole[:end])) == records[: whole[:end].count(b"\n")]
 
 
-@given(RECORDS, some.data())
-def test_damaged(records: list[Record], data: some.DataObject) -> None:
-    """A byte that is another ends the reading before its record."""
-    whole = bytearray(written(records))
-    if len(whole) > len(MAGIC):
-        at = data.draw(some.integers(len(MAGIC), len(whole) - 1))
-        whole[at] ^= data.draw(some.integers(1, 255))
-        read = list(unframed(bytes(whole)))
-        assert read == records[: len(read)] and len(read) < len(records)
+@given(RECORDS, some.integers(0), some.binary(max_size=99))
+def test_damaged(folder: Path, records: list[Record], at: int, damage: bytes) -> None:
+    """A line that is no record is named by its number; what is before it is read."""
+    all_lines = lines(records)
+    at = 1 + at % len(all_lines)
+    bad = b"\xff" + damage.replace(b"\n", b"") + b"\n"
+    path = written(folder, b"".join([*all_lines[:at], bad, *all_lines[at:]]))
+    found: list[Record] = []
+    with pytest.raises(NodeError, match=f"line {at + 1} is damaged"):
+        for record in segments.read(path):
+            found.append(record)
+    assert found[1:] == records[: at - 1]
 
 
 @given(some.binary(max_size=99))
-def test_anything(data: bytes) -> None:
-    """Any bytes after the head are read without an error; without the head they are refused."""
-    list(unframed(MAGIC + data))
-    if not data.startswith(MAGIC):
-        with pytest.raises(ValueError, match="not a history of ebpflb"):
-            list(unframed(data))
+def test_anything(folder: Path, data: bytes) -> None:
+    """Any bytes after the first line are read or named; without that line they are no history."""
+    with suppress(NodeError):
+        read(written(folder, as_line(BEGUN) + data))
+    with pytest.raises(NodeError, match="not a history of ebpflb"):
+        list(segments.read(written(folder, data)))

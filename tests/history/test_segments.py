@@ -12,6 +12,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.history import segments
+from ebpflb.history.history_records import Begun
 from ebpflb.history.past import Past
 from ebpflb.options import Paths
 from tests.history.fakes import Node
@@ -135,7 +136,7 @@ def test_a_file_that_cannot_begin_is_none(
             broken.setattr(os, "write", lambda fd, data: real(fd, data[:3]))
         for _ in range(3):
             with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-                segments.new(paths)
+                segments.new(paths, Begun(0.0, "layout", "version", True))
     assert (segments.paths_of(paths), descriptors(tmp_path)) == ([], set())
 
 
