@@ -46,15 +46,15 @@ class NoFrontends:
         self._known |= new
         taken = Counter(map(bit_of, new))
         self._flip(bit for bit in taken if not self._counts[bit])
-        self._counts += taken
+        self._counts.update(taken)
 
     def after_removing(self, frontends: Iterable[Frontend]) -> None:
         """Set the bits of frontends that map services no longer has."""
         gone = self._known.intersection(frontends)
         self._known -= gone
         freed = Counter(map(bit_of, gone))
-        self._counts -= freed
-        self._flip(bit for bit in freed if bit not in self._counts)
+        self._counts.subtract(freed)
+        self._flip(bit for bit in freed if not self._counts[bit])
 
     def wrong(self) -> list[int]:
         """Return the numbers of the words that differ from the plan."""
