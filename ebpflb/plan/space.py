@@ -207,7 +207,7 @@ class Space:
         before, after = _usage(old), _usage(new)
         for part in before:
             used[part] += after[part] - before[part] + resting[part]
-        self._tables[service_of(name)] += after["choices"] - before["choices"]
+        self._count_tables(service_of(name), after["choices"] - before["choices"])
         if any(after[part] < before[part] for part in ("services", "source_ranges")):
             self.waiting.freed(name.namespace)
         return partial(self._end_rest, name.namespace, resting) if +resting else None
@@ -275,6 +275,13 @@ class Space:
             for part in (part for block in blocks for part in allocator.mark_used(block)):
                 quarantine.add(partial(allocator.free, part))
         quarantine.add(partial(self.waiting.freed, EVERYONE))
+
+    def _count_tables(self, service: Key, more: int) -> None:
+        """Count the places of a Service's tables; a Service without any is not kept."""
+        if count := self._tables[service] + more:
+            self._tables[service] = count
+        else:
+            self._tables.pop(service, None)
 
     def _end_rest(self, namespace: str, resting: Counter[str]) -> None:
         self._used[namespace] -= resting
