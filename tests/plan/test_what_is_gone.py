@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of Services that are gone nothing stays: an agent that runs for a year is as small as at first."""
+"""Of Services that are gone nothing stays: after a year an agent is as small as at first."""
 
 import gc
 from collections.abc import Iterable
