@@ -6,7 +6,6 @@ inspection        answers the questions of commands about services
 canary_sync       service ports for doctor's own check, for a short time
 monitoring        serves `ebpflb monitor`
 node_sync         writes the facts about this node: devices, addresses, settings
-fresh_list        compares a fresh list of objects with the maps
 program_loader    loads the programs, and tries again after a failure
 service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with the plan, and corrects differences

@@ -31,11 +31,9 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
-from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, LogRecorder, server_factory
-from ebpflb.cluster.list_watch import ANY
-from ebpflb.cluster.manifest_source import ManifestSource
-from ebpflb.cluster.source import Emit, Source
+from ebpflb.cluster.source import Source
+from ebpflb.cluster.sources import make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
@@ -100,7 +98,15 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
     """Open the parts in order; the stack closes them."""
     metrics = Metrics()
     stack.callback(metrics.close)
-    source = make_source(options, inbox.put, metrics)
+    source = make_source(
+        inbox.put,
+        node_name=options.node_name,
+        manifests=options.manifests,
+        kubeconfig=options.kubeconfig,
+        master=options.master,
+        observe=metrics.request,
+        on_silent=metrics.watch_silent,
+    )
     source.prepare()
     host = stack.enter_context(HostChanges(options))
     with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
@@ -135,30 +141,6 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
             period=options.sync_period,
         ),
         flowtable=node_sync.flowtable_of(options, missing),
-    )
-
-
-def cluster_state(options: Options) -> ClusterState:
-    """Return the empty state of the cluster for these options."""
-    bind_address, admission = options.bind_address, options.admission
-    return ClusterState(options.node_name, bind_address=bind_address, admission=admission)
-
-
-def make_source(options: Options, emit: Emit, metrics: Metrics, first_version: str = ANY) -> Source:
-    """Return the source of the cluster's objects, not yet started.
-
-    ``first_version``: see ListWatch.
-    """
-    if options.manifests is not None:
-        return ManifestSource(emit, directory=options.manifests, node_name=options.node_name)
-    return ApiSource(
-        emit,
-        node_name=options.node_name,
-        kubeconfig=options.kubeconfig,
-        master=options.master,
-        first_version=first_version,
-        observe=metrics.request,
-        on_silent=metrics.watch_silent,
     )
 
 
@@ -222,7 +204,8 @@ def build_agent(
 def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
     """Return the loop with everything that it calls."""
     options, metrics, inbox, datapath = parts.options, parts.metrics, parts.inbox, parts.datapath
-    cluster = cluster_state(options)
+    bind_address, admission = options.bind_address, options.admission
+    cluster = ClusterState(options.node_name, bind_address=bind_address, admission=admission)
     node_sync = NodeSync(options, datapath, cluster, parts.engine, parts.flowtable)
     former = status.read(options.paths)
     record_lack = parts.servers.record_lack

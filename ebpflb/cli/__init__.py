@@ -12,7 +12,6 @@ Shared by the commands:
 common             options and helpers
 output             how everything is printed; -o and --watch
 results            the table of check and doctor
-comparison         the facts that audit and doctor compare
 
 The other commands:
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.comparison import compare
 from ebpflb.cli.output import Output, list_option, print_list
 from ebpflb.tools import kube_proxy, pins
+from ebpflb.tools.comparison import compare
 
 
 @click.command()

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.comparison import compare
 from ebpflb.cli.output import Output, list_option
 from ebpflb.cli.results import print_results
 from ebpflb.errors import EbpflbError, NodeError, in_words
@@ -23,6 +22,7 @@ from ebpflb.tools import pins, place
 from ebpflb.tools.canary_check import canary_results
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.comparison import compare
 from ebpflb.tools.node_status import facts_of
 from ebpflb.tools.reach import reach_results
 from ebpflb.tools.settings_check import settings_results

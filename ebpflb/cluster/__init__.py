@@ -2,6 +2,7 @@
 """Sources of objects: the Kubernetes API or a directory of manifests, both as the same events.
 
 source              the interface of every source; the agent needs no other
+sources             the source that the options choose
 retry               the loop, backoff and timeouts of all sources
 
 The Kubernetes API:

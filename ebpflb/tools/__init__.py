@@ -4,7 +4,9 @@
 pins             the directories of a node's agent, and its pinned maps
 place            whether a command runs where it can see its node
 node_status      what `ebpflb status` says of this node
+comparison       what differs on this node, for `ebpflb audit` and `ebpflb doctor`
 node_audit       compares hooks, pins and maps once, and the maps' service ports with the cluster
+fresh_list       compares a fresh list of the cluster's objects with the maps
 requirements     what this node must have to run ebpflb
 check            whether this node can run ebpflb, feature by feature
 settings_check   what of sysctls and maps breaks services

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 
-from ebpflb.agent import canary_sync, fresh_list
+from ebpflb.agent import canary_sync
 from ebpflb.agent.canary_sync import CanaryRequests
 from ebpflb.errors import KernelError
 from ebpflb.kernel.map_writer import CAPACITY
@@ -18,6 +18,7 @@ from ebpflb.model.events import Kind
 from ebpflb.plan.canary import is_canary
 from ebpflb.plan.space import UNLIMITED
 from ebpflb.serve.listener import Request, Response
+from ebpflb.tools import fresh_list
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 WISH = {

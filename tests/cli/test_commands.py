@@ -14,7 +14,7 @@ from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.conftest import NEVER, Ebpflb
 
 OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes", "bcc")
-SHARED = {"common", "comparison", "output", "results", "run_configuration", "run_options"}
+SHARED = {"common", "output", "results", "run_configuration", "run_options"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.cli import comparison
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, remove_tree
 from ebpflb.options import Paths
 from ebpflb.serve import status
+from ebpflb.tools import comparison
 from tests.cli.conftest import Ebpflb
 from tests.kit.hostile_files import HOSTILE, lay
 

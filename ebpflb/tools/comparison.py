@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This node compared with what it should be, for ``ebpflb audit`` and ``ebpflb doctor``.
-
-It uses parts of the agent and of the tools, which do not import each other.
-"""
+"""This node compared with what it should be, for ``ebpflb audit`` and ``ebpflb doctor``."""
 
 import time
 from collections.abc import Callable
@@ -20,10 +17,10 @@ from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.space import Shares
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
-from ebpflb.tools import node_audit, pins, place
+from ebpflb.tools import fresh_list, node_audit, pins, place
 from ebpflb.tools.node_audit import Damage, Planned
 
-AGAIN_SECONDS = 1.0  # what an agent writes just now is no drift: it is looked at twice
+AGAIN_SECONDS = 1.0  # until it looks again at what differs: an agent may have been writing it
 
 
 class Compared(NamedTuple):
@@ -38,7 +35,11 @@ def compare(paths: Paths, cgroup_root: Path | None) -> Compared:
     published = agent_status.read(paths)
     options = _options(published, paths)
     cgroup = cgroup_links.cgroup_root(cgroup_root or (options.cgroup if options else None))
-    found, again = (_compare(paths.state, cgroup, options) for _ in range(2))
+    found = _compare(paths.state, cgroup, options)
+    if not found.drift:
+        return found
+    time.sleep(AGAIN_SECONDS)
+    again = _compare(paths.state, cgroup, options)
     drift = sorted(set(found.drift) & set(again.drift))
     return Compared(drift, found.not_listed or again.not_listed)
 
@@ -70,14 +71,11 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
         found += asked.drifts
         found += node_audit.table(maps, options, asked.ids)
         found += node_audit.in_flowtable(maps)
-    time.sleep(AGAIN_SECONDS)
     return Compared(found, not_listed)
 
 
 def _not_as_asked(options: Options, damage: Damage, capacity: Capacity) -> Planned:
     """Without entries of backend_slots that contradict the slots: these are named already."""
-    from ebpflb.agent import fresh_list  # what an agent uses, which the other comparisons do not
-
     contents = replace(damage.contents, wrong_backend_slots=[])
     cluster, shares = fresh_list.listed(options), Shares(options.namespace_share)
     missing = fresh_list.missing(cluster, contents, capacity, shares, damage.names)

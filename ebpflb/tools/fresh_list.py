@@ -10,8 +10,8 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from ebpflb.agent.build import cluster_state, make_source
 from ebpflb.cluster.list_watch import NEWEST
+from ebpflb.cluster.sources import make_source
 from ebpflb.errors import ClusterError
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
@@ -25,7 +25,6 @@ from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts
 from ebpflb.plan.space import Shares
-from ebpflb.serve.metrics import Metrics
 
 LIST_SECONDS = 30.0
 NONE: Set[PortName] = frozenset()
@@ -36,8 +35,18 @@ def listed(options: Options) -> ClusterState:
 
     Raises ClusterError, with the last reason, if the lists are not complete within LIST_SECONDS.
     """
-    cluster, inbox = cluster_state(options), SimpleQueue[Event]()
-    source = make_source(options, inbox.put, Metrics(), NEWEST)
+    inbox = SimpleQueue[Event]()
+    cluster = ClusterState(
+        options.node_name, bind_address=options.bind_address, admission=options.admission
+    )
+    source = make_source(
+        inbox.put,
+        node_name=options.node_name,
+        manifests=options.manifests,
+        kubeconfig=options.kubeconfig,
+        master=options.master,
+        first_version=NEWEST,
+    )
     until, reason = time.monotonic() + LIST_SECONDS, "no answer"
     source.start()
     try:
