@@ -9,6 +9,7 @@ from typing import Union
 
 NETFILTER = 12  # NETLINK_NETFILTER
 REQUEST, ACK, DUMP = 0x1, 0x4, 0x300  # NLM_F_*
+REPLACE, NEW = 0x500, 0x600  # NLM_F_CREATE with NLM_F_REPLACE, or with NLM_F_EXCL
 ERROR, DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _ERRNO = struct.Struct("=i")
@@ -41,6 +42,23 @@ def tells_of(news: socket.socket, kinds: Collection[int]) -> bool:
     except OSError:
         return True
     return any(message[0] in kinds for message in split(data))
+
+
+def request(kernel: socket.socket, kind: int, content: bytes, flags: int = 0) -> bytes:
+    """Return the content of the answer; b"" for an acknowledgement. Raises OSError."""
+    kernel.send(packed(kind, REQUEST | flags, content))
+    data = kernel.recv(_BUFFER_SIZE)
+    answer, _, _, begin, end = next(split(data))
+    if answer != ERROR:
+        return data[begin:end]
+    if number := error_number(data, begin):
+        raise OSError(number, os.strerror(number))
+    return b""
+
+
+def route_socket() -> socket.socket:
+    """Return a socket for requests to rtnetlink in the thread's network namespace."""
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
 
 
 def dump(kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE) -> Iterator[bytes]:

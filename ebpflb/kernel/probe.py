@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel import bpf, libc, pyroute2_parts
+from ebpflb.kernel import bpf, libc, netlink
 from ebpflb.kernel.attach import clsact
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.layout import MapSpec
@@ -143,13 +143,12 @@ def clsact_filters() -> bool:
 
 def _filters(program: int) -> bool:
     """Attach to device 1, which is loopback in a new namespace."""
-    how = {"fd": program, "name": "probe", "classid": 1, "direct_action": True}
     try:
-        with pyroute2_parts.IPRoute() as route:
-            route.tc("add", "clsact", 1)
-            for parent in clsact.PARENTS.values():
-                route.tc("add-filter", "bpf", 1, 1, parent=parent, prio=1, protocol=3, **how)
-    except pyroute2_parts.NetlinkError:
+        with netlink.route_socket() as kernel:
+            clsact.add_qdisc(kernel, 1)
+            for hook in clsact.PARENTS:
+                clsact.put_filter(kernel, 1, hook, 1, program, "probe")
+    except OSError:
         return False
     return True
 

@@ -10,14 +10,16 @@ if we created it and it has no other filters.
 """
 
 import errno
+import socket
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel import netlink, pyroute2_parts
+from ebpflb.kernel import netlink
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.tcx import fault
 from ebpflb.kernel.programs.loader import Program
@@ -28,9 +30,13 @@ PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 PRIORITY = 2  # others use 1, and some remove the filters at their priority
 HANDLE = 0xEB
 _ALL = 3  # ETH_P_ALL
-_GET_QDISC, _GET_FILTER = 38, 46  # RTM_GETQDISC, RTM_GETTFILTER
+_NEW_QDISC, _REMOVE_QDISC, _GET_QDISC = 36, 37, 38  # RTM_*QDISC
+_NEW_FILTER, _REMOVE_FILTER, _GET_FILTER = 44, 45, 46  # RTM_*TFILTER
+_QDISC_HANDLE, _QDISC_PARENT = 0xFFFF0000, 0xFFFFFFF1  # TC_H_CLSACT
 _HEADER = struct.Struct("=BxxxiIII")  # struct tcmsg: family, device, handle, parent, info
-_KIND, _OPTIONS, _BPF_NAME = 1, 2, 7  # TCA_KIND, TCA_OPTIONS, TCA_BPF_NAME
+_KIND, _OPTIONS = 1, 2  # TCA_*
+_BPF_CLASS, _BPF_FD, _BPF_NAME, _BPF_FLAGS = 3, 6, 7, 8  # TCA_BPF_*
+_DIRECT_ACTION = 1  # TCA_BPF_FLAG_ACT_DIRECT
 _BPF = "bpf"
 Listed = tuple[int, int, int, dict[int, bytes]]  # device, handle, info, attributes
 _QDISC = "clsact"
@@ -60,6 +66,40 @@ class OthersFilters(NamedTuple):
 NO_FILTERS = OthersFilters([], [])
 
 
+def add_qdisc(kernel: socket.socket, index: int) -> None:
+    """Raises OSError; EEXIST: there is one."""
+    netlink.request(kernel, _NEW_QDISC, _qdisc_request(index), netlink.ACK | netlink.NEW)
+
+
+def put_filter(
+    kernel: socket.socket, index: int, hook: str, handle: int, program: int, name: str
+) -> None:
+    """Add or replace the filter at our priority. Raises OSError."""
+    options = netlink.nested(
+        _OPTIONS,
+        netlink.attribute(_BPF_FD, _native(program)),
+        netlink.text(_BPF_NAME, name),
+        netlink.attribute(_BPF_CLASS, _native(1)),
+        netlink.attribute(_BPF_FLAGS, _native(_DIRECT_ACTION)),
+    )
+    content = _filter_request(index, hook, handle) + options
+    netlink.request(kernel, _NEW_FILTER, content, netlink.ACK | netlink.REPLACE)
+
+
+def _qdisc_request(index: int) -> bytes:
+    header = _HEADER.pack(0, index, _QDISC_HANDLE, _QDISC_PARENT, 0)
+    return header + netlink.text(_KIND, _QDISC)
+
+
+def _filter_request(index: int, hook: str, handle: int) -> bytes:
+    info = PRIORITY << 16 | socket.htons(_ALL)
+    return _HEADER.pack(0, index, handle, PARENTS[hook], info) + netlink.text(_KIND, _BPF)
+
+
+def _native(number: int) -> bytes:
+    return number.to_bytes(4, sys.byteorder)
+
+
 class Clsact:
     """The filters of one state directory."""
 
@@ -70,10 +110,10 @@ class Clsact:
 
     def attach(self, index: int, programs: list[Program]) -> None:
         """Attach programs to a device. Raises KernelError; ENODEV: no such device."""
-        with _route() as route:
-            self._prepare(route, index)
+        with _kernel() as kernel:
+            self._prepare(kernel, index)
             for program in programs:
-                self._replace_filter(route, index, program)
+                self._replace_filter(kernel, index, program)
 
     def probably_attached(self) -> set[int]:
         """Return the devices, by ifindex, that should have our filters.
@@ -92,10 +132,10 @@ class Clsact:
         others = self.recorded() - wanted
         if not others:
             return
-        with _route() as route:
+        with _kernel() as kernel:
             for hook in PARENTS:  # ingress everywhere, then egress
                 for index in others:
-                    self.detach_hook(route, index, hook)
+                    self.detach_hook(kernel, index, hook)
             for index in others:
                 for record in ("clsact", "qdisc"):
                     if self._record(index, record).exists():
@@ -133,44 +173,43 @@ class Clsact:
     def _with_qdisc(self) -> set[int]:
         return self.recorded() & _with_qdisc(_QDISC)
 
-    def _prepare(self, route: Any, index: int) -> None:
+    def _prepare(self, kernel: socket.socket, index: int) -> None:
         """Create the qdisc; one that exists without our filters is not ours."""
         record = self._record(index, "qdisc")
         try:
-            route.tc("add", _QDISC, index)
+            add_qdisc(kernel, index)
             record.mkdir(exist_ok=True)
-        except pyroute2_parts.NetlinkError as error:
-            if error.code != errno.EEXIST:
+        except OSError as error:
+            if error.errno != errno.EEXIST:
                 raise
             if record.exists() and not self.hooks_at(index):
                 record.rmdir()
         self._record(index, "clsact").mkdir(exist_ok=True)
 
-    def _replace_filter(self, route: Any, index: int, program: Program) -> None:
+    def _replace_filter(self, kernel: socket.socket, index: int, program: Program) -> None:
         hook, name = program.name, self._name(program.name)
         for found in _filters(index, hook):
             if (found.priority, found.handle) == (PRIORITY, HANDLE) and found.name != name:
                 what = f"{found.name or found.kind} has priority {PRIORITY} at {hook}"
                 raise KernelError(what, errno.EEXIST, "remove it, or exclude the device")
-        how = {"fd": program.fd, "name": name, "classid": 1, "direct_action": True}
-        route.tc("replace-filter", "bpf", index, HANDLE, **_location(hook), **how)
+        put_filter(kernel, index, hook, HANDLE, program.fd, name)
 
-    def detach_hook(self, route: Any, index: int, hook: str) -> None:
+    def detach_hook(self, kernel: socket.socket, index: int, hook: str) -> None:
         """Remove our filter; the filters of a removed device are already gone."""
         try:
-            self._remove_filter(route, index, hook)
-        except pyroute2_parts.NetlinkError as error:
-            if error.code != errno.ENODEV:
+            self._remove_filter(kernel, index, hook)
+        except OSError as error:
+            if error.errno != errno.ENODEV:
                 raise
 
-    def _remove_filter(self, route: Any, index: int, hook: str) -> None:
+    def _remove_filter(self, kernel: socket.socket, index: int, hook: str) -> None:
         """Remove our filter, and our qdisc if no other filter is left."""
         if hook not in self.hooks_at(index):
             return
-        route.tc("del-filter", "bpf", index, HANDLE, **_location(hook))
+        netlink.request(kernel, _REMOVE_FILTER, _filter_request(index, hook, HANDLE), netlink.ACK)
         empty = not any(_filters(index, each) for each in PARENTS)
         if empty and self._record(index, "qdisc").exists():
-            route.tc("del", _QDISC, index)
+            netlink.request(kernel, _REMOVE_QDISC, _qdisc_request(index), netlink.ACK)
 
     def hooks_at(self, index: int) -> list[str]:
         """Return the hooks of a device that have our filter."""
@@ -191,16 +230,12 @@ class Clsact:
 
 
 @contextmanager
-def _route() -> Iterator[Any]:
+def _kernel() -> Iterator[socket.socket]:
     try:
-        with pyroute2_parts.IPRoute() as route:
-            yield route
-    except (pyroute2_parts.NetlinkError, OSError) as error:
-        raise KernelError("clsact", error.args[0], str(error.args[-1])) from error
-
-
-def _location(hook: str) -> dict[str, int]:
-    return {"parent": PARENTS[hook], "prio": PRIORITY, "protocol": _ALL}
+        with netlink.route_socket() as kernel:
+            yield kernel
+    except OSError as error:
+        raise KernelError("clsact", error.errno or 0, str(error.strerror)) from error
 
 
 def _with_qdisc(*kinds: str) -> set[int]:

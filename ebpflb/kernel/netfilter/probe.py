@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from ipaddress import IPv4Address
 
-from ebpflb.errors import NodeError
-from ebpflb.kernel import pyroute2_parts
+from ebpflb.errors import NodeError, in_words
+from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.rules import TableOptions, base_chain, set_priority
@@ -31,8 +31,16 @@ BACKEND_ID = 1
 _CLIENT, _ENDPOINT, _SERVICE = map(IPv4Address, ("203.0.113.1", "203.0.113.2", "203.0.113.3"))
 _CLIENT_PORT, _ENDPOINT_PORT, _SERVICE_PORT = 1111, 2222, 3333
 _SENDER, _RECEIVER = "probe0", "probe1"
-_LINK_ADDRESSES = {_SENDER: "02:00:00:00:00:01", _RECEIVER: "02:00:00:00:00:02"}
+_LINK_ADDRESSES = {_SENDER: b"\2\0\0\0\0\1", _RECEIVER: b"\2\0\0\0\0\2"}
 _IPV4 = 0x0800  # ETH_P_IP
+# rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
+_NEW_LINK, _NEW_ADDRESS = 16, 20  # RTM_*
+_LINK_HEADER = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, device, flags, change
+_LINK_ADDRESS, _NAME, _LINK_INFO = 1, 3, 18  # IFLA_*
+_KIND, _DATA, _PEER = 1, 2, 1  # IFLA_INFO_KIND, IFLA_INFO_DATA, VETH_INFO_PEER
+_UP = 1  # IFF_UP
+_ADDRESS_HEADER = struct.Struct("=BBBBI")  # struct ifaddrmsg: family, bits, flags, scope, device
+_OWN_ADDRESS = 2  # IFA_LOCAL
 _UDP, _SCTP = socket.IPPROTO_UDP, socket.IPPROTO_SCTP
 _UDP_PACKET = struct.pack(">HHHH", _CLIENT_PORT, _SERVICE_PORT, 9, 0) + b"?"
 _ATTEMPTS, _ATTEMPT_SECONDS = 3, 0.05
@@ -62,8 +70,8 @@ def _in_scratch_namespace(protocol: int) -> bool:
     with ThreadPoolExecutor(1, "probe") as thread:
         try:
             return thread.submit(_is_translated, protocol).result()
-        except (OSError, pyroute2_parts.NetlinkError) as error:
-            reason = pyroute2_parts.reason(error)
+        except OSError as error:
+            reason = in_words(error)
             raise NodeError(f"no probe can be made in a network namespace: {reason}") from error
 
 
@@ -79,13 +87,22 @@ def _is_translated(protocol: int) -> bool:
 
 def _add_devices() -> None:
     """Add the devices, the receiver first: the sender's queue works at once if it has a carrier."""
-    with pyroute2_parts.IPRoute() as route:
-        peer = {"ifname": _RECEIVER, "address": _LINK_ADDRESSES[_RECEIVER]}
-        route.link("add", ifname=_SENDER, kind="veth", peer=peer, address=_LINK_ADDRESSES[_SENDER])
-        receiver = route.link_lookup(ifname=_RECEIVER)[0]
-        route.addr("add", index=receiver, address=str(_ENDPOINT), prefixlen=24)
-        for index in (receiver, route.link_lookup(ifname=_SENDER)[0]):
-            route.link("set", index=index, state="up")
+    peer = netlink.attribute(_PEER, _LINK_HEADER.pack(0, 0, 0, 0, 0) + _device(_RECEIVER))
+    info = netlink.text(_KIND, "veth") + netlink.nested(_DATA, peer)
+    pair = _LINK_HEADER.pack(0, 0, 0, 0, 0) + _device(_SENDER) + netlink.nested(_LINK_INFO, info)
+    with netlink.route_socket() as kernel:
+        netlink.request(kernel, _NEW_LINK, pair, netlink.ACK | netlink.NEW)
+        receiver, sender = map(socket.if_nametoindex, (_RECEIVER, _SENDER))
+        address = _ADDRESS_HEADER.pack(socket.AF_INET, 24, 0, 0, receiver)
+        address += netlink.attribute(_OWN_ADDRESS, _ENDPOINT.packed)
+        netlink.request(kernel, _NEW_ADDRESS, address, netlink.ACK | netlink.NEW)
+        for index in (receiver, sender):
+            up = _LINK_HEADER.pack(0, 0, index, _UP, _UP)
+            netlink.request(kernel, _NEW_LINK, up, netlink.ACK)
+
+
+def _device(name: str) -> bytes:
+    return netlink.text(_NAME, name) + netlink.attribute(_LINK_ADDRESS, _LINK_ADDRESSES[name])
 
 
 def _write_choice() -> None:
@@ -123,8 +140,7 @@ def _destination_port(packet: bytes) -> int:
 
 
 def _frame(protocol: int, payload: bytes) -> bytes:
-    links = (_LINK_ADDRESSES[device] for device in (_RECEIVER, _SENDER))
-    ethernet = b"".join(bytes.fromhex(it.replace(":", "")) for it in links)
+    ethernet = _LINK_ADDRESSES[_RECEIVER] + _LINK_ADDRESSES[_SENDER]
     fields = [0x45, 0, 20 + len(payload), 0, 0, 64, protocol, 0, _CLIENT.packed, _SERVICE.packed]
     ip_header = struct.Struct(">BBHHHBBH4s4s")
     total = sum(struct.unpack(">10H", ip_header.pack(*fields)))

@@ -4,19 +4,20 @@
 import logging
 import math
 import socket
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from struct import Struct
+from typing import NamedTuple
 
 from inotify_simple import INotify, flags
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel import pyroute2_parts
-from ebpflb.kernel.netlink import tells_of
+from ebpflb.kernel import netlink, pyroute2_parts
 from ebpflb.kernel.node.listed_route_sources import list_route_sources
 from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.addresses import Address
@@ -75,7 +76,7 @@ class RemovalWatch(DescriptorWorker):
         sources += [self._inotify] if self._inotify else []
         while not self.stopped.is_set():
             ready = self.wait(sources, WATCH_RETRY_SECONDS)
-            removed = self._changes in ready and tells_of(self._changes, _REMOVALS)
+            removed = self._changes in ready and netlink.tells_of(self._changes, _REMOVALS)
             if self._inotify in ready and self._inotify is not None:
                 removed |= any(event.mask & _MASK for event in self._inotify.read(timeout=0))
             if removed:
@@ -91,6 +92,15 @@ class RemovalWatch(DescriptorWorker):
                 self._inotify.add_watch(folder, _MASK)
 
 
+# rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
+_GET_LINK, _GET_ADDRESS = 18, 22  # RTM_*
+_LINK_HEADER = Struct("=BxHiII")  # struct ifinfomsg
+_LINK_ADDRESS, _NAME, _MASTER, _LINK_INFO = 1, 3, 10, 18  # IFLA_*
+_KIND, _SLAVE_KIND, _SLAVE_DATA = 1, 4, 5  # IFLA_INFO_*
+_BRIDGE = netlink.to_text("bridge")
+_HAIRPIN_MODE = 4  # IFLA_BRPORT_MODE
+_ADDRESS_HEADER = Struct("=BBBBI")  # struct ifaddrmsg
+_PEER, _OWN = 1, 2  # IFA_ADDRESS, IFA_LOCAL
 _ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
 _IFF_LOOPBACK = 8
 # IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
@@ -121,48 +131,70 @@ class DevicesChanged:
 def list_devices(*, route_sources: bool = False) -> DevicesChanged:
     """Return the devices in this network namespace. Raises NodeError."""
     try:
-        with pyroute2_parts.IPRoute() as route:
-            devices = _devices(route)
-            sources = list_route_sources(route, devices) if route_sources else ()
-    except (pyroute2_parts.NetlinkError, OSError) as error:
+        devices = _devices()
+        sources = _route_sources(devices) if route_sources else ()
+    except OSError as error:
         raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
     return DevicesChanged(devices, sources)
 
 
-def _devices(route: Any) -> Devices:
-    addresses = defaultdict(list)
-    for message in route.get_addr():
-        addresses[message["index"]].append(message)
-    devices = (_device(link, addresses[link["index"]]) for link in route.get_links())
+def _route_sources(devices: Devices) -> tuple[RouteSource, ...]:
+    """Raises NodeError or OSError."""
+    try:
+        with pyroute2_parts.IPRoute() as route:
+            return list_route_sources(route, devices)
+    except pyroute2_parts.NetlinkError as error:
+        raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
+
+
+def _devices() -> Devices:
+    """Raises OSError."""
+    addresses: defaultdict[int, list[_OwnAddress]] = defaultdict(list)
+    for message in netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)):
+        family, _, flags, scope, index = _ADDRESS_HEADER.unpack_from(message)
+        if family in (socket.AF_INET, socket.AF_INET6):
+            is_source = scope == _RT_SCOPE_UNIVERSE and not flags & _UNFIT
+            addresses[index].append(_OwnAddress(_address(message), is_source))
+    devices = (
+        _device(message, addresses) for message in netlink.dump(_GET_LINK, bytes(_LINK_HEADER.size))
+    )
     return tuple(device for device in devices if device.name != DEVICE)
 
 
-def _device(link: Any, addresses: list[Any]) -> Device:
-    has_link_header = link["ifi_type"] in (_ETHER, _LOOPBACK)
+class _OwnAddress(NamedTuple):
+    """An address of a device; whether the kernel would choose it as a source."""
+
+    address: Address
+    is_source: bool
+
+
+def _device(message: bytes, addresses: Mapping[int, list[_OwnAddress]]) -> Device:
+    _, kind, index, flags, _ = _LINK_HEADER.unpack_from(message)
+    found = netlink.attributes(message, _LINK_HEADER.size)
+    info = netlink.attributes(found.get(_LINK_INFO, b""))
+    port = info.get(_SLAVE_DATA, b"") if info.get(_SLAVE_KIND) == _BRIDGE else b""
+    has_link_header = kind in (_ETHER, _LOOPBACK)
     return Device(
-        index=link["index"],
-        name=link.get_attr("IFLA_IFNAME"),
-        loopback=bool(link["flags"] & _IFF_LOOPBACK),
+        index=index,
+        name=netlink.from_text(found[_NAME]),
+        loopback=bool(flags & _IFF_LOOPBACK),
         link_header=has_link_header,
-        master=link.get_attr("IFLA_MASTER") or 0,
-        addresses=tuple(_address(message) for message in addresses),
-        sources=tuple(_address(message) for message in addresses if _is_source(message)),
-        kind=link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "",
-        hairpin=bool(link.get_nested("IFLA_LINKINFO", "IFLA_INFO_SLAVE_DATA", "IFLA_BRPORT_MODE")),
-        mac=link.get_attr("IFLA_ADDRESS") if has_link_header else "",
+        master=int.from_bytes(found.get(_MASTER, b""), sys.byteorder),
+        addresses=tuple(each.address for each in addresses[index]),
+        sources=tuple(each.address for each in addresses[index] if each.is_source),
+        kind=netlink.from_text(info.get(_KIND, b"")),
+        hairpin=any(netlink.attributes(port).get(_HAIRPIN_MODE, b"")),
+        mac=found.get(_LINK_ADDRESS, b"").hex(":") if has_link_header else "",
     )
 
 
-def _address(message: Any) -> Address:
+def _address(message: bytes) -> Address:
     """Return our address of a device.
 
     It is IFA_LOCAL, if present: on a point-to-point link IFA_ADDRESS is the peer's.
     """
-    return ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
-
-
-def _is_source(message: Any) -> bool:
-    return message["scope"] == _RT_SCOPE_UNIVERSE and not message["flags"] & _UNFIT
+    found = netlink.attributes(message, _ADDRESS_HEADER.size)
+    return ip_address(found.get(_OWN, found.get(_PEER, b"")))
 
 
 class DeviceWatch(DescriptorWorker):

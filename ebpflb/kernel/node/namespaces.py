@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fcntl import ioctl
 from pathlib import Path
-from typing import Any, TypeVar
+from socket import socket
+from struct import Struct
+from typing import TypeVar
 
-from ebpflb.kernel import libc, pyroute2_parts
+from ebpflb.kernel import libc, netlink
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,11 @@ OWN_NETNS = Path("/proc/thread-self/ns/net")
 NAMED = tuple(map(Path, ("/run/netns", "/var/run/netns", "/run/docker/netns")))
 _NETWORK, HOST_NAME = 0x40000000, 0x04000000  # CLONE_NEWNET, CLONE_NEWUTS
 _GET_TYPE = 0xB703  # ioctl NS_GET_NSTYPE, ioctl_ns(2)
-_NOT_LINKED = (None, -1, 2**32 - 1)  # NETNSA_NSID_NOT_ASSIGNED
+_GET_ID = 90  # RTM_GETNSID
+_ID, _DESCRIPTOR = 1, 3  # NETNSA_NSID, NETNSA_FD
+_GENERIC = bytes(4)  # struct rtgenmsg, padded
+_NUMBER = Struct("=i")
+_NOT_LINKED = _NUMBER.pack(-1)  # NETNSA_NSID_NOT_ASSIGNED
 
 _T = TypeVar("_T")
 
@@ -124,23 +130,24 @@ def linked() -> Iterator[Path]:
 
     This holds with most CNIs; a pod that has only a device of its own (SR-IOV) is left out.
     """
-    with pyroute2_parts.IPRoute() as route:
+    with netlink.route_socket() as kernel:
         for path in others():
             try:
-                if _is_linked(route, path):
+                if _is_linked(kernel, path):
                     yield path
-            except (pyroute2_parts.NetlinkError, OSError):
+            except OSError:
                 continue
 
 
-def _is_linked(route: Any, path: Path) -> bool:
+def _is_linked(kernel: socket, path: Path) -> bool:
     """Whether a device of ours leads to the namespace: the kernel numbers such namespaces."""
     namespace = _open(path)
     try:
-        found = route.get_netnsid(fd=namespace)
+        asked = _GENERIC + netlink.attribute(_DESCRIPTOR, _NUMBER.pack(namespace))
+        answer = netlink.request(kernel, _GET_ID, asked)
     finally:
         os.close(namespace)
-    return bool(found) and found["nsid"] not in _NOT_LINKED
+    return netlink.attributes(answer, len(_GENERIC)).get(_ID, _NOT_LINKED) != _NOT_LINKED
 
 
 def _paths() -> Iterator[Path]:

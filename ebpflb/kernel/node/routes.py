@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the kernel would route a packet, in the network namespace of the thread (rtnetlink)."""
 
-from collections.abc import Collection, Iterable, Iterator
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import ip_address
-from socket import AF_INET, AF_INET6
-from typing import Any, NamedTuple
+from socket import AF_INET, AF_INET6, if_indextoname, socket
+from struct import Struct
+from typing import NamedTuple
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel import pyroute2_parts
+from ebpflb.kernel import netlink
 from ebpflb.kernel.node.device_watch import list_devices
 from ebpflb.model.addresses import Address
+
+# rtnetlink's messages (linux/rtnetlink.h, linux/fib_rules.h).
+_GET_ROUTE, _GET_RULE = 26, 34  # RTM_*
+_HEADER = Struct("=8BI")  # struct rtmsg; that of rules, struct fib_rule_hdr, is as long
+_TYPE_PLACE = 7  # among its fields
+_DESTINATION, _SOURCE, _CAME_BY, _LEAVES_BY = 1, 2, 3, 4  # RTA_*
+_GATEWAY, _PRIORITY, _PREFERRED_SOURCE, _TABLE, _MARK = 5, 6, 7, 15, 16
+_RULE_MARK, _RULE_MASK = 10, 16  # FRA_FWMARK, FRA_FWMASK
+_MAIN = 254  # RT_TABLE_MAIN
+_AF = {4: AF_INET, 6: AF_INET6}
+
+Attributes = Mapping[int, bytes]
 
 # The device by which this thread's network namespace would send replies to clients outside.
 #
@@ -17,7 +32,6 @@ from ebpflb.model.addresses import Address
 
 # Addresses of no node and no pod, in networks that are routed like the rest of the Internet.
 FAR_CLIENTS = (ip_address("1.0.0.1"), ip_address("2000::1"))
-_REPLY_FAMILIES = {4: AF_INET, 6: AF_INET6}
 
 
 class ReplyRoute(NamedTuple):
@@ -38,9 +52,11 @@ def replies(addresses: Collection[Address], clients: Collection[Address]) -> lis
     names = {device.index: device.name for device in devices}
     here = [(a, d.name) for d in devices for a in d.addresses if a in addresses]
     try:
-        with pyroute2_parts.IPRoute() as route:
+        with netlink.route_socket() as kernel:
             return [
-                ReplyRoute(address, name, client, names.get(_leaves_by(route, address, client), ""))
+                ReplyRoute(
+                    address, name, client, names.get(_leaves_by(kernel, address, client), "")
+                )
                 for address, name in here
                 for client in clients
                 if client.version == address.version
@@ -52,28 +68,60 @@ def replies(addresses: Collection[Address], clients: Collection[Address]) -> lis
 def gateways() -> set[Address]:
     """Return the gateways of default routes: clients beyond the node's pods. Raises NodeError."""
     try:
-        with pyroute2_parts.IPRoute() as route:
-            return set(_gateways(route))
-    except (pyroute2_parts.NetlinkError, OSError) as error:
+        found = [
+            ip_address(it[_GATEWAY]) for it in _default_routes(*_AF.values()) if _GATEWAY in it
+        ]
+    except OSError as error:
         raise NodeError(f"routes cannot be listed: {error.args[-1]}") from error
+    return {gateway for gateway in found if not gateway.is_link_local}
 
 
-def _gateways(route: Any) -> Iterator[Address]:
-    for family in _REPLY_FAMILIES.values():
-        for found in route.get_default_routes(family):
-            gateway = found.get_attr("RTA_GATEWAY")
-            if gateway and not ip_address(gateway).is_link_local:
-                yield ip_address(gateway)
+def _default_routes(*families: int) -> Iterator[Attributes]:
+    """Yield those of the main table. Raises OSError."""
+    for family in families:
+        for message in netlink.dump(_GET_ROUTE, _header(family)):
+            found = netlink.attributes(message, _HEADER.size)
+            if _DESTINATION not in found and _number(found, _TABLE) == _MAIN:
+                yield found
 
 
-def _leaves_by(route: Any, address: Address, client: Address) -> int:
+def _header(family: int, bits: int = 0, source_bits: int = 0) -> bytes:
+    return _HEADER.pack(family, bits, source_bits, 0, 0, 0, 0, 0, 0)
+
+
+def _number(found: Attributes, kind: int) -> int:
+    """Return a number in the order of this machine; 0 without the attribute."""
+    return int.from_bytes(found.get(kind, b""), sys.byteorder)
+
+
+def _ask(
+    kernel: socket,
+    destination: Address,
+    source: Address | None = None,
+    came_by: int = 0,
+    mark: int = 0,
+) -> tuple[int, Attributes]:
+    """Return the type and the attributes of the route that the kernel chooses. Raises OSError."""
+    bits = destination.max_prefixlen
+    content = _header(_AF[destination.version], bits, bits if source else 0)
+    content += netlink.attribute(_DESTINATION, destination.packed)
+    if source:
+        content += netlink.attribute(_SOURCE, source.packed)
+    for kind, number in ((_CAME_BY, came_by), (_MARK, mark)):
+        if number:
+            content += netlink.attribute(kind, number.to_bytes(4, sys.byteorder))
+    answer = netlink.request(kernel, _GET_ROUTE, content)
+    kind = _HEADER.unpack_from(answer)[_TYPE_PLACE]
+    return kind, netlink.attributes(answer, _HEADER.size)
+
+
+def _leaves_by(kernel: socket, address: Address, client: Address) -> int:
     """Return the index of a device; 0 if the kernel has no route, or one that drops packets."""
-    family = _REPLY_FAMILIES[address.version]
     try:
-        (found, *_) = route.route("get", family=family, dst=str(client), src=str(address))
-    except pyroute2_parts.NetlinkError:
+        _, found = _ask(kernel, client, address)
+    except OSError:
         return 0
-    return found.get_attr("RTA_OIF") or 0
+    return _number(found, _LEAVES_BY)
 
 
 # The routing rules of this network namespace (ip rule) that choose a table by a mark.
@@ -82,17 +130,22 @@ def _leaves_by(route: Any, address: Address, client: Address) -> int:
 def rule_marks() -> set[int]:
     """Return the marks, under their masks. Raises NodeError."""
     try:
-        with pyroute2_parts.IPRoute() as route:
-            rules = [rule for family in (AF_INET, AF_INET6) for rule in route.get_rules(family)]
-    except (pyroute2_parts.NetlinkError, OSError) as error:
+        messages = [
+            it for family in _AF.values() for it in netlink.dump(_GET_RULE, _header(family))
+        ]
+    except OSError as error:
         raise NodeError(f"routing rules cannot be listed: {error.args[-1]}") from error
-    found = ((rule.get_attr("FRA_FWMARK"), rule.get_attr("FRA_FWMASK")) for rule in rules)
-    return {mark & (2**32 - 1 if mask is None else mask) for mark, mask in found if mark} - {0}
+    rules = [netlink.attributes(message, _HEADER.size) for message in messages]
+    every_bit = (2**32 - 1).to_bytes(4, sys.byteorder)
+    masked = (
+        _number(rule, _RULE_MARK) & _number({_RULE_MASK: every_bit, **rule}, _RULE_MASK)
+        for rule in rules
+    )
+    return set(masked) - {0}
 
 
-_UNICAST, _LOCAL = 1, 2  # RTN_UNICAST, RTN_LOCAL
+_LOCAL = 2  # RTN_LOCAL
 _CLOSED = {6: "blackhole", 7: "unreachable", 8: "prohibit"}  # RTN_BLACKHOLE, ...
-_AF = {4: 2, 6: 10}
 
 
 class Route(NamedTuple):
@@ -116,49 +169,44 @@ def route_to(
 
     Raises OSError if rtnetlink is not available.
     """
-    words: dict[str, Any] = {"dst": str(destination)}
-    if source is not None and came_by:
-        words["src"] = str(source)
-    if came_by:
-        words["iif"] = came_by
-    if mark:
-        words["mark"] = mark
-    with pyroute2_parts.IPRoute() as ipr:
+    with netlink.route_socket() as kernel:
         try:
-            answer = next(iter(ipr.route("get", **words)))
-        except pyroute2_parts.NetlinkError as error:
-            return Route(0, why=str(error.args[-1]).lower())
-        return _read(ipr, answer)
+            kind, found = _ask(kernel, destination, source if came_by else None, came_by, mark)
+        except OSError as error:
+            return Route(0, why=_reason(error))
+    return _read(kind, found)
 
 
 def without_route(destinations: Iterable[Address]) -> Iterator[tuple[Address, str]]:
     """Yield the destinations without a usable route from this node, and why."""
-    with pyroute2_parts.IPRoute() as ipr:
+    with netlink.route_socket() as kernel:
         for each in destinations:
             try:
-                next(iter(ipr.route("get", dst=str(each))))
-            except pyroute2_parts.NetlinkError as error:
-                yield each, str(error.args[-1]).lower()
+                _ask(kernel, each)
+            except OSError as error:
+                yield each, _reason(error)
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno or 0).lower()
 
 
 def default_devices(version: int) -> Iterator[int]:
     """Yield the devices of default routes, lowest metric first."""
-    with pyroute2_parts.IPRoute() as ipr:
-        found = [it for it in ipr.get_default_routes(family=_AF[version]) if it.get_attr("RTA_OIF")]
-    for route in sorted(found, key=lambda it: it.get_attr("RTA_PRIORITY") or 0):
-        yield route.get_attr("RTA_OIF")
+    found = [it for it in _default_routes(_AF[version]) if _LEAVES_BY in it]
+    for route in sorted(found, key=lambda it: _number(it, _PRIORITY)):
+        yield _number(route, _LEAVES_BY)
 
 
-def _read(ipr: Any, answer: Any) -> Route:
-    if answer["type"] in _CLOSED:
-        return Route(0, why=f"a route of type {_CLOSED[answer['type']]}")
-    ifindex = answer.get_attr("RTA_OIF") or 0
-    gateway, source = answer.get_attr("RTA_GATEWAY"), answer.get_attr("RTA_PREFSRC")
-    links = ipr.get_links(ifindex) if ifindex else []
+def _read(kind: int, found: Attributes) -> Route:
+    if kind in _CLOSED:
+        return Route(0, why=f"a route of type {_CLOSED[kind]}")
+    ifindex = _number(found, _LEAVES_BY)
+    gateway, source = found.get(_GATEWAY), found.get(_PREFERRED_SOURCE)
     return Route(
         ifindex,
-        links[0].get_attr("IFLA_IFNAME") if links else "",
+        if_indextoname(ifindex) if ifindex else "",
         ip_address(gateway) if gateway else None,
         ip_address(source) if source else None,
-        local=answer["type"] == _LOCAL,
+        local=kind == _LOCAL,
     )

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from pyroute2 import netns
-from pyroute2.iproute import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.errors import NodeError
+from ebpflb.kernel.netlink import dump
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch, list_devices
 from ebpflb.lab.netns import ip as run_ip
 from ebpflb.model.addresses import Address
@@ -174,16 +173,19 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals: list[Exception] = []
     others = set(threading.enumerate())  # watches of earlier tests are refused nothing
 
-    def refused() -> IPRoute:
+    def refused(kind: int, content: bytes) -> Iterator[bytes]:
         if refusals and threading.current_thread() not in others:
             raise refusals.pop()
-        return IPRoute()
+        return dump(kind, content)
 
     monkeypatch.setattr("ebpflb.kernel.node.device_watch.RELIST_SECONDS", 0.01)
-    monkeypatch.setattr("ebpflb.kernel.pyroute2_parts.IPRoute", refused)
+    monkeypatch.setattr("ebpflb.kernel.netlink.dump", refused)
     DeviceWatch(emitted.put).start()
     ip("address add 192.0.2.1/24 dev d0")
-    refusals += [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
+    refusals += [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)),
+    ]
     ip("link set d0 mtu 1400")
     while isinstance(first := emitted.get(timeout=WAIT_SECONDS), DevicesChanged):
         pass
@@ -198,9 +200,7 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that cannot know its devices at the start says so, and does not guess."""
-    monkeypatch.setattr(
-        "ebpflb.kernel.pyroute2_parts.IPRoute", lambda: os.open("/nowhere", os.O_RDONLY)
-    )
+    monkeypatch.setattr("ebpflb.kernel.netlink.dump", lambda *_: os.open("/nowhere", os.O_RDONLY))
     with pytest.raises(NodeError, match="devices cannot be listed: No such file"):
         DeviceWatch(lambda _: None).start()
 
