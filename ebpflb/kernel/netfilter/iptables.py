@@ -10,9 +10,10 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from socket import AF_INET, AF_INET6
-from typing import NamedTuple
 
 from ebpflb import child
 from ebpflb.errors import NodeError
@@ -89,12 +90,20 @@ FAMILY_OF_TOOL = {"iptables": AF_INET, "ip6tables": AF_INET6}
 NFT_FAMILY = {"iptables": "ip", "ip6tables": "ip6"}
 
 
-class Tool(NamedTuple):
-    """One family in one variant; ``command`` is None if it is not installed."""
+@dataclass(frozen=True)
+class Tool:
+    """One family in one variant."""
 
     family: str  # iptables or ip6tables
     variant: str  # legacy or nft
-    command: str | None
+
+    @cached_property
+    def command(self) -> str | None:
+        """The program; None if it is not installed. Most tables are not there: it is rarely asked.
+
+        Raises NodeError.
+        """
+        return _command(self.family, self.variant)
 
     @property
     def name(self) -> str:
@@ -130,7 +139,7 @@ def tools() -> Iterator[Tool]:
     """Yield both families in both variants."""
     for family in FAMILY_OF_TOOL:
         for variant in (LEGACY, _NFT):
-            yield Tool(family, variant, _command(family, variant))
+            yield Tool(family, variant)
 
 
 def _command(family: str, variant: str) -> str | None:
