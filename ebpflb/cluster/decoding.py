@@ -8,7 +8,6 @@ bytes, then each object by itself, so that an invalid object does not affect oth
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,8 +31,7 @@ FIELDS: dict[str, Callable[[Object], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FieldTest:
+class FieldTest(Struct, frozen=True):
     """``field`` must equal ``value``, or differ from it if not ``equal``."""
 
     field: str
@@ -47,8 +45,7 @@ class FieldTest:
         return (FIELDS[self.field](item) == self.value) == self.equal
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(Struct, frozen=True):
     """Objects without the label ``absent`` that pass ``test``; None means no condition."""
 
     absent: str | None = None

@@ -7,6 +7,8 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import chain
 
+from msgspec import Struct
+
 from ebpflb.model import addresses, nodes
 from ebpflb.model.addresses import Address, Family, Network
 
@@ -216,8 +218,7 @@ class LocalMode(StrEnum):
     NAME_PREFIX = "InterfaceNamePrefix"
 
 
-@dataclass(frozen=True)
-class LocalDetector:
+class LocalDetector(Struct, frozen=True):
     """One mode and its parameters; by default no traffic counts as from pods."""
 
     mode: LocalMode = LocalMode.CLUSTER_CIDR

@@ -91,8 +91,7 @@ _node_hints: _Hints = attrgetter("hints.nodes")
 _zone_hints: _Hints = attrgetter("hints.zones")
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """The node's name and zone; ``zone`` is "" if the node has no zone label."""
 
     node: str
@@ -299,8 +298,7 @@ def _not_ready(endpoint: Endpoint) -> UnusedReason:
 # serve, but should get no new connections.
 
 
-@dataclass(frozen=True, slots=True)
-class HealthCheck:
+class HealthCheck(Struct, frozen=True):
     """``local_endpoints``: the number of endpoints by family, for the families of the Service."""
 
     port: int

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from ebpflb.errors import InvalidObject
 from ebpflb.model.objects import Object
 
@@ -76,16 +78,14 @@ class Removed:
     version: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
+class SourceStatus(Struct, frozen=True):
     """Whether a source can currently be read; ``error`` is None after it has recovered."""
 
     source: str
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Disturbed:
+class Disturbed(Struct, frozen=True):
     """An object that this check of the audit compares may have been removed."""
 
     check: str

@@ -6,9 +6,10 @@ A flow stays with the engine that opened it until the flow ends.
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address, Family, Network, family
@@ -194,8 +195,7 @@ _CHOSEN = "chosen by --packet-path"
 _WORKS = "the kernel's NAT works with nftables"
 
 
-@dataclass(frozen=True)
-class PacketPath:
+class PacketPath(Struct, frozen=True):
     """The engine in force; ``reason`` is one sentence for the operator, without a full stop."""
 
     engine: Engine

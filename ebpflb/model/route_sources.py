@@ -8,9 +8,10 @@ prefixes that are listed here.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_network
 from itertools import combinations
+
+from msgspec import Struct
 
 from ebpflb.model.addresses import Address, Family, Network, family
 
@@ -23,8 +24,7 @@ _SPECIAL = tuple(map(ip_network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))
 _SPECIAL += tuple(map(ip_network, ("::/8", "fe80::/10", "ff00::/8")))
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRoute:
+class DeviceRoute(Struct, frozen=True):
     """Destinations behind a device; ``source`` is the route's ``src``."""
 
     ifindex: int
@@ -32,8 +32,7 @@ class DeviceRoute:
     source: Address | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RouteSource:
+class RouteSource(Struct, frozen=True):
     """The source address of masqueraded flows that leave by a device for this network."""
 
     ifindex: int

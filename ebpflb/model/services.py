@@ -20,6 +20,8 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from msgspec import Struct
+
 from ebpflb import errors
 from ebpflb.model import addresses, annotations, field_checks, objects
 from ebpflb.model.addresses import Address, Family, Network
@@ -34,8 +36,7 @@ from ebpflb.model.objects import Metadata
 # too.
 
 
-@dataclass(frozen=True)
-class ExternalIps:
+class ExternalIps(Struct, frozen=True):
     """The addresses that --external-ips allows.
 
     ``networks`` is None if every address is allowed.
@@ -110,8 +111,7 @@ class Requirement(NamedTuple):
         return found != self.negated
 
 
-@dataclass(frozen=True)
-class ServedServices:
+class ServedServices(Struct, frozen=True):
     """Services in one of ``namespaces`` (empty: all) whose labels meet all of ``selector``."""
 
     namespaces: frozenset[str] = frozenset()
@@ -200,8 +200,7 @@ def _requirement(text: str) -> Requirement:
 # The operator's choices for Services on this node; Services may override some of them.
 
 
-@dataclass(frozen=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """The operator's choices for Services.
 
     ``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs are

@@ -45,8 +45,7 @@ from ebpflb.plan.entries import (
 _DETECT = frozenset({"detect_local"})
 
 
-@dataclass(frozen=True)
-class DesiredNode:
+class DesiredNode(Struct, frozen=True, dict=True):
     """The desired content of the maps for this node.
 
     ``known`` are all devices, ``served`` those with programs; ``primary`` are the Node's addresses.

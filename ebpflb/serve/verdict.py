@@ -9,10 +9,11 @@ The published status of an agent counts only as long as that agent runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
@@ -49,8 +50,7 @@ class VerdictReason(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """The facts behind a verdict. ``published``: of the last agent; None if there was none.
 
     ``forwarding``: the traffic that FORWARD drops, in words, and whether it does so now. ``pulse``:
@@ -62,7 +62,7 @@ class Facts:
     socket_hooks: Sequence[str]
     published: AgentStatus | None
     now: datetime
-    forwarding: Mapping[str, bool] = field(default_factory=dict)
+    forwarding: Mapping[str, bool] = {}
     pulse: Pulse | None = None
     hangs: bool = False
     overruled: str = ""  # the problem if programs without an agent precede a kube-proxy

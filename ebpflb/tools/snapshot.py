@@ -6,8 +6,9 @@ Also how backends and times are formatted, the same way in every row.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
@@ -27,8 +28,7 @@ from ebpflb.plan.entries import (
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The open maps, and the entries of those that the agent writes."""
 
     maps: Mapping[str, Map]

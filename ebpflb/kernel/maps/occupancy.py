@@ -11,7 +11,8 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import MAPS, MapSpec, ffi, names
@@ -73,8 +74,7 @@ _LOAD_SIZE = MAPS["backend_loads"].value_size
 _UNCOUNTED = struct.Struct(f"={_UNCOUNTED_AT}xI{_LOAD_SIZE - _UNCOUNTED_AT - 4}x")
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """The result of one count.
 
     ``at`` is in seconds since the epoch; ``entries`` by map, ``flows`` by protocol. ``uncounted``

@@ -9,7 +9,8 @@ established connections alive while the table is missing.
 
 import errno
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import nft
@@ -145,14 +146,13 @@ class NetfilterTable:
         return words
 
 
-@dataclass
-class _Existing:
+class _Existing(Struct):
     """The kernel's state; ``flags`` is None if there is no table."""
 
     flags: int | None = None
-    sets: dict[str, bytes] = field(default_factory=dict)
-    chains: dict[str, bytes] = field(default_factory=dict)
-    rules: dict[str, list[bytes]] = field(default_factory=dict)  # of each chain, in order
+    sets: dict[str, bytes] = {}
+    chains: dict[str, bytes] = {}
+    rules: dict[str, list[bytes]] = {}  # of each chain, in order
 
 
 def _read() -> _Existing:

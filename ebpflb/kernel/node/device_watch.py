@@ -4,17 +4,17 @@
 import logging
 import math
 import socket
+import struct
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from struct import Struct
 from typing import NamedTuple
 
 from inotify_simple import INotify, flags
+from msgspec import Struct
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink, pyroute2_parts
@@ -94,12 +94,12 @@ class RemovalWatch(DescriptorWorker):
 
 # rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
 _GET_LINK, _GET_ADDRESS = 18, 22  # RTM_*
-_LINK_HEADER = Struct("=BxHiII")  # struct ifinfomsg
+_LINK_HEADER = struct.Struct("=BxHiII")  # struct ifinfomsg
 _LINK_ADDRESS, _NAME, _MASTER, _LINK_INFO = 1, 3, 10, 18  # IFLA_*
 _KIND, _SLAVE_KIND, _SLAVE_DATA = 1, 4, 5  # IFLA_INFO_*
 _BRIDGE = netlink.to_text("bridge")
 _HAIRPIN_MODE = 4  # IFLA_BRPORT_MODE
-_ADDRESS_HEADER = Struct("=BBBBI")  # struct ifaddrmsg
+_ADDRESS_HEADER = struct.Struct("=BBBBI")  # struct ifaddrmsg
 _PEER, _OWN = 1, 2  # IFA_ADDRESS, IFA_LOCAL
 _ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
 _IFF_LOOPBACK = 8
@@ -111,8 +111,7 @@ _ROUTES = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 RELIST_SECONDS = 1.0  # pause after a failed listing
 
 
-@dataclass(frozen=True, slots=True)
-class DevicesChanged:
+class DevicesChanged(Struct, frozen=True):
     """All devices that exist now, except the one of kube-proxy's ipvs mode.
 
     That device has every cluster IP, and none of them is an address of the node. ``route_sources``

@@ -9,11 +9,12 @@ matters: rules that match an ipset are removed before the ipset. Other settings 
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import pyroute2_parts
@@ -130,16 +131,15 @@ class Leftover(NamedTuple):
     remove: Callable[[], None]
 
 
-@dataclass
-class LeftoverSurvey:
+class LeftoverSurvey(Struct):
     """All leftovers.
 
     ``retained`` ones are used by other programs; ``unreadable`` ones may be leftovers.
     """
 
-    removable: list[Leftover] = field(default_factory=list)
-    retained: list[str] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
+    removable: list[Leftover] = []
+    retained: list[str] = []
+    unreadable: list[str] = []
 
 
 def survey() -> LeftoverSurvey:

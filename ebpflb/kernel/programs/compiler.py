@@ -24,12 +24,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from ebpflb import child, files
 from ebpflb.errors import CompileError, in_words
@@ -152,8 +152,7 @@ ANY_BCC = "any"
 NO_BCC = "BCC is missing: apt install python3-bpfcc (the package called bcc on PyPI is another)"
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     """Bytecode and section by program name; ``cached``: it did not have to be compiled."""
 
     programs: dict[str, bytes]

@@ -3,10 +3,11 @@
 
 import random
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links
@@ -42,8 +43,7 @@ class ExitStatus(IntEnum):
     DROPPED = 5  # it times out
 
 
-@dataclass
-class Explained:
+class Explained(Struct):
     """The answer; ``shares`` is empty if no endpoint had to be chosen."""
 
     asked: Frontend
@@ -54,7 +54,7 @@ class Explained:
     says: str
     status: ExitStatus
     service: str = ""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = []
 
     @property
     def protocol(self) -> str:

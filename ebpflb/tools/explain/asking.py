@@ -7,11 +7,12 @@ The thread must be in the node's network namespace.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
@@ -239,8 +240,7 @@ UNKNOWN_COOKIE = 2**64 - 1  # for a pod, if the kernel has no option for it (bef
 FORMS = "a pod (NAME or NAMESPACE/NAME), an address, a network namespace, a PID, node or outside"
 
 
-@dataclass(frozen=True)
-class Client:
+class Client(Struct, frozen=True):
     """The client; ``address`` is None for a pod without an address of the question's family.
 
     ``hooked``: whether socket hooks see its sockets; ``notes``: unknown facts.

@@ -3,7 +3,8 @@
 
 import errno
 import socket
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from ebpflb.errors import KernelError, NodeError, one_line
 from ebpflb.kernel import recording
@@ -22,11 +23,10 @@ _OVER = {FlowState.CLOSED, FlowState.RESET}  # the next SYN opens another connec
 _TYPES = {Protocol.TCP: 1, Protocol.UDP: 2, Protocol.SCTP: 1}  # SOCK_STREAM, SOCK_DGRAM
 
 
-@dataclass
-class Way:
+class Way(Struct):
     """The steps so far; ``noted`` comes from the program that decided."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = []
     noted: Noted | None = None
     answer: Answer | None = None
     errno: int = 0

@@ -10,11 +10,12 @@ counts as accepting it.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
@@ -37,8 +38,7 @@ _EXACT = _SILENT | {"-p", "-d", "-i", "-o", "--dport", "--dports"}
 Endpoint = tuple[Address, int]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """A new TCP connection of a client outside to a pod, by the devices ``came_by`` and ``leaves``.
 
     ``near`` are the addresses of the node at the first device; ``inside`` those at other devices,

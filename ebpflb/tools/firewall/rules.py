@@ -6,10 +6,11 @@ Addresses are numbers of 128 bits, IPv4 as v4-mapped IPv6.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import Address, parse_address, parse_network
@@ -39,8 +40,7 @@ class Condition(NamedTuple):
     negated: bool
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True, dict=True):
     """A rule; ``text`` shows it to the operator."""
 
     text: str
@@ -80,19 +80,17 @@ def _is_protocol(value: str, protocol: int) -> bool:
     return not names.isdisjoint(value.split(","))
 
 
-@dataclass
-class Chain:
+class Chain(Struct):
     """``hook`` is netfilter's name in lower case, "" for a chain that only other chains jump to."""
 
     name: str
     hook: str = ""
     priority: int = 0
     is_nat: bool = False
-    rules: list[Rule] = field(default_factory=list)
+    rules: list[Rule] = []
 
 
-@dataclass
-class Table:
+class Table(Struct):
     """``title`` names the table: "table inet filter", "iptables-legacy, table nat".
 
     ``family`` is 4 or 6 if the table has packets of one family only, else 0.
@@ -100,7 +98,7 @@ class Table:
 
     title: str
     family: int = 0
-    chains: dict[str, Chain] = field(default_factory=dict)
+    chains: dict[str, Chain] = {}
 
     def reached_from(self, chain: Chain) -> Iterator[tuple[str, Rule]]:
         """Yield the rules of a chain and of those that it leads to, each with its chain's name.

@@ -2,8 +2,9 @@
 """Read the rules of this node, and return the findings."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct, structs
 
 from ebpflb.kernel.netfilter import rulesets
 from ebpflb.kernel.netfilter.rulesets import Printed
@@ -19,8 +20,7 @@ _NOT_COMPARED = "rules at this hook are not compared: check whether they name Se
 _LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)} | rulesets.OWN_TABLES
 
 
-@dataclass
-class FirewallSurvey:
+class FirewallSurvey(Struct):
     """The findings.
 
     ``found``: each rule that names a Service and may not match its requests, and the remedy;
@@ -29,9 +29,9 @@ class FirewallSurvey:
     """
 
     scope: str
-    found: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    per_packet: list[str] = field(default_factory=list)
+    found: list[tuple[str, str]] = []
+    notes: list[str] = []
+    per_packet: list[str] = []
 
 
 def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
@@ -85,4 +85,4 @@ def _shortened(result: FirewallSurvey) -> FirewallSurvey:
     found, notes = list(dict.fromkeys(result.found)), list(dict.fromkeys(result.notes))
     if len(found) > MOST_SHOWN:
         notes.append(f"{len(found) - MOST_SHOWN} more rules like these")
-    return replace(result, found=found[:MOST_SHOWN], notes=notes[:MOST_SHOWN])
+    return structs.replace(result, found=found[:MOST_SHOWN], notes=notes[:MOST_SHOWN])
