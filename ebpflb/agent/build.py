@@ -98,15 +98,7 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
     """Open the parts in order; the stack closes them."""
     metrics = Metrics()
     stack.callback(metrics.close)
-    source = make_source(
-        inbox.put,
-        node_name=options.node_name,
-        manifests=options.manifests,
-        kubeconfig=options.kubeconfig,
-        master=options.master,
-        observe=metrics.request,
-        on_silent=metrics.watch_silent,
-    )
+    source = _source(options, inbox, metrics)
     source.prepare()
     host = stack.enter_context(HostChanges(options))
     with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
@@ -141,6 +133,18 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
             period=options.sync_period,
         ),
         flowtable=node_sync.flowtable_of(options, missing),
+    )
+
+
+def _source(options: Options, inbox: Inbox, metrics: Metrics) -> Source:
+    return make_source(
+        inbox.put,
+        node_name=options.node_name,
+        manifests=options.manifests,
+        kubeconfig=options.kubeconfig,
+        master=options.master,
+        observe=metrics.request,
+        on_silent=metrics.watch_silent,
     )
 
 

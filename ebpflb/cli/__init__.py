@@ -140,8 +140,22 @@ def _version() -> click.Command:
     return version
 
 
+def _complete_help(
+    context: click.Context, _argument: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The commands of the command that the words so far name."""
+    command: click.Command | None = context.find_root().command
+    for word in context.params.get("words") or ():
+        command = command.get_command(context, word) if isinstance(command, click.Group) else None
+    if not isinstance(command, click.Group):
+        return []
+    return [
+        CompletionItem(it) for it in command.list_commands(context) if it.startswith(incomplete)
+    ]
+
+
 @click.command("help")
-@click.argument("words", metavar="[COMMAND]...", nargs=-1)
+@click.argument("words", metavar="[COMMAND]...", nargs=-1, shell_complete=_complete_help)
 @click.pass_context
 def _print_help(context: click.Context, words: tuple[str, ...]) -> None:
     """Show the help of a command."""

@@ -3,7 +3,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,7 +54,13 @@ def namespace(command: Command) -> Command:
         expose_value=False,
         help="Services of all namespaces: the default.",
     )
-    one = click.option("-n", "--namespace", default="", help="Only Services of this namespace.")
+    one = click.option(
+        "-n",
+        "--namespace",
+        default="",
+        shell_complete=namespace_names,
+        help="Only Services of this namespace.",
+    )
     return every(one(command))
 
 
@@ -63,25 +69,45 @@ def is_in(namespace: str, service: str) -> bool:
     return not namespace or service.startswith(f"{namespace}/")
 
 
-def service_names(_context: object, _option: object, incomplete: str) -> list[str]:
+def _state(context: click.Context) -> Path:
+    """The state directory that is named by the words so far, or by the environment."""
+    named: Path | None = context.params.get("state_dir")
+    return named or Path(os.environ.get(_STATE or "", Paths.state))
+
+
+def service_names(context: click.Context, _option: object, incomplete: str) -> list[str]:
     """Complete NAMESPACE/NAME by what the agent or else the maps know; nothing if neither does."""
     from ebpflb.tools import pins, service_pages
 
-    paths = pins.paths(Path(os.environ.get(_STATE or "", Paths.state)), None)
+    paths = pins.paths(_state(context), None)
     with suppress(EbpflbError, OSError), pins.maps_if_any(paths.state) as maps:
         wanted = service_pages.Wanted((f"{incomplete}*",), _MOST_NAMES)
         return [row.service for row in service_pages.listed(paths, maps, wanted).services]
     return []
 
 
-def pod_names(_context: object, _option: object, incomplete: str) -> list[str]:
+def namespace_names(context: click.Context, _option: object, incomplete: str) -> list[str]:
+    """Complete the name of a namespace that has a Service in the maps."""
+    return _names_in(
+        context, incomplete, lambda maps: (it.namespace for _, it in maps["service_names"].items())
+    )
+
+
+def pod_names(context: click.Context, _option: object, incomplete: str) -> list[str]:
     """Complete the name of a pod that is an endpoint of a Service."""
+    return _names_in(
+        context, incomplete, lambda maps: (it.target for _, it in maps["backend_names"].items())
+    )
+
+
+def _names_in(
+    context: click.Context, begin: str, read: Callable[[dict[str, Any]], Iterable[str]]
+) -> list[str]:
+    """The names that are read of the maps and begin so; none without maps."""
     from ebpflb.tools import pins
 
-    paths = pins.paths(Path(os.environ.get(_STATE or "", Paths.state)), None)
-    with suppress(EbpflbError, OSError), pins.pinned_maps(paths.state) as maps:
-        names = {backend.target for _, backend in maps["backend_names"].items()}
-        return sorted(name for name in names if name.startswith(incomplete))[:_MOST_NAMES]
+    with suppress(EbpflbError, OSError), pins.pinned_maps(_state(context)) as maps:
+        return sorted({name for name in read(maps) if name.startswith(begin)})[:_MOST_NAMES]
     return []
 
 

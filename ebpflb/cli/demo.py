@@ -142,6 +142,7 @@ def _run(demo: Demo) -> None:
     demo.try_out()
     _heading("what the node serves, and why a connection goes where it goes")
     demo.ebpflb("services", "get", f"default/{WEB}")
+    click.echo()
     demo.ebpflb("explain", f"{V4}:{PORT}", "--from", demo.client.v4)
     _heading("a client outside connects to a NodePort: one endpoint here, one elsewhere")
     demo.enter()
@@ -166,8 +167,11 @@ def _say(line: str) -> None:
 
 
 def _print_hints(demo: Demo) -> None:
-    words = " ".join(f"{name}={value}" for name, value in environment(demo.agent.paths).items())
-    me = sys.argv[0]
+    variables = environment(demo.agent.paths)
+    me, own = sys.argv[0], Path(sys.executable).parent
+    if shutil.which("ebpflb") != str(own / "ebpflb"):
+        variables["PATH"] = f"{own}:$PATH"
+    words = " ".join(f"{name}={value}" for name, value in variables.items())
     _heading("the agent runs again, and everything is kept. This makes commands work here:")
     click.echo(f"export {words}")
     _heading("or open a shell on the node, and remove the demo at the end:")

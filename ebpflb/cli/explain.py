@@ -20,6 +20,11 @@ from ebpflb.tools.explain.asking import NamedService, Share, parse_question
 PAGE = 20  # endpoints
 
 
+def _clients(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
+    words = [word for word in ("node", "outside") if word.startswith(incomplete)]
+    return words + common.pod_names(context, option, incomplete)
+
+
 class _Question(click.ParamType):  # type: ignore[type-arg]
     name = "ADDRESS:PORT[/PROTOCOL]"
 
@@ -45,7 +50,7 @@ class _Question(click.ParamType):  # type: ignore[type-arg]
     metavar="CLIENT",
     default="node",
     show_default=True,
-    shell_complete=common.pod_names,
+    shell_complete=_clients,
     help="The client: a pod (NAME or NAMESPACE/NAME), an address, a network namespace (name or "
     "path),"
     " a PID, node, or outside.",

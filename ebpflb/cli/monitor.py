@@ -92,7 +92,13 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command()
-@click.option("--service", metavar="NAMESPACE/NAME", help="Only events of this Service.")
+@click.option(
+    "--service",
+    metavar="NAMESPACE/NAME",
+    shell_complete=common.service_names,
+    help="Only events of this Service.",
+)
+@common.namespace
 @click.option("--client", type=_Clients(), help="Only those of clients with these addresses.")
 @click.option(
     "--verdict",
@@ -108,6 +114,7 @@ class _Clients(click.ParamType):  # type: ignore[type-arg]
 @stream_option("one object a line")
 def monitor(
     service: str | None,
+    namespace: str,
     client: IPv4Network | IPv6Network | None,
     verdicts: tuple[str, ...],
     count: int | None,
@@ -128,7 +135,7 @@ def monitor(
             require_service(service, maps)
         click.echo("waiting for the agent to load the monitor's programs", err=True)
         mask = decision_mask(verdicts or USUAL)
-        teller = Teller(EventNames(maps), EventFilter(service, client))
+        teller = Teller(EventNames(maps), EventFilter(service, client, namespace))
         with closing(EventStream(paths, mask)) as stream:
             click.echo("watching; press Ctrl-C to stop", err=True)
             ended = _Watch(stream, teller, EventLines(output)).run(verdicts, count)

@@ -26,7 +26,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _GAP = "  "
 _NONE = "<none>"  # an empty cell, so that `awk` counts the columns right
 _LEAST_TEXT = 20  # characters of free text that are left on the narrowest terminal
-_NUMBER = re.compile(r"(\d+(\.\d+)?( ?(%|[nµm]?s))?|[-?])?")
+_NUMBER = re.compile(r"(\d+(\.\d+)?( ?(%|[nµm]?s|min|h|d))?|[-?])?")
 
 
 class Output(NamedTuple):
@@ -109,9 +109,9 @@ def print_names(names: Iterable[object]) -> None:
 
 
 def print_none_found(what: str = "resources", namespace: str = "") -> None:
-    """Says on stderr, as kubectl does, that a list is empty."""
-    where = f" in {namespace} namespace." if namespace else ""
-    click.echo(f"No {what} found{where}", err=True)
+    """Says on stderr, in kubectl's words, that a list is empty."""
+    found = f"No resources found in {namespace} namespace." if namespace else f"No {what} found"
+    click.echo(found, err=True)
 
 
 def print_list(
@@ -160,8 +160,8 @@ def table_lines(
     least: Mapping[str, int] | None = None,
 ) -> Iterator[str]:
     """The lines of a table; none without rows. If a line would be longer than ``width``, the last
-    cell ends in an ellipsis; 0: no bound. ``least``: how wide columns are at least, for rows that
-    come one by one.
+    cell ends in an ellipsis, after a whole word; 0: no bound. ``least``: how wide columns are at
+    least, for rows that come one by one.
     """
     if not rows:
         return
@@ -186,7 +186,11 @@ def _is_of_numbers(column: Sequence[str]) -> bool:
 
 
 def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    """The words of the text that fit, one at least: a part of an address would be another one."""
+    if len(text) <= width:
+        return text
+    words = text[:width].rpartition(" ")[0] or text.partition(" ")[0]
+    return text if words == text else f"{words.rstrip(' ,;:')}…"
 
 
 def _aligned(text: str, width: int, to_right: bool) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +141,18 @@ def require_features(state_dir: Path, cgroup_root: Path | None) -> None:
         raise NodeError("this node cannot run ebpflb:\n" + "\n".join(f"  {line}" for line in lines))
 
 
+class _Formatter(redaction.Formatter):
+    """Writes times as every command does: RFC 3339 with the offset of the local zone."""
+
+    def formatTime(self, record: logging.LogRecord, _: str | None = None) -> str:
+        return (
+            datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+        )
+
+
 def set_up_logging() -> None:
     handler = logging.StreamHandler()
-    layout = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
-    handler.setFormatter(redaction.Formatter(layout, "%H:%M:%S"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for verbose in ("urllib3", "kubernetes", "pyroute2"):
         logging.getLogger(verbose).setLevel(logging.WARNING)

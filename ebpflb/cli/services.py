@@ -61,7 +61,16 @@ def _list_row(row: ServiceRow, wide: bool) -> Row:
     }
     if wide:
         cells["policies"] = ",".join(row.policies)
-    return {**cells, "problem": "; ".join(row.problems)}
+    return {**cells, "problem": _problems(row.problems)}
+
+
+def _problems(problems: list[str]) -> str:
+    """Each reason once, before the frontends that have it: a terminal shows the beginning."""
+    places: dict[str, list[str]] = {}
+    for problem in problems:
+        place, _, reason = problem.partition(": ")
+        places.setdefault(reason, []).append(place)
+    return "; ".join(f"{reason} ({', '.join(each)})" for reason, each in places.items())
 
 
 def show_page(page: ServicePage, output: Output, limit: int) -> None:
@@ -140,7 +149,7 @@ def _endpoint(port: str, row: EndpointRow, *, wide: bool) -> Row:
     }
     if wide:
         cells |= {"id": row.id or "", "not_local_because": row.not_local}
-    return {**cells, "not_used_because": reason}
+    return {**cells, "reason": reason}
 
 
 def _short(port: str) -> str:
@@ -248,6 +257,7 @@ def list_(
     "-n",
     "--namespace",
     default="",
+    shell_complete=common.namespace_names,
     help="Where SERVICE is only a NAME.  [default: default, or the only one that has it]",
 )
 @limit_option

@@ -66,6 +66,8 @@ GROUPS = {
     ),
     "kube-proxy": ("kube_proxy", "left_to_kube_proxy"),
 }
+# Where the field's name is no word for the operator.
+LABELS = {"contested": "claimed twice", "stale_udp_error": "UDP not ended"}
 MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
 _LABEL = 20  # columns of the longest label
 
@@ -115,6 +117,12 @@ def resets_text(facts: Facts) -> dict[str, str]:
     return {str(each.name): f"after {each.grace:g} s" for each in watched}
 
 
+def _flows_text(numbers: Mapping[str, int]) -> str:
+    """What became of the entries of a flow table."""
+    gone = f"removed {numbers['swept']}, evicted {numbers['evicted']}"
+    return f"present {numbers['entries']}, {gone}"
+
+
 def groups(facts: Mapping[str, Any]) -> Iterator[str]:
     """The lines of each group that has a value, under its name."""
     for title, names in GROUPS.items():
@@ -125,7 +133,7 @@ def groups(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def fact_lines(name: str, value: Any) -> Iterator[str]:
     """A line for each item of a mapping, or one for another value; none for what is empty."""
-    label = f"  {name.replace('_', ' '):{_LABEL}} "
+    label = f"  {LABELS.get(name, name.replace('_', ' ')):{_LABEL}} "
     if isinstance(value, Mapping):
         for item, text in islice(value.items(), MAX_NAMED_IN_TEXT):
             yield f"{label}{item}: {_state_text(text)}"
@@ -175,7 +183,8 @@ def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list
         "last_received": {kind: since(at, facts.now) for kind, at in received.items()},
         "reset_on_removal": resets_text(facts),
     }
-    now = {"agent": agent_text(facts), "served_by": served_by(facts), **node}
+    flows = {name: _flows_text(numbers) for name, numbers in node["flows"].items()}
+    now = {"agent": agent_text(facts), "served_by": served_by(facts), **node, "flows": flows}
     lines = [versions(facts.published), *headline(*judge(facts), left)]
     if facts.runs:
         return [*lines, *groups({**now, **published})]

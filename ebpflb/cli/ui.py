@@ -46,6 +46,8 @@ class _Address(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False, path_type=Path),
+    envvar="EBPFLB_TOKEN_FILE",
+    show_envvar=True,
     help="A file with the token that the page asks its users for.  [default: no token]",
 )
 @click.option(

@@ -3,12 +3,17 @@
 
 import click
 
+from ebpflb.cli.output import Output, data_option, print_as
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 
 
 @click.command()
-def version() -> None:
+@data_option
+def version(output: Output) -> None:
     """Show the version, the commit that it was built from, and that commit's date."""
+    if output.is_data:
+        print_as(output, {"version": VERSION, "commit": COMMIT, "build_date": BUILD_DATE})
+        return
     click.echo(f"ebpflb {VERSION}")
     click.echo(f"commit      {COMMIT}")
     click.echo(f"build date  {BUILD_DATE}")

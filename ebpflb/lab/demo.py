@@ -72,7 +72,8 @@ class Demo:
         self.agent.start()
         lines = [it for it in self.agent.log().splitlines() if any(w in it for w in LOG_WORDS)]
         for line in lines[: len(LOG_WORDS)]:
-            self.say(_shortened(f"    {line}"))
+            _time, _level, message = line.split(" ", 2)
+            self.say(_shortened(f"    {message}"))
 
     def scale(self, count: int) -> None:
         """Writes the manifest with the first ``count`` pods as endpoints."""
@@ -157,7 +158,6 @@ class Demo:
         process = self.node.start(command, env={**os.environ, **environment(self.agent.paths)})
         if process.wait():
             raise NodeError(f"`ebpflb {' '.join(words)}` failed")
-        self.say("")
 
     def _conntrack(self) -> None:
         """Prints the entries of connections to the NodePort, each in two lines."""

@@ -32,7 +32,7 @@ class Cause(StrEnum):
     INVALID_OBJECTS = "invalid objects"
     DRIFT = "drift"
     AUDIT_ERRORS = "audit errors"
-    STALE_UDP = "stale UDP sockets"
+    STALE_UDP = "UDP sockets not ended"
     PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
     NOT_FORWARDED = "not forwarded"

@@ -193,10 +193,11 @@ class Told(msgspec.Struct):
 
 
 class EventFilter(NamedTuple):
-    """``service`` is NAMESPACE/NAME; None: any."""
+    """``service`` is NAMESPACE/NAME; None: any. ``namespace``: of the Service, "" being all."""
 
     service: str | None = None
     client: IPv4Network | IPv6Network | None = None
+    namespace: str = ""
 
 
 class _Ends(NamedTuple):
@@ -221,6 +222,8 @@ class Teller:
         frontend = Frontend(*ends.frontend, event.tuple.protocol) if ends.frontend else None
         service = self._names.service(event.service, frontend)
         if self._wanted.service not in (None, service_of(service)):
+            return None
+        if self._wanted.namespace not in ("", service.partition("/")[0]):
             return None
         pod, addresses = self._client(event, ends)
         if self._wanted.client and not any(it in self._wanted.client for it in addresses):

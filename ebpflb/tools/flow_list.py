@@ -65,7 +65,7 @@ def check_service(maps: Mapping[str, Map], only: FlowFilter) -> None:
     wanted = "/".join(only.service)
     if wanted not in names:
         close = get_close_matches(wanted, sorted(names))
-        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb maps dump services`"
+        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
         raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
 
 

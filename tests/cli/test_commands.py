@@ -104,6 +104,9 @@ def test_completion_of_commands_and_maps(monkeypatch: pytest.MonkeyPatch) -> Non
     assert completed("se") == ["services"]
     assert completed("services", "g") == ["get"]
     assert completed("maps", "dump", "sl") == ["slots"]
+    assert completed("help", "se") == ["services"]
+    assert completed("help", "svc", "") == ["get", "list"]
+    assert completed("help", "status", "") == []
     assert completed("services", "get", "def") == []
 
 

@@ -113,7 +113,7 @@ def test_namespace(ebpflb: Ebpflb, pins: list[str]) -> None:
     assert ebpflb("flows", "list", "-A", *pins).out == everything
     assert ebpflb("flows", "list", "-n", "default", *pins).out == everything
     none = ebpflb("flows", "list", "-n", "shop", *pins)
-    assert none == (0, "", "No flows found in shop namespace.\n")
+    assert none == (0, "", "No resources found in shop namespace.\n")
 
 
 def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:

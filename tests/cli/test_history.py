@@ -84,7 +84,7 @@ def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[Mom
     (all_of_it,) = changes(ebpflb, "-n", "default", "--since", moments[1].at, *where)
     assert tcp in all_of_it["services"]
     none = ebpflb("history", "-n", "none", *where)
-    assert none.err.startswith("No changes found in none namespace.\n")
+    assert none.err.startswith("No resources found in none namespace.\n")
     none = ebpflb("history", "--service", "default/none", *where)
     assert (none.status, none.out) == (0, "") and none.err.startswith("No changes found\n")
 

@@ -65,7 +65,7 @@ def test_get(ebpflb: Ebpflb, where: list[str]) -> None:
     assert done.err == ""
     frontends, endpoints = (part.splitlines() for part in done.out.split("\n\n"))
     assert frontends[0].startswith("SERVICE      PORT     KIND") and len(frontends) > 2
-    assert endpoints[0].endswith("NOT-USED-BECAUSE")
+    assert endpoints[0].endswith("REASON")
     used = [line.split() for line in endpoints if "10.244.1.11:8080" in line]
     assert len(used) == 2 and all("50%" in line for line in used)
     assert any(line.endswith("terminating, while others are ready") for line in endpoints)
@@ -119,7 +119,14 @@ def test_completion(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     assert completed("services", "get", "default/w") == ["default/web"]
     assert completed("flows", "list", "--service", "shop/m") == ["shop/many"]
     assert completed("explain", "default/w") == ["default/web"]
+    assert completed("monitor", "--service", "shop/m") == ["shop/many"]
     assert completed("explain", "default/web", "--from", "web-") == ["web-1", "web-2", "web-3"]
+    assert completed("explain", "default/web", "--from", "no") == ["node"]
+    for words in (["services", "list"], ["services", "get"], ["flows", "list"], ["history"]):
+        assert completed(*words, "-n", "") == ["default", "shop"]
+    monkeypatch.delenv("EBPFLB_STATE_DIR")
+    where = ("--state-dir", str(cluster.agent.paths.state))
+    assert completed("services", "get", *where, "default/w") == ["default/web"]
 
 
 def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:

@@ -73,3 +73,12 @@ def test_every_field_has_a_group() -> None:
     elsewhere = {"pid", "started", "version", "origin", "kube_proxy_runs", "attached"}
     shown = {name for names in status.GROUPS.values() for name in names}
     assert {field.name for field in structs.fields(AgentStatus)} - shown == elsewhere
+
+
+def test_no_word_needs_a_glossary() -> None:
+    """Names of fields that only this program uses have other words in the text."""
+    labels = {next(status.fact_lines(name, "x"))[2:22].strip() for name in status.LABELS}
+    assert labels == {"claimed twice", "UDP not ended"}
+    shown = {name for names in status.GROUPS.values() for name in names} - status.LABELS.keys()
+    unusual = ("stale", "swept", "contested", "origin", "ahead", "kept")
+    assert not [name for name in shown if any(word in name for word in unusual)]

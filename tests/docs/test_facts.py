@@ -6,6 +6,7 @@ import re
 import pytest
 
 from ebpflb.cli.run import run
+from ebpflb.cli.status import LABELS
 from ebpflb.config.parameters import PARAMETERS
 from ebpflb.kernel.maps import layout, map_sizes
 from ebpflb.serve.conditions import Cause
@@ -46,9 +47,8 @@ def test_status() -> None:
     """Every field of the agent's status has its line, except the one that only audit reads."""
     rows = pages.rows(REFERENCE, "What do the lines of status mean?")
     listed = {name for row in rows for name in row[0].split(", ")}
-    assert {field.replace("_", " ") for field in AgentStatus.__struct_fields__} - {
-        "origin"
-    } <= listed
+    fields = set(AgentStatus.__struct_fields__) - {"origin"}
+    assert {LABELS.get(field, field.replace("_", " ")) for field in fields} <= listed
 
 
 def test_runbook_has_each_verdict_and_reason_of_status() -> None:

@@ -100,6 +100,20 @@ def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) 
     assert "1 events shown, 0 lost" in monitor.said()
 
 
+def test_namespace(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
+    """By the namespace of the Service."""
+    other = manifests.service("other", [OTHER_VIP], [{"port": 80}], namespace="shop")
+    cluster.publish(web(endpoint(cluster.web[0])), other)
+    with watching(cluster.agent, tmp_path, "-o", "json", "-n", "shop") as monitor:
+        requests.tcp(pod, VIP)
+        with pytest.raises(ConnectionRefusedError):
+            requests.tcp(pod, OTHER_VIP)
+        monitor.wait_for(lambda it: it["frontend"] == f"{OTHER_VIP}:80")
+        assert monitor.interrupt() == 0
+        services = {it["service"] for it in monitor.events()}
+    assert services == {"shop/other/TCP"}
+
+
 def test_a_client_that_has_gone_meanwhile_is_told(cluster: Cluster, tmp_path: Path) -> None:
     """Its process and namespace have gone before anybody asks for its name: that is left out."""
     call = f"import socket; socket.socket(2, 2).connect_ex(('{VIP}', 80))"

@@ -222,7 +222,7 @@ def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
     if way.went == "dropped" or way.answer is Answer.DENY:
         return name, _DROPS.get(name, "the packet is dropped"), ExitStatus.DROPPED
     if way.answer is Answer.REWRITE and name == "translated":
-        says = "the socket is connected to an endpoint; no packet is translated"
+        says = "at the socket; its packets are not translated"
         return name, says, ExitStatus.ENDPOINT
     if name == "established":
         return name, "belongs to a known flow and is handled as before", ExitStatus.ENDPOINT

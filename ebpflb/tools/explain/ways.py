@@ -50,7 +50,7 @@ def call(recorder: RecordingPrograms, facts: MapFacts, asked: Frontend, client: 
     last = found[-1]
     if way.answer is Answer.REWRITE:
         to = host_port(last.address, recording.port_of(last.value))
-        way.say("connect", f"the kernel connects to {to}; getpeername() says {asked}")
+        way.say("connect", f"to {to} instead; getpeername() says {asked}")
     elif way.answer is Answer.DENY:
         way.say("connect", f"fails with {errno.errorcode.get(way.errno, 'EPERM')}")
     return way

@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from ebpflb.kernel import recording
@@ -249,8 +250,8 @@ class Words:
         if entry is None:
             return ""
         left = entry.last_used / 1e9 + self.service.affinity_seconds - time.monotonic()
-        clock = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
-        return f"until {clock}, {max(0, round(left))} s from now"
+        until = datetime.fromtimestamp(time.time() + left).astimezone()
+        return f"until {until.isoformat(timespec='seconds')} (in {max(0, round(left))} s)"
 
     def _affinity_key(self, service: int) -> Any:
         return affinity_key(self.client, service, is_packet=self.is_packet)
