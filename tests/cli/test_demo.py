@@ -17,18 +17,8 @@ from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import NETNS
+from tests.kit.own_demo import EBPFLB, PREFIX
 
-PREFIX = f"ebpflb-test-{os.getpid()}-demo"
-# SIGINT as in a terminal: a shell that starts the tests in the background has it ignored.
-COMMAND = f"""
-import importlib, signal
-from ebpflb.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
-demo = importlib.import_module("ebpflb.cli.demo")
-assert demo.DEMO_PREFIX
-demo.DEMO_PREFIX = {PREFIX!r}
-main()
-"""
 STEPS = [
     "# set-up",
     "serving",
@@ -46,8 +36,9 @@ COLUMNS = 80
 
 def begin(*words: str) -> "subprocess.Popen[str]":
     """In a session of its own, as in a terminal; only this demo is touched."""
-    command = [sys.executable, "-u", "-c", COMMAND, "demo", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        [*EBPFLB, "demo", *words], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +129,7 @@ def test_kept() -> None:
 
 
 def _in_shell(script: str, *host: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", COMMAND, "demo", "shell", *host]
+    command = [*EBPFLB, "demo", "shell", *host]
     given = os.environ | {"SHELL": "/bin/sh"}
     return subprocess.run(command, input=script, env=given, capture_output=True, text=True)
 
