@@ -58,13 +58,14 @@ class Sample(NamedTuple):
 
 def sample(maps: Mapping[str, Map]) -> Sample:
     """Raises KernelError."""
-    read_services, read_backends = maps["service_stats"].get, maps["backend_stats"].get
     services = [number for number, _ in maps["service_names"].items()]
     backends = [number for number, _ in maps["backend_names"].items()]
+    of_services = maps["service_stats"].get_many(services)
+    of_backends = maps["backend_stats"].get_many(backends)
     return Sample(
         time.monotonic(),
-        {number: ServiceCounters(*read_services(number)) for number in services},
-        {number: BackendCounters(*read_backends(number)) for number in backends},
+        {number: ServiceCounters(*counts) for number, counts in of_services.items()},
+        {number: BackendCounters(*counts) for number, counts in of_backends.items()},
         {name: maps["verdicts"].get(number)[0] for number, name in VERDICTS.items()},
     )
 

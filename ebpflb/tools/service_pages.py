@@ -4,7 +4,7 @@
 Only the agent knows which endpoints are not used, and why. The maps have the counters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from glob import escape
@@ -132,24 +132,28 @@ def _count(page: ServicePage, maps: Mapping[str, Map]) -> None:
     for port in page.ports:
         if port.id:
             port.counters = ServiceCounters(*maps["service_stats"].get(port.id))._asdict()
+        counts = _connections(maps, (row.id for row in port.endpoints if row.id))
         for row in port.endpoints:
             if row.id:
-                row.opened, row.open = _connections(maps, row.id)
+                row.opened, row.open = counts[row.id]
 
 
-def _connections(maps: Mapping[str, Map], backend: int) -> tuple[int, int]:
+def _connections(maps: Mapping[str, Map], backends: Iterable[int]) -> dict[int, tuple[int, int]]:
     """Opened by sockets, and still open; with least-connections those of packets are known too."""
-    counters = BackendCounters(*maps["backend_stats"].get(backend))
-    counted = maps["backend_loads"].get(backend).open
-    return counters.opened, max(counted, counters.opened - counters.closed, 0)
+    found, loads = {}, maps["backend_loads"]
+    for id, counts in maps["backend_stats"].get_many({*backends}).items():
+        counters, counted = BackendCounters(*counts), loads.get(id).open
+        found[id] = counters.opened, max(counted, counters.opened - counters.closed, 0)
+    return found
 
 
 def _count_rows(rows: list[ServiceRow], maps: Mapping[str, Map]) -> None:
     """By the backends that the slots of their frontends hold."""
     backends = _backends(maps, {id for row in rows for id in row.ids})
+    counts = _connections(maps, (backend for members in backends.values() for backend in members))
     for row in rows:
-        counts = [_connections(maps, backend) for id in row.ids for backend in backends[id]]
-        row.opened, row.open = (sum(column) for column in zip((0, 0), *counts, strict=True))
+        own = [counts[backend] for id in row.ids for backend in backends[id]]
+        row.opened, row.open = (sum(column) for column in zip((0, 0), *own, strict=True))
 
 
 def _backends(maps: Mapping[str, Map], ids: set[int]) -> dict[int, set[int]]:

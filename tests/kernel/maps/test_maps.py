@@ -185,9 +185,23 @@ def test_counters_in_arrays(opener: Opener) -> None:
         bpf.map_update(counters.fd, counters.key.pack(at), struct.pack("=4Q", 1, 2, 3, at))
     factor = len(cpus)
     assert counters.get(1) == (factor, 2 * factor, 3 * factor, sum(1 + 4 * cpu for cpu in cpus))
+    assert counters.get_many({2, 1}) == {1: counters.get(1), 2: counters.get(2)}
     counters.zero([1])
     assert counters.get(1) == (0, 0, 0, 0)
     assert counters.get(2)[0] == factor
+
+
+def test_many_counters_are_read_in_parts(opener: Opener) -> None:
+    """Also the last ones, where the last part is not whole."""
+    counters = opener(layout.MAPS["backend_stats"]._replace(entries=10_000))
+    keys = (0, 4095, 4096, 8192, 9999)
+    for key in keys:
+        for cpu in range(bpf_map.counter_parts()):
+            at = struct.pack("=I", key + cpu * 10_000)
+            bpf.map_update(counters.fd, at, struct.pack("=2Q", key, cpu))
+    assert counters.get_many(keys) == {key: counters.get(key) for key in keys}
+    assert counters.get_many(keys)[9999][0] == 9999 * bpf_map.counter_parts()
+    assert counters.get_many(()) == {}
 
 
 @pytest.mark.parametrize(
