@@ -8,6 +8,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -35,6 +36,7 @@ READERS, WAITING, WAITING_TO_EXPLAIN = 4, 32, 4
 SHOWN_ROWS = 200  # of what is no page
 MOST_SERVICES = 1000  # in one answer
 PAGE_ROWS = 100  # endpoints of a service port
+CHANGE_ROWS = 500  # service ports of all changes in one answer
 
 Respond = Callable[[Request], Awaitable[Response | EventsResponse]]
 
@@ -161,11 +163,14 @@ class Api:
         return {**found, "endpoints": endpoints[:SHOWN_ROWS], "more_endpoints": more}
 
     async def _history(self, request: Request) -> Any:
-        """The latest changes as the command has them."""
+        """The latest changes as the command has them; unless ``whole`` is asked for, with at most
+        CHANGE_ROWS service ports in all, and the number of the others.
+        """
         name, since = text(request, "service", ""), text(request, "since", "")
         service, begin = service_name(name) if name else None, moment(since) if since else None
         limit = number(request, "limit", SHOWN_ROWS)
-        return await self._readers.run(lambda: self._source.history(service, begin, limit))
+        found = await self._readers.run(lambda: self._source.history(service, begin, limit))
+        return found if "whole" in request.query_params else latest_rows(found)
 
     async def _events(self, request: Request) -> Any:
         wanted, words = event_filter(request), verdicts(request)
@@ -225,6 +230,23 @@ def cut(found: ServicePage, page: int) -> int:
     return pages
 
 
+def latest_rows(found: dict[str, Any]) -> dict[str, Any]:
+    """The newest changes with CHANGE_ROWS service ports in all; a change without one counts as one.
+
+    ``more_services`` is how many of a change are left out, ``earlier`` counts whole changes.
+    """
+    kept: list[dict[str, Any]] = []
+    left, changes = CHANGE_ROWS, found["changes"]
+    for change in reversed(changes):
+        if left <= 0:
+            break
+        more = max(0, len(change.services) - left)
+        fields = {**msgspec.structs.asdict(change), "services": change.services[:left]}
+        kept.insert(0, {**fields, "more_services": more})
+        left -= max(1, len(change.services))
+    return {**found, "changes": kept, "earlier": found["earlier"] + len(changes) - len(kept)}
+
+
 # What a request asks for, by its parameters; all raise BadInput that says what is wrong.
 
 _LONGEST = 300  # characters of a parameter
@@ -260,6 +282,7 @@ def list_query(request: Request) -> ListQuery:
         "problems" in query,
         sort,
         number(request, "limit", ListQuery().limit, MOST_SERVICES),
+        "reverse" in query,
     )
 
 

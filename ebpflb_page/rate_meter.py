@@ -21,8 +21,8 @@ from ebpflb.tools.rates import DROPPED, Rate, Sample
 from ebpflb_page.paced import SECONDS, Paced
 
 KEPT_SECONDS, MINUTE = 300.0, 60.0
-MOST_LINES = 12  # endpoints in a graph; the slower ones are one line together
-OTHERS = "all others"
+MOST_LINES = 11  # endpoints in a graph; the slower ones are one line together, the twelfth colour
+OTHERS, REFUSED = "all others", "refused"
 _IDLE = 20.0  # seconds without a reading: a new beginning
 _PART = 10
 
@@ -72,7 +72,9 @@ class Line(msgspec.Struct):
 
 
 class Graph(msgspec.Struct):
-    """New connections a second of a Service's endpoints; ``ages`` are seconds, the oldest first."""
+    """New connections a second of a Service's endpoints, and how many were refused if any were;
+    ``ages`` are seconds, the oldest first.
+    """
 
     ages: list[float] = []
     lines: list[Line] = []
@@ -130,6 +132,9 @@ class RateMeter:
         if len(total) > len(drawn):
             rest = [round(sum(it[key] for key in it if key not in drawn), 1) for it in points]
             lines.append(Line(OTHERS, rest))
+        refused = [it.refused.get(service, 0.0) for it in readings]
+        if any(refused):
+            lines.append(Line(REFUSED, refused))
         return Graph(self._ages(readings), lines)
 
     def _minute(self) -> list[_Reading]:
@@ -181,17 +186,18 @@ class RateMeter:
         self._last = None
 
     def _add(self, rows: list[Rate], verdicts: tuple[float, float]) -> None:
-        self._rows = {}
+        by_service: dict[str, list[Rate]] = {}
         new, refused = defaultdict[str, float](float), defaultdict[str, float](float)
         endpoints: dict[str, dict[tuple[str, str], float]] = {}
         for row in rows:
             name = service_of(row.service)
-            self._rows.setdefault(name, []).append(row)
+            by_service.setdefault(name, []).append(row)
             if not row.backend:
                 new[name] += row.new
                 refused[name] += row.refused
             elif row.new:
                 endpoints.setdefault(name, {})[_key(row)] = row.new
+        self._rows = by_service
         node = (round(sum(new.values()), 1), *verdicts)
         self._readings.append(
             _Reading(self._clock(), node, _rounded(new), _rounded(refused), endpoints)

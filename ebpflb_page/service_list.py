@@ -26,13 +26,16 @@ class Survey(NamedTuple):
 
 
 class ListQuery(NamedTuple):
-    """``text`` is a part of NAMESPACE/NAME, or of an address or port; ``sort`` is one of SORTS."""
+    """``text`` is a part of NAMESPACE/NAME, or of an address or port; ``sort`` is one of SORTS,
+    and ``is_reverse`` the other way round.
+    """
 
     text: str = ""
     namespace: str = ""
     problems: bool = False
     sort: str = "problems"
     limit: int = 100
+    is_reverse: bool = False
 
 
 class ServiceRows(msgspec.Struct):
@@ -65,7 +68,8 @@ def choose(survey: Survey, query: ListQuery, latest: Latest) -> ServiceRows:
     """The Services that fit, in their order; equal ones by name."""
     words = query.text.lower().split()
     fit = [row for row in survey.services if _fits(row, query) and _has(row, words)]
-    fit.sort(key=lambda row: SORTS[query.sort](row, latest))  # type: ignore[arg-type,return-value]
+    order = SORTS[query.sort]
+    fit.sort(key=lambda row: order(row, latest), reverse=query.is_reverse)  # type: ignore[arg-type,return-value]
     return ServiceRows(
         fit[: query.limit],
         max(0, len(fit) - query.limit),

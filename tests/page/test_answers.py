@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ebpflb.errors import KernelError, NodeError
+from ebpflb.history.changes import Change, ServiceChange
 from ebpflb.lab.agents import wait_until
 from ebpflb.tools.explain.senders import Sender, Senders
 from ebpflb.version import VERSION
@@ -107,6 +108,20 @@ def test_history(node: Node) -> None:
     (asked,) = node.asked
     assert (asked[1], asked[3]) == (("default", "web"), 200)
     assert 0 < time.time() - asked[2] - 600 < 60
+
+
+def test_a_history_of_many_services_is_cut(node: Node) -> None:
+    """The newest changes first, with a limited number of rows; on request it is whole."""
+    changes = [
+        Change(f"{at}", [], 0, [ServiceChange(f"a/{i}:p/TCP") for i in range(300)], {})
+        for at in range(3)
+    ]
+    node.answers["history"] = {"begins": "0", "changes": changes, "earlier": 1, "notes": []}
+    said = get(guarded(node), "/api/history").said
+    found = [(it["time"], len(it["services"]), it["more_services"]) for it in said["changes"]]
+    assert (found, said["earlier"]) == ([("1", 200, 100), ("2", 300, 0)], 2)
+    whole = get(guarded(node), "/api/history", whole="1").said
+    assert ([len(it["services"]) for it in whole["changes"]], whole["earlier"]) == ([300] * 3, 1)
 
 
 def test_maps_of_the_past(node: Node) -> None:

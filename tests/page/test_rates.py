@@ -99,19 +99,22 @@ def test_what_is_older_than_a_minute_counts_no_more(node: Counters) -> None:
 
 
 def test_a_graph_has_a_line_for_each_endpoint(node: Counters) -> None:
-    """In the order of their addresses; those beyond the fastest are one line together."""
-    from ebpflb_page.rate_meter import MOST_LINES, OTHERS
+    """In the order of their addresses; those beyond the fastest are one line together, and what is
+    refused is another.
+    """
+    from ebpflb_page.rate_meter import MOST_LINES, OTHERS, REFUSED
 
     node.endpoints = [(f"10.0.0.{10 + i}:80", f"web-{i}", float(i + 1), 0.05) for i in range(20)]
     made = meter(node)
     measured(node, made)
     graph = made.graph("default/web")
     assert [it.name for it in graph.lines] == [
-        *(f"web-{i} (tcp/TCP)" for i in range(8, 20)),
+        *(f"web-{i} (tcp/TCP)" for i in range(9, 20)),
         OTHERS,
+        REFUSED,
     ]
-    assert len(graph.lines) == MOST_LINES + 1
-    assert graph.lines[0].values == [9.0, 9.0] and graph.lines[-1].values == [36.0, 36.0]
+    assert len(graph.lines) == MOST_LINES + 2
+    assert [graph.lines[at].values for at in (0, -2, -1)] == [[10.0] * 2, [45.0] * 2, [1.0] * 2]
     assert len(graph.ages) == 2
     assert made.graph("default/none").lines == []
 

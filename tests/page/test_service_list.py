@@ -47,6 +47,11 @@ def test_order(sort: str, order: list[str]) -> None:
     assert sort != "problems" or chosen() == order
 
 
+def test_reverse_order() -> None:
+    """The other way round; equal ones stay sorted by name."""
+    assert chosen(sort="open", is_reverse=True) == ["a/refused", "b/broken", "b/busy", "a/web"]
+
+
 @pytest.mark.parametrize(
     ("query", "names"),
     [
