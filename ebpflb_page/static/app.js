@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which page is shown: what follows # in the address names it. And on every page: the verdict.
 
-import { Final, Refused, get, setToken } from "./api.js";
-import { el, field, setText } from "./dom.js";
+import { Refused, get, setToken } from "./api.js";
+import { el, field, serviceName, setText } from "./dom.js";
 import { live, pause } from "./live.js";
 import * as events from "./pages/events.js";
 import * as explain from "./pages/explain.js";
@@ -17,23 +17,24 @@ const byId = (id) => document.getElementById(id);
 const main = byId("main");
 let ending = new AbortController(), title = "", verdict = "";
 
-// Says an error, or that there is none any more; once, so a screen reader says it once.
+// Shows an error, or removes the last one. An error that the banner shows already is not repeated.
 const tell = (error) => {
   if (error instanceof Refused) askToken();
-  setText(byId("problem"), error ? error.message : "");
-  byId("problem").hidden = !error;
+  const text = error?.message ?? "";
+  setText(byId("problem"), text === byId("banner").textContent ? "" : text);
+  byId("problem").hidden = !byId("problem").textContent;
 };
 
 const news = (text) => setText(byId("news"), text);
 
 const setTitle = () => {
-  document.title = [verdict && verdict !== "OK" ? `${verdict}: ${title}` : title, byId("node-name").textContent || "ebpflb"].join(" - ");
+  document.title = `${verdict ? `${verdict}: ` : ""}${title} - ${byId("node-name").textContent || "ebpflb"}`;
 };
 
 const heading = (text) => {
   title = text;
   setTitle();
-  return el("h1", { tabindex: "-1" }, text);
+  return el("h1", { tabindex: "-1" }, text.includes("/") ? serviceName(text) : text);
 };
 
 const askToken = () => {
@@ -52,6 +53,20 @@ const askToken = () => {
   token.focus();
 };
 
+const decoded = (part) => {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+};
+
+// Only the page of a Service has a path behind its name.
+const pageAt = (name, path) => {
+  const page = Object.hasOwn(PAGES, name) ? PAGES[name] : null;
+  return page && (page === service) === (path !== "") ? page : null;
+};
+
 const show = () => {
   ending.abort();
   ending = new AbortController();
@@ -64,13 +79,12 @@ const show = () => {
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const page = Object.hasOwn(PAGES, name) ? PAGES[name] : null;
-  const path = rest.map(decodeURIComponent).join("/");
+  const path = rest.map(decoded).join("/"), page = pageAt(name, path);
   const head = heading(page ? page.title(path) : "No such page");
   const body = el("div");
   main.replaceChildren(head, body);
   if (page) page.show(body, { path, query, signal: ending.signal, tell, news });
-  else body.append(el("p", {}, `This page has no part called "${name}". `, el("a", { href: "#/" }, "To the overview")));
+  else body.append(el("p", {}, `This page has no part called "${[name, ...rest].map(decoded).join("/")}". `, el("a", { href: "#/" }, "To the overview")));
   return head;
 };
 
@@ -83,7 +97,7 @@ byId("pause").addEventListener("click", () => {
   const wanted = byId("pause").getAttribute("aria-pressed") !== "true";
   byId("pause").setAttribute("aria-pressed", String(wanted));
   pause(wanted);
-  news(wanted ? "paused" : "goes on");
+  news(wanted ? "paused" : "resumed");
 });
 
 // In the heading, the document's title, the icon, and a banner where something is wrong.
@@ -98,26 +112,32 @@ const showVerdict = (found) => {
   const reasons = found.reasons.map((it) => it.text);
   const first = found.reasons.find((it) => it.cause === NO_AGENT)?.text ?? reasons[0] ?? "";
   const more = reasons.length > 1 ? ` And ${reasons.length - 1} more: see the overview.` : "";
-  setText(byId("banner"), first && `${first[0].toUpperCase()}${first.slice(1)}.${more}`);
-  byId("banner").className = verdict;
-  byId("banner").hidden = !first;
+  showBanner(first && `${first[0].toUpperCase()}${first.slice(1)}.${more}`, verdict);
 };
 
-const unknown = (error) => {
+const showBanner = (text, name) => {
+  setText(byId("banner"), text);
+  byId("banner").className = name;
+  byId("banner").hidden = !text;
+};
+
+const showUnknown = (error) => {
   if (!error) return;
   verdict = "UNKNOWN";
   setText(byId("verdict"), verdict);
   byId("verdict").className = `pill ${verdict}`;
   byId("icon").href = "/static/icon-unknown.svg";
   setTitle();
-  if (error instanceof Final) tell(error);
+  if (error instanceof Refused) return;
+  showBanner(error.message, "DOWN");
+  if (byId("problem").textContent === error.message) tell(null);
 };
 
 const watchVerdict = () => live(async () => {
   const found = await get("status");
   showVerdict(found);
   dispatchEvent(new CustomEvent("status", { detail: found }));
-}, new AbortController().signal, unknown);
+}, new AbortController().signal, showUnknown);
 
 show();
 watchVerdict();

@@ -10,9 +10,11 @@ const WIDTH = 120, HEIGHT = 28;
 const drawing = (label, width, height, attributes, ...children) =>
   svg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width, height, ...attributes }, ...children);
 
-export const bar = (share, label) => drawing(label, 100, 8, { class: "share", preserveAspectRatio: "none" },
+// `mark`: where a mark stands, as the expected share.
+export const bar = (share, label, mark = null) => drawing(label, 100, 8, { class: "share", preserveAspectRatio: "none" },
   svg("rect", { class: "empty", width: 100, height: 8 }),
-  svg("rect", { class: "fill", width: (Math.min(1, share) * 100).toFixed(1), height: 8 }));
+  svg("rect", { class: "fill", width: (Math.min(1, share) * 100).toFixed(1), height: 8 }),
+  mark != null && svg("path", { class: "mark", d: `M${(Math.min(1, mark) * 98 + 1).toFixed(1)} 0V8` }));
 
 const path = (values, most, width, height) => {
   const step = width / Math.max(1, values.length - 1);
@@ -35,7 +37,7 @@ export const partsOf = (endpoints) => {
   const list = (it) => `${it.port} ${it.endpoint.startsWith("[")}`, totals = new Map();
   for (const it of endpoints) totals.set(list(it), (totals.get(list(it)) ?? 0) + it.new);
   return endpoints.filter((it) => totals.get(list(it)) && (it.new || it.share != null)).map((it) => ({
-    name: it.pod || it.endpoint, part: it.new / totals.get(list(it)), expected: it.share ?? 0,
+    key: `${it.port} ${it.endpoint}`, name: it.pod || it.endpoint, part: it.new / totals.get(list(it)), expected: it.share ?? 0,
   }));
 };
 
@@ -51,7 +53,9 @@ export const parts = (rows, label) => {
 export const partsLabel = (rows) =>
   rows.map((it) => `${it.name} ${percent(it.part)}, expected ${percent(it.expected)}`).join("; ");
 
-const TALL = 180, LEFT = 44, BELOW = 22, COLOURS = 12;
+const TALL = 180, LEFT = 44, BELOW = 22, REFUSED = "refused";
+
+const colour = (line, number) => (line.name === REFUSED ? "refused" : `c${number}`);
 
 // The next round number: its half is one too.
 const above = (value) => {
@@ -118,13 +122,14 @@ export class Graph {
       svg("text", { class: "tick", x: LEFT, y: TALL - 5 }, `${span(longest)} ago`),
       svg("text", { class: "tick end", x: this.width - 4, y: TALL - 5 }, "now"),
       ...lines.map((it, number) => svg("path", {
-        class: `line c${number % COLOURS}`,
+        class: `line ${colour(it, number)}`,
         d: it.values.map((value, point) => `${point ? "L" : "M"}${this.#x(ages[point]).toFixed(1)} ${y(value).toFixed(1)}`).join(""),
       })),
       ...(this.chosen == null ? [] : [svg("path", { class: "cursor", d: `M${this.#x(ages[at]).toFixed(1)} 4V${TALL - BELOW}` })]),
     );
-    setText(this.when, !ages.length ? "not measured yet" : this.chosen == null ? "now" : `${Math.round(ages[at])} s ago`);
+    const time = this.chosen == null ? "now" : `${Math.round(ages[at])} s ago`;
+    setText(this.when, !ages.length ? "not measured yet" : lines.length ? time : `none in the last ${span(longest)}`);
     this.legend.replaceChildren(...lines.map((it, number) =>
-      el("li", { class: `c${number % COLOURS}` }, `${it.name} `, el("b", {}, rate(it.values[at] ?? 0)))));
+      el("li", { class: colour(it, number) }, `${it.name} `, el("b", {}, rate(it.values[at] ?? 0)))));
   }
 }

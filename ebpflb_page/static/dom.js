@@ -9,7 +9,7 @@ const grown = (made, attributes, children) => {
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value != null) made.setAttribute(name, value);
   }
-  made.append(...children.flat().filter((it) => it != null));
+  made.append(...children.flat().filter((it) => it != null && it !== false));
   return made;
 };
 
@@ -41,14 +41,20 @@ export const suggested = (name, attributes = {}) => {
   return { input, list, suggest };
 };
 
-// NAMESPACE/NAME may be broken behind the slash.
+// NAMESPACE/NAME: a line breaks behind the slash first, and the namespace is shortened first.
 export const serviceName = (name) => {
-  const [namespace, rest] = name.split("/");
-  return [el("span", { class: "quiet" }, `${namespace}/`), el("wbr"), rest ?? ""];
+  const at = name.indexOf("/") + 1;
+  return [el("span", { class: "namespace quiet" }, name.slice(0, at)), el("wbr"), el("span", { class: "own" }, name.slice(at))];
 };
 
 export const serviceLink = (name) =>
-  el("a", { href: `#/service/${name.split("/").map(encodeURIComponent).join("/")}` }, serviceName(name));
+  el("a", { href: `#/service/${name.split("/").map(encodeURIComponent).join("/")}`, title: name }, serviceName(name));
+
+// NAMESPACE/NAME:PORT in one line.
+export const servicePort = (text) => {
+  const [name] = text.split(":"), port = text.slice(name.length);
+  return name.includes("/") ? el("span", { class: "service", title: text }, serviceLink(name), el("small", {}, port)) : text;
+};
 
 export const problem = (text) => (text ? el("span", { class: "problem", title: text }, text) : "");
 

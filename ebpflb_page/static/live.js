@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads again and again while the page is seen, one reading at a time.
+// Reads again and again while the page is seen: one reading at a time, and a slow one less often.
 
 import { Final, Refused } from "./api.js";
 
-const SECONDS = 2;
+const SECONDS = 2, MOST_SECONDS = 30, PAUSES = 9; // between two readings; pauses a reading
 let isPaused = false;
 
 export const pause = (wanted) => { isPaused = wanted; };
@@ -11,6 +11,7 @@ export const pause = (wanted) => { isPaused = wanted; };
 // `read(signal)` until `signal` ends it, or an answer is final; `tell(error or null)` after each.
 export const live = async (read, signal, tell) => {
   while (!signal.aborted) {
+    const begun = performance.now();
     if (!isPaused && !document.hidden) {
       try {
         await read(signal);
@@ -21,6 +22,8 @@ export const live = async (read, signal, tell) => {
         if (error instanceof Refused || error instanceof Final) return;
       }
     }
-    await new Promise((resolve) => setTimeout(resolve, SECONDS * 1000));
+    const taken = (performance.now() - begun) / 1000;
+    const seconds = Math.min(MOST_SECONDS, Math.max(SECONDS, PAUSES * taken));
+    await new Promise((resolve) => setTimeout(resolve, seconds * 1000));
   }
 };

@@ -4,24 +4,29 @@
 import { el, setText } from "./dom.js";
 
 // columns: {label, cell(item) -> text or node, number, minor, sort, title(item)}
-// minor: not on narrow screens; sort: the word for onsort(word) when the heading is chosen.
+// minor: not on narrow screens; sort: the word for onsort(word) when the heading is chosen, order:
+// the order it begins with. In a table "lines" a row is one line; a click or the focus opens it.
+// A table that scrolls is as wide as its text, in a box of its own.
 export class Table {
-  constructor(caption, columns, { name = "", onsort = null, empty = "none" } = {}) {
+  constructor(caption, columns, { name = "", onsort = null, empty = "none", scrolls = false } = {}) {
     this.columns = columns;
     this.rows = new Map();
     this.body = el("tbody", { role: "rowgroup" });
     this.empty = el("p", { class: "quiet" }, empty);
     this.heads = columns.map((it) => el("th", { role: "columnheader", scope: "col", class: classes(it) },
       it.sort ? el("button", { type: "button", class: "sort", onclick: () => onsort(it.sort) }, it.label) : it.label));
-    const table = el("table", { class: `rows ${name}`, role: "table" },
-      el("caption", {}, caption),
-      el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, this.heads)), this.body);
-    this.node = el("div", { class: "table" }, table, this.empty);
+    this.head = el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, this.heads));
+    const table = el("table", { class: scrolls ? "held" : `rows ${name}`, role: "table" }, el("caption", {}, caption), this.head, this.body);
+    this.body.addEventListener("click", (event) =>
+      event.target.closest("a, button") ?? event.target.closest("tr").classList.toggle("open"));
+    const region = scrolls ? { class: "table scroll", role: "region", "aria-label": caption, tabindex: 0 } : { class: "table" };
+    this.node = el("div", region, table, this.empty);
   }
 
-  sorted(word) {
+  sorted(word, isReverse) {
     this.columns.forEach((it, at) => {
-      if (it.sort === word) this.heads[at].setAttribute("aria-sort", it.number ? "descending" : "ascending");
+      const order = isReverse ? OTHER[it.order] : it.order;
+      if (it.sort === word) this.heads[at].setAttribute("aria-sort", order);
       else this.heads[at].removeAttribute("aria-sort");
     });
   }
@@ -39,7 +44,7 @@ export class Table {
     for (const [name, row] of this.rows) if (kept.get(name) !== row) row.remove();
     this.rows = kept;
     this.empty.hidden = items.length > 0;
-    this.body.parentNode.hidden = !items.length && !this.columns.some((it) => it.sort);
+    this.head.hidden = !items.length && !this.columns.some((it) => it.sort);
   }
 
   #row() {
@@ -47,6 +52,8 @@ export class Table {
       el("td", { role: "cell", "data-label": it.label, class: classes(it) })));
   }
 }
+
+const OTHER = { ascending: "descending", descending: "ascending" };
 
 const classes = (it) => [it.number && "number", it.minor && "minor", it.name].filter(Boolean).join(" ") || null;
 

@@ -28,7 +28,8 @@ OPTIONS = (
 )
 
 
-# The least contrast of all texts that are seen, as WCAG computes it.
+# The least contrast of all texts that are seen, and of all lines of drawings, as WCAG computes it:
+# of every element that has a text of its own, fields and their placeholders too.
 CONTRAST = """
 const parts = (it) => it.match(/[\\d.]+/g).slice(0, 3).map(Number);
 const light = (it) => parts(it).map((c) => c / 255).map(
@@ -40,12 +41,22 @@ const ground = (it) => {
     if (!found.startsWith("rgba(0, 0, 0, 0")) return found;
   }
 };
-const texts = "p, a, td, th, h1, h2, dt, dd, button, strong, span, small, code, li, b, label";
-return Math.min(...[...document.querySelectorAll(texts)]
-  .filter((it) => it.checkVisibility() && it.innerText.trim() && !it.disabled).map((it) => {
-    const [a, b] = [light(getComputedStyle(it).color), light(ground(it))].sort((x, y) => y - x);
-    return (a + 0.05) / (b + 0.05);
-  }));
+const contrast = (one, other) => {
+  const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
+  return (a + 0.05) / (b + 0.05);
+};
+const seen = [...document.querySelectorAll("body *")].filter((it) => it.checkVisibility());
+const hasText = (it) => it.matches("input, select")
+  || [...it.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+const texts = seen.filter((it) => hasText(it) && !it.disabled).map((it) => contrast(
+  it.closest("svg") ? getComputedStyle(it).fill : getComputedStyle(it).color, ground(it)));
+const placeholders = seen.filter((it) => it.placeholder).map(
+  (it) => contrast(getComputedStyle(it, "::placeholder").color, ground(it)));
+const drawn = seen.filter((it) => it.matches("svg .line, svg .fill, svg .mark")).map((it) => {
+  const { fill, stroke } = getComputedStyle(it);
+  return contrast(stroke === "none" ? fill : stroke, ground(it));
+});
+return [Math.min(...texts, ...placeholders), Math.min(21, ...drawn)];
 """
 
 
@@ -152,7 +163,7 @@ class Page:
             """const table = [...document.querySelectorAll("table")].find(
                  (it) => it.caption?.textContent === arguments[0]);
                return [...(table?.tBodies[0].rows ?? [])].map((row) => Object.fromEntries(
-                 [...row.cells].map((it) => [it.dataset.label, it.innerText])));""",
+                 [...row.cells].map((it) => [it.dataset.label, it.textContent])));""",
             caption,
         )
         return found

@@ -25,7 +25,10 @@ WHOLE = {
     "nothing": "document.querySelector('main p')",
 }
 _NAMESPACES = {
-    "ingress-nginx-production": ["ingress-nginx-controller-admission", "default-http-backend"],
+    "ingress-nginx-production": [
+        "ingress-nginx-controller-admission",
+        "ingress-nginx-default-http-backend",
+    ],
     "kube-prometheus-stack": [
         "kube-prometheus-stack-alertmanager",
         "kube-prometheus-stack-operator",
@@ -37,20 +40,20 @@ _NAMESPACES = {
         "payment-authorization-gateway-internal",
         "card-tokenization-service-primary",
         "fraud-detection-scoring-engine",
-        "settlement-batch-coordinator",
-        "ledger-reconciliation-read-replica",
+        "settlement-batch-coordinator-nightly",
+        "ledger-reconciliation-read-replica-reporting-europe-w",
     ],
     "customer-identity-platform": [
         "oauth2-token-introspection-endpoint",
-        "session-revocation-publisher",
-        "passwordless-enrollment-api",
+        "session-revocation-event-publisher",
+        "passwordless-enrollment-api-public",
         "directory-synchronization-worker",
     ],
     "warehouse-analytics": [
         "clickhouse-replicated-shard-headless-front",
         "event-ingestion-collector-public",
-        "dashboard-rendering-frontend",
-        "scheduled-report-dispatcher",
+        "dashboard-rendering-frontend-internal",
+        "scheduled-report-dispatcher-weekly",
     ],
 }
 

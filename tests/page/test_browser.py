@@ -125,19 +125,43 @@ def card(page: Page, label: str) -> str:
 
 def test_that_no_agent_runs_is_said_on_every_page(page: Page, cluster: Cluster) -> None:
     """By a banner, the title and the icon; when one runs again all are gone without a click."""
-    title, icon = "return document.title", "return document.getElementById('icon').href"
     page.open("/services")
     page.wait("services", lambda: page.cells("Services of this node"))
     cluster.agent.stop()
     try:
         page.wait("the banner", lambda: "No agent is running" in page.text("#banner"))
-        assert page.script(title).startswith("DEGRADED: Services - ")
-        assert page.script(icon).endswith("icon-degraded.svg")
+        for where in (*PAGES, "/nothing"):
+            page.script("location.hash = arguments[0]", where)
+            page.wait(
+                "the page", lambda: page.driver.title.startswith(f"DEGRADED: {heading(page)} - ")
+            )
+            assert "No agent is running" in page.text("#banner")
+            assert icon(page) == "icon-degraded.svg"
     finally:
         cluster.agent.start()
     page.wait("no banner", lambda: page.text("#banner") == "")
-    assert page.script(title) == "Services - node"
-    assert page.script(icon).endswith("icon-ok.svg")
+    assert page.driver.title == f"OK: {heading(page)} - node"
+    assert icon(page) == "icon-ok.svg"
+
+
+def heading(page: Page) -> str:
+    return page.text("h1")
+
+
+def icon(page: Page) -> str:
+    return str(page.script("return document.getElementById('icon').href.split('/').pop()"))
+
+
+def test_that_the_command_has_ended_is_said_on_every_page(page: Page, cluster: Cluster) -> None:
+    """Also on a page that reads nothing by itself; once."""
+    with served(cluster) as url:
+        own = Page(page.driver, url)
+        own.open("/explain")
+        own.wait("the verdict", lambda: own.driver.title.startswith("OK: "))
+    own.wait("the banner", lambda: "has it ended?" in own.text("#banner"))
+    assert own.driver.title.startswith("UNKNOWN: Explain - ")
+    assert icon(own) == "icon-unknown.svg"
+    assert own.text("#problem") == ""
 
 
 def test_services_are_those_of_the_maps(page: Page, cluster: Cluster) -> None:
@@ -168,8 +192,13 @@ def test_services_are_found_while_typing_and_sorted_by_column(page: Page) -> Non
     page.script(f"{head}.click()")
     page.wait("the order", lambda: "sort=endpoints" in page.driver.current_url)
     assert services(page) == ["shop/hostile", "shop/many"]
-    sorted_by = "return document.querySelector('th[aria-sort]').innerText"
-    page.wait("the mark", lambda: page.script(sorted_by) == "Endpoints")
+    order = """const it = document.querySelector('th[aria-sort]');
+               return [it.innerText, it.ariaSort]"""
+    page.wait("the mark", lambda: page.script(order) == ["Endpoints", "ascending"])
+    page.script(f"{head}.click()")
+    page.wait("the other order", lambda: page.script(order) == ["Endpoints", "descending"])
+    assert services(page) == ["shop/many", "shop/hostile"]
+    assert "reverse=1" in page.driver.current_url
 
 
 def services(page: Page) -> list[str]:
@@ -196,8 +225,8 @@ def test_a_service_shows_the_numbers_of_the_maps(page: Page, cluster: Cluster) -
 def test_a_service_has_its_history_and_events(page: Page, cluster: Cluster) -> None:
     """Its own alone; and a frontend's link asks how a connection to it goes."""
     page.open("/service/default/web")
-    rows = page.wait("changes", lambda: page.cells("Its latest changes"))
-    assert all(row["Service"].startswith(("tcp/", "udp/")) for row in rows)
+    rows = page.wait("changes", lambda: page.cells("Latest changes"))
+    assert all(row["Port"].startswith(("tcp/", "udp/")) for row in rows)
     page.script("document.querySelector('summary').click()")
     page.script("document.querySelector('#watch').click()")
     page.wait("it watches", lambda: page.text("#watching").startswith("watching"))
@@ -232,12 +261,24 @@ def test_rates_are_those_of_the_connections(page: Page, cluster: Cluster) -> Non
     page.wait("three lines", lambda: len(page.script(legend)) == 3)
     width = "return document.querySelector('.graph').clientWidth / document.body.clientWidth"
     assert page.script(width) > 0.9
+    hover(page)
+    page.wait("a value under the pointer", lambda: "s ago" in page.text("figcaption"))
+    page.script("document.querySelector('.graph').dispatchEvent(new Event('pointerleave'))")
+    assert page.text("figcaption").endswith("now")
     page.script("document.querySelector('.graph').focus()")
     page.keys("\ue012")  # the left arrow
     page.wait("a value of the past", lambda: "s ago" in page.text("figcaption"))
     assert cluster.stop_client(client)["errors"] == {}
     page.open("/services")
     page.wait("no rate any more", lambda: rate() == 0)
+
+
+def hover(page: Page) -> None:
+    """Moves the pointer to the middle of the graph."""
+    from selenium.webdriver import ActionChains
+
+    graph = page.script("return document.querySelector('.graph')")
+    ActionChains(page.driver).move_to_element(graph).perform()
 
 
 def test_names_are_shown_and_do_nothing(page: Page) -> None:
@@ -260,7 +301,7 @@ def test_many_endpoints_are_pages(page: Page) -> None:
 
 
 def test_no_such_service_is_said_in_a_sentence(page: Page) -> None:
-    """And it is not asked for again."""
+    """And nothing is asked for again but the verdict."""
     page.open("/service/default/wob")
     page.wait("the sentence", lambda: "no Service default/wob" in page.text("#problem"))
     assert "did you mean default/web" in page.text("#problem")
@@ -272,12 +313,15 @@ def test_no_such_service_is_said_in_a_sentence(page: Page) -> None:
         return sum("/api/status" in it for it in statuses) >= 2
 
     page.wait("the page goes on asking for the verdict", asked_twice_for_the_status)
-    assert not any("/api/service" in it for it in statuses)
+    assert {it.split("?")[0] for it in statuses} == {f"{page.url}/api/status"}
+    page.script("document.querySelector('main a').click()")
+    page.wait("the list", lambda: page.cells("Services of this node"))
 
 
-def test_an_unknown_part_of_the_page_is_said(page: Page) -> None:
-    page.open("/nothing")
-    page.wait("the sentence", lambda: 'no part called "nothing"' in page.text())
+@pytest.mark.parametrize("where", ["nothing", "services/x", "service", "%zz", "constructor"])
+def test_an_unknown_part_of_the_page_is_said(page: Page, where: str) -> None:
+    page.open(f"/{where}")
+    page.wait("the sentence", lambda: f'no part called "{where}"' in page.text())
     assert page.text("h1") == "No such page"
 
 
@@ -420,7 +464,7 @@ def test_it_is_used_by_keyboard_alone(page: Page) -> None:
             break
     page.keys(Keys.ENTER)
     page.wait("the Service", lambda: page.focus() == "default/web" and "Type" in page.text())
-    assert page.driver.title == "default/web - node"
+    assert page.driver.title == "OK: default/web - node"
 
 
 def test_the_focus_stays_while_numbers_change(page: Page, cluster: Cluster) -> None:

@@ -41,6 +41,12 @@ const lines = (it) => (it.getBoundingClientRect().height - 14)
 return [...document.querySelectorAll("tbody tr")].filter(
   (it) => it.checkVisibility() && lines(it) > 3).map((it) => it.innerText);
 """
+# Names of up to 32 letters, times and addresses are never cut; longer names and free text may be.
+CUT = """
+return [...document.querySelectorAll(".own, td.time, td.day, td.number, td.frontend")].filter(
+  (it) => it.checkVisibility() && it.textContent.length <= 32
+    && it.scrollWidth > it.clientWidth + 1).map((it) => it.textContent);
+"""
 NAVIGATION = """
 const tops = [...document.querySelectorAll("nav a")].map((it) => it.getBoundingClientRect().top);
 return new Set(tops).size;
@@ -54,10 +60,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield Page(stack.enter_context(chromium(cluster)), url)
 
 
+def test_the_node_has_40_services_of_long_names(page: Page) -> None:
+    """All but two have names of 30 to 60 letters, without the namespace."""
+    page.open("/services")
+    rows = page.wait("services", lambda: page.cells("Services of this node"))
+    lengths = [len(row["Service"].partition("/")[2]) for row in rows]
+    assert len(lengths) == 40
+    assert sum(30 <= each <= 60 for each in lengths) == 38
+
+
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 @pytest.mark.parametrize("where", PAGES)
 def test_everything_fits_and_can_be_read(page: Page, where: str, width: int, scheme: str) -> None:
-    """Contrast by WCAG 2.2, 1.4.3 (AA): 4.5."""
+    """Contrast by WCAG 2.2, 1.4.3 and 1.4.11 (AA): 4.5 for texts, 3 for drawings."""
     with screen(page, width, 800, scheme):
         page.open(where)
         settled(page, where)
@@ -65,10 +80,51 @@ def test_everything_fits_and_can_be_read(page: Page, where: str, width: int, sch
         assert page.script("return document.documentElement.scrollWidth") <= width
         assert page.script(WIDER) == []
         assert page.script(HIGHER) == []
+        assert page.script(CUT) == []
         assert page.script(NAVIGATION) == 1
-        assert page.script(CONTRAST) >= 4.5
+        text, drawing = page.script(CONTRAST)
+        assert text >= 4.5 and drawing >= 3
         ground = page.script("return getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(246, 247, 249)") == (scheme == "light")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_row_that_is_chosen_shows_all_of_its_text(page: Page, width: int) -> None:
+    """By a click, or by the focus of its link."""
+    cut = """return [...document.querySelectorAll(".changes tr")].filter((row) =>
+        [...row.cells].some((it) => it.scrollWidth > it.clientWidth)).indexOf(arguments[0])"""
+    row = """return [...document.querySelectorAll(".changes tr")].find(
+        (it) => it.innerText.includes("ledger"))"""
+    with screen(page, width, 800, "light"):
+        page.open("/history")
+        settled(page, "/history")
+        long = page.script(row)
+        assert page.script(cut, long) >= 0
+        page.script("arguments[0].lastChild.click()", long)
+        assert page.script(cut, long) == -1
+        page.script("arguments[0].lastChild.click()", long)
+        assert page.script(cut, long) >= 0
+        page.script("arguments[0].querySelector('a').focus()", long)
+        assert page.script(cut, long) == -1
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_map_of_the_past_scrolls_in_its_own_box(page: Page, width: int) -> None:
+    """With a row a line; the page itself does not scroll to the side."""
+    with screen(page, width, 800, "light"):
+        page.open("/history")
+        settled(page, "/history")
+        page.script("document.querySelector('.changes button.link').click()")
+        page.wait("the maps", lambda: page.script("return document.querySelector('.held td')"))
+        page.script("""const it = document.querySelector('[name=map]'); it.value = 'slots';
+                       it.dispatchEvent(new Event('change'));""")
+        page.wait("the map", lambda: page.cells("slots, as it was"))
+        assert page.script("return document.documentElement.scrollWidth") <= width
+        assert page.script(WIDER) == []
+        lines = "return document.querySelector('.held td').getBoundingClientRect().height"
+        assert page.script(lines) < 40
+        box = "const it = document.querySelector('.scroll'); return it.scrollWidth > it.clientWidth"
+        assert page.script(box)
 
 
 def test_captions_are_whole_words_on_a_narrow_screen(page: Page) -> None:

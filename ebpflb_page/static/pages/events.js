@@ -4,7 +4,7 @@
 
 import { Refused, stream } from "../api.js";
 import { choice, choices, serviceField } from "../choices.js";
-import { el, field, save, select, setText } from "../dom.js";
+import { el, field, save, select, servicePort, setText } from "../dom.js";
 import { Table } from "../table.js";
 import { CANARY, clock, colour, rfc3339 } from "../words.js";
 
@@ -12,14 +12,16 @@ const SHOWN = 200, KEPT = 2000;
 
 export const title = () => "Events";
 
+const words = (verdict) => verdict.replaceAll("_", " ");
+
 const named = (...parts) => parts.filter(Boolean).join(" ");
 
 const COLUMNS = [
   { label: "Time", name: "time", cell: (it) => el("time", { title: rfc3339(it.time), datetime: it.time }, clock(it.time)) },
-  { label: "Verdict", name: "what", cell: (it) => el("span", { class: colour(it.verdict) }, it.verdict.replaceAll("_", " ")) },
-  { label: "Service", name: "beside", cell: (it) => it.service },
+  { label: "Verdict", name: "what", cell: (it) => el("span", { class: colour(it.verdict), title: words(it.verdict) }, words(it.verdict)) },
+  { label: "Service", name: "whose", cell: (it) => servicePort(it.service) },
   { label: "Client", name: "client", cell: (it) => el("span", { title: named(it.client, it.pod, it.process, it.pid || "") }, named(it.client, it.pod)) },
-  { label: "Frontend", name: "frontend", minor: true, cell: (it) => (it.frontend ? `${it.frontend}/${it.protocol}` : "") },
+  { label: "Frontend", name: "frontend", cell: (it) => (it.frontend ? `${it.frontend}/${it.protocol}` : "") },
   { label: "Endpoint", name: "endpoint", cell: (it) => named(it.backend, it.backend_pod) },
   { label: "Hook", minor: true, name: "hook", cell: (it) => named(it.hook, it.device) },
   { label: "µs", minor: true, number: true, name: "short", cell: (it) => (it.ns / 1000).toFixed(1) },
@@ -33,7 +35,7 @@ export const watching = (given, { signal, tell, news }) => {
   const button = el("button", { type: "button", id: "watch", onclick: () => (watched ? end() : watch()) }, "Watch");
   const out = el("button", { type: "button", disabled: true, onclick: () => save("ebpflb-events.jsonl", rows) }, "Save as JSON lines");
   const canaries = el("input", { type: "checkbox", name: "canaries" });
-  const state = el("p", { id: "watching", class: "quiet" }, "Nobody watches here. While somebody does, the agent has programs in force that tell what they decide.");
+  const state = el("p", { id: "watching", class: "quiet" }, "Not watching. While anyone watches, the agent runs programs that report every decision.");
   const table = new Table("Events, the newest first", COLUMNS, { name: "lines events", empty: "none yet" });
   table.node.setAttribute("role", "log");
   table.node.setAttribute("aria-live", "off");
@@ -41,7 +43,7 @@ export const watching = (given, { signal, tell, news }) => {
     const shown = canaries.checked ? rows : rows.filter((it) => !isCanary(it));
     table.show(shown.slice(0, SHOWN), (it) => String(it.number));
     const folded = canaries.checked ? 0 : rows.length - shown.length;
-    setText(state, `${watched ? "watching" : "ended"}: ${count} events${folded ? `, of which ${folded} are the canary's of \`ebpflb doctor\` and folded` : ""}${lost}`);
+    setText(state, `${watched ? "watching" : "ended"}: ${count} events${folded ? `, of which ${folded} are the canary's of \`ebpflb doctor\`, not shown` : ""}${lost}`);
     out.disabled = !rows.length;
   };
   const each = (found) => {
@@ -50,7 +52,7 @@ export const watching = (given, { signal, tell, news }) => {
     rows = [...added, ...rows].slice(0, KEPT);
     lost = found.lost || found.left_out ? `; ${found.lost} lost, ${found.left_out} left out as too many` : "";
     if (found.begun) draw();
-    else setText(state, "the agent loads the programs that tell events");
+    else setText(state, "the agent is loading the programs that report decisions");
   };
   const end = () => {
     watched?.abort();
@@ -71,7 +73,7 @@ export const watching = (given, { signal, tell, news }) => {
       if ((!own.signal.aborted && !signal.aborted) || error instanceof Refused) tell(error);
     }
     if (watched === own) end();
-    if (!signal.aborted) news("nobody watches any more");
+    if (!signal.aborted) news("watching has ended");
   };
   canaries.addEventListener("change", draw);
   return el("div", {}, el("div", { class: "tools" }, button, out, el("label", { class: "check" }, canaries, "Show canaries")), state, table.node);
@@ -84,7 +86,7 @@ export const show = (body, { query, signal, tell, news }) => {
   const fill = ({ pods, verdicts }) => {
     const clients = [["", "any"], ...pods.map((it) => [it.addresses[0], `${it.name} (${it.addresses[0]})`])];
     const client = choice("Client", "client", clients, query.get("client") ?? "", "another address or network");
-    const verdict = select("verdict", [["", "the usual ones"], ...verdicts.map((it) => [it, it.replaceAll("_", " ")])], query.get("verdict") ?? "");
+    const verdict = select("verdict", [["", "the usual ones"], ...verdicts.map((it) => [it, words(it)])], query.get("verdict") ?? "");
     form.replaceChildren(service.node, client.node, field("Verdict", verdict));
     const given = () => {
       const found = Object.fromEntries([["service", service.input.value.trim()], ["client", client.current()], ["verdict", verdict.value]].filter(([, it]) => it));

@@ -120,7 +120,7 @@ export const show = (body, { query, signal, tell, news }) => {
   });
   service.input.addEventListener("change", () => look().then(() => tell(null)).catch((error) => signal.aborted || tell(error)));
   body.append(form,
-    el("p", { class: "quiet" }, "Nothing is sent, and nothing changes: the programs that are in force are asked. The address of this page repeats the question."),
+    el("p", { class: "quiet" }, "No packet is sent: the loaded programs answer. This page's address repeats the question."),
     answer);
   choices(signal).catch(() => ({ pods: [], node: [] })).then(fill).catch((error) => signal.aborted || tell(error));
 };

@@ -3,13 +3,13 @@
 
 import { get } from "../api.js";
 import { choices, serviceField } from "../choices.js";
-import { el, field, save, select, setText } from "../dom.js";
+import { el, field, save, select, servicePort, setText } from "../dom.js";
 import { Table } from "../table.js";
 import { CANARY, clock, rfc3339 } from "../words.js";
 
 const SINCE = [["", "the beginning"], ["10m", "10 minutes ago"], ["1h", "an hour ago"], ["6h", "6 hours ago"], ["24h", "a day ago"]];
 const SIGNS = [["+", "good", "endpoints_added"], ["-", "bad", "endpoints_removed"], ["~", "quiet", "endpoints_changed"], ["+", "good", "frontends_added"], ["-", "bad", "frontends_removed"], ["~", "quiet", "frontends_changed"], ["reset ", "bad", "connections_reset"]];
-const SOME = 3;
+const SOME = 3, SAVED = 500;
 
 export const title = () => "History";
 
@@ -24,6 +24,13 @@ const words = (service) => SIGNS.flatMap(([sign, name, key]) => {
   return more > 0 ? [...some, el("span", { class: name }, `${sign}${more} more `)] : some;
 });
 
+// All of a text that may be cut is in its title.
+const whole = (parts) => {
+  const node = el("span", {}, parts);
+  node.title = node.textContent;
+  return node;
+};
+
 const written = (change) => Object.entries(change.maps).map(([name, it]) =>
   `${name} ${Object.entries(it).map(([what, count]) => `${count} ${what}`).join(", ")}`).join("; ");
 
@@ -31,19 +38,20 @@ const written = (change) => Object.entries(change.maps).map(([name, it]) =>
 export const rowsOf = (changes, service = "") => changes.flatMap((change, number) => {
   const touched = change.services.filter((it) => !service || it.service.startsWith(`${service}:`));
   const named = (it) => (service ? it.service.slice(service.length + 1) : it.service);
-  const rows = touched.map((it) => ({ service: named(it), what: el("span", {}, words(it)) }));
-  const all = rows.length ? rows : [{ service: "", what: el("span", { class: "quiet" }, written(change)) }];
+  const rows = touched.map((it) => ({ service: named(it), what: whole(words(it)) }));
+  if (change.more_services) rows.push({ service: "", what: whole([`${change.more_services} more service ports`]) });
+  const all = rows.length ? rows : [{ service: "", what: whole([el("span", { class: "quiet" }, written(change))]) }];
   return all.map((it) => ({ ...it, time: change.time, cause: causes(change), id: `${number} ${change.time} ${it.service}` }));
 }).reverse();
 
 export const changesTable = (caption, choose = null) => {
   const time = (it) => el("time", { title: rfc3339(it.time), datetime: it.time }, clock(it.time));
   return new Table(caption, [
-    { label: "Day", minor: true, name: "time", cell: (it) => rfc3339(it.time).slice(0, 10) },
+    { label: "Day", minor: true, name: "day", cell: (it) => rfc3339(it.time).slice(0, 10) },
     { label: "Time", name: "time", cell: (it) => (choose ? el("button", { type: "button", class: "link", title: "what the maps held then", onclick: () => choose(it.time) }, time(it)) : time(it)) },
-    { label: "Service", name: "beside", cell: (it) => it.service },
+    choose ? { label: "Service", name: "whose", cell: (it) => servicePort(it.service) } : { label: "Port", name: "port", cell: (it) => it.service },
     { label: "Change", name: "change", cell: (it) => it.what },
-    { label: "Cause", cell: (it) => it.cause },
+    { label: "Cause", name: "cause", cell: (it) => it.cause },
   ], { name: "lines changes" });
 };
 
@@ -52,9 +60,9 @@ const isCanary = (change) => change.services.length > 0 && change.services.every
 const held = (name, rows) => {
   if (!rows.length) return el("p", { class: "quiet" }, `${name}: no entries`);
   const columns = Object.keys(rows[0]).map((key) => ({ label: key.replaceAll("_", " "), cell: (it) => it[key] }));
-  const table = new Table(`${name}, as it was`, columns, { name: "held" });
+  const table = new Table(`${name}, as it was`, columns, { scrolls: true });
   table.show(rows, (it) => JSON.stringify(it));
-  return el("div", { class: "scroll" }, table.node);
+  return table.node;
 };
 
 // What a map held at the chosen time.
@@ -89,20 +97,21 @@ export const show = (body, { query, signal, tell, news }) => {
   const service = serviceField("Service", query.get("service") ?? "", signal);
   const since = select("since", SINCE, query.get("since") ?? "");
   const canaries = el("input", { type: "checkbox", name: "canaries" }), begins = el("p", { class: "quiet" });
-  const out = el("button", { type: "button", onclick: () => save("ebpflb-history.jsonl", changes) }, "Save as JSON lines");
+  const given = () => Object.fromEntries([["service", service.input.value.trim()], ["since", since.value]].filter(([, it]) => it));
+  const saveAll = () => get("history", { ...given(), limit: SAVED, whole: 1 }, signal).then((found) => save("ebpflb-history.jsonl", found.changes));
+  const out = el("button", { type: "button", onclick: () => saveAll().catch((error) => signal.aborted || tell(error)) }, "Save as JSON lines");
   const past = pastMaps(signal, tell, news);
   const list = changesTable("Changes, the newest first; a time shows what the maps held then", past.choose);
   const draw = (found) => {
     const shown = canaries.checked ? changes : changes.filter((it) => !isCanary(it));
     list.show(rowsOf(shown, service.input.value.trim()), (it) => it.id);
     const folded = changes.length - shown.length;
-    setText(begins, [`history begins at ${rfc3339(found.begins)}`, found.earlier ? `${found.earlier} earlier changes are not shown` : "", folded ? `${folded} changes of the canary of \`ebpflb doctor\` are folded` : "", ...found.notes].filter(Boolean).join("; "));
+    setText(begins, [`history begins at ${rfc3339(found.begins)}`, found.earlier ? `${found.earlier} earlier changes are not shown` : "", folded ? `${folded} changes of the canary of \`ebpflb doctor\` are not shown` : "", ...found.notes].filter(Boolean).join("; "));
   };
   let last = null;
   const read = async () => {
-    const given = Object.fromEntries([["service", service.input.value.trim()], ["since", since.value]].filter(([, it]) => it));
-    history.replaceState(null, "", `#/history?${new URLSearchParams(given)}`);
-    last = await get("history", given, signal);
+    history.replaceState(null, "", `#/history?${new URLSearchParams(given())}`);
+    last = await get("history", given(), signal);
     changes = last.changes;
     draw(last);
     tell(null);

@@ -10,7 +10,7 @@ import { Table } from "../table.js";
 import { percent, rate, span } from "../words.js";
 
 const HEADS = new Set(["verdict", "reasons", "version", "now"]);
-const OLD_SECONDS = 240, FULL = .8;
+const LATE_SECONDS = 240, FULL = .8;
 
 export const title = () => "Overview";
 
@@ -58,6 +58,14 @@ const freshness = (status) => {
   return times.length ? times.sort((a, b) => b[0] - a[0])[0] : null;
 };
 
+const showFreshness = (made, status, runs) => {
+  const oldest = freshness(status);
+  if (!oldest) return made.show("-", "", null, "nothing received");
+  const seconds = Math.max(0, oldest[0] / 1000), late = span(LATE_SECONDS);
+  const picture = bar(seconds / LATE_SECONDS, `received ${span(seconds)} ago; late after ${late}`);
+  made.show(span(seconds), " ago", picture, `oldest of all kinds: ${oldest[1]}; late after ${late}`, runs && seconds > LATE_SECONDS);
+};
+
 const engine = (status) => {
   const path = status.packet_path;
   return path ? `${path.engine ?? path}` : "unknown";
@@ -68,12 +76,12 @@ export const show = (body, { signal, tell }) => {
   const facts = el("dl", { id: "facts" });
   const cards = ["New connections", "Refused", "Dropped", "Endpoints not used", "Fullest map", "API's freshness"].map(card);
   const [fresh, refused, dropped, unused, fullest, received] = cards;
-  const table = new Table("Services with a problem", PROBLEMS, { name: "problems", empty: "none: every Service is served as it is wanted" });
+  const table = new Table("Services with a problem", PROBLEMS, { name: "problems", empty: "none: every Service is served as specified" });
   const more = el("p", { class: "quiet" });
   body.append(
     el("section", { class: "verdict-box", "aria-label": "Verdict" }, el("div", {}, says, reasons), about),
     el("div", { class: "cards" }, cards.map((it) => it.node)), table.node, more,
-    el("details", {}, el("summary", {}, "All that this rests on, as `ebpflb status` prints it"), facts));
+    el("details", {}, el("summary", {}, "All facts, as `ebpflb status` prints them"), facts));
   const showStatus = (status) => {
     setText(says, { OK: "This node is served.", DEGRADED: "This node is served, but something is wrong.", DOWN: "Sockets of this node are not served." }[status.verdict]);
     says.className = status.verdict;
@@ -81,8 +89,7 @@ export const show = (body, { signal, tell }) => {
     const runs = status.agent === "runs", age = (Date.parse(status.now) - Date.parse(status.started)) / 1000;
     const pairs = [["Agent", runs && status.started ? `running for ${span(age)}` : runs ? "running" : "not running"], ["Version", status.version], ["Engine", engine(status)], ["Services from", status.source ?? "unknown"]];
     about.replaceChildren(...pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
-    const old = freshness(status);
-    received.show(old ? span(old[0] / 1000) : "-", old ? " ago" : "", null, old ? `oldest of all kinds: ${old[1]}` : "nothing received", old && runs && old[0] / 1000 > OLD_SECONDS);
+    showFreshness(received, status, runs);
     facts.replaceChildren(...Object.entries(status).filter(([name, value]) => !HEADS.has(name) && !isEmpty(value)).flatMap(
       ([name, value]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", { id: `fact-${name}` }, shown(value))]));
   };
@@ -97,7 +104,7 @@ export const show = (body, { signal, tell }) => {
     const most = found.maps[0], share = most ? most.entries / most.limit : 0;
     if (most) fullest.show(percent(share), ` ${most.name}`, bar(share, `${most.name} is ${percent(share)} full`), `${most.entries} of ${most.limit} entries`, share > FULL);
     table.show(found.list.services, (it) => it.service);
-    setText(more, [found.list.more ? `${found.list.more} more have a problem` : "", ...found.list.notes, found.age > 10 ? `Services as of ${span(found.age)} ago` : ""].filter(Boolean).join("; "));
+    setText(more, [found.list.more ? `${found.list.more} more Services have a problem` : "", ...found.list.notes, found.age > 10 ? `Services as of ${span(found.age)} ago` : ""].filter(Boolean).join("; "));
   };
   const onStatus = (event) => showStatus(event.detail);
   addEventListener("status", onStatus, { signal });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One Service as `ebpflb services get` has it, with its graph, history and events.
 
-import { get } from "../api.js";
-import { Graph, bar } from "../charts.js";
+import { Final, get } from "../api.js";
+import { Graph, bar, partsOf } from "../charts.js";
 import { el, problem, setText } from "../dom.js";
 import { live } from "../live.js";
 import { Table } from "../table.js";
@@ -27,18 +27,25 @@ const FRONTENDS = [
 
 const withPort = (it) => el("span", {}, `${it.endpoint} `, it.port && el("small", {}, short(it.port)));
 
-const share = (value, name) =>
-  value == null ? "-" : el("span", { class: "with-bar" }, el("span", {}, percent(value)), bar(value, `${name}: share ${percent(value)}`));
+const expected = (share) => (share == null ? "-" : percent(share));
+
+// The endpoint's part of its port's connections, and a mark at the expected part.
+const lastMinute = (it) => {
+  if (it.part == null) return "";
+  const label = `${it.endpoint}: ${percent(it.part)} of the last minute, expected ${expected(it.share)}`;
+  return el("span", { class: "with-bar" }, el("span", {}, percent(it.part)), bar(it.part, label, it.share));
+};
 
 const ENDPOINTS = [
   { label: "Endpoint", cell: withPort },
   { label: "Pod", cell: (it) => it.pod },
   { label: "Node", minor: true, cell: (it) => it.node },
-  { label: "Share", cell: (it) => share(it.share, it.endpoint) },
-  { label: "Local share", minor: true, cell: (it) => (it.local_share == null ? `-${it.not_local ? ` ${it.not_local}` : ""}` : percent(it.local_share)) },
+  { label: "Share", number: true, cell: (it) => expected(it.share) },
+  { label: "Local share", minor: true, number: true, cell: (it) => (it.local_share == null ? `-${it.not_local ? ` ${it.not_local}` : ""}` : percent(it.local_share)) },
+  { label: "Last minute", cell: lastMinute },
   { label: "Open", number: true, cell: (it) => it.open ?? "?" },
   { label: "Opened", number: true, minor: true, cell: (it) => it.opened ?? "?" },
-  { label: "New/s", number: true, cell: (it) => (it.rate == null ? "" : rate(it.rate)) },
+  { label: "New/s", number: true, minor: true, cell: (it) => (it.rate == null ? "" : rate(it.rate)) },
 ];
 
 const UNUSED = [
@@ -67,8 +74,12 @@ const frontendsOf = (page) => page.ports.flatMap((port) => port.frontends.map((i
 })));
 
 const endpointsOf = (page, rates) => {
-  const rate = new Map(rates.map((it) => [`${it.port} ${it.endpoint}`, it.new]));
-  return page.ports.flatMap((port) => port.endpoints.map((it) => ({ ...it, port: port.port, rate: rate.get(`${port.port} ${it.endpoint}`) })));
+  const found = new Map(rates.map((it) => [`${it.port} ${it.endpoint}`, it.new]));
+  const parts = new Map(partsOf(rates).map((it) => [it.key, it.part]));
+  return page.ports.flatMap((port) => port.endpoints.map((it) => {
+    const name = `${port.port} ${it.endpoint}`;
+    return { ...it, port: port.port, rate: found.get(name), part: parts.get(name) };
+  }));
 };
 
 export const show = (body, { path, signal, tell, news }) => {
@@ -82,9 +93,9 @@ export const show = (body, { path, signal, tell, news }) => {
   const on = el("button", { type: "button", onclick: turn(1) }, "More endpoints");
   const where = el("span", { role: "status" });
   const pages = el("p", { hidden: true }, back, " ", where, " ", on);
-  const changes = changesTable("Its latest changes");
-  const events = el("details", {}, el("summary", {}, "Its events"), watching({ service: path }, { signal, tell, news }));
-  const all = el("p", {}, el("a", { href: `#/history?${new URLSearchParams({ service: path })}` }, "All its changes"));
+  const changes = changesTable("Latest changes");
+  const events = el("details", {}, el("summary", {}, "Events"), watching({ service: path }, { signal, tell, news }));
+  const all = el("p", {}, el("a", { href: `#/history?${new URLSearchParams({ service: path })}` }, "All changes"));
   const found = el("div", { hidden: true }, about, problems, now, graph.node, frontends.node, used.node, pages, unused.node, events, changes.node, all, notes);
   body.append(found);
   const read = async () => {
@@ -95,7 +106,9 @@ export const show = (body, { path, signal, tell, news }) => {
     frontends.show(frontendsOf(said.page), key);
     used.show(rows.filter((it) => it.state === "used"), key);
     const left = said.page.left_out.map((it) => ({ ...it, reason: `${it.reason} (${it.slice})` }));
-    unused.show([...rows.filter((it) => it.state !== "used"), ...left], key);
+    const notUsed = [...rows.filter((it) => it.state !== "used"), ...left];
+    unused.show(notUsed, key);
+    unused.node.hidden = !notUsed.length;
     problems.replaceChildren(...[...new Set(said.problems)].map((it) => el("li", {}, it)));
     setText(notes, said.page.notes.join("; "));
     setText(now, said.rates.line.length ? `${rate(said.rates.new)} new connections a second, ${rate(said.rates.refused)} refused` : "rates are being measured");
@@ -109,6 +122,12 @@ export const show = (body, { path, signal, tell, news }) => {
     const said = await get("history", { service: path, limit: CHANGES }, signal);
     changes.show(historyRows(said.changes, path), (it) => it.id);
   };
-  live(read, signal, tell);
-  live(readChanges, signal, () => {});
+  const gone = new AbortController();
+  live(read, signal, (error) => {
+    tell(error);
+    if (!(error instanceof Final)) return;
+    gone.abort();
+    body.replaceChildren(el("p", {}, el("a", { href: "#/services" }, "All Services of this node")));
+  });
+  live(readChanges, AbortSignal.any([signal, gone.signal]), () => {});
 };

@@ -25,31 +25,31 @@ const lastMinute = (it) => {
 const measured = (it, value) => (it.rates?.line.length ? rate(value) : "");
 
 const COLUMNS = [
-  { label: "Service", sort: "service", cell: (it) => serviceLink(it.service) },
-  { label: "Addresses and ports", minor: true, name: "addresses", cell: (it) => el("span", { title: it.addresses.join(" ") }, `${it.addresses.join(" ")} `, el("small", {}, it.ports.join(" "))) },
-  { label: "Endpoints", sort: "endpoints", number: true, cell: (it) => (it.unused ? `${it.used} of ${it.used + it.unused}` : it.used) },
-  { label: "Open", sort: "open", number: true, minor: true, cell: (it) => it.open ?? "?" },
-  { label: "New/s", sort: "new", number: true, cell: (it) => measured(it, it.rates?.new) },
-  { label: "Refused/s", sort: "refused", number: true, cell: (it) => measured(it, it.rates?.refused) },
+  { label: "Service", sort: "service", order: "ascending", cell: (it) => serviceLink(it.service) },
+  { label: "Addresses", minor: true, name: "addresses", cell: (it) => el("span", { title: it.addresses.join(" ") }, `${it.addresses.join(" ")} `, el("small", {}, it.ports.join(" "))) },
+  { label: "Endpoints", sort: "endpoints", order: "ascending", number: true, cell: (it) => (it.unused ? `${it.used} of ${it.used + it.unused}` : it.used) },
+  { label: "Open", sort: "open", order: "descending", number: true, minor: true, cell: (it) => it.open ?? "?" },
+  { label: "New/s", sort: "new", order: "descending", number: true, cell: (it) => measured(it, it.rates?.new) },
+  { label: "Refused/s", sort: "refused", order: "descending", number: true, cell: (it) => measured(it, it.rates?.refused) },
   { label: "Last minute", minor: true, cell: lastMinute },
   { label: "By endpoint", minor: true, cell: byEndpoint },
-  { label: "Problem", sort: "problems", name: "why", cell: (it) => problem([...new Set(it.problems)].join("; ")) },
+  { label: "Problem", sort: "problems", order: "descending", name: "why", cell: (it) => problem([...new Set(it.problems)].join("; ")) },
 ];
 
 export const show = (body, { query, signal, tell }) => {
-  let limit = STEP, sort = query.get("sort") ?? "problems", waiting = 0;
+  let limit = STEP, sort = query.get("sort") ?? "problems", isReverse = query.has("reverse"), waiting = 0;
   const match = el("input", { type: "search", name: "match", value: query.get("match") ?? "", maxlength: 200, placeholder: "name, address or port" });
   const namespace = select("namespace", [["", "all"], ...[query.get("namespace")].filter(Boolean).map((it) => [it])], query.get("namespace") ?? "");
   const only = el("input", { type: "checkbox", name: "problems", checked: query.has("problems") });
   const more = el("button", { type: "button", hidden: true, onclick: () => { limit += STEP; again(); } });
   const notes = el("p", { class: "quiet" });
-  const table = new Table("Services of this node", COLUMNS, { name: "services", onsort: (word) => { sort = word; again(); } });
-  const given = () => Object.fromEntries([["match", match.value.trim()], ["namespace", namespace.value], ["sort", sort], ["problems", only.checked ? "1" : ""]].filter(([, it]) => it));
+  const table = new Table("Services of this node", COLUMNS, { name: "services", onsort: (word) => { isReverse = word === sort && !isReverse; sort = word; again(); } });
+  const given = () => Object.fromEntries([["match", match.value.trim()], ["namespace", namespace.value], ["sort", sort], ["reverse", isReverse ? "1" : ""], ["problems", only.checked ? "1" : ""]].filter(([, it]) => it));
   const read = async () => {
     const asked = given(), found = await get("services", { ...asked, limit }, signal);
     if (JSON.stringify(asked) !== JSON.stringify(given())) return;
     setOptions(namespace, [["", "all"], ...found.list.namespaces.map((it) => [it])]);
-    table.sorted(sort);
+    table.sorted(sort, isReverse);
     table.show(found.list.services.map((it) => ({ ...it, rates: found.rates.services[it.service] })), (it) => it.service);
     more.hidden = !found.list.more;
     setText(more, `Show more: ${found.list.more} are not shown`);
