@@ -174,7 +174,8 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 def _unknown(key: Key, known: list[Key]) -> str:
     close = get_close_matches(str(key), map(str, sorted(known)))
-    return f"no Service {key}" + (f": did you mean {' or '.join(close)}?" if close else "")
+    hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
+    return f"no Service {key}: {hint}"
 
 
 def _only(query: dict[str, list[str]], name: str) -> str:

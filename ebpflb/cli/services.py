@@ -180,7 +180,7 @@ limit_option = click.option(
 
 def _name(_context: object, _argument: object, text: str) -> tuple[str, str]:
     namespace, slash, name = text.rpartition("/")
-    if not name or "/" in namespace or (slash and not namespace):
+    if not name or "/" in namespace or (slash and not namespace) or ":" in text:
         raise click.BadParameter(f'"{one_line(text)}" is not NAMESPACE/NAME such as default/web')
     return namespace, name
 
@@ -242,11 +242,15 @@ def list_(
     )
     wanted = Wanted(names, _rows(limit, output), selector)
 
-    def read() -> ServiceList:
+    def read(wanted: Wanted = wanted) -> ServiceList:
         with pins.maps_if_any(state_dir) as maps:
             return pages.listed(paths, maps, wanted)
 
-    show(read, lambda value: show_list(value, output, namespace), watch)
+    found = show(read, lambda value: show_list(value, output, namespace), watch)
+    if not found.services and len(patterns) == 1 and not namespace:
+        name = patterns[0]
+        if "/" not in name and read(Wanted((f"{name}/*",), 1)).services:
+            click.echo(f"{name} is a namespace: -n {name} lists its Services", err=True)
 
 
 @services.command()

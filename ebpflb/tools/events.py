@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +32,7 @@ from ebpflb.plan.entries import (
     service_of,
 )
 from ebpflb.tools.snapshot import Snapshot
+from ebpflb.tools.suggestion import likely_service
 
 # Names for events: services and backends by their ids, pods by namespace and address.
 #
@@ -379,6 +379,5 @@ def require_service(wanted: str, maps: Mapping[str, Map]) -> None:
     names = maps["service_names"].items()
     known = {f"{name.namespace}/{name.service}" for _, name in names}
     if wanted not in known:
-        close = get_close_matches(wanted, sorted(known))
-        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
+        hint = likely_service(wanted, known)
         raise NotFound(f"no Service {one_line(wanted)} is served here: {hint}")

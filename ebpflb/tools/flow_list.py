@@ -6,7 +6,6 @@ client's requests was evicted by the LRU has the state "partial"; its other entr
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import NamedTuple
 
@@ -44,6 +43,7 @@ from ebpflb.plan.flow_entries import (
     state,
 )
 from ebpflb.tools.snapshot import Row, seconds_since
+from ebpflb.tools.suggestion import likely_service
 
 PARTIAL = "partial"
 
@@ -64,8 +64,7 @@ def check_service(maps: Mapping[str, Map], only: FlowFilter) -> None:
     names = {f"{it.namespace}/{it.service}" for _, it in maps["service_names"].items()}
     wanted = "/".join(only.service)
     if wanted not in names:
-        close = get_close_matches(wanted, sorted(names))
-        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
+        hint = likely_service(wanted, names)
         raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
 
 

@@ -5,7 +5,6 @@ Only the agent knows which endpoints are not used, and why. The maps have the co
 """
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from glob import escape
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from ebpflb.plan.service_page import (
 )
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
+from ebpflb.tools.suggestion import likely_service
 
 _UNKNOWN = "unused endpoints and the reasons are unknown: {}; showing the maps"
 _NO_LABELS = "{}: only the agent knows labels; without --selector the maps are shown"
@@ -95,8 +95,7 @@ def _readable(paths: Paths, maps: Mapping[str, Map] | None) -> Mapping[str, Map]
 def _programmed_page(maps: Mapping[str, Map], wanted: str) -> ServicePage:
     pages = _programmed(maps)
     if wanted not in pages:
-        close = get_close_matches(wanted, sorted(pages))
-        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
+        hint = likely_service(wanted, pages)
         raise NotFound(f"no Service {wanted} in the maps, and no agent answers: {hint}")
     return pages[wanted]
 

@@ -83,6 +83,35 @@ def test_a_mistyped_command() -> None:
     assert done.exit_code == 2 and "Did you mean 'get'?" in done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("get svc", "'get'. Did you mean `ebpflb services list`?"),
+        ("describe svc", "Did you mean `ebpflb services get`?"),
+        ("services web", "'web'. `ebpflb services get web` shows a Service."),
+        ("services gt", "Did you mean 'get'?"),
+        ("maps list", "No such command 'list'.\n"),
+        ("flows list default/web", "(default/web). Name a Service with --service NAMESPACE/NAME."),
+        ("history web", "(web). Name a Service with --service NAMESPACE/NAME."),
+        ("status web", "Got unexpected extra argument (web)\n"),
+        ("maps dump slot", "'slot' is not a known word. Did you mean slots?"),
+        ("monitor --verdict translate", "is not a known word. Did you mean translated?"),
+        ("services list -o yml", "'yaml', 'name'. Did you mean yaml?"),
+        ("services get default/web:80", '"default/web:80" is not NAMESPACE/NAME'),
+        ("explain http://10.96.0.10/a", ": did you mean 10.96.0.10:80?"),
+        ("explain https://web.default.svc:8443", ": did you mean web.default.svc:8443?"),
+        ("explain web", ": did you mean the Service default/web?"),
+        ("explain fd00:96::10:80", ": did you mean [fd00:96::10]:80?"),
+    ],
+)
+def test_what_was_probably_meant(words: str, hint: str) -> None:
+    """A wrong use is answered with the right one, in one line."""
+    done = CliRunner().invoke(cli, words.split())
+    assert done.exit_code == 2
+    error = done.output.partition("Error: ")[2]
+    assert hint in error and len(error.splitlines()) == 1
+
+
 def test_help_of_a_command() -> None:
     """`help services get` is `services get --help`; `help` alone is `--help`."""
     for words in ([], ["explain"], ["services", "get"]):

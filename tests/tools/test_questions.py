@@ -37,7 +37,7 @@ def test_questions(text: str, question: Frontend | NamedService) -> None:
     [
         ("fd00:96::10:80", r"did you mean \[fd00:96::10\]:80\?"),
         ("fd00::a:53/udp", r"did you mean \[fd00::a\]:53/udp\?"),
-        ("web", "such as 10.96.0.10:80"),
+        ("web", "did you mean the Service default/web?"),
         ("default/web/icmp", '"icmp" is not tcp, udp or sctp'),
     ],
 )
@@ -100,8 +100,8 @@ def test_the_frontend_of_a_name(question: str, frontend: str) -> None:
     ("question", "reason"),
     [
         ("default/web", "default/web has these ports: 443/tcp, 80/tcp; name one of them"),
-        ("default/web:81", "has these ports: 443/tcp, 80/tcp"),
-        ("shop/one:53/tcp", "has these ports: 53/udp"),
+        ("default/web:81", "has no port 81: its ports are 443/tcp, 80/tcp"),
+        ("shop/one:53/tcp", "has no port 53/tcp: its ports are 53/udp"),
         ("default/wep", "did you mean default/web"),
     ],
 )

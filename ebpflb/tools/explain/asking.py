@@ -7,7 +7,6 @@ The thread must be in the node's network namespace.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from ebpflb.plan.entries import (
     protocol_name,
     service_name,
 )
+from ebpflb.tools.suggestion import likely_service
 
 # The destination of a connection: ADDRESS:PORT, and a protocol.
 
@@ -40,6 +40,7 @@ _NAME = re.compile(
 )
 _BARE_V6 = re.compile(r"(?P<address>[0-9a-fA-F:]*:[0-9a-fA-F:]*):(?P<rest>\d{1,5}(/\w+)?)")
 _FORM = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<v4>[^:\[\]]*)):(?P<port>\d{1,5})(?:/(?P<name>\w+))?")
+_WORD = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # a Service without its namespace
 EXAMPLE = "such as 10.96.0.10:80, [fd00::a]:53/udp or 192.0.2.1:30080/sctp"
 
 
@@ -68,11 +69,8 @@ def parse_question(text: str) -> Frontend | NamedService:
         )
     found = _FORM.fullmatch(text)
     if not found:
-        hint = EXAMPLE
-        if bare := _BARE_V6.fullmatch(text):
-            hint = f"did you mean [{bare['address']}]:{bare['rest']}?"
         forms = "ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT]"
-        raise ValueError(f'"{one_line(text)}" is not {forms}, {hint}')
+        raise ValueError(f'"{one_line(text)}" is not {forms}{_question_hint(text)}')
     protocol, port = _protocol(found["name"] or "tcp"), int(found["port"])
     if not 0 < port < 65536:
         raise ValueError(f"port {port} is not from 1 to 65535")
@@ -80,6 +78,19 @@ def parse_question(text: str) -> Frontend | NamedService:
     if address.is_unspecified or address.is_multicast:
         raise ValueError(f"{address} is not the address of one host")
     return Frontend(address, port, protocol)
+
+
+def _question_hint(text: str) -> str:
+    if bare := _BARE_V6.fullmatch(text):
+        return f": did you mean [{bare['address']}]:{bare['rest']}?"
+    scheme, _, rest = text.partition("://")
+    if rest:
+        usual = {"http": ":80", "https": ":443"}.get(scheme, "")
+        host = rest.partition("/")[0]
+        return f": did you mean {one_line(host)}{'' if ':' in host else usual}?"
+    if _WORD.fullmatch(text):
+        return f": did you mean the Service default/{text}?"
+    return f", {EXAMPLE}"
 
 
 def _protocol(name: str) -> Protocol:
@@ -101,9 +112,8 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
         if (name.namespace, name.service) == (wanted.namespace, wanted.name)
     ]
     if not own:
-        known = sorted({f"{it.namespace}/{it.service}" for it in names.values()})
-        close = get_close_matches(str(wanted), known)
-        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
+        known = {f"{it.namespace}/{it.service}" for it in names.values()}
+        hint = likely_service(str(wanted), known)
         raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
     fitting = [
         (at, entry)
@@ -112,6 +122,11 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
     ]
     if len({at.port for at, _ in fitting}) != 1:
         ports = sorted({f"{at.port}/{protocol_name(at.protocol).lower()}" for at, *_ in own})
+        if wanted.port and not fitting:
+            asked = (
+                f"{wanted.port}/{wanted.protocol.name.lower()}" if wanted.protocol else wanted.port
+            )
+            raise NodeError(f"{wanted} has no port {asked}: its ports are {', '.join(ports)}")
         raise NodeError(f"{wanted} has these ports: {', '.join(ports)}; name one of them")
     return min(fitting, key=_is_further)[0]
 
