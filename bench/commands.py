@@ -2,7 +2,8 @@
 """The processor time of each command that only looks, beside an agent of the lab.
 
 `python -m bench.commands` prints a row for each command: user and system time in seconds, the best
-of RUNS, warm. The target is TARGET seconds. Needs root.
+of RUNS, warm. The target is TARGET seconds. The first row is a Python of the same environment that
+does nothing: its start is in all others. Needs root.
 """
 
 import os
@@ -17,7 +18,7 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
 
-RUNS = 5
+RUNS = 10
 TARGET = 0.25  # seconds
 SERVICES = 40
 COMMANDS = (
@@ -46,7 +47,10 @@ def measure() -> list[dict[str, object]]:
         manifests.write(agent.manifests / "services.yaml", _objects())
         agent.start()
         try:
-            return [_row(node.enter, command, agent) for command in COMMANDS]
+            nothing = _row([*node.enter, sys.executable, "-P", "-c", "pass"], "(Python)", agent)
+            ebpflb = [*node.enter, sys.executable, "-P", "-m", "ebpflb"]
+            rows = (_row([*ebpflb, *each.split()], each, agent) for each in COMMANDS)
+            return [nothing, *rows]
         finally:
             agent.close()
 
@@ -64,14 +68,13 @@ def _objects() -> list[manifests.Manifest]:
     return found
 
 
-def _row(enter: list[str], words: str, agent: LabAgent) -> dict[str, object]:
+def _row(command: list[str], name: str, agent: LabAgent) -> dict[str, object]:
     paths = agent.paths
     there = {"EBPFLB_STATE_DIR": str(paths.state), "EBPFLB_RUN_DIR": str(paths.run)}
-    command = [*enter, sys.executable, "-P", "-m", "ebpflb", *words.split()]
     environment = {**os.environ, **there}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # warm: modules are compiled
     best = min(_seconds(command, environment) for _ in range(RUNS))
-    return {"command": words, "seconds": round(best, 2), "target": TARGET, "met": best <= TARGET}
+    return {"command": name, "seconds": round(best, 2), "target": TARGET, "met": best <= TARGET}
 
 
 def _seconds(command: list[str], environment: dict[str, str]) -> float:

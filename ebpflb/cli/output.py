@@ -148,8 +148,8 @@ def print_table(rows: Sequence[Row], output: Output = _TABLE, *, text_last: bool
     width = 0
     if text_last and not output.is_wide and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-    for line in table_lines(rows, headers=output.headers, width=width):
-        click.echo(line)
+    if lines := [*table_lines(rows, headers=output.headers, width=width)]:
+        click.echo("\n".join(lines))
 
 
 def table_lines(

@@ -14,6 +14,7 @@ from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.conftest import NEVER, Ebpflb
 
 OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes", "bcc")
+OF_KUBE_PROXY = {"config", "write_config_to", "kubeconfig"}  # options with paths
 SHARED = {"common", "output", "results", "run_configuration", "run_options"}
 
 
@@ -146,13 +147,13 @@ def options_of(command: click.Command) -> list[click.Parameter]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_directories_can_be_given_by_the_environment(name: str) -> None:
-    """EBPFLB_STATE_DIR and its like, for every command that has the option."""
+def test_places_can_be_given_by_the_environment(name: str) -> None:
+    """EBPFLB_STATE_DIR and its like, for every option with a path except kube-proxy's own."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     for each in options_of(command):
-        if each.name in ("state_dir", "run_dir", "cache_dir", "cgroup_root", "manifests"):
-            assert each.envvar == f"EBPFLB_{each.name.upper()}"
+        if isinstance(each.type, click.Path) and each.name not in OF_KUBE_PROXY:
+            assert each.envvar == f"EBPFLB_{str(each.name).upper()}"
 
 
 def test_a_command_looks_where_the_environment_says(
