@@ -77,11 +77,12 @@ def test_empty_map(ebpflb: Ebpflb, state: list[str]) -> None:
 
 
 def test_unknown_map(ebpflb: Ebpflb, state: list[str]) -> None:
-    """An unknown name is refused with those that there are."""
+    """An unknown name is refused with those like it, or with all that there are."""
     done = ebpflb("maps", "dump", "sevrices", *state)
     assert done.status == 2
-    assert "'sevrices' is not one of" in done.err
-    assert "'services'" in done.err
+    assert "'sevrices' is not a known word. Did you mean services" in done.err
+    done = ebpflb("maps", "dump", "xyz", *state)
+    assert done.status == 2 and "'xyz' is not one of 'services', 'slots', " in done.err
 
 
 def test_no_maps(ebpflb: Ebpflb, nowhere: list[str]) -> None:
