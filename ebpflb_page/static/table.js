@@ -12,7 +12,8 @@ export class Table {
     this.columns = columns;
     this.rows = new Map();
     this.body = el("tbody", { role: "rowgroup" });
-    this.empty = el("p", { class: "quiet" }, empty);
+    this.empty = el("p", { class: "quiet" }, "reading");
+    this.whenEmpty = empty;
     this.heads = columns.map((it) => el("th", { role: "columnheader", scope: "col", class: classes(it) },
       it.sort ? el("button", { type: "button", class: "sort", onclick: () => onsort(it.sort) }, it.label) : it.label));
     this.head = el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, this.heads));
@@ -44,6 +45,7 @@ export class Table {
     for (const [name, row] of this.rows) if (kept.get(name) !== row) row.remove();
     this.rows = kept;
     this.empty.hidden = items.length > 0;
+    setText(this.empty, this.whenEmpty);
     this.head.hidden = !items.length && !this.columns.some((it) => it.sort);
   }
 

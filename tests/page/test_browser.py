@@ -164,6 +164,20 @@ def test_that_the_command_has_ended_is_said_on_every_page(page: Page, cluster: C
     assert own.text("#problem") == ""
 
 
+@pytest.mark.parametrize("where", ["/", "/services", "/history"])
+def test_a_list_that_is_still_being_read_is_not_called_empty(page: Page, where: str) -> None:
+    """On a large node the first answer takes seconds."""
+    no_answer = {"source": "window.fetch = () => new Promise(() => {})"}
+    added = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", no_answer)
+    try:
+        page.open(where)
+        page.wait("the table", lambda: page.text("main .table"))
+        assert page.text("main .table").splitlines()[-1] == "reading"
+        assert "none" not in page.text()
+    finally:
+        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
 def test_services_are_those_of_the_maps(page: Page, cluster: Cluster) -> None:
     """Each has a row with its endpoints and connections."""
     page.open("/services")

@@ -37,6 +37,7 @@ export const watching = (given, { signal, tell, news }) => {
   const canaries = el("input", { type: "checkbox", name: "canaries" });
   const state = el("p", { id: "watching", class: "quiet" }, "Not watching. While anyone watches, the agent runs programs that report every decision.");
   const table = new Table("Events, the newest first", COLUMNS, { name: "lines events", empty: "none yet" });
+  table.show(rows, () => "");
   table.node.setAttribute("role", "log");
   table.node.setAttribute("aria-live", "off");
   const draw = () => {
