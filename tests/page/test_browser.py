@@ -25,6 +25,23 @@ CHANGES = "Changes, the newest first; a time shows what the maps held then"
 PICK = """const it = document.querySelector('[name=map]'); it.value = arguments[0];
           document.querySelector('#past').replaceChildren();
           it.dispatchEvent(new Event('change'));"""
+# Adds markup to the texts of all answers that come from objects or are sentences.
+MARKUP = """
+const words = new Set(["service", "pod", "node", "endpoint", "frontend", "problems", "notes",
+  "reason", "text", "says", "name", "addresses", "ports", "kind", "namespaces", "type", "source"]);
+const hostile = (it, word) => {
+  if (typeof it === "string") return words.has(word) ? `${it}<i class=hostile>"'` : it;
+  if (Array.isArray(it)) return it.map((each) => hostile(each, word));
+  if (!it || typeof it !== "object") return it;
+  return Object.fromEntries(Object.entries(it).map(([key, value]) => [key, hostile(value, key)]));
+};
+const real = window.fetch;
+window.fetch = async (...words) => {
+  const response = await real(...words);
+  if (!response.headers.get("content-type").includes("json")) return response;
+  return new Response(JSON.stringify(hostile(await response.json())), { status: response.status });
+};
+"""
 HOSTILE = "a\x1b[2J\u202e<b>&"
 PAGES = [
     "/",
@@ -300,6 +317,21 @@ def test_names_are_shown_and_do_nothing(page: Page) -> None:
     page.open("/service/shop/hostile")
     rows = page.wait("the endpoint", lambda: page.cells("Endpoints"))
     assert rows[0]["Pod"] == "a\\x1b[2J\\u202e<b>&"
+
+
+@pytest.mark.parametrize("where", PAGES)
+def test_markup_in_any_answer_is_text(page: Page, where: str) -> None:
+    """Whatever names, annotations and sentences hold: no element is made of it."""
+    added = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": MARKUP})
+    try:
+        page.open(where)
+        if where == "/events":
+            page.wait("the form", lambda: page.script("return document.querySelector('#watch')"))
+        else:
+            page.wait("the markup", lambda: "<i class=hostile>" in page.text())
+        assert page.script("return document.querySelectorAll('.hostile, i, img').length") == 0
+    finally:
+        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 def test_many_endpoints_are_pages(page: Page) -> None:
