@@ -23,7 +23,7 @@ from ebpflb_page.paced import SECONDS, Paced
 KEPT_SECONDS, MINUTE = 300.0, 60.0
 MOST_LINES = 11  # endpoints in a graph; the slower ones are one line together, the twelfth colour
 OTHERS, REFUSED = "all others", "refused"
-_IDLE = 20.0  # seconds without a reading: a new beginning
+_IDLE = 20.0  # seconds without a reading: a new beginning, unless one takes that long
 _PART = 10
 
 Opened = Callable[[], AbstractContextManager[Mapping[str, Map]]]
@@ -96,6 +96,7 @@ class RateMeter:
     def __init__(self, opened: Opened, clock: Callable[[], float] = time.monotonic) -> None:
         self._opened, self._clock = opened, clock
         self._last: Sample | None = None
+        self._took = 0.0  # seconds for the last reading
         self._rows: dict[str, list[Rate]] = {}  # of the newest reading
         self._readings: deque[_Reading] = deque(maxlen=int(KEPT_SECONDS / SECONDS) + 1)
         self._paced = Paced(self._read, _PART, clock)
@@ -166,16 +167,18 @@ class RateMeter:
         return sorted((row for row in self._rows.get(service, ()) if row.backend), key=_key)
 
     def _read(self) -> list[_Reading]:
+        begun = self._clock()
         try:
             with self._opened() as maps:
                 self._measure(maps)
         except NodeError:
             self._begin_again()
+        self._took = self._clock() - begun
         return [*self._readings]
 
     def _measure(self, maps: Mapping[str, Map]) -> None:
         sample, before = rates.sample(maps), self._last
-        if before is None or sample.at - before.at > _IDLE:
+        if before is None or sample.at - before.at > max(_IDLE, 2 * _PART * self._took):
             self._begin_again()
         else:
             self._add(rates.rates(maps, before, sample), _of_node(before, sample))
