@@ -117,6 +117,7 @@ def test_the_verdict_is_that_of_status(page: Page, cluster: Cluster) -> None:
     assert page.text("#fact-backends") == str(found["backends"])
     assert page.text("#fact-socket_hooks") == ", ".join(found["socket_hooks"])
     assert found["packet_path"]["engine"] in page.text(".about") and VERSION in page.text(".about")
+    assert "running for" in page.text(".about")
 
 
 def test_the_overview_has_what_an_operator_looks_for(page: Page, cluster: Cluster) -> None:

@@ -47,6 +47,18 @@ return [...document.querySelectorAll(".own, td.time, td.day, td.number, td.front
   (it) => it.checkVisibility() && it.textContent.length <= 32
     && it.scrollWidth > it.clientWidth + 1).map((it) => it.textContent);
 """
+# The highest empty strip between two lines, fields or drawings of the page.
+GAP = """
+const parts = [...document.querySelectorAll("main *")].filter((it) => it.checkVisibility()
+  && (it.matches("svg, input, select, button") || [...it.childNodes].some(
+    (node) => node.nodeType === 3 && node.data.trim()))).map((it) => it.getBoundingClientRect());
+let end = document.querySelector("main").getBoundingClientRect().top, gap = 0;
+for (const { top, bottom } of parts.sort((a, b) => a.top - b.top)) {
+  gap = Math.max(gap, top - end);
+  end = Math.max(end, bottom);
+}
+return gap;
+"""
 NAVIGATION = """
 const tops = [...document.querySelectorAll("nav a")].map((it) => it.getBoundingClientRect().top);
 return new Set(tops).size;
@@ -81,11 +93,56 @@ def test_everything_fits_and_can_be_read(page: Page, where: str, width: int, sch
         assert page.script(WIDER) == []
         assert page.script(HIGHER) == []
         assert page.script(CUT) == []
+        assert page.script(GAP) < 60
         assert page.script(NAVIGATION) == 1
         text, drawing = page.script(CONTRAST)
         assert text >= 4.5 and drawing >= 3
         ground = page.script("return getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(246, 247, 249)") == (scheme == "light")
+
+
+@pytest.mark.parametrize("where", ["/events", "/history"])
+def test_a_row_of_events_and_history_is_one_line(page: Page, where: str) -> None:
+    with screen(page, 1280, 800, "light"):
+        page.open(where)
+        settled(page, where)
+        lines = """return Math.max(...[...document.querySelectorAll(".lines tbody td")].map((it) =>
+            it.firstChild ? it.getBoundingClientRect().height
+              / parseFloat(getComputedStyle(it).lineHeight) : 0))"""
+        assert page.script(lines) < 1.8
+
+
+def test_events_are_coloured_and_filtered_by_verdict(page: Page) -> None:
+    """Chosen from a list; what is refused stands out."""
+    colour = "return getComputedStyle(document.querySelector(arguments[0])).color"
+    with screen(page, 1280, 800, "light"):
+        page.open("/events")
+        settled(page, "/events")
+        page.wait("both", lambda: {"translated", "refused"} <= verdicts(page))
+        down, up = (page.script(colour, f".events .{it}") for it in ("bad", "good"))
+        assert (down, up) == ("rgb(179, 19, 27)", "rgb(15, 107, 51)")
+        page.script("document.querySelector('#watch').click()")
+        page.script("document.querySelector('[name=verdict]').value = 'refused'")
+        page.script("document.querySelector('#watch').click()")
+        page.wait("events", lambda: len(page.cells("Events, the newest first")) > 2)
+        assert verdicts(page) == {"refused"}
+        assert "verdict=refused" in page.driver.current_url
+
+
+def verdicts(page: Page) -> set[str]:
+    return {row["Verdict"] for row in page.cells("Events, the newest first")}
+
+
+def test_the_table_stands_beside_the_way(page: Page) -> None:
+    where = f"/explain?service=default/web&to={VIP}:80/tcp&from=web-1"
+    with screen(page, 1280, 800, "light"):
+        page.open(where)
+        settled(page, where)
+        edges = """const way = document.querySelector(".way").getBoundingClientRect();
+            const table = document.querySelector(".beside").getBoundingClientRect();
+            return [table.left > way.right, Math.abs(table.top - way.top) < 20]"""
+        assert page.script(edges) == [True, True]
+        assert page.script("return document.querySelectorAll('.way').length") == 1
 
 
 @pytest.mark.parametrize("width", [1280, 390])
