@@ -41,7 +41,8 @@ PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check
 BUILD_REQUIRES := $(PYTHON) -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 LOCK = build/uv/bin/uv pip compile --quiet $(UPGRADE) --generate-hashes --universal \
-	--python-version 3.11 --custom-compile-command "make lock" --output-file
+	--python-version 3.11 --custom-compile-command "make lock" \
+	--override requirements/left-out.txt --output-file
 
 # Otherwise every worker and every agent that a test starts would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -50,7 +51,7 @@ WORKERS := $(shell echo $$((3 * $$(nproc))))
 
 .PHONY: demo test test-all test-fast test-page soak check format diagrams screenshots bench bench-connect \
 	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
-	lint-types checked tests-bytecode image wheel release release-twice lock renew lane-packages clean
+	lint-types checked tests-bytecode tests-libraries image wheel release release-twice lock renew lane-packages clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
@@ -78,11 +79,16 @@ $(PYTEST) -n $(WORKERS) $(SELECTED) || \
 endef
 
 checked:
-	$(MAKE) --jobs=$$(nproc) --output-sync check tests-bytecode
+	$(MAKE) --jobs=$$(nproc) --output-sync check tests-libraries tests-bytecode
 
 # Otherwise every worker would rewrite the assertions of all new files. Its errors the tests say.
 tests-bytecode: $(VENV)/test
 	-$(BIN)/pytest --collect-only --quiet --quiet >/dev/null
+
+# Otherwise workers would wait for them.
+tests-libraries: $(VENV)/test
+	-$(BIN)/python -m tests.simulation.build
+	-$(BIN)/python -m tests.native.build
 
 test-fast: $(VENV)/test
 	EBPFLB_TEST_LOAD=0.1 $(BIN)/pytest -n $$(($$(nproc) + 1)) -m "pure and not slow"
@@ -101,25 +107,29 @@ lint-python: $(VENV)/test
 lint-types: $(VENV)/test
 	$(BIN)/mypy
 
-# bpf/ compiles without a warning in its other two dialects: clang with libbpf, and natively.
+# bpf/ compiles without a warning in its other two dialects: clang with libbpf, and natively. Of
+# packet.c and socket.c one variant goes through all of each compiler: of the others clang knows its
+# warnings before it generates code, gcc with fewer optimizations.
+VARIANT := $(CLANG) -fsyntax-only
+GCC_VARIANT := $(GCC) -O1
 define LINTED
 $(CLANG) -c bpf/hooks/socket.c -o build/socket.o
-$(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/socket.c -o build/socket-retval.o
+$(VARIANT) -DHAVE_SET_RETVAL bpf/hooks/socket.c
+$(VARIANT) -DMONITOR bpf/hooks/socket.c
 $(CLANG) -c bpf/hooks/netns_cookie.c -o build/netns-cookie.o
-$(CLANG) -c bpf/hooks/packet.c -o build/packet.o
-$(CLANG) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK -c bpf/hooks/packet.c -o build/packet-bare.o
-$(CLANG) -c bpf/hooks/connection_end.c -o build/connection-end.o
-$(CLANG) -DRECORD -c bpf/hooks/packet.c -o build/packet-record.o
 $(CLANG) -DFAST_FORWARD -c bpf/hooks/packet.c -o build/packet-fast.o
-$(CLANG) -DMONITOR -c bpf/hooks/packet.c -o build/packet-monitor.o
-$(CLANG) -DMONITOR -c bpf/hooks/socket.c -o build/socket-monitor.o
+$(VARIANT) bpf/hooks/packet.c
+$(VARIANT) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK bpf/hooks/packet.c
+$(VARIANT) -DRECORD bpf/hooks/packet.c
+$(VARIANT) -DMONITOR bpf/hooks/packet.c
+$(CLANG) -c bpf/hooks/connection_end.c -o build/connection-end.o
 $(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/explain.c -o build/explain.o
 $(CLANG) -c bpf/hooks/socket_end.c -o build/socket-end.o
 $(GCC) -c bpf/hooks/socket.c -o build/native.o
 $(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
 $(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
-$(GCC) -DFAST_FORWARD -c bpf/hooks/packet.c -o build/packet-fast-native.o
-$(GCC) -DRECORD -c bpf/hooks/packet.c -o build/packet-record-native.o
+$(GCC_VARIANT) -DFAST_FORWARD -c bpf/hooks/packet.c -o build/packet-fast-native.o
+$(GCC_VARIANT) -DRECORD -c bpf/hooks/packet.c -o build/packet-record-native.o
 $(GCC) -c bpf/hooks/explain.c -o build/explain-native.o
 $(GCC) -c bpf/hooks/socket_end.c -o build/socket-end-native.o
 $(GCC) -c bpf/hooks/connection_end.c -o build/connection-end-native.o
@@ -204,8 +214,9 @@ $(VENV)/lane: requirements/test.txt setup.cfg pyproject.toml setup.py | $(VENV)/
 	@touch $@ $(VENV)/run
 
 # Wheels only: a source archive would be built with whatever is newest. setuptools is in the lock.
+# Nothing that the lock does not name: what requirements/left-out.txt takes out stays out.
 define set_up
-$(PIP_INSTALL) --require-hashes --only-binary :all: --requirement requirements/$(1).txt
+$(PIP_INSTALL) --no-deps --require-hashes --only-binary :all: --requirement requirements/$(1).txt
 $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 endef
 

@@ -213,6 +213,8 @@ def _turn(item: pytest.Item) -> tuple[bool, int]:
 
 
 def pytest_collection_finish() -> None:
+    """What is collected stays until the end: no search for garbage passes through it again."""
+    gc.freeze()
     gc.enable()
 
 

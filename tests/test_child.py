@@ -13,7 +13,7 @@ from ebpflb import child
 from ebpflb.kernel.netfilter import iptables
 from ebpflb.kernel.programs import compiler
 from ebpflb.kernel.programs.compiler import compile_source
-from tests.kernel.variants import SOURCE
+from tests.kernel.variants import SMALL_SOURCE
 
 PACKAGE = Path(child.__file__).parent
 MODULES = ("ebpflb", "msgspec", "bcc", "struct", "ctypes", "sitecustomize", "usercustomize")
@@ -44,7 +44,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_compiler_loads_nothing_from_the_working_directory(trap: Path, tmp_path: Path) -> None:
     """The compiler loads nothing from there or from an environment variable's path, and works."""
-    found = compile_source(SOURCE, cache=tmp_path / "cache")
+    found = compile_source(SMALL_SOURCE, cache=tmp_path / "cache")
     assert not found.cached and found.programs
     assert not trap.exists()
 

@@ -65,7 +65,6 @@ def rows(text: str) -> Iterator[Row]:
 
 OURS = [row for row in rows(PARITY) if row.section]
 AT_THE_HEAD = [row for row in rows(PARITY) if not row.section]
-every_row = pytest.mark.parametrize("row", OURS, ids=[f"line {row.line}" for row in OURS])
 
 
 def of(found: Iterable[Row], section: str) -> list[Row]:
@@ -112,27 +111,35 @@ def is_skipped_somewhere(path: str, name: str) -> bool:
     return any(map(SOMETIMES.search, (*marks(path, name), *bodies)))
 
 
-@every_row
-def test_answered(row: Row) -> None:
-    """A row says same, differs or not applicable, and has a test or a reason to have none."""
-    assert len(row.cells) >= 3 and all(row.cells)
+def test_answered() -> None:
+    """Each row says same, differs or not applicable, and has a test or a reason to have none."""
+    for row in OURS:
+        assert_answered(row)
+
+
+def assert_answered(row: Row) -> None:
+    assert len(row.cells) >= 3 and all(row.cells), row
     named = re.sub(rf"{TEST.pattern}(, )?", "", row.cells[-1])
     if NOT_APPLICABLE.match(row.answer):
-        assert named in ("", "-")
+        assert named in ("", "-"), row
     else:
         assert ANSWER.match(row.answer), row.answer
         assert row.tests and not named, row.cells[-1]
 
 
-@every_row
-def test_tests_exist(row: Row) -> None:
+def test_tests_exist() -> None:
     """Every test that is named is collected by pytest, and none is skipped outright; so is every
     case of a table.
     """
+    for row in OURS:
+        assert_tests_exist(row)
+
+
+def assert_tests_exist(row: Row) -> None:
     for path, name in row.tests:
         assert Path(path).name.startswith("test_") and (ROOT / path).is_file(), path
         assert name in functions(path), f"{path} has no {name}"
-        assert not any(map(SKIPPED.search, marks(path, name)))
+        assert not any(map(SKIPPED.search, marks(path, name))), f"{path} skips {name}"
     for path, case in CASE.findall(row.cells[-1]):
         assert f'    "{case}": Case(' in (ROOT / path).read_text(), f"{path} has no case {case}"
 
@@ -239,7 +246,7 @@ def test_mistakes_are_found() -> None:
         rows(text + "| a | same | `tests/docs/test_parity.py::test_nothing_of_the_kind` |\n")
     )
     with pytest.raises(AssertionError):
-        test_tests_exist(row)
+        assert_tests_exist(row)
     for cells in ("| a | same | - |", "| a | not applicable: | - |", "| a | likewise | - |"):
         with pytest.raises(AssertionError):
-            test_answered(next(rows(f"{text}{cells}\n")))
+            assert_answered(next(rows(f"{text}{cells}\n")))

@@ -4,15 +4,23 @@
 The source is compiled as strictly as gcc can, with a check of every undefined operation at run
 time. The wrapper around it is cffi's; the kernel's helpers, which the source calls, end in
 Python (``extern "Python+C"``).
+
+What is built is kept below build/, in a folder for each state of the sources.
+``python -m tests.native.build`` builds everything, so that no test waits for it.
 """
 
+import hashlib
 import importlib.util
 import subprocess
 import sysconfig
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cffi import FFI
+from filelock import FileLock
 
 from ebpflb.kernel.maps import layout
 
@@ -59,15 +67,39 @@ WORDS = "typedef unsigned int __u32; typedef unsigned long long __u64;\n"
 
 CHECKED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
-SHAPE = ("-std=gnu11", "-O2", "-fPIC", "-DDIALECT_NATIVE")
+SHAPE = ("-std=gnu11", "-O1", "-fPIC", "-DDIALECT_NATIVE")
+# For kernels with and without bpf_set_retval.
+VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
+ROOT = Path(__file__).parents[2]
+SOURCES = (*layout.SOURCES.rglob("*.[ch]"), *(ROOT / "tests/native").iterdir())
 
 
-def built(folder: Path, name: str, flags: tuple[str, ...] = ()) -> Any:
-    """The hooks compiled with ``flags``, as the module ``name``; built where it is not there."""
-    library = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    if not library.exists():
-        _build(library, name, flags)
-    return _load(name, library)
+@cache
+def folder() -> Path:
+    """Where what is built from the sources as they are now is kept."""
+    digest = hashlib.sha256()
+    for path in sorted(it for it in SOURCES if it.suffix in (".c", ".h", ".py")):
+        digest.update(path.read_bytes())
+    made = ROOT / "build" / "native" / digest.hexdigest()[:16]
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def once(name: str, build: Callable[[Path], None]) -> Path:
+    """The file of this name, which is built where it is not there yet, by one process alone."""
+    path = folder() / name
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            build(unfinished := path.with_suffix(".unfinished"))
+            unfinished.rename(path)
+    return path
+
+
+def built(variant: str) -> Any:
+    """The module with the hooks of a variant."""
+    name = f"native_{variant}"
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    return _load(name, once(f"{name}{suffix}", lambda path: _build(path, name, VARIANTS[variant])))
 
 
 def _build(library: Path, name: str, flags: tuple[str, ...]) -> None:
@@ -92,3 +124,13 @@ def _load(name: str, library: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def main() -> None:
+    """Builds every variant at once."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(built, VARIANTS))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,23 +2,18 @@
 """The native hooks, built once a session for kernels with and without bpf_set_retval."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit import once
-from tests.native.build import built
+from tests.native.build import VARIANTS, built
 from tests.native.kernel import Kernel
 from tests.native.node import NativeNode
 
-VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
-
 
 @pytest.fixture(scope="session")
-def modules(shared: Path) -> dict[str, Any]:
-    with once.alone(shared):
-        return {name: built(shared, f"native_{name}", flags) for name, flags in VARIANTS.items()}
+def modules() -> dict[str, Any]:
+    return {name: built(name) for name in VARIANTS}
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))

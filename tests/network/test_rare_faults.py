@@ -33,7 +33,7 @@ from tests.kit.lab_cluster import TARGET, LabCluster, new_lab
 
 CLOCK = Path(__file__).parents[1] / "kit" / "clock.c"
 DAY = 86_400  # seconds
-BOMB = gzip.compress(bytes(1 << 30), 1)  # of 1 GB
+BOMB_SIZE = 1 << 30  # bytes, when it is expanded
 MEMORY = 16 << 20  # bytes that the agent may take besides what it has
 MOST_GROWTH = 100 << 10  # kB that the agent may grow for what it cannot use
 
@@ -141,13 +141,14 @@ def test_answers_that_nobody_can_use(cluster: OfApi) -> None:
     """A list that is a gigabyte when it is expanded, and garbage: they are asked for again."""
     assert cluster.agent.process
     before = peak_memory(cluster.agent.process.pid)
+    bomb = gzip.compress(bytes(BOMB_SIZE), 1)
     kinds = ["Service", "EndpointSlice"]
     lists = [cluster.api.lists(kind) for kind in kinds]
     for kind in kinds:
         for expired in (b"", json.dumps(status(410, "too old")).encode()):
             if expired:  # watches end, and lists follow
                 cluster.api.fail(kind, 410, expired)
-            cluster.api.fail(kind, 200, BOMB, encoding="gzip")
+            cluster.api.fail(kind, 200, bomb, encoding="gzip")
             cluster.api.fail(kind, 200, bytes(1 << 20))
     cluster.api.drop()
     cluster.serve(*cluster.web[1:])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks of sockets and packets over maps in memory, as a library that Python calls."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,30 @@ void talk_all(const struct conversation *talks, int count, int first, int step,
     struct conversation *after, long long *outcomes);
 """
 SOURCE = Path(__file__).with_name("sockets.c")
+SOURCES = (Path(__file__), SOURCE, *sorted(SOURCE.parent.glob("*.h")))
+
+
+def built() -> Path:
+    """The library's file; ``python -m tests.simulation.build`` builds it, too."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()
+    return build.once(f"simulation_{digest[:16]}.so", _build)
+
+
+def _build(library: Path) -> None:
+    includes = (f"-I{layout.SOURCES}", f"-I{build.SOURCE.parent}", "-DHAVE_SET_RETVAL")
+    flags = (*build.SHAPE, *build.STRICT, *build.CHECKED, *includes)
+    build.gcc("-shared", *flags, SOURCE, "-o", library)
 
 
 class Library:
     """The library, and cffi's view of it."""
 
-    def __init__(self, folder: Path) -> None:
-        """Built in ``folder``, where it is not there yet."""
-        library = folder / "simulation.so"
-        if not library.exists():
-            includes = (f"-I{layout.SOURCES}", f"-I{build.SOURCE.parent}", "-DHAVE_SET_RETVAL")
-            flags = (*build.SHAPE, *build.STRICT, *build.CHECKED, *includes)
-            build.gcc("-shared", *flags, "-O1", SOURCE, "-o", library)
+    def __init__(self) -> None:
+        library = built()
         self.ffi: Any = FFI()
         self.ffi.cdef(DECLARATIONS)
         self.lib: Any = self.ffi.dlopen(str(library))
+
+
+if __name__ == "__main__":
+    built()

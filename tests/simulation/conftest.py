@@ -2,19 +2,16 @@
 """The library, built once a session, and a runner."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.kit import once
 from tests.simulation.build import Library
 from tests.simulation.schedules import Runner
 
 
 @pytest.fixture(scope="session")
-def library(shared: Path) -> Library:
-    with once.alone(shared):
-        return Library(shared)
+def library() -> Library:
+    return Library()
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,12 @@ import os
 
 import pytest
 
+from tests.load import scaled
 from tests.simulation.schedules import Runner
 from tests.simulation.steps import Step, changing_policies_and_endpoints
 
-PARTS, SCHEDULES = 4, 375  # in each part
-API_PARTS, API_SCHEDULES = 2, 250
+PARTS, SCHEDULES = 4, scaled(375)  # in each part
+API_PARTS, API_SCHEDULES = 2, scaled(250)
 CHOSEN = os.environ.get("EBPFLB_SEED", "")
 
 
@@ -59,7 +60,7 @@ def test_a_policy_and_endpoints_that_change_at_once(runner: Runner) -> None:
     """A client keeps its endpoint where it would beside a kube-proxy that syncs the slices first,
     and gets what it would get there.
     """
-    schedules = map(changing_policies_and_endpoints, range(40))
+    schedules = map(changing_policies_and_endpoints, range(scaled(40)))
     assert {runner.run(steps).error for steps in schedules} == {None}
 
 

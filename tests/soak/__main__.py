@@ -45,7 +45,7 @@ def simulate(seed: int, ended: Event, results: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     done = Simulated()
     with TemporaryDirectory(prefix="ebpflb-soak-") as folder:
-        library = Library(Path(folder))
+        library = Library()
         runners = [Runner(library, Path(folder), api=api) for api in (False, True)]
         while not ended.is_set():
             runner, steps = runners[seed % 2], runners[seed % 2].draw(seed)
