@@ -95,9 +95,11 @@ def test_master(ip: Ip) -> None:
 
 
 def test_hairpin_mode(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
-    """A bridge's port knows whether it has it, and its change is emitted."""
+    """A bridge's port knows whether it has it, and its change is emitted: of a port that is up, as
+    the kernel tells no such change of others.
+    """
     ip("link add v0 type veth peer name w0")
-    ip("link set v0 master d0")
+    ip("link set v0 master d0 up")
     assert not devices()["v0"].hairpin
     ip("link set v0 type bridge_slave hairpin on")
     while not any(device.hairpin for device in emitted.get(timeout=WAIT_SECONDS).devices):
