@@ -104,7 +104,6 @@ def two(
         yield made
 
 
-@pytest.mark.extended
 @families
 @protocols
 @pytest.mark.parametrize(
@@ -121,7 +120,6 @@ def test_flow(
     cells.assert_cell(two, who, where, cell, send)
 
 
-@pytest.mark.extended
 @families
 @protocols
 @pytest.mark.parametrize("two", [(Engine.FLOWS, "ports")], indirect=True, ids=["flows ports"])

@@ -13,8 +13,6 @@ by cell. Two things differ from kube-proxy:
 
 from typing import Any
 
-import pytest
-
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
@@ -173,7 +171,6 @@ CASES = {
 case = cells.fixture(CASES)
 
 
-@pytest.mark.extended
 @families
 @protocols
 @cells.rows(CASES)
