@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Session affinity by client: a pod, or the node. Time passes by hand, in the map."""
+"""Session affinity by client: a pod, or the node. Time passes by hand, in the map.
+
+tests/native/test_affinity.py has every rule.
+"""
 
 import time
 from collections.abc import Iterator
@@ -59,15 +62,13 @@ def counts(cluster: Cluster) -> tuple[int, int]:
 
 
 @every_kind
-def test_sticks(pod: Sockets, send: Send) -> None:
-    """One client comes to one endpoint with every connection and every new datagram socket."""
-    assert len(requests.backends(pod, VIP, send=send)) == 1
-
-
-def test_all_addresses(cluster: Cluster, pod: Sockets, home: Host) -> None:
-    """All addresses of a service port share it."""
-    assert requests.tcp(pod, EXTERNAL).name == home.name
-    assert requests.tcp(pod, cluster.node.v4, NODEPORT).name == home.name
+def test_sticks(cluster: Cluster, pod: Sockets, send: Send) -> None:
+    """One client comes to one endpoint with every connection and every new datagram socket, by all
+    addresses of the service's port.
+    """
+    (name,) = requests.backends(pod, VIP, send=send)
+    assert send(pod, EXTERNAL).name == name
+    assert send(pod, cluster.node.v4, NODEPORT).name == name
 
 
 def test_clients_differ(cluster: Cluster) -> None:
@@ -80,41 +81,14 @@ def test_clients_differ(cluster: Cluster) -> None:
     assert counts(cluster) == (len(hosts), 0)
 
 
-def test_slides(cluster: Cluster, pod: Sockets, home: Host) -> None:
-    """The timeout begins anew with every connection."""
-    for _ in range(3):
+def test_ends(cluster: Cluster, pod: Sockets, home: Host) -> None:
+    """The timeout begins with every connection; after it the next one is balanced afresh."""
+    for _ in range(2):
         pass_time(cluster, 0.6)
         assert requests.tcp(pod, VIP).name == home.name
-    assert counts(cluster) == (4, 3)
-
-
-def test_ends(cluster: Cluster, pod: Sockets, home: Host) -> None:
-    """After the timeout the next connection is balanced afresh."""
     pass_time(cluster, 1.1)
     requests.tcp(pod, VIP)
-    assert counts(cluster) == (2, 0)
-
-
-def test_moves(cluster: Cluster, pod: Sockets, home: Host) -> None:
-    """When the endpoint leaves, its clients move, and stay where they came to."""
-    rest = [host for host in cluster.web if host is not home]
-    cluster.publish(web_with_affinity(*map(endpoint, rest)))
-    (name,) = requests.backends(pod, VIP)
-    assert name in {host.name for host in rest}
-
-
-def test_does_not_wait_for_the_leaving(cluster: Cluster, pod: Sockets, home: Host) -> None:
-    """An endpoint that is leaving keeps no clients, though it still serves."""
-    rest = [endpoint(host) for host in cluster.web if host is not home]
-    cluster.publish(web_with_affinity(endpoint(home, ready=False, terminating=True), *rest))
-    assert home.name not in requests.backends(pod, VIP)
-
-
-def test_unmoved_by_others(cluster: Cluster, pod: Sockets, home: Host) -> None:
-    """Other endpoints may come and go."""
-    cluster.publish(web_with_affinity(endpoint(home)))
-    cluster.publish(web_with_affinity(*map(endpoint, cluster.web)))
-    assert requests.backends(pod, VIP).keys() == {home.name}
+    assert counts(cluster) == (4, 2)
 
 
 def test_off_and_on(cluster: Cluster, pod: Sockets, home: Host) -> None:

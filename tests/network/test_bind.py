@@ -41,33 +41,10 @@ def test_on_the_node(host: Sockets, kind: int, address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("address", ["10.244.1.1", "fd00:244:1::1"])
-def test_elsewhere_on_the_node(host: Sockets, kind: int, address: str) -> None:
-    """On addresses that do not serve NodePorts it is free."""
-    assert bind(host, kind, address) == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_ports(host: Sockets, kind: int) -> None:
-    """Other ports are free, port 0 too."""
-    for port in (NODEPORT + 1, 80, 0):
-        assert bind(host, kind, "0.0.0.0", port) == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "127.0.0.1"])
 def test_in_a_pod(pod: Sockets, kind: int, address: str) -> None:
     """A pod's ports are its own."""
     assert bind(pod, kind, address) == 0
-
-
-def test_of_the_other_protocol(cluster: Cluster, host: Sockets) -> None:
-    """A NodePort for TCP leaves the UDP port free."""
-    service, *slices = web(*map(endpoint, cluster.web), nodeport=NODEPORT)
-    service["spec"]["ports"].pop()
-    cluster.publish(service, *slices)
-    assert bind(host, SOCK_STREAM, "0.0.0.0") == EADDRINUSE
-    assert bind(host, SOCK_DGRAM, "0.0.0.0") == 0
 
 
 @pytest.mark.skipif(not probe.kernel_read(), reason="no program may read the kernel's memory")

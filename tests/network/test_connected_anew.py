@@ -21,18 +21,6 @@ def one_backend(cluster: Cluster) -> None:
 
 
 @SERVICES
-def test_udp_connected_to_the_backend_itself(cluster: Cluster, sockets: Sockets, v6: bool) -> None:
-    """A UDP socket that is connected to its backend anew hears that backend."""
-    vip, pod = (VIP6, cluster.web[0].v6) if v6 else (VIP, cluster.web[0].v4)
-    with requests.udp_socket(sockets, vip) as client:
-        assert connect(client, vip).peer == (vip, PORT)
-        assert connect(client, pod, TARGET).peer == (pod, TARGET)
-        assert client.getpeername()[:2] == (pod, TARGET)
-        assert connect(client, vip).peer == (vip, PORT)
-        assert client.getpeername()[:2] == (vip, PORT)
-
-
-@SERVICES
 def test_udp_disconnected(cluster: Cluster, sockets: Sockets, v6: bool) -> None:
     """After connect() to AF_UNSPEC the backend is the backend, and the service the service."""
     vip, pod = (VIP6, cluster.web[0].v6) if v6 else (VIP, cluster.web[0].v4)
@@ -55,17 +43,6 @@ def test_tcp_connected_to_the_backend_itself(cluster: Cluster, sockets: Sockets,
             client.getpeername()
         client.connect((pod, TARGET))
         assert client.getpeername()[:2] == (pod, TARGET)
-
-
-@SERVICES
-def test_tcp_connected_to_the_service_anew(cluster: Cluster, sockets: Sockets, v6: bool) -> None:
-    """A TCP socket that was connected to the backend itself names the service after that."""
-    vip, pod = (VIP6, cluster.web[0].v6) if v6 else (VIP, cluster.web[0].v4)
-    with requests.tcp_socket(sockets, vip) as client:
-        client.connect((pod, TARGET))
-        client.disconnect()
-        client.connect((vip, PORT))
-        assert client.getpeername()[:2] == (vip, PORT)
 
 
 @SERVICES

@@ -40,26 +40,6 @@ def same(client: Socket, times: int = 20) -> str:
     return name
 
 
-def test_keeps(client: Socket, kept: Host) -> None:
-    """Datagram after datagram goes to the first one's backend."""
-    assert same(client) == kept.name
-
-
-def test_while_others_go(cluster: Cluster, client: Socket, kept: Host) -> None:
-    """It does not matter that the other endpoints leave."""
-    cluster.publish(web(endpoint(kept)))
-    assert same(client) == kept.name
-
-
-def test_while_others_come(
-    cluster: Cluster, client: Socket, kept: Host, others: list[Host]
-) -> None:
-    """It does not matter that other endpoints come, before it in the list or after."""
-    cluster.publish(web(endpoint(kept)))
-    cluster.publish(web(endpoint(others[0]), endpoint(kept), endpoint(others[1])))
-    assert same(client) == kept.name
-
-
 def test_moves_when_gone(cluster: Cluster, client: Socket, kept: Host, others: list[Host]) -> None:
     """When its backend is gone it moves, and keeps the new one."""
     cluster.publish(web(*map(endpoint, others)))
@@ -76,45 +56,9 @@ def test_stays_while_leaving(
     assert found.keys() == {pod.name for pod in others}
 
 
-def test_moves_when_it_serves_no_more(
-    cluster: Cluster, client: Socket, kept: Host, others: list[Host]
-) -> None:
-    """A backend that terminates and does not serve keeps no flow."""
-    cluster.publish(web(endpoint(kept, **LEAVING, serving=False), *map(endpoint, others)))
-    assert same(client) in {pod.name for pod in others}
-
-
 def test_each_frontend(client: Socket, kept: Host) -> None:
     """One socket may use several frontends: each keeps its backend and shows its own address."""
     first = {address: requests.exchange(client, address) for address in (VIP, EXTERNAL)}
     for address, answer in first.items():
         assert requests.exchange(client, address) == answer
         assert answer.peer == (address, PORT)
-
-
-def test_each_socket(cluster: Cluster, kept: Host, pod: Sockets) -> None:
-    """Every socket chooses for itself."""
-    assert len(requests.backends(pod, VIP, send=requests.udp)) == 3
-
-
-def test_connected_again(client: Socket, kept: Host) -> None:
-    """A socket that connects to one frontend after the other has the last one as its peer."""
-    for address in (VIP, EXTERNAL, VIP):
-        client.connect((address, PORT))
-        client.send(b"?")
-        assert client.recvfrom(64)[1] == client.getpeername() == (address, PORT)
-
-
-@pytest.mark.parametrize("connect", [True, False])
-def test_endpoint_asked_directly(
-    client: Socket, kept: Host, others: list[Host], connect: bool
-) -> None:
-    """An endpoint's own address answers as such, though the socket uses the service too."""
-    direct = (others[0].v4, 8080)
-    if connect:
-        client.connect(direct)
-        client.send(b"?")
-    else:
-        client.sendto(b"?", direct)
-    answer = requests.receive(client)
-    assert (answer.name, answer.peer) == (others[0].name, direct)

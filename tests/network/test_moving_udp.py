@@ -60,29 +60,6 @@ def answers(client: Socket, times: int = 10) -> set[str]:
     return found
 
 
-@pytest.mark.extended
-@families
-@packet_clients
-def test_datagrams_keep(two: TwoNodes, talk: Socket) -> None:
-    """All datagrams go to the endpoint of the first, while other endpoints come and go."""
-    (name,) = answers(talk)
-    two.publish(two.service("web", 10, getattr(two, name)))
-    assert answers(talk) == {name}
-    two.publish(two.service("web", 10, two.twin, two.here, two.there))
-    assert answers(talk) == {name}
-
-
-@families
-@packet_clients
-def test_datagrams_move(two: TwoNodes, talk: Socket) -> None:
-    """When the endpoint is gone the flow goes to another."""
-    (name,) = answers(talk)
-    (other,) = {"here", "there"} - {name}
-    two.publish(two.service("web", 10, getattr(two, other)))
-    wait_until_only(two.near, talk.getsockname()[1], getattr(two, other))
-    assert answers(talk) == {other}
-
-
 @families
 @packet_clients
 def test_datagrams_stay_while_leaving(two: TwoNodes, talk: Socket) -> None:

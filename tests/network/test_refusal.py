@@ -116,37 +116,12 @@ def test_unconnected_udp(nobody: None, sockets: Sockets, form: str, address: str
             requests.exchange(client, address)
 
 
-def test_nodeport(nobody: None, cluster: Cluster, sockets: Sockets) -> None:
-    """A NodePort without endpoints is refused as well."""
-    for send in (requests.tcp, requests.connected_udp):
-        with pytest.raises(ConnectionRefusedError):
-            send(sockets, cluster.node.v4, NODEPORT)
-
-
 def test_mptcp(nobody: None, pod: Sockets) -> None:
     """An MPTCP socket is refused as a TCP socket is."""
     if not requests.has_mptcp():
         pytest.skip("this kernel has no MPTCP")
     with pytest.raises(ConnectionRefusedError):
         requests.mptcp(pod, VIP)
-
-
-def test_endpoint_comes(nobody: None, cluster: Cluster, pod: Sockets) -> None:
-    """As soon as an endpoint comes, everyone is served."""
-    cluster.publish(web(endpoint(cluster.web[0])))
-    for send in requests.KINDS.values():
-        assert send(pod, VIP).name == "web-1"
-
-
-def test_last_endpoint_goes(nobody: None, cluster: Cluster, pod: Sockets) -> None:
-    """A datagram socket whose last backend goes is refused too."""
-    with requests.udp_socket(pod, VIP) as client:
-        cluster.publish(web(endpoint(cluster.web[0])))
-        requests.exchange(client, VIP)
-        cluster.publish(web())
-        client.settimeout(A_MOMENT)
-        with pytest.raises((ConnectionRefusedError, TimeoutError)):
-            requests.exchange(client, VIP)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -112,36 +112,11 @@ def test_mptcp_peer(pod: Sockets) -> None:
     assert requests.mptcp(pod, VIP).peer == (VIP, PORT)
 
 
-@every_kind
-def test_the_endpoint_itself(cluster: Cluster, pod: Sockets, send: Send) -> None:
-    """A connection to an endpoint's own address shows that address."""
-    direct = cluster.web[0].v4, TARGET
-    assert send(pod, *direct)[:2] == ("web-1", direct)
-
-
-def test_other_ports(pod: Sockets) -> None:
-    """A port of the cluster IP that is no service's is refused."""
-    for send in (requests.tcp, requests.connected_udp):
-        with pytest.raises(ConnectionRefusedError):
-            send(pod, VIP, PORT + 1)
-
-
 @pytest.fixture
 def another_service(cluster: Cluster) -> object:
     """For tests that publish what they need: the file's Service comes back after them."""
     yield
     cluster.publish(everything(cluster))
-
-
-@pytest.mark.usefixtures("another_service")
-def test_protocols_are_apart(cluster: Cluster, pod: Sockets) -> None:
-    """A NodePort of TCP does not serve UDP."""
-    service, *slices = web(*map(endpoint, cluster.web), nodeport=NODEPORT)
-    service["spec"]["ports"].pop()
-    cluster.publish(service, *slices)
-    assert requests.tcp(pod, cluster.node.v4, NODEPORT).name in NAMES
-    with pytest.raises(ConnectionRefusedError):
-        requests.connected_udp(pod, cluster.node.v4, NODEPORT)
 
 
 # The zone of each endpoint, that of the node, and the endpoints that a pod of the node comes to.
