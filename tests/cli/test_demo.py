@@ -17,6 +17,7 @@ from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.kernel.maps.state_dir import BPFFS
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import NETNS
+from tests.kit import terminal
 from tests.kit.own_demo import EBPFLB, PREFIX
 
 STEPS = [
@@ -71,10 +72,14 @@ def places() -> list[Path]:
 
 
 def test_to_the_end() -> None:
-    """All steps run, connections reach every endpoint, and the exit status is 0."""
-    demo = begin()
-    said, _ = demo.communicate(timeout=240)
-    assert demo.returncode == 0
+    """All steps run on a terminal, connections reach every endpoint, and the exit status is 0."""
+    with terminal.opened(COLUMNS) as (screen, out):
+        demo = subprocess.Popen([*EBPFLB, "demo"], stdout=out, start_new_session=True)
+        out.close()
+        shown = terminal.read(screen)
+    assert demo.wait(240) == 0
+    said = re.sub(r"\x1b\[\d*m", "", shown)
+    assert "\x1b[1m\n# set-up" in shown and "\x1b[36m  $ ebpflb explain" in shown, "colours"
     for step in STEPS:
         assert step in said
     for name in ("web-1", "web-2", "web-3", "web-4"):

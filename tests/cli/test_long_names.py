@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forty Services with the names that real clusters have: on terminals, and in a pipe."""
 
-import fcntl
 import os
-import pty
 import re
-import struct
-import termios
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +11,7 @@ import pytest
 from ebpflb.lab import manifests
 from ebpflb.lab.manifests import Manifest
 from tests.cli.doctors import published
-from tests.kit import forked
+from tests.kit import forked, terminal
 from tests.kit.cluster import Cluster, endpoint, web
 
 NUMBER = 40
@@ -97,25 +93,18 @@ def piped(cluster: Cluster, command: str) -> list[str]:
 
 
 def on_terminal(cluster: Cluster, command: str, columns: int) -> list[str]:
-    screen, other_end = pty.openpty()
-    fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    environment = {key: text for key, text in os.environ.items() if key != "COLUMNS"}
-    with open(other_end, "w") as out, open(os.devnull, "w") as errors:
+    with terminal.opened(columns) as (screen, out), open(os.devnull, "w") as errors:
         process = forked.start(
             words_of(cluster, command),
             netns=cluster.node.netns,
-            env=environment,
+            env=terminal.environment(),
             stdout=out,
             stderr=errors,
         )
-    shown = b""
-    try:
-        while part := os.read(screen, 1 << 16):
-            shown += part
-    except OSError:  # EIO: the end
-        os.close(screen)
+        out.close()
+        shown = terminal.read(screen)
     assert process.wait(60) in (0, 3, 4)
-    return shown.decode().splitlines()
+    return shown.splitlines()
 
 
 def settled(line: str) -> str:

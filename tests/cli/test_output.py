@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How rows are drawn: as kubectl draws them."""
 
-import fcntl
-import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
 from typing import Any
 
 import pytest
 
 from ebpflb.cli.output import Output, print_table, table_lines
+from tests.kit import terminal
 
 LONG = "a-name-of-a-service-" * 4
 
@@ -94,28 +90,15 @@ def test_on_a_terminal() -> None:
     """Names and addresses are whole, though the lines are longer than the terminal is wide; the
     free text is shortened.
     """
-    terminal, other_end = pty.openpty()
-    fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, _COLUMNS, 0, 0))
-    environment = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
-    printing = subprocess.Popen([sys.executable, "-c", _PRINT], stdout=other_end, env=environment)
-    os.close(other_end)
-    with open(terminal, "rb", buffering=0) as screen:
-        head, long, short = _read(screen).decode().split("\r\n")[:3]
+    with terminal.opened(_COLUMNS) as (screen, out):
+        code = [sys.executable, "-c", _PRINT]
+        printing = subprocess.Popen(code, stdout=out, env=terminal.environment())
+        out.close()
+        head, long, short = terminal.read(screen).splitlines()[:3]
     assert printing.wait() == 0
     assert [head.split(), short.split()] == [[*map(str.upper, _ROWS[0])], [*_ROWS[1].values()][:2]]
     assert long.split()[:2] == [*_ROWS[0].values()][:2] and long.endswith("…")
     assert 10 < len(long) - head.index("PROBLEM") <= 20
-
-
-def _read(screen: Any) -> bytes:
-    """All that is printed; a terminal's end is an error (EIO)."""
-    parts = []
-    try:
-        while part := screen.read(1 << 16):
-            parts.append(part)
-    except OSError:
-        pass
-    return b"".join(parts)
 
 
 def test_in_a_pipe() -> None:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A terminal for a command: what it prints there, and how wide it is."""
+
+import fcntl
+import os
+import pty
+import struct
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+LINES = 40
+
+
+@contextmanager
+def opened(columns: int) -> Iterator[tuple[int, IO[str]]]:
+    """The descriptor to read from, and the file that is a command's stdout.
+
+    The file is to be closed when the command has it: else ``read`` does not end.
+    """
+    screen, other_end = pty.openpty()
+    fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+    try:
+        with open(other_end, "w") as out:
+            yield screen, out
+    finally:
+        os.close(screen)
+
+
+def read(screen: int) -> str:
+    """All that is printed until no process has the terminal, which is an error (EIO)."""
+    shown = b""
+    try:
+        while part := os.read(screen, 1 << 16):
+            shown += part
+    except OSError:
+        pass
+    return shown.decode().replace("\r\n", "\n")
+
+
+def environment() -> dict[str, str]:
+    """This process's, without the variable that says how wide a terminal is."""
+    return {name: text for name, text in os.environ.items() if name != "COLUMNS"}
