@@ -12,6 +12,7 @@ Shared by the commands:
 common             options and helpers
 output             how everything is printed; -o and --watch
 results            the table of check and doctor
+hints              what was probably meant by a wrong use
 
 The other commands:
 
@@ -33,7 +34,6 @@ version            the version, its commit and its date
 """
 
 import gc
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -218,37 +218,6 @@ SUMMARIES = {
 ALIASES = {"service": "services", "svc": "services", "flow": "flows", "map": "maps"}
 
 
-# What kubectl's users type first.
-VERBS = {"get": "services list", "list": "services list", "describe": "services get"}
-_NOT_A_CHOICE = re.compile(r"'(.*)' is not one of ")
-_CHOICES = re.compile(r"is not one of .*")
-_LONG = 200  # characters of a list of words, before what was probably meant
-
-
-def _hint(error: click.UsageError) -> str:
-    """What was probably meant, beyond what click suggests; "" if that is unknown."""
-    command = error.ctx.command if error.ctx else None
-    if isinstance(error, click.exceptions.NoSuchCommand):
-        name = error.command_name
-        if command and command.name == "services" and not error.possibilities:
-            return f"`ebpflb services get {name}` shows a Service."
-        is_verb = isinstance(command, Commands) and name in VERBS
-        return f"Did you mean `ebpflb {VERBS[name]}`?" if is_verb else ""
-    if "unexpected extra argument" in error.message:
-        options = {each.name for each in command.params} if command else set()
-        return "Name a Service with --service NAMESPACE/NAME." if "service" in options else ""
-    found = _NOT_A_CHOICE.match(error.message)
-    param = error.param if isinstance(error, click.BadParameter) else None
-    if found and param and isinstance(param.type, click.Choice):
-        names = [*map(str, param.type.choices)]
-        from difflib import get_close_matches  # only errors need it
-
-        close = [name for name in names if name.startswith(found[1])]
-        close = close or get_close_matches(found[1], names)
-        return f"Did you mean {' or '.join(close)}?" if close else ""
-    return ""
-
-
 class Commands(click.Group):
     """Imports the module of the command that is used, and no other: an agent starts sooner."""
 
@@ -286,13 +255,9 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            hint = _hint(error)
-            if not hint:
-                raise
-            text = error.format_message().rstrip(".")
-            if len(text) > _LONG:
-                text = _CHOICES.sub("is not a known word", text)
-            raise click.UsageError(f"{text}. {hint}", error.ctx) from None
+            from ebpflb.cli.hints import with_hint
+
+            raise with_hint(error) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

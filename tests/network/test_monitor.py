@@ -288,7 +288,11 @@ def test_what_nobody_reads_is_lost_and_counted(
     [
         (("--service", "default/wep"), "no Service default/wep is served here: did you mean", 1),
         (("--service", "x\x1b[31m"), "no Service x\\x1b[31m is served here", 1),
-        (("--verdict", "translatd"), "'translatd' is not one of", 2),
+        (
+            ("--verdict", "translatd"),
+            "'translatd' is not a known word. Did you mean translated?",
+            2,
+        ),
         (("--client", "nobody"), '"nobody" is not an address or network such as', 2),
     ],
     ids=["service", "control characters", "verdict", "client"],

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was probably meant by a wrong use, beyond what click suggests. Only errors import this."""
+
+import re
+from difflib import get_close_matches
+
+import click
+
+# What kubectl's users type first.
+VERBS = {"get": "services list", "list": "services list", "describe": "services get"}
+_CHOICES = re.compile(r"is not one of .*")
+_LONG = 200  # characters of an error, beyond which its list of words is left out
+
+
+def with_hint(error: click.UsageError) -> click.UsageError:
+    """Return the error with what was probably meant; as it is if that is unknown."""
+    hint = _hint(error)
+    if not hint:
+        return error
+    text = error.format_message().rstrip(".")
+    if len(text) > _LONG:
+        text = _CHOICES.sub("is not a known word", text)
+    return click.UsageError(f"{text}. {hint}", error.ctx)
+
+
+def _hint(error: click.UsageError) -> str:
+    if isinstance(error, click.exceptions.NoSuchCommand):
+        return _command(error)
+    if isinstance(error, click.BadParameter):
+        return _choice(error)
+    options = {each.name for each in error.ctx.command.params} if error.ctx else set()
+    if "unexpected extra argument" in error.message and "service" in options:
+        return "Name a Service with --service NAMESPACE/NAME."
+    return ""
+
+
+def _command(error: click.exceptions.NoSuchCommand) -> str:
+    name = error.command_name
+    if error.ctx and error.ctx.command.name == "services" and not error.possibilities:
+        return f"`ebpflb services get {name}` shows a Service."
+    is_first = error.ctx is not None and error.ctx.parent is None
+    return f"Did you mean `ebpflb {VERBS[name]}`?" if is_first and name in VERBS else ""
+
+
+def _choice(error: click.BadParameter) -> str:
+    """Of the words that an option or argument takes: those that begin so, or are like it."""
+    given = re.match(r"'(.*)' is not one of ", error.message)
+    if not (given and error.param and isinstance(error.param.type, click.Choice)):
+        return ""
+    names = [*map(str, error.param.type.choices)]
+    close = [name for name in names if name.startswith(given[1])]
+    close = close or get_close_matches(given[1], names)
+    return f"Did you mean {' or '.join(close)}?" if close else ""
