@@ -10,6 +10,7 @@ import click
 VERBS = {"get": "services list", "list": "services list", "describe": "services get"}
 _CHOICES = re.compile(r"is not one of .*")
 _LONG = 200  # characters of an error, beyond which its list of words is left out
+_ALIKE = 0.8  # from 0 to 1
 
 
 def with_hint(error: click.UsageError) -> click.UsageError:
@@ -49,5 +50,5 @@ def _choice(error: click.BadParameter) -> str:
         return ""
     names = [*map(str, error.param.type.choices)]
     close = [name for name in names if name.startswith(given[1])]
-    close = close or get_close_matches(given[1], names)
+    close = close or get_close_matches(given[1], names, cutoff=_ALIKE)
     return f"Did you mean {' or '.join(close)}?" if close else ""

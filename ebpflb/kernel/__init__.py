@@ -6,6 +6,7 @@ writes plans to the maps; its ``apply`` writes the slots of an EndpointSlice.
 
 datapath         one node's maps and programs, as the agent uses them
 map_writer       reads and writes the maps
+sources          the programs' sources, and the flags with which this kernel takes them
 valid_contents   the maps' content at start, without entries that no agent can have written
 probe            which features this kernel has, found by trying them
 bpf              bpf(2): one function for each command

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel import bpf, probe
+from ebpflb.kernel import bpf, sources
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
@@ -37,26 +37,7 @@ from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift
 from ebpflb.plan.map_contents import MapContents
 
-SOCKET_SOURCE, PACKET_SOURCE = "hooks/socket.c", "hooks/packet.c"
-# By whether packets have a link header; packets without one begin with the IP header.
-LINK_VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
 _ATTACHING = frozenset({"attaching"})
-
-
-def socket_flags() -> tuple[str, ...]:
-    """Return the compiler's flags for the socket hooks on this kernel."""
-    return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
-
-
-def guard_flags() -> tuple[str, ...]:
-    """Return the additional flags of the bind guard, which must be able to set an errno."""
-    return ("-DHAVE_KERNEL_READ",) if probe.set_retval() and probe.kernel_read() else ()
-
-
-def packet_flags(*, fast_forward: bool = False) -> tuple[str, ...]:
-    """Return the compiler's flags for the packet hooks on this kernel."""
-    clock = ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
-    return (*clock, "-DFAST_FORWARD") if fast_forward else clock
 
 
 class Bytecode(NamedTuple):
@@ -144,12 +125,14 @@ class Datapath(MapWriter):
 
         ``more`` flags choose another variant. Safe in any thread. Raises CompileError.
         """
-        flags = packet_flags(fast_forward=self.fast_forward and not more)
-        of_sockets = (*socket_flags(), *guard_flags(), *more)
-        sockets = compiler.compile_source(SOCKET_SOURCE, of_sockets, cache=cache)
+        flags = sources.packet_flags(fast_forward=self.fast_forward and not more)
+        of_sockets = (*sources.socket_flags(), *sources.guard_flags(), *more)
+        sockets = compiler.compile_source(sources.SOCKET_SOURCE, of_sockets, cache=cache)
         packets = {
-            link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)
-            for link_header, bare in LINK_VARIANTS.items()
+            link_header: compiler.compile_source(
+                sources.PACKET_SOURCE, flags + bare + more, cache=cache
+            )
+            for link_header, bare in sources.LINK_VARIANTS.items()
         }
         return Bytecode(sockets, packets)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ebpflb.kernel import bpf, datapath
+from ebpflb.kernel import bpf, sources
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.bpf_map import Map, possible_cpus
 from ebpflb.kernel.maps.layout import MapSpec
@@ -296,7 +296,7 @@ class RecordingPrograms:
         """Return the result and the steps of connect(), or of an unconnected socket's sendmsg()."""
         begin_steps(self._steps, question)
         name = "explain_sendmsg" if datagram else "explain_connect"
-        program = self._program(name, precompile.EXPLAIN, datapath.socket_flags)
+        program = self._program(name, precompile.EXPLAIN, sources.socket_flags)
         ran = loader.run_program(program, _EMPTY)
         return list(Answer)[ran.retval], read_steps(self._steps)
 
@@ -310,7 +310,7 @@ class RecordingPrograms:
         does not support ``came_by``.
         """
         begin_steps(self._steps)
-        program = self._program(hook, datapath.PACKET_SOURCE, _packet_flags)
+        program = self._program(hook, sources.PACKET_SOURCE, _packet_flags)
         ran = loader.run_program(
             program, frame, ifindex=ifindex, ingress_ifindex=came_by, mark=mark
         )
@@ -325,4 +325,4 @@ class RecordingPrograms:
 
 
 def _packet_flags() -> tuple[str, ...]:
-    return (*datapath.packet_flags(), precompile.RECORDING)
+    return (*sources.packet_flags(), precompile.RECORDING)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel import datapath, probe
+from ebpflb.kernel import probe, sources
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.bpf_map import Map
@@ -90,7 +90,7 @@ def compiled(request: pytest.FixtureRequest, shared: Path, cache: Path) -> Compi
 def one_variant(shared: Path, cache: Path) -> Compiled:
     """The variant for this kernel."""
     with once.alone(shared):
-        return compiler.compile_source(SOURCE, datapath.socket_flags(), cache=cache)
+        return compiler.compile_source(SOURCE, sources.socket_flags(), cache=cache)
 
 
 @pytest.fixture(scope="module")
