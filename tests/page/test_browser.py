@@ -487,6 +487,22 @@ def test_history_goes_back_to_what_the_maps_held(page: Page, cluster: Cluster) -
         cluster.publish(everything(cluster))
 
 
+def test_filters_are_lists_to_choose_from(page: Page, cluster: Cluster) -> None:
+    """A time of the history; a client and a verdict of events."""
+    page.open("/history")
+    page.wait("changes", lambda: page.cells(CHANGES))
+    page.script("""const it = document.querySelector("[name=since]"); it.value = "24h";
+                   it.dispatchEvent(new Event("change"));""")
+    page.wait("the address", lambda: page.driver.current_url.endswith("/#/history?since=24h"))
+    assert any("since=24h" in it for it in page.requests())
+    page.open("/events")
+    page.wait("the form", lambda: page.script("return document.querySelector('#watch')"))
+    listed = "return [...document.querySelector(arguments[0]).options].map((it) => it.text)"
+    pod = cluster.web[0]
+    assert f"web-1 ({pod.v4})" in page.script(listed, "select[name=client]")
+    assert {"refused", "source denied"} <= set(page.script(listed, "select[name=verdict]"))
+
+
 def test_it_is_used_by_keyboard_alone(page: Page) -> None:
     """From the skip link by the pages to a Service, each with a visible focus."""
     from selenium.webdriver.common.keys import Keys
