@@ -102,3 +102,18 @@ def test_a_socket_draws_of_a_table_only_where_weights_differ(
     node.put("services", frontend(WEB), service._replace(table=Range(0, 7)))
     met = {node.socket().connect(WEB).place for _ in range(100)}
     assert met == set(backends(4)[:1] if by_table else backends(4))
+
+
+def test_each_list_draws_of_its_own_part_of_the_table(node: NativeNode) -> None:
+    """The local list's part follows the cluster list's; here all places of a part are the same."""
+    frontends = {WEB: "by_tuple", OTHER: "by_tuple local"}
+    node.publish(1, frontends, cluster=backends(4), local=backends(2)[1:])
+    service = node.kernel.get("services", frontend(WEB))
+    for at in range(7):
+        node.put("choices", at, Choice(service.cluster.base, service.cluster.base, ALWAYS))
+        node.put("choices", at + 7, Choice(service.local.base, service.local.base, ALWAYS))
+    for each in frontends:
+        entry = node.kernel.get("services", frontend(each))
+        node.put("services", frontend(each), entry._replace(table=Range(0, 7)))
+    met = [{node.socket().connect(to).place for _ in range(50)} for to in frontends]
+    assert met == [{backends(4)[0]}, {backends(2)[1]}]
