@@ -41,22 +41,6 @@ def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
     assert len({destination(came.packet) for came in asked}) > 1
 
 
-def test_without(node: PacketNode, places: Places, protocol: str) -> None:
-    """Without affinity a client's flows go to several backends."""
-    where = serve(node, places, "nodeport", protocol, cluster=backends(places))
-    assert len(met(node, places.client, where, protocol)) > 1
-
-
-def test_shared_by_frontends(node: PacketNode, places: Places, protocol: str) -> None:
-    """All frontends of a service port share it; another service has its own."""
-    words = {written(places, kind, protocol): "external" for kind in ("nodeport", "balancer")}
-    node.publish(1, words, cluster=backends(places), affinity=60)
-    nodeport, balancer = at(places.node, 30080), at(places.balancer, 443)
-    once = met(node, places.client, nodeport, protocol)
-    assert met(node, places.client, balancer, protocol) == once
-    assert known(node, "new_affinity") == {AffinityKey(0, ip_address(places.client), 1)}
-
-
 def test_backend_gone(node: PacketNode, places: Places, protocol: str) -> None:
     """When the remembered backend is gone, another is remembered."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
