@@ -3,10 +3,9 @@
 
 import hashlib
 import logging
-import mmap
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import RECORDS, Monitor, MonitorEvent
+from ebpflb.kernel.maps.ring import HEADER, Ring
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import ProgramSet, read_members
 
@@ -34,56 +34,6 @@ class MonitorAnswer(msgspec.Struct):
     """``error`` says why monitoring is impossible; "" if it is possible."""
 
     error: str = ""
-
-
-# A ring buffer of the kernel (Documentation/bpf/ringbuf.rst) whose records have one size.
-#
-# The pages of its descriptor are: the reader's position, the writers' position, then the data
-# twice, so that a record that wraps around the end is contiguous too. A record has a header of
-# eight bytes, whose first word is its length, with a bit that is set while the record is being
-# written.
-
-HEADER = 8
-_BUSY = 1 << 31  # BPF_RINGBUF_BUSY_BIT
-_WORD = 4
-_POSITION = struct.Struct("=Q")
-
-
-class Ring:
-    """A reader, for one thread."""
-
-    def __init__(self, opened: Map, record: int) -> None:
-        """``record`` is the size of a record in bytes. Raises OSError."""
-        self.stride = HEADER + -(-record // 8) * 8
-        self._size = opened.spec.entries
-        self._reader = mmap.mmap(opened.fd, mmap.PAGESIZE)
-        pages = mmap.PAGESIZE + 2 * self._size
-        self._data = mmap.mmap(
-            opened.fd, pages, mmap.MAP_SHARED, mmap.PROT_READ, offset=mmap.PAGESIZE
-        )
-        self._words = memoryview(self._data).cast("I")
-
-    def take(self) -> bytes:
-        """Return all complete records in order, each with its header.
-
-        The headers are read before their records.
-        """
-        begin = _POSITION.unpack_from(self._reader)[0]
-        end = _POSITION.unpack_from(self._data)[0]
-        if begin == end:
-            return b""
-        at = mmap.PAGESIZE + begin % self._size
-        headers = self._words[at // _WORD : (at + end - begin) // _WORD : self.stride // _WORD]
-        count = next((i for i, word in enumerate(headers) if word & _BUSY), len(headers))
-        taken = self._data[at : at + count * self.stride]
-        self._reader[: _POSITION.size] = _POSITION.pack(begin + count * self.stride)
-        return taken
-
-    def close(self) -> None:
-        self._words.release()
-        for each in (self._data, self._reader):
-            with suppress(BufferError):
-                each.close()
 
 
 # Which decisions can be monitored, and their events as values (bpf/record/events.h).

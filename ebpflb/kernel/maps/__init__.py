@@ -9,6 +9,7 @@ no_frontends       bits that tell programs where no frontend is, so that they sk
 frontend_keys      which addresses and ports are frontends, for very many connections
 state_dir          the state directory, where maps and links are pinned
 unknown_pins       removes unknown objects from the state directory
+ring               reads a ring buffer
 sweep              removes idle flows, and tells programs when no flow is left
 translations       which endpoint each backend's id stands for, for netfilter
 occupancy          how full the maps are that programs fill

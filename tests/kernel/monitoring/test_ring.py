@@ -12,7 +12,7 @@ from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import Monitor
-from ebpflb.kernel.monitoring import Ring
+from ebpflb.kernel.maps.ring import Ring
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.kernel.programs.loader import Program
 
