@@ -35,6 +35,7 @@
 void *bpf_map_lookup_elem(void *map, const void *key);
 long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 flags);
 long bpf_map_delete_elem(void *map, const void *key);
+long bpf_ringbuf_output(void *ring, void *data, __u64 size, __u64 flags);
 __u64 bpf_ktime_get_ns(void);
 __u32 bpf_get_prandom_u32(void);
 __u32 bpf_get_smp_processor_id(void);

@@ -54,6 +54,9 @@ DEFINE_MAP(recent_choices, ARRAY, __u32, __u64, 65536, NONE)
 /* The backend that the datagrams of a flow get, on the engine netfilter. */
 DEFINE_MAP(udp_choices, LRU_HASH, struct tuple, struct datagram_choice, 65536, NONE)
 
+/* Of udp_choices, the flows whose backend was replaced. A ring buffer of this many bytes (5.8). */
+DEFINE_MAP(moved_flows, RINGBUF, __u32, struct tuple, 262144, NONE)
+
 /* By service id. */
 DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)
 

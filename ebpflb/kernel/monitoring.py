@@ -90,7 +90,7 @@ class Variant:
             for name, spec in layout.MONITOR_MAPS.items():
                 made = self._maps[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
                 opened.callback(made.close)
-            self.ring = Ring(self._maps["events"], SIZE)
+            self.ring = Ring(self._maps["events"])
             opened.callback(self.ring.close)
             self.programs = ProgramSet(
                 compiled.sockets, compiled.packets, {**datapath.maps, **self._maps}

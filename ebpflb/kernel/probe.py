@@ -16,7 +16,7 @@ from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf, libc, netlink
 from ebpflb.kernel.attach import clsact
 from ebpflb.kernel.maps import bpf_map, layout
-from ebpflb.kernel.maps.layout import MapSpec
+from ebpflb.kernel.maps.layout import RING, MapSpec
 from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.loader import HOOK_TYPES, PACKET_SECTIONS, HookType
 
@@ -178,7 +178,7 @@ def _small_maps() -> Iterator[MapSpec]:
         (bpf_map.kernel_kind(spec), spec.flags, spec.value == bpf_map.LOCKED): spec
         for spec in layout.MAPS.values()
     }
-    return (spec._replace(name="probe", kind=it[0], entries=4) for it, spec in kinds.items())
+    return (spec.at_most(4)._replace(name="probe", kind=it[0]) for it, spec in kinds.items())
 
 
 def unmade_maps() -> list[str]:
@@ -194,7 +194,7 @@ def unmade_maps() -> list[str]:
 
 def batches() -> dict[str, bool]:
     """Return which types of maps have batches (hashes 5.6, tries 5.13, per-CPU arrays 5.13)."""
-    return {spec.kind: _batch(spec) for spec in _small_maps()}
+    return {spec.kind: _batch(spec) for spec in _small_maps() if spec.kind != RING}
 
 
 def _batch(spec: MapSpec) -> bool:

@@ -170,7 +170,7 @@ class PrivateMaps:
 def _create(usual: MapSpec) -> Map:
     """Create an empty map; arrays of counters and of places stay empty, as programs skip them."""
     entries = _LRU_ENTRIES if usual.is_filled_by_programs else 64
-    spec = usual._replace(entries=min(usual.entries, entries))
+    spec = usual.at_most(entries)
     return bpf_map.open_map(spec, bpf_map.create_map(spec))
 
 

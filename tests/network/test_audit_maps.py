@@ -31,7 +31,7 @@ HASHES = (
 NOT_PLANNED = {
     *("affinity", "new_affinity", "sockets", "assignments", "peers", "tcp_flows", "other_flows"),
     *("half_open", "flow_stats", "sweeps", "service_stats", "backend_stats", "fragments"),
-    *("forwarded", "verdicts", "reject_budgets", "scratch", "recent_choices"),
+    *("forwarded", "verdicts", "reject_budgets", "scratch", "recent_choices", "moved_flows"),
     *("udp_choices", "flow_gate", "rotations", "connections", "backend_loads"),
     "sockets_full",
 }

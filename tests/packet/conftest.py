@@ -48,8 +48,8 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
     with ExitStack() as opened:
         tables: dict[str, Map] = {}
         for name, usual in (layout.MAPS | specs).items():
-            small = min(usual.entries, ENTRIES.get(usual.kind, 4096))
-            spec = (SPECS | specs).get(name, usual._replace(entries=small))
+            small = usual.at_most(ENTRIES.get(usual.kind, 4096))
+            spec = (SPECS | specs).get(name, small)
             tables[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
             opened.callback(tables[name].close)
         fds = {compiler.MAP_NUMBERS[name]: table.fd for name, table in tables.items()}

@@ -109,6 +109,12 @@ class PacketNode(Publisher):
         device = entries.DeviceEntry(ip_address(v4), ip_address(v6), frozenset(words))
         self.put("devices", self.devices[name], device)
 
+    def forget_recent(self) -> None:
+        """No packet is told by what its tuple got last."""
+        table = self.maps["recent_choices"]
+        assert isinstance(table, MappedArray)
+        table.memory[:] = bytes(len(table.memory))
+
     def reserve(self, cidr: str) -> None:
         """Addresses that are given to services."""
         address = ip_network(cidr).network_address

@@ -3,7 +3,6 @@
 
 import pytest
 
-from ebpflb.kernel.maps.bpf_map import MappedArray
 from ebpflb.lab.agents import wait_until
 from ebpflb.plan.entries import Chosen
 from tests.packet.frames import at, datagram, ends, opening, reply, segment
@@ -140,7 +139,7 @@ def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -
         node.settings("detect_local", "netfilter", frontend_moves=7)
     else:
         node.settings("detect_local", "netfilter", udp_timeout=0)
-        forget_recent(node)
+        node.forget_recent()
     node.ingress(request, "pods")
     assert chosen_id(node) == node.backend_id(1, new)
 
@@ -207,7 +206,7 @@ def test_segments_in_the_middle(
         node.ingress(segment(at(places.pod, port), where), "pods")
         first = chosen_id(node)
         if not remembered:
-            forget_recent(node)
+            node.forget_recent()
         later = segment(at(places.pod, port), where, "A", payload=b"more")
         assert node.ingress(later, "pods") == ("pass", bytes(later), {"passed": 1})
         kept += chosen_id(node) == first
@@ -287,9 +286,3 @@ def test_shadow(node: PacketNode, places: Places, protocol: str) -> None:
         request = opening(protocol, at(places.pod, 50123), where)
         assert node.ingress(request, "pods").verdicts == {"translated": 1}
         assert node.priority == 0
-
-
-def forget_recent(node: PacketNode) -> None:
-    table = node.maps["recent_choices"]
-    assert isinstance(table, MappedArray)
-    table.memory[:] = bytes(len(table.memory))

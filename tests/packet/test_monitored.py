@@ -38,7 +38,7 @@ def test_datagram_after_frontends_moved(node: PacketNode, places: Places) -> Non
     node.ingress(opening("udp", client, where))
     node.put("monitor", 0, Monitor(monitoring.decision_mask(["established"]), 0, 0))
     moves(node)
-    with closing(Ring(node.maps["events"], monitoring.SIZE)) as ring:
+    with closing(Ring(node.maps["events"])) as ring:
         assert node.ingress(datagram(client, where)).verdicts == {"established": 1}
         (event,) = monitoring.unpack_decision(ring.take())
     (entry,) = (each for each in node.flows("udp").values() if each.kind == event.kind)

@@ -108,6 +108,7 @@ def test_room(metrics: Metrics) -> None:
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
     fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
     fixed |= {"secret", "half_open", "timeouts", "recent_choices", "flow_gate", "rotations"}
+    fixed |= {"moved_flows"}  # a ring
     fixed |= {"sockets_full", "no_frontends"}
     by_id = {
         "service_names",

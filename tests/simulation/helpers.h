@@ -82,6 +82,12 @@ long bpf_map_delete_elem(void *name, const void *key)
 	return map_delete(find_map(name), key);
 }
 
+/* Nobody reads rings here. */
+long bpf_ringbuf_output(void *ring, void *data, __u64 size, __u64 flags)
+{
+	return 0;
+}
+
 __u64 bpf_ktime_get_ns(void)
 {
 	return now;

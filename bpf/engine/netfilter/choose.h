@@ -11,7 +11,8 @@
  *          a hash of their tuple leads to it: after conntrack -F their connection goes on.
  *   UDP    no datagram says that it is the first. What a flow got is remembered as long as
  *          conntrack would keep an unanswered one, so counters, rotation and session affinity count
- *          flows and not datagrams.
+ *          flows and not datagrams. The first datagram after a flow's backend was removed tells the
+ *          agent, which deletes conntrack's entry.
  *   SCTP   an INIT, where the kernel's NAT can translate SCTP
  *
  * skb->priority is 0 when a packet comes in by a veth pair or from the wire. Whatever else has our
@@ -88,6 +89,32 @@ static __always_inline bool chosen_is_there(__u32 chosen)
 
 	return slot && *slot < ENTRIES_slots;
 }
+
+#ifdef RECORD
+
+/* `ebpflb explain` moves no flow. */
+static __always_inline void datagram_report_move(const struct tuple *tuple, __u32 service)
+{
+}
+
+#else
+
+/*
+ * The flow had a backend that no longer serves it: conntrack still leads it there, until the agent
+ * has deleted the entry. A report that the ring has no room for is lost; the agent also searches.
+ */
+static __always_inline void datagram_report_move(const struct tuple *tuple, __u32 service)
+{
+	struct datagram_choice *found = LOOKUP(struct datagram_choice, udp_choices, tuple);
+	struct datagram_choice former ALIGNED;
+
+	if (!found || !COPY_CHECKED(&former, tuple, found))
+		return;
+	if (former.service != service || !chosen_is_there(former.chosen))
+		bpf_ringbuf_output(MAP(moved_flows), (void *)tuple, sizeof(*tuple), 0);
+}
+
+#endif
 
 static __always_inline void datagram_remember(const struct tuple *tuple,
 					      const struct settings *settings, __u32 service,
@@ -194,8 +221,10 @@ static __always_inline struct outcome choose(struct __sk_buff *ctx, const struct
 		record(STEP_SNAT, masquerade);
 		chosen |= CHOSEN_MASQUERADE;
 	}
-	if (packet->tuple.protocol == UDP)
+	if (packet->tuple.protocol == UDP) {
+		datagram_report_move(&packet->tuple, selection->service.id);
 		datagram_remember(&packet->tuple, settings, selection->service.id, chosen);
+	}
 	ctx->priority = chosen;
 	choice_remember(ctx, &packet->tuple, settings);
 	record_at(STEP_CHOSEN, chosen, &selection->backend.address);

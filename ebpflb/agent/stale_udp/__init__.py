@@ -23,12 +23,14 @@ The steps:
 5. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 
-Another thread (conntrack_worker.py) deletes the stale entries of conntrack at once, as kube-proxy
-does: those of the netfilter engine, and of a kube-proxy that served before. It never waits for the
-search of sockets, and searches only for entries that a change may have made stale
-(plan.flow_entries.StaleCandidates).
+Two other threads delete the stale entries of conntrack, as kube-proxy does: those of the netfilter
+engine, and of a kube-proxy that served before. Neither waits for the search of sockets. One deletes
+the entries of flows that programs report (moved_flows.py): their next datagram was given another
+backend. The other one (conntrack_worker.py) searches conntrack for entries that a change may have
+made stale (plan.flow_entries.StaleCandidates).
 
-conntrack_worker   when entries of conntrack are deleted; and the thread
+moved_flows        deletes the entries of the flows that programs report; and the thread
+conntrack_worker   when conntrack is searched for stale entries; and the thread
 worker             when to search: after which changes, in which passes; and the thread
 socket_search      the stale entries in the map of sockets
 """

@@ -15,7 +15,13 @@ from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import DESTINATION_NAT, SEEN_REPLY, Connection, StaleCandidates
+from ebpflb.plan.flow_entries import (
+    DESTINATION_NAT,
+    SEEN_REPLY,
+    Connection,
+    Ends,
+    StaleCandidates,
+)
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.workers import DueWorker
 
@@ -47,6 +53,14 @@ class StaleConnections:
             return Counts({family(frontend.address): count})
         answered_by = backend[0] if backend else None
         return self._delete(conntrack.connections_to(frontend, answered_by), serving)
+
+    def delete_flows(self, flows: Iterable[Ends]) -> Counts:
+        """Delete the stale ones among the entries of these UDP flows; return how many per family.
+
+        The kernel finds each entry by a hash, however large its table is. Raises NodeError.
+        """
+        entries = conntrack.find((Protocol.UDP, ends) for ends in flows)
+        return self._delete(entries, _Serving(self.maps))
 
     def delete_all(self) -> Counts:
         """Delete all stale entries, and TCP entries that were created while nothing translated.
@@ -106,9 +120,9 @@ class _Serving:
 
 log = logging.getLogger(__name__)
 
-# Seconds after a change. A packet may have got a removed backend just before the change, and create
-# its entry just after the first search. The last search is for a CPU that was stopped.
-PASS_TIMES = (0.0, 0.05, 1.0)
+# Seconds after a change. Programs report the flows that send (moved_flows.py), and a search would
+# block the deletion of their entries. The last search is for a CPU that was stopped.
+PASS_TIMES = (0.02, 1.0)
 MOST_SEARCHES = 16  # this many take the kernel as long as reading all UDP entries
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 
@@ -163,7 +177,7 @@ class StaleConnectionsWorker(DueWorker):
 
         To be called after the changes were written to the maps.
         """
-        first = _Search(self._clock(), 0)
+        first = _Search(self._clock() + PASS_TIMES[0], 0)
         self._schedule({each: first for change in changes for each in change.candidates})
 
     def check_everything(self) -> None:
@@ -229,7 +243,7 @@ class StaleConnectionsWorker(DueWorker):
         """Schedule the next passes; searches that failed before wait no longer."""
         now = self._clock()
         following = {
-            each: _Search(now + PASS_TIMES[number + 1] - PASS_TIMES[number], number + 1)
+            each: _Search(now + PASS_TIMES[number + 1], number + 1)
             for each, (_, number) in taken.items()
             if number + 1 < len(PASS_TIMES)
         }

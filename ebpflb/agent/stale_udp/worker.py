@@ -17,6 +17,7 @@ from ebpflb.agent.stale_udp.conntrack_worker import (
     OnSearch,
     StaleConnectionsWorker,
 )
+from ebpflb.agent.stale_udp.moved_flows import MovedFlowsWorker
 from ebpflb.agent.stale_udp.socket_search import (
     RENEWAL,
     Counts,
@@ -106,7 +107,7 @@ _PAUSE_FACTOR = 4  # a search of many namespaces takes CPU, and changes may foll
 
 
 class StaleUdpWorker(DueWorker):
-    """Search in a thread from ``start`` to ``stop``; ``connections`` does so in another thread.
+    """Search in a thread from ``start`` to ``stop``; conntrack is left to two other threads.
 
     ``each_namespace`` calls a function in every network namespace (node.namespaces). After a search
     the thread calls ``on_search`` for each family, with the seconds that it took and the number of
@@ -130,6 +131,7 @@ class StaleUdpWorker(DueWorker):
         self.ender = SocketEnder(maps, each_namespace, can_end=True)
         self.searches: list[StaleSearch] = []
         self.connections = StaleConnectionsWorker(maps, on_search, shadow=shadow, clock=clock)
+        self.moved = MovedFlowsWorker(maps, on_search, clock)
         self._error: str | None = None
         self.pause = FIRST_RETRY
         self._orphans = True  # there may be sockets whose frontend no backend serves
@@ -158,11 +160,13 @@ class StaleUdpWorker(DueWorker):
                 "removed backend, %s",
                 effect,
             )
+        self.moved.start()
         self.connections.start()
         super().start()
 
     def stop(self) -> None:
-        """Stop; return when neither thread works any more."""
+        """Stop; return when no thread works any more."""
+        self.moved.stop()
         self.connections.stop()
         super().stop()
 

@@ -89,6 +89,10 @@ class MapSpec(NamedTuple):
     def is_filled_by_programs(self) -> bool:
         return self.kind in ("HASH", "LRU_HASH") and self.flags == ("NONE",)
 
+    def at_most(self, entries: int) -> "MapSpec":
+        """Return a map of this kind with fewer entries; a ring keeps its size."""
+        return self if self.kind == RING else self._replace(entries=min(self.entries, entries))
+
     @property
     def key_size(self) -> int:
         return 0 if self.kind == RING else _size(self.key)

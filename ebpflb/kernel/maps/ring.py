@@ -9,8 +9,10 @@ whose first word is its length, with a bit that is set while the record is being
 import mmap
 import struct
 from contextlib import suppress
+from typing import Any
 
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import ffi
 
 HEADER = 8
 _BUSY = 1 << 31  # BPF_RINGBUF_BUSY_BIT
@@ -21,16 +23,21 @@ _POSITION = struct.Struct("=Q")
 class Ring:
     """A reader, for one thread."""
 
-    def __init__(self, opened: Map, record: int) -> None:
-        """``record`` is the size of a record in bytes. Raises OSError."""
-        self.stride = HEADER + -(-record // 8) * 8
-        self._size = opened.spec.entries
+    def __init__(self, opened: Map) -> None:
+        """Raises OSError."""
+        self._record, self._unpack = ffi.sizeof(opened.spec.value), opened.value.unpack
+        self.stride = HEADER + -(-self._record // 8) * 8
+        self._fd, self._size = opened.fd, opened.spec.entries
         self._reader = mmap.mmap(opened.fd, mmap.PAGESIZE)
         pages = mmap.PAGESIZE + 2 * self._size
         self._data = mmap.mmap(
             opened.fd, pages, mmap.MAP_SHARED, mmap.PROT_READ, offset=mmap.PAGESIZE
         )
         self._words = memoryview(self._data).cast("I")
+
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable when there are records."""
+        return self._fd
 
     def take(self) -> bytes:
         """Return all complete records in order, each with its header.
@@ -47,6 +54,12 @@ class Ring:
         taken = self._data[at : at + count * self.stride]
         self._reader[: _POSITION.size] = _POSITION.pack(begin + count * self.stride)
         return taken
+
+    def take_values(self) -> list[Any]:
+        """Return all complete records in order, as values of the map's type."""
+        taken = self.take()
+        begins = range(HEADER, len(taken), self.stride)
+        return [self._unpack(taken[begin : begin + self._record]) for begin in begins]
 
     def close(self) -> None:
         self._words.release()

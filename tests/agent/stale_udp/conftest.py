@@ -24,6 +24,22 @@ def ns() -> Iterator[Namespace]:
 def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Further passes follow at once."""
     monkeypatch.setattr("ebpflb.agent.stale_udp.worker.SECOND_PASS_DELAY", 0.05)
-    monkeypatch.setattr("ebpflb.agent.stale_udp.conntrack_worker.PASS_TIMES", (0.0, 0.05, 0.1))
+    monkeypatch.setattr("ebpflb.agent.stale_udp.conntrack_worker.PASS_TIMES", (0.02, 0.1))
     with worlds.made(ns) as world:
         yield world
+
+
+@pytest.fixture
+def net(ns: Namespace) -> Namespace:
+    """All addresses are routed somewhere, so that what is sent is tracked."""
+    for words in (
+        "link set lo up",
+        "link add away type veth peer name beyond",
+        "link set beyond up",
+        "link set away up arp off",
+        "address add 192.0.2.77/24 dev away",
+        "address add fd00::1/16 dev away nodad",
+        "route add default dev away",
+    ):
+        ns.run(f"ip {words}")
+    return ns

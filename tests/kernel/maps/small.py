@@ -13,8 +13,7 @@ ENTRIES = 4096
 @contextmanager
 def small_maps(names: Iterable[str], most: int = ENTRIES) -> Iterator[dict[str, Map]]:
     """Return maps by name, each with this many entries at most; they are closed in the end."""
-    specs = (layout.MAPS[name] for name in names)
-    small = [spec._replace(entries=min(spec.entries, most)) for spec in specs]
+    small = [layout.MAPS[name].at_most(most) for name in names]
     made = {spec.name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for spec in small}
     try:
         yield made

@@ -25,7 +25,7 @@ class Watched:
 
     def __init__(self, maps: dict[str, Map], program: Program) -> None:
         self.maps, self._program = maps, program
-        self.ring = Ring(maps["events"], monitoring.SIZE)
+        self.ring = Ring(maps["events"])
 
     def ask(self, *verdicts: str) -> None:
         self.maps["monitor"].write([(0, Monitor(monitoring.decision_mask(verdicts), 0, 0))])

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conntrack entries of UDP flows that programs gave another backend: deleted one by one.
+
+The first datagram of a flow after its backend was removed gets another backend from the program at
+ingress (bpf/engine/netfilter/choose.h), but conntrack still translates it by the flow's entry. The
+program reports such a flow, and its entry is deleted within a millisecond, however many entries
+conntrack has.
+
+Flows that send nothing, and those that the programs do not remember, are left to the search
+(conntrack_worker.py); so is a flow whose report was lost, or whose entry could not be deleted.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from ebpflb.agent.stale_udp.conntrack_worker import OnSearch, StaleConnections
+from ebpflb.agent.stale_udp.socket_search import Maps
+from ebpflb.errors import EbpflbError, in_words
+from ebpflb.kernel.maps.ring import Ring
+from ebpflb.plan.flow_entries import Ends, Tuple
+from ebpflb.workers import DescriptorWorker
+
+log = logging.getLogger(__name__)
+
+MAP = "moved_flows"
+MOST_FLOWS = 1024  # at once: 50 ms of CPU; a search of conntrack costs less than many more
+
+
+class MovedFlowsWorker(DescriptorWorker):
+    """Delete the entries in a thread from ``start`` to ``stop``.
+
+    After a deletion the thread calls ``on_search`` for each family, with the seconds that it took,
+    and the number of entries. ``clock`` is a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        maps: Maps,
+        on_search: OnSearch,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("moved-udp-flows")
+        self.on_search, self._clock = on_search, clock
+        self.entries = StaleConnections(maps)
+        self._map = maps[MAP]
+        self._error: str | None = None
+
+    def run(self) -> None:
+        with closing(Ring(self._map)) as ring:
+            ring.take()  # reports to a former agent: everything is searched for at the start
+            while not self.stopped.is_set():
+                self.wait([ring], math.inf)
+                self._delete(ring.take_values())
+
+    def _delete(self, flows: list[Tuple]) -> None:
+        begun = self._clock()
+        try:
+            deleted = self.entries.delete_flows(Ends(*flow[:4]) for flow in flows[:MOST_FLOWS])
+        except (EbpflbError, OSError) as error:
+            if (text := in_words(error)) != self._error:
+                log.warning("moved UDP flows stay in conntrack until the next search: %s", text)
+            self._error = text
+            return
+        self._error = None
+        for family, count in deleted.items():
+            self.on_search(family, self._clock() - begun, count)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries of conntrack are deleted for the UDP flows that programs report (bpf: tests/packet)."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ebpflb.agent.stale_udp import moved_flows
+from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections
+from ebpflb.agent.stale_udp.moved_flows import MOST_FLOWS, MovedFlowsWorker
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.model.addresses import Family
+from ebpflb.plan.flow_entries import Ends, Tuple
+from tests.agent.stale_udp.tracked import (
+    GONE,
+    REMOVED,
+    SERVING,
+    change,
+    entries,
+    tracked,
+)
+from tests.agent.stale_udp.world import ELSEWHERE, UDP, VIP, World, settle
+from tests.kernel.attach.device_namespace import Namespace
+from tests.kernel.variants import eventually, needs_root
+
+pytestmark = needs_root
+
+Report = Callable[[list[Tuple]], None]
+
+
+class FakeRing:
+    """A ring that the test fills; only programs can fill a real one."""
+
+    def __init__(self) -> None:
+        self.counter = os.eventfd(0)
+        self.waiting: list[Tuple] = []
+
+    def fileno(self) -> int:
+        return self.counter
+
+    def report(self, flows: list[Tuple]) -> None:
+        self.waiting = flows
+        os.eventfd_write(self.counter, 1)
+
+    def take(self) -> bytes:
+        return b""
+
+    def take_values(self) -> list[Tuple]:
+        if self.waiting:
+            os.eventfd_read(self.counter)
+        taken, self.waiting = self.waiting, []
+        return taken
+
+    def close(self) -> None:
+        os.close(self.counter)
+
+
+@pytest.fixture
+def deleted() -> list[tuple[Family, int]]:
+    """Return what the worker has said about its deletions."""
+    return []
+
+
+@pytest.fixture
+def report(
+    net: Namespace,
+    world: World,
+    deleted: list[tuple[Family, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Report]:
+    """A function that reports flows to a worker, as a program does."""
+    ring = FakeRing()
+    monkeypatch.setattr(moved_flows, "Ring", lambda _: ring)
+    worker = MovedFlowsWorker(world.maps, lambda f, _, count: deleted.append((f, count)))
+    worker.start()
+    try:
+        yield ring.report
+    finally:
+        worker.stop()
+
+
+def flow_of(source_port: int) -> Tuple:
+    """The flow of ``tracked`` from this port."""
+    (ends,) = (e.original for e in entries() if e.original.source_port == source_port)
+    return Tuple(*ends, UDP, 1)
+
+
+def ports() -> set[int]:
+    return {each.original.source_port for each in entries()}
+
+
+def test_a_reported_flow(report: Report, deleted: list[tuple[Family, int]]) -> None:
+    """Its entry is deleted, and no other one: the table is not searched."""
+    for source in (4001, 4002):
+        tracked(str(VIP.address), VIP.port, REMOVED, source=source)
+    report([flow_of(4001)])
+    assert eventually(lambda: deleted)
+    assert ports() == {4002}
+    assert deleted == [(Family.IPV4, 1)]
+
+
+def test_a_flow_whose_endpoint_serves(report: Report, deleted: list[tuple[Family, int]]) -> None:
+    """It stays: a kube-proxy, or a former choice, may have sent it elsewhere than the program."""
+    tracked(str(VIP.address), VIP.port, SERVING, source=4001)
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
+    report([flow_of(4001), flow_of(4002), flow_of(4002)._replace(source_port=4003)])
+    assert eventually(lambda: deleted)
+    assert ports() == {4001}
+
+
+def test_a_service_without_endpoints(net: Namespace, world: World) -> None:
+    """Its entries stay (kube-proxy.md 11.1), until it has an endpoint."""
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
+    ends, connections = Ends(*flow_of(4001)[:4]), StaleConnections(world.maps)
+    world.serve()
+    assert connections.delete_flows([ends]).total() == 0
+    world.serve(ELSEWHERE)
+    assert connections.delete_flows([ends]).total() == 1
+    assert not entries()
+
+
+def test_very_many_flows(report: Report, deleted: list[tuple[Family, int]]) -> None:
+    """Of a flood only the first ones are deleted one by one: the search deletes the others."""
+    for source in (4001, 4002):
+        tracked(str(VIP.address), VIP.port, REMOVED, source=source)
+    unknown = flow_of(4001)._replace(source_port=1)
+    report([flow_of(4001), *[unknown] * (MOST_FLOWS - 1), flow_of(4002)])
+    assert eventually(lambda: deleted)
+    assert ports() == {4002}
+
+
+def test_the_search_deletes_what_a_report_could_not(
+    world: World,
+    report: Report,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A failed deletion is logged; the thread goes on, and the search deletes the entry."""
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
+    first, second = flow_of(4001), flow_of(4002)
+    with monkeypatch.context() as patched:
+        patched.setattr(conntrack, "DELETE", 99 << 8 | 2)  # of no subsystem
+        report([first])
+        assert eventually(lambda: "stay in conntrack until the next search" in caplog.text)
+    assert ports() == {4001, 4002}
+    report([second])
+    assert eventually(lambda: ports() == {4001})
+    world.connections.check(change(GONE))
+    settle(world)
+    assert not entries()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UDP flows on the engine netfilter are moved by their own next datagram, without a search."""
+
+import time
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+import pytest
+
+from bench import conntrack_filler
+from ebpflb.agent.stale_udp.conntrack_worker import PASS_TIMES
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.sockets import Socket
+from ebpflb.model.services import Protocol
+from ebpflb.plan.flow_entries import Ends
+from tests.kernel.node import nodes
+from tests.kit import requests
+from tests.kit.lab_cluster import TARGET
+from tests.kit.moved_flows import wait_until_only
+from tests.kit.parameters import families, netfilter
+from tests.kit.two_nodes import Frontends, TwoNodes, address
+
+pytestmark = netfilter
+
+FRONTENDS = Frontends(10)
+
+
+@pytest.fixture
+def client(two: TwoNodes, v6: bool) -> Iterator[Socket]:
+    """A socket outside whose flow leads to the pod ``here``."""
+    two.publish(two.service("web", 10, two.here))
+    to = FRONTENDS.to("nodeport", two.near, v6=v6)
+    with requests.udp_socket(two.sockets(two.outside), to[0]) as opened:
+        opened.connect(to)
+        assert ask(opened) == "here"
+        yield opened
+
+
+def ask(client: Socket) -> str:
+    client.send(b"?")
+    return requests.receive(client).name
+
+
+@families
+def test_an_entry_that_comes_after_the_searches(two: TwoNodes, client: Socket, v6: bool) -> None:
+    """An entry of a removed endpoint is deleted when the flow goes on, even if no search follows.
+
+    A CPU that was stopped during the change may create such an entry late.
+    """
+    two.publish(two.service("web", 10, two.there))
+    wait_until_only(two.near, client.getsockname()[1], two.there)
+    time.sleep(sum(PASS_TIMES) + 0.5)
+    to, port = FRONTENDS.to("nodeport", two.near, v6=v6)
+    ends = Ends(ip_address(address(two.outside, to)), ip_address(to), client.getsockname()[1], port)
+    removed, node = address(two.here, to), ip_address(address(two.near, to))
+    with nodes.entered(two.near.netns):
+        conntrack_filler.forge(Protocol.UDP, ends, (ip_address(removed), TARGET), node)
+    wait_until("the other endpoint answers", lambda: ask(client) == "there")
