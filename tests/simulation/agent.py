@@ -27,7 +27,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp import conntrack_worker, socket_search
 from ebpflb.history import recorder
 from ebpflb.history.recorder import History
-from ebpflb.kernel import bpf, datapath, map_writer
+from ebpflb.kernel import bpf, map_writer, sources
 from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, layout, state_dir, sweep
@@ -178,8 +178,8 @@ def simulated(
         (compiler, "compile_source", _compiled),
         (netns_cookie, "by_socket", lambda: HOST_NETNS),
         (map_writer, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
-        (datapath, "socket_flags", lambda: ()),
-        (datapath, "packet_flags", lambda **_: ()),
+        (sources, "socket_flags", lambda: ()),
+        (sources, "packet_flags", lambda **_: ()),
         (node_sync, "bridge_calls", dict),
         (node_sync, "SETTLE_SECONDS", 0.5),
         *table.patches(),
