@@ -346,6 +346,7 @@ class NodeSync:
         if self.datapath.secret_differs():
             self.datapath.restore_secret()
         self.datapath.no_frontends.repair()
+        self.datapath.forget_maps()
         self.write(covering)
 
     def _contents(self) -> dict[str, dict[Any, Any]]:

@@ -91,6 +91,7 @@ class MapWriter:
         self.no_frontends = NoFrontends(no_frontends)
         self._flags: Flags = NO_FLAGS  # added to the flags that a caller writes
         self._last_settings: Settings | None = None  # the settings last read or written
+        self._written: dict[str, Mapping[Any, Any]] = {}  # what small maps hold, by our writes
 
     def read_contents(self) -> MapContents:
         """Return the content of the maps, which an earlier agent may have written.
@@ -183,18 +184,27 @@ class MapWriter:
 
     def map_difference(self, name: str, wanted: Mapping[Any, Any]) -> Difference:
         """Return the writes that make a map equal to ``wanted``."""
-        former = dict(self.maps[name].items())
-        new = [(key, value) for key, value in wanted.items() if former.get(key) != value]
-        return Difference(new, [key for key in former if key not in wanted])
+        return _difference(dict(self.maps[name].items()), wanted)
 
     def write_map(self, name: str, wanted: Mapping[Any, Any]) -> None:
-        """Make a map equal to ``wanted``; only differences are written."""
-        valid_contents.valid_items(self.maps[name])
-        new, removed = self.map_difference(name, wanted)
+        """Make a map equal to ``wanted``; only differences are written.
+
+        The map is read only the first time, and after ``forget_maps``.
+        """
+        former = self._written.pop(name, None)  # unknown if a write fails
+        if former is None:
+            valid_contents.valid_items(self.maps[name])
+            former = dict(self.maps[name].items())
+        new, removed = _difference(former, wanted)
         if new or removed:
             with self._writing():
                 self.maps[name].write(new)
                 self.maps[name].delete(removed)
+        self._written[name] = dict(wanted)
+
+    def forget_maps(self) -> None:
+        """Note that others may have written the maps of ``write_map``."""
+        self._written.clear()
 
     def settings_difference(self, values: Mapping[str, Any]) -> list[str]:
         """Return the fields that ``write_settings`` would change, and "writes" if it is odd."""
@@ -246,6 +256,11 @@ class MapWriter:
         yield
         unfinished = begun == settings
         self._write_settings(_written(begun, frontends_move=frontends_move or unfinished))
+
+
+def _difference(former: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> Difference:
+    new = [(key, value) for key, value in wanted.items() if former.get(key) != value]
+    return Difference(new, [key for key in former if key not in wanted])
 
 
 def _written(settings: Settings, *, frontends_move: bool) -> Settings:

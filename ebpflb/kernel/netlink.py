@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Netlink messages and their attributes: packed for the kernel, and split as it sends them."""
 
+import errno
 import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Union
 
 NETFILTER = 12  # NETLINK_NETFILTER
 REQUEST, ACK, DUMP = 0x1, 0x4, 0x300  # NLM_F_*
 REPLACE, NEW = 0x500, 0x600  # NLM_F_CREATE with NLM_F_REPLACE, or with NLM_F_EXCL
 ERROR, DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
+_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR
+_ATTEMPTS = 10  # for a list during which nothing changes
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _ERRNO = struct.Struct("=i")
 _BUFFER_SIZE = 1 << 16
@@ -61,18 +65,30 @@ def route_socket() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
 
 
-def dump(kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE) -> Iterator[bytes]:
-    """Yield the content of each object that the kernel lists. Raises OSError."""
+def dump(kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE) -> list[bytes]:
+    """Return the content of each object that the kernel lists, at one time. Raises OSError."""
+    for _ in range(_ATTEMPTS):
+        with suppress(InterruptedError):
+            return list(_dumped(kind, content, protocol))
+    raise OSError(errno.EAGAIN, "the list changes all the time")
+
+
+def _dumped(kind: int, content: bytes, protocol: int) -> Iterator[bytes]:
+    """Raises InterruptedError at the end if the list has changed meanwhile."""
+    interrupted = 0
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.send(packed(kind, REQUEST | DUMP, content))
         while True:
             data = kernel.recv(_BUFFER_SIZE)
-            for answer, _, _, begin, end in split(data):
+            for answer, flags, _, begin, end in split(data):
+                interrupted |= flags & _INTERRUPTED
                 if answer not in (ERROR, DONE):
                     yield data[begin:end]
                     continue
                 if number := error_number(data, begin):
                     raise OSError(number, os.strerror(number))
+                if interrupted:
+                    raise InterruptedError
                 return
 
 

@@ -101,6 +101,7 @@ class Device:
     kind: str = ""  # the kernel's name of a virtual device's kind, such as "bridge" or "veth"
     hairpin: bool = False  # of a bridge's port: a frame may leave by its ingress port
     mac: str = ""  # such as "02:00:00:00:00:01"; empty without an Ethernet header
+    number: int = 0  # another than that of a removed device which had the same index
 
 
 Devices = tuple[Device, ...]

@@ -13,7 +13,7 @@ import errno
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -115,12 +115,12 @@ class Clsact:
             for program in programs:
                 self._replace_filter(kernel, index, program)
 
-    def probably_attached(self) -> set[int]:
-        """Return the devices, by ifindex, that should have our filters.
+    def probably_attached(self, indexes: Collection[int]) -> set[int]:
+        """Return those of the devices that should have our filters.
 
         Others may have removed them.
         """
-        return self._with_qdisc()
+        return self._with_qdisc().intersection(indexes) if indexes else set()
 
     def attached(self) -> set[int]:
         """Return the devices with our filters at ingress and egress; takes 1 to 2 ms per device."""

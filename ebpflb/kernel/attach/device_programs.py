@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -123,8 +123,8 @@ class Attacher(Protocol):
 
     def attach(self, index: int, programs: list[Program]) -> None: ...
 
-    def probably_attached(self) -> set[int]:
-        """Return the devices, by ifindex, that seem to have our programs; a fast check."""
+    def probably_attached(self, indexes: Collection[int]) -> set[int]:
+        """Return those of the devices that seem to have our programs; a fast check."""
 
     def attached(self) -> set[int]:
         """Return the devices that have our programs at ingress and egress."""
@@ -158,13 +158,19 @@ class DevicePrograms:
         self.attacher = attacher(state)
         self.held = HeldLinks() if held is None else held
         self.attached: set[int] = set()  # devices that have programs of this agent
+        self._known: set[Device] = set()  # devices as they were at the last ``update``
         self._faulty: set[int] = set()  # attached devices that ``faults`` found without programs
 
     def update(self, wanted: Devices) -> dict[str, str]:
-        """Attach the programs to these devices and no others; return device -> error."""
-        self.attacher.detach_others({device.index for device in wanted})
-        self._release_others(wanted)
-        self._forget_removed(self.attacher.probably_attached(), wanted)
+        """Attach the programs to these devices and no others; return device -> error.
+
+        Only devices that have changed are checked for the programs; ``faults`` checks all.
+        """
+        indexes = {device.index for device in wanted}
+        self.attacher.detach_others(indexes)
+        if not self._known or any(device.index not in indexes for device in self._known):
+            self._release_others(indexes)
+        self._forget_removed(wanted)
         failed: dict[str, str] = {}
         new = [device for device in wanted if device.index not in self.attached]
         new.sort(key=lambda device: not device.link_header)
@@ -192,10 +198,10 @@ class DevicePrograms:
         for device in wanted:
             yield self._faults(device) if device.index in self.attached else []
 
-    def _release_others(self, wanted: Devices) -> None:
-        kept = {pin for device in wanted for pin in self.attacher.pins(device.index)}
+    def _release_others(self, kept: set[int]) -> None:
+        pins = {pin for index in kept for pin in self.attacher.pins(index)}
         ours = (pin for pin in self.held.pins() if pin.parent == self.attacher.folder)
-        self.held.release([pin for pin in ours if pin not in kept])
+        self.held.release([pin for pin in ours if pin not in pins])
 
     def _faults(self, device: Device) -> list[Drift]:
         found = list(self.attacher.faults(device, self._ids(device), self.held))
@@ -210,12 +216,16 @@ class DevicePrograms:
         programs = self.load(device.link_header)
         return {each.name: int(bpf.info(each.fd, "prog_info").id) for each in programs}
 
-    def _forget_removed(self, found: set[int], wanted: Devices) -> None:
-        """Forget devices whose programs others have removed."""
-        removed = {index for index in self.attached - found if _exists(index)}
-        for name in [device.name for device in wanted if device.index in removed]:
-            log.warning(_REMOVED, name)
-        self.attached &= found
+    def _forget_removed(self, wanted: Devices) -> None:
+        """Forget devices that are gone, and those whose programs others have removed."""
+        ours = {device.index: device for device in wanted if device.index in self.attached}
+        self.attached.intersection_update(ours)
+        changed = [index for index, device in ours.items() if device not in self._known]
+        for index in set(changed) - self.attacher.probably_attached(changed):
+            self.attached.discard(index)
+            if _exists(index):
+                log.warning(_REMOVED, ours[index].name)
+        self._known = set(wanted)
 
     def _attach(self, device: Device, hook: str, failed: dict[str, str]) -> bool:
         """Attach the program of one hook; add an error to ``failed``.

@@ -11,7 +11,7 @@ runs after one that returns TC_ACT_OK.
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,9 +65,11 @@ class Tcx:
 
     def attached(self) -> set[int]:
         """Return the devices, by ifindex, that have our links at ingress and egress."""
-        return {index for index in self.recorded() if self.programs(index).keys() == set(TCX_HOOKS)}
+        return self.probably_attached(self.recorded())
 
-    probably_attached = attached  # this is fast
+    def probably_attached(self, indexes: Collection[int]) -> set[int]:
+        """Return those of the devices that have our links at ingress and egress."""
+        return {index for index in indexes if self.programs(index).keys() == set(TCX_HOOKS)}
 
     def detach_others(self, wanted: set[int]) -> None:
         """Remove our links from all other devices, and those of removed devices."""
@@ -112,8 +114,8 @@ class Tcx:
 
     def recorded(self) -> set[int]:
         """Return the devices, by ifindex, that have a pin."""
-        pins = self.folder.iterdir() if self.folder.is_dir() else ()
-        parts = [pin.name.partition("-") for pin in pins]
+        names = os.listdir(self.folder) if self.folder.is_dir() else ()
+        parts = [name.partition("-") for name in names]
         return {
             int(number) for number, _, hook in parts if hook in TCX_HOOKS and number.isdecimal()
         }

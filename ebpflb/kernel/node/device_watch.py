@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The devices of this network namespace, their addresses and routes, now and as they change."""
 
+import errno
 import logging
 import math
 import socket
-import struct
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from struct import Struct
 from typing import NamedTuple
 
+import msgspec
 from inotify_simple import INotify, flags
-from msgspec import Struct
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink, pyroute2_parts
@@ -93,13 +94,15 @@ class RemovalWatch(DescriptorWorker):
 
 
 # rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
-_GET_LINK, _GET_ADDRESS = 18, 22  # RTM_*
-_LINK_HEADER = struct.Struct("=BxHiII")  # struct ifinfomsg
+_REMOVED_LINK, _GET_LINK, _GET_ADDRESS = 17, 18, 22  # RTM_DELLINK, RTM_GETLINK, RTM_GETADDR
+_ABOUT_DEVICES = {16, _REMOVED_LINK, 20, 21}  # RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR
+_INDEX = Struct("=4xI")  # of both headers that follow
+_LINK_HEADER = Struct("=BxHiII")  # struct ifinfomsg
 _LINK_ADDRESS, _NAME, _MASTER, _LINK_INFO = 1, 3, 10, 18  # IFLA_*
 _KIND, _SLAVE_KIND, _SLAVE_DATA = 1, 4, 5  # IFLA_INFO_*
 _BRIDGE = netlink.to_text("bridge")
 _HAIRPIN_MODE = 4  # IFLA_BRPORT_MODE
-_ADDRESS_HEADER = struct.Struct("=BBBBI")  # struct ifaddrmsg
+_ADDRESS_HEADER = Struct("=BBBBI")  # struct ifaddrmsg
 _PEER, _OWN = 1, 2  # IFA_ADDRESS, IFA_LOCAL
 _ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
 _IFF_LOOPBACK = 8
@@ -111,7 +114,7 @@ _ROUTES = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 RELIST_SECONDS = 1.0  # pause after a failed listing
 
 
-class DevicesChanged(Struct, frozen=True):
+class DevicesChanged(msgspec.Struct, frozen=True):
     """All devices that exist now, except the one of kube-proxy's ipvs mode.
 
     That device has every cluster IP, and none of them is an address of the node. ``route_sources``
@@ -129,35 +132,7 @@ class DevicesChanged(Struct, frozen=True):
 
 def list_devices(*, route_sources: bool = False) -> DevicesChanged:
     """Return the devices in this network namespace. Raises NodeError."""
-    try:
-        devices = _devices()
-        sources = _route_sources(devices) if route_sources else ()
-    except OSError as error:
-        raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
-    return DevicesChanged(devices, sources)
-
-
-def _route_sources(devices: Devices) -> tuple[RouteSource, ...]:
-    """Raises NodeError or OSError."""
-    try:
-        with pyroute2_parts.IPRoute() as route:
-            return list_route_sources(route, devices)
-    except pyroute2_parts.NetlinkError as error:
-        raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
-
-
-def _devices() -> Devices:
-    """Raises OSError."""
-    addresses: defaultdict[int, list[_OwnAddress]] = defaultdict(list)
-    for message in netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)):
-        family, _, flags, scope, index = _ADDRESS_HEADER.unpack_from(message)
-        if family in (socket.AF_INET, socket.AF_INET6):
-            is_source = scope == _RT_SCOPE_UNIVERSE and not flags & _UNFIT
-            addresses[index].append(_OwnAddress(_address(message), is_source))
-    devices = (
-        _device(message, addresses) for message in netlink.dump(_GET_LINK, bytes(_LINK_HEADER.size))
-    )
-    return tuple(device for device in devices if device.name != DEVICE)
+    return DeviceTable(route_sources=route_sources).read()
 
 
 class _OwnAddress(NamedTuple):
@@ -167,23 +142,115 @@ class _OwnAddress(NamedTuple):
     is_source: bool
 
 
-def _device(message: bytes, addresses: Mapping[int, list[_OwnAddress]]) -> Device:
+_Addresses = Mapping[int, list[_OwnAddress]]  # by the index of their device
+
+
+class DeviceTable:
+    """The devices by index; after a change only those that the kernel's messages name are asked
+    for again. A node of 500 pods gets some ten messages for another pod.
+    """
+
+    def __init__(self, *, route_sources: bool = False) -> None:
+        self._route_sources = route_sources
+        self._devices: dict[int, Device] = {}
+        self._changed: set[int] | None = None  # since the last ``read``; None: any may have
+        self._count = 0  # of devices that were new, for ``Device.number``
+
+    def note(self, messages: bytes) -> None:
+        """Note the devices that these messages of the kernel are about."""
+        for kind, _, _, begin, _ in netlink.split(messages):
+            if kind in _ABOUT_DEVICES and self._changed is not None:
+                (index,) = _INDEX.unpack_from(messages, begin)
+                self._changed.add(index)
+                if kind == _REMOVED_LINK:
+                    self._devices.pop(index, None)
+
+    def note_loss(self) -> None:
+        """Note that messages were lost."""
+        self._changed = None
+
+    def read(self) -> DevicesChanged:
+        """Return the devices as they are now. Raises NodeError; then all are read again."""
+        changed, self._changed = self._changed, None
+        try:
+            self._read(changed)
+            devices = tuple(self._devices[index] for index in sorted(self._devices))
+            sources = _list_route_sources(devices) if self._route_sources else ()
+        except OSError as error:
+            raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
+        self._changed = set()
+        return DevicesChanged(devices, sources)
+
+    def _read(self, changed: set[int] | None) -> None:
+        if changed is None:
+            self._devices.clear()
+            links = netlink.dump(_GET_LINK, bytes(_LINK_HEADER.size))
+        else:
+            links = list(_links_at(changed))
+        addresses = _list_addresses(changed)
+        for link in links:
+            self._keep(link, addresses)
+
+    def _keep(self, link: bytes, addresses: _Addresses) -> None:
+        (index,) = _INDEX.unpack_from(link)
+        former = self._devices.pop(index, None)
+        self._count += former is None
+        device = _device(link, addresses, former.number if former else self._count)
+        if device.name != DEVICE:
+            self._devices[index] = device
+
+
+def _list_route_sources(devices: Devices) -> tuple[RouteSource, ...]:
+    """Raises NodeError or OSError."""
+    try:
+        with pyroute2_parts.IPRoute() as route:
+            return list_route_sources(route, devices)
+    except pyroute2_parts.NetlinkError as error:
+        raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
+
+
+def _links_at(indexes: Collection[int]) -> Iterator[bytes]:
+    """Yield the devices with these indexes that exist. Raises OSError."""
+    with netlink.route_socket() as kernel:
+        for index in indexes:
+            try:
+                yield netlink.request(kernel, _GET_LINK, _LINK_HEADER.pack(0, 0, index, 0, 0))
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise
+
+
+def _list_addresses(wanted: Collection[int] | None) -> _Addresses:
+    """Return the addresses of these devices; None: of all. Raises OSError."""
+    found: defaultdict[int, list[_OwnAddress]] = defaultdict(list)
+    for message in netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)):
+        family, _, flags, scope, index = _ADDRESS_HEADER.unpack_from(message)
+        known = family in (socket.AF_INET, socket.AF_INET6)
+        if known and (wanted is None or index in wanted):
+            is_source = scope == _RT_SCOPE_UNIVERSE and not flags & _UNFIT
+            found[index].append(_OwnAddress(_address(message), is_source))
+    return found
+
+
+def _device(message: bytes, addresses: _Addresses, number: int) -> Device:
     _, kind, index, flags, _ = _LINK_HEADER.unpack_from(message)
     found = netlink.attributes(message, _LINK_HEADER.size)
     info = netlink.attributes(found.get(_LINK_INFO, b""))
     port = info.get(_SLAVE_DATA, b"") if info.get(_SLAVE_KIND) == _BRIDGE else b""
     has_link_header = kind in (_ETHER, _LOOPBACK)
+    here = addresses.get(index, [])
     return Device(
         index=index,
         name=netlink.from_text(found[_NAME]),
         loopback=bool(flags & _IFF_LOOPBACK),
         link_header=has_link_header,
         master=int.from_bytes(found.get(_MASTER, b""), sys.byteorder),
-        addresses=tuple(each.address for each in addresses[index]),
-        sources=tuple(each.address for each in addresses[index] if each.is_source),
+        addresses=tuple(each.address for each in here),
+        sources=tuple(each.address for each in here if each.is_source),
         kind=netlink.from_text(info.get(_KIND, b"")),
         hairpin=any(netlink.attributes(port).get(_HAIRPIN_MODE, b"")),
         mac=found.get(_LINK_ADDRESS, b"").hex(":") if has_link_header else "",
+        number=number,
     )
 
 
@@ -197,7 +264,7 @@ def _address(message: bytes) -> Address:
 
 
 class DeviceWatch(DescriptorWorker):
-    """Emit the list of devices at once and after every change, from a thread.
+    """Emit the list of devices at once and whenever it has changed, from a thread.
 
     A failed listing is repeated until it succeeds. The socket is a plain one: since release 0.9
     pyroute2's may be used only by the thread that created them.
@@ -212,6 +279,8 @@ class DeviceWatch(DescriptorWorker):
         """``route_sources``: routes are watched too."""
         super().__init__("devices")
         self.emit, self.route_sources = emit, route_sources
+        self._table = DeviceTable(route_sources=route_sources)
+        self._emitted: DevicesChanged | None = None
         self.changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._poll = Poller("devices", self._report, emit)
 
@@ -229,14 +298,19 @@ class DeviceWatch(DescriptorWorker):
                     pass
 
     def _report(self) -> None:
-        self.emit(list_devices(route_sources=self.route_sources))
+        emitted, self._emitted = self._emitted, None  # after an error, any list is new
+        found = self._table.read()
+        if found != emitted:
+            self.emit(found)
+        self._emitted = found
 
     def _take_changes(self) -> None:
-        """Discard all changes so far, also after a loss (ENOBUFS): one new list covers them."""
+        """Take all messages so far; after a loss (ENOBUFS) everything is read again."""
         try:
-            while self.changes.recv(1 << 16, socket.MSG_DONTWAIT):
-                pass
+            while messages := self.changes.recv(1 << 16, socket.MSG_DONTWAIT):
+                self._table.note(messages)
         except BlockingIOError:
             return
         except OSError:
+            self._table.note_loss()
             self.stopped.wait(RELIST_SECONDS)

@@ -2,6 +2,7 @@
 """Devices that are added, removed, moved away, or get another one's index."""
 
 import errno
+from dataclasses import replace
 
 import pytest
 from pyroute2 import netns
@@ -159,18 +160,34 @@ def test_replaced_program(
     assert at("v0") == ids(packets)
 
 
-def test_taken_off_before_news(
+def test_taken_off_before_a_device_changes(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
 ) -> None:
-    """An update of the devices attaches them again too, with a warning for no other device."""
+    """An update attaches them again where a device has changed, with a warning for no other one;
+    what happens at all others the audit finds (``faults``).
+    """
     made = agent()
     made.update(ns.served())
     take_off(ns, made, by, whole=True)
     assert eventually(lambda: at("v0") == NONE)
     ns.run("ip link add late type bridge")
+    ns.run("ip link set v0 nomaster")
     made.update(ns.served())
     assert at("v0") == at("late") == ids(packets)
     assert said.messages == ["programs were removed from device v0: attaching them again"]
+
+
+def test_a_device_that_looks_like_a_removed_one(
+    agent: Agent, ns: Namespace, at: At, packets: list[Program]
+) -> None:
+    """Its number is another, so it gets the programs too."""
+    made, words = agent(), "ip link add late index 77 address 02:00:00:00:00:77 type bridge"
+    ns.run(words)
+    made.update(before := ns.served())
+    ns.run("ip link del late")
+    ns.run(words)
+    made.update(tuple(replace(device, number=device.number + len(before)) for device in before))
+    assert at("late") == ids(packets)
 
 
 def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from ebpflb.model.devices import Device
 from ebpflb.model.events import SourceStatus
 
 NAME = f"ebpflb-test-{os.getpid()}-devices"
+GET_ADDRESS = 22  # RTM_GETADDR
 LOOPBACK = {ip_address("127.0.0.1"), ip_address("::1")}
 WAIT_SECONDS = 60.0  # seconds that a change may take to be emitted
 
@@ -156,6 +157,41 @@ def test_device_goes(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
     assert emitted_at_last(emitted, addresses())
 
 
+def test_a_device_that_looks_like_a_removed_one(
+    ip: Ip, emitted: SimpleQueue[DevicesChanged]
+) -> None:
+    """Programs have to be attached to it, so its number is another; all others keep theirs."""
+
+    def numbers() -> dict[str, int]:
+        return {device.name: device.number for device in emitted.get(timeout=WAIT_SECONDS).devices}
+
+    words = "link add like index 77 address 02:00:00:00:00:77 type bridge"
+    ip(words)
+    while "like" not in (before := numbers()):
+        pass
+    ip("link del like")
+    ip(words)
+    while (after := numbers()).get("like") in (before["like"], None):
+        pass
+    assert after | {"like": 0} == before | {"like": 0}
+
+
+def test_a_change_asks_for_no_other_device(
+    ip: Ip, emitted: SimpleQueue[DevicesChanged], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a pod on a node of 500 devices would cost all of them."""
+    listed: list[int] = []
+
+    def noted(kind: int, content: bytes) -> list[bytes]:
+        listed.append(kind)
+        return dump(kind, content)
+
+    monkeypatch.setattr("ebpflb.kernel.netlink.dump", noted)
+    ip("address add 192.0.2.1/24 dev d0")
+    assert emitted_at_last(emitted, addresses("192.0.2.1"))
+    assert set(listed) == {GET_ADDRESS}
+
+
 def test_late_device(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
     """A device that comes later is emitted, and so is its master."""
 
@@ -175,7 +211,7 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals: list[Exception] = []
     others = set(threading.enumerate())  # watches of earlier tests are refused nothing
 
-    def refused(kind: int, content: bytes) -> Iterator[bytes]:
+    def refused(kind: int, content: bytes) -> list[bytes]:
         if refusals and threading.current_thread() not in others:
             raise refusals.pop()
         return dump(kind, content)
