@@ -268,7 +268,7 @@ def test_status(places: TwoPlaces, set_up: SetUp) -> None:
     """It says that the option is in force."""
     said = status.read(places.agent.paths)
     assert said and said.fast_forward
-    assert set_up == FAST_FLOWS or (said.flowtable or "").startswith("in force")
+    assert set_up == FAST_FLOWS or (said.flowtable or "").startswith("active on ")
 
 
 # The kernel's flowtable asks the routes when a flow enters it.
