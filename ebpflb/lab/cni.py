@@ -73,17 +73,27 @@ class Bridge:
 
 
 class Overlay(Bridge):
-    """VXLAN as in Flannel: a node's VXLAN address is the first one of its pod network."""
+    """VXLAN as in Flannel: a node's VXLAN address is the first one of its pod network.
+
+    Before Linux 5.14 that is a broadcast address, which nobody answers for: so the nodes know each
+    other's link address.
+    """
 
     mtu = 1450
 
     def reach(self, host: Namespace, node: int, other: int) -> None:
         here, there = NODES.addresses(node)[0], NODES.addresses(other)[0]
-        host.ip(f"link add vxlan0 type vxlan id 1 local {here} remote {there} dstport 8472")
+        link = f"link add vxlan0 address {_vxlan_link(node)} type vxlan"
+        host.ip(f"{link} id 1 local {here} remote {there} dstport 8472")
         host.ip(f"link set vxlan0 up mtu {self.mtu}")
         for mine, its, whole in zip(_base(node), _base(other), network(other), strict=True):
             host.ip(f"address add {mine} dev vxlan0")
+            host.ip(f"neighbour add {its} lladdr {_vxlan_link(other)} dev vxlan0")
             host.ip(f"route add {whole} via {its} dev vxlan0 onlink")
+
+
+def _vxlan_link(node: int) -> str:
+    return f"02:00:00:00:01:{node:02x}"
 
 
 class Routed:
