@@ -4,11 +4,13 @@
 ``http.client`` takes 15 ms to import, with TLS and the headers of mail, at each start of a command.
 """
 
+import errno
 import re
 import socket
 import time
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})\b")
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,15})", re.IGNORECASE)
 _PART = 65536  # bytes
 
 
@@ -19,7 +21,7 @@ class NoHttp(Exception):
 def get(opened: socket.socket, path: str, seconds: float, limit: int) -> tuple[int, bytes]:
     """The status and the body of the answer, which has ``limit`` bytes at most and arrives in time.
 
-    Raises NoHttp, and OSError, such as TimeoutError.
+    Raises NoHttp, and OSError: TimeoutError, or ConnectionError if the answer ends too early.
     """
     until = time.monotonic() + seconds
     opened.sendall(f"GET {path} HTTP/1.0\r\nHost: ebpflb\r\n\r\n".encode("ascii"))
@@ -30,6 +32,9 @@ def get(opened: socket.socket, path: str, seconds: float, limit: int) -> tuple[i
     status = _STATUS.match(head)
     if not status:
         raise NoHttp
+    length = _LENGTH.search(head)
+    if length and len(answer) < limit and len(body) < int(length[1]):
+        raise ConnectionError(errno.ECONNABORTED, "the answer ends too early")
     return int(status[1]), body
 
 

@@ -66,6 +66,15 @@ def test_other_answers(answer: bytes) -> None:
         get(opened)
 
 
+def test_an_answer_that_ends_too_early() -> None:
+    """Half of it is none: its server was ended meanwhile."""
+    head = b"HTTP/1.1 200 OK\r\nA: b\r\nContent-Length: 3\r\n\r\n"
+    with answering(head, b"yes") as opened:
+        assert get(opened) == (200, b"yes")
+    with answering(head, b"ye") as opened, pytest.raises(ConnectionError, match="too early"):
+        get(opened)
+
+
 def test_no_more_than_the_limit() -> None:
     """The rest is not read."""
     head = b"HTTP/1.0 200 OK\r\n\r\n"
