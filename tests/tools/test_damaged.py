@@ -62,8 +62,10 @@ def noise(size: int, chance: random.Random) -> bytes:
 
 
 def damage(opened: Map, chance: random.Random) -> None:
-    """Writes one entry; what the kernel itself refuses is left."""
+    """Writes one entry; what the kernel itself refuses is left, and a ring has none."""
     spec = opened.spec
+    if spec.kind == "RINGBUF":
+        return
     key, value = noise(spec.key_size, chance), noise(spec.value_size, chance)
     if spec.kind == "LPM_TRIE":
         bits = chance.randint(0, 8 * (spec.key_size - 4))
