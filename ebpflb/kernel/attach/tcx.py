@@ -114,8 +114,8 @@ class Tcx:
 
     def recorded(self) -> set[int]:
         """Return the devices, by ifindex, that have a pin."""
-        names = os.listdir(self.folder) if self.folder.is_dir() else ()
-        parts = [name.partition("-") for name in names]
+        pins = self.folder.iterdir() if self.folder.is_dir() else ()
+        parts = [pin.name.partition("-") for pin in pins]
         return {
             int(number) for number, _, hook in parts if hook in TCX_HOOKS and number.isdecimal()
         }
