@@ -3,12 +3,13 @@
 
 import errno
 from collections.abc import Iterable
+from http.client import HTTPConnection, HTTPException
 from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from ebpflb import http_get, unix_socket
+from ebpflb import unix_socket
 from ebpflb.errors import NodeError, NotFound, in_words
 from ebpflb.model.addresses import Address
 from ebpflb.model.pulse import Pulse
@@ -20,7 +21,6 @@ SECONDS = 10.0
 PULSE_SECONDS = 2.0  # an agent whose process runs answers at once
 _GONE = {errno.ENOENT: "no agent runs", errno.ECONNREFUSED: "no agent runs"}
 _OTHER_VERSION = "the agent is of another version"
-_MOST_BYTES = 1 << 28  # of an answer
 
 _Asked = TypeVar("_Asked", bound=msgspec.Struct)
 
@@ -35,6 +35,15 @@ class Hangs(NoAnswer):
 
 class _Error(msgspec.Struct):
     error: str
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, paths: Paths, seconds: float) -> None:
+        super().__init__("ebpflb", timeout=seconds)
+        self._path, self._seconds = paths.socket_file, seconds
+
+    def connect(self) -> None:
+        self.sock = unix_socket.connect(self._path, self._seconds)
 
 
 def pulse(paths: Paths) -> Pulse | None:
@@ -118,14 +127,18 @@ def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) 
 
 
 def exchange(paths: Paths, path: str, seconds: float) -> tuple[int, bytes]:
-    """The status and the body of the agent's answer. Raises NoAnswer."""
+    """Return the status and the body of the agent's answer. Raises NoAnswer."""
+    connection = _Connection(paths, seconds)
     try:
-        with unix_socket.connect(paths.socket_file, seconds) as opened:
-            return http_get.get(opened, path, seconds, _MOST_BYTES)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
     except (TimeoutError, BlockingIOError) as error:
         raise Hangs(f"{paths.socket_file}: {in_words(error)}") from None
     except OSError as error:
         known = _GONE.get(error.errno or 0, "")
         raise NoAnswer(known or f"{paths.socket_file}: {in_words(error)}") from None
-    except http_get.NoHttp:
+    except HTTPException:
         raise NoAnswer(_OTHER_VERSION) from None
+    finally:
+        connection.close()

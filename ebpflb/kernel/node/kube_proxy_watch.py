@@ -8,10 +8,9 @@ or by its rules, if they return after they were gone.
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from socket import create_connection
 
-from ebpflb import http_get
 from ebpflb.kernel.node import kube_proxy_leftovers, process
 from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
@@ -22,7 +21,7 @@ _NAME = "kube-proxy"
 _INTERVAL_SECONDS = 60.0
 _LOOPBACKS = ("127.0.0.1", "::1")
 TIMEOUT = 1.0  # seconds
-_MAX_LENGTH = 4096  # bytes of an answer, with its head
+_MAX_LENGTH = 32  # bytes of an answer
 
 
 def detect() -> Detection:
@@ -88,9 +87,11 @@ def _proxy_modes() -> Iterator[tuple[str, str]]:
 
 
 def _proxy_mode(address: str) -> str:
+    connection = HTTPConnection(address, PROXY_MODE_PORT, timeout=TIMEOUT)
     try:
-        with create_connection((address, PROXY_MODE_PORT), TIMEOUT) as opened:
-            _, body = http_get.get(opened, "/proxyMode", TIMEOUT, _MAX_LENGTH)
-    except (OSError, http_get.NoHttp):
+        connection.request("GET", "/proxyMode")
+        return connection.getresponse().read(_MAX_LENGTH).decode("ascii", "replace").strip()
+    except (OSError, HTTPException):
         return ""
-    return body.decode("ascii", "replace").strip()
+    finally:
+        connection.close()
