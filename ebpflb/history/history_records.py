@@ -23,14 +23,14 @@ class WriteCause(msgspec.Struct, frozen=True, omit_defaults=True):
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """A file begins.
 
-    ``anew``: with an agent, or after a failed write; the previous file's content does not lead to
-    this checkpoint. Otherwise the previous file is full.
+    ``fresh``: it begins with an agent, or after a failed write, so its checkpoint does not continue
+    the previous file. Otherwise the previous file was full.
     """
 
     at: float
     layout: str
     version: str
-    anew: bool
+    fresh: bool
 
 
 class Entries(msgspec.Struct, frozen=True, tag="entries"):

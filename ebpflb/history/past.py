@@ -93,11 +93,11 @@ class State:
 class File(NamedTuple):
     """The content of one file; ``whole_at`` is None if its checkpoint is incomplete.
 
-    ``anew``: the files before do not lead to its checkpoint.
+    ``fresh``: its checkpoint does not continue the files before it.
     """
 
     begun: Begun
-    anew: bool
+    fresh: bool
     entries: list[Entries]
     syncs: list[Sync]
     whole_at: float | None
@@ -126,7 +126,7 @@ class Past:
             except NodeError as error:
                 self.notes.append(f"not read: {in_words(error)}")
                 damaged = True
-            self._add(read, anew=after_damage)
+            self._add(read, fresh=after_damage)
         if self.begins is None:
             raise NodeError(f"no history in {paths.run}: did an agent of this version run here?")
 
@@ -139,7 +139,7 @@ class Past:
         """Yield each sync with the maps before it; the caller applies the sync to them."""
         state: State | None = None
         for file in self.files:
-            if file.whole_at is not None and (state is None or file.anew):
+            if file.whole_at is not None and (state is None or file.fresh):
                 state = file.checkpoint()
             for sync in file.syncs if state else ():
                 assert state is not None
@@ -155,7 +155,7 @@ class Past:
         state: State | None = None
         for number, file in enumerate(self.files[: last + 1]):
             is_whole = number < last or _is_whole(file, time)
-            if file.whole_at is not None and is_whole and (state is None or file.anew):
+            if file.whole_at is not None and is_whole and (state is None or file.fresh):
                 state = file.checkpoint()
             for sync in file.syncs[: count if number == last else None] if state else ():
                 assert state is not None
@@ -175,7 +175,7 @@ class Past:
                     last, count = number, place
         return last, count
 
-    def _add(self, read: list[Record], *, anew: bool) -> None:
+    def _add(self, read: list[Record], *, fresh: bool) -> None:
         begun = read[0] if read else None
         if not isinstance(begun, Begun):
             return
@@ -188,7 +188,7 @@ class Past:
         self.files.append(
             File(
                 begun,
-                anew or begun.anew,
+                fresh or begun.fresh,
                 [each for each in read if isinstance(each, Entries)],
                 [each for each in read if isinstance(each, Sync)],
                 next((each.at for each in read if isinstance(each, Whole)), None),

@@ -89,12 +89,12 @@ class History:
         self._more = 0
         self.writes: list[Write] = []
         self._pending, self._at = 0, 0.0
-        self._anew = self._failed = self._stopped = False
+        self._fresh = self._failed = self._stopped = False
         self._error, self.next_try = "", 0.0
 
     def start(self) -> None:
         segments.set_aside(self._paths)
-        self._begin(anew=True)
+        self._begin(fresh=True)
         self.because(WriteCause("started", "agent", "", VERSION))
         for opened in self._maps.values():
             opened.wrote = self.wrote
@@ -152,7 +152,7 @@ class History:
         ``error``: of the last sync; after an error the next file begins with the content of the
         maps.
         """
-        self._anew |= self._failed and not error
+        self._fresh |= self._failed and not error
         self._failed = bool(error)
         self._begin_if_deleted()
         if self.writes:
@@ -171,7 +171,7 @@ class History:
         deleted = self._segment and not self._is_reading() and self._segment.is_deleted
         if deleted and self._paths.run.is_dir():
             log.warning("history: its files were removed: a new one begins")
-            self._begin(anew=True)
+            self._begin(fresh=True)
 
     def _is_reading(self) -> bool:
         return bool(self.checkpoint and self.checkpoint.is_alive())
@@ -181,9 +181,9 @@ class History:
             return
         if self._segment is None:
             if time.monotonic() > self.next_try:
-                self._begin(anew=True)
-        elif self._anew or self._segment.size > self.full_at:
-            self._begin(anew=self._anew)
+                self._begin(fresh=True)
+        elif self._fresh or self._segment.size > self.full_at:
+            self._begin(fresh=self._fresh)
 
     def _write(self) -> None:
         record = Sync(self._at, self._causes, self._more, self.writes)
@@ -210,9 +210,9 @@ class History:
             self._segment.close()
         self._segment = None
 
-    def _begin(self, *, anew: bool) -> None:
+    def _begin(self, *, fresh: bool) -> None:
         """Begin a new file, and its checkpoint in a thread."""
-        begun = Begun(self._clock(), layout.layout_hash(), VERSION, anew)
+        begun = Begun(self._clock(), layout.layout_hash(), VERSION, fresh)
         try:
             segment = segments.new(self._paths, begun, self._limit)
         except OSError as error:
@@ -220,7 +220,7 @@ class History:
             return
         with self._lock:
             self.close_file()
-            self._segment, self._anew = segment, False
+            self._segment, self._fresh = segment, False
         self.full_at = self._limit  # until the checkpoint is complete
         self.checkpoint = threading.Thread(target=self._read, name="history", daemon=True)
         self.checkpoint.start()

@@ -23,13 +23,13 @@ The steps:
 5. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 
-Two other threads delete the stale entries of conntrack, as kube-proxy does: those of the netfilter
-engine, and of a kube-proxy that served before. Neither waits for the search of sockets. One deletes
-the entries of flows that programs report (moved_flows.py): their next datagram was given another
-backend. The other one (conntrack_worker.py) searches conntrack for entries that a change may have
-made stale (plan.flow_entries.StaleCandidates).
+Two other threads delete stale entries of conntrack, as kube-proxy does. They may be entries of the
+netfilter engine, or of a kube-proxy that served before. Neither thread waits for the search of
+sockets. moved_flows.py deletes the entries of flows that the programs report: the flow's last
+datagram got another backend. conntrack_worker.py searches conntrack for entries that a change may
+have made stale (plan.flow_entries.StaleCandidates).
 
-moved_flows        deletes the entries of the flows that programs report; and the thread
+moved_flows        deletes the entries of flows that programs report; and the thread
 conntrack_worker   when conntrack is searched for stale entries; and the thread
 worker             when to search: after which changes, in which passes; and the thread
 socket_search      the stale entries in the map of sockets
