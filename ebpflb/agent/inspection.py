@@ -8,7 +8,6 @@ and no request, however large, keeps the loop busy for long.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -20,6 +19,7 @@ from ebpflb.model import services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Key, Kind
+from ebpflb.model.services import likely_service
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_page import (
     NOT_ALL_LISTS,
@@ -100,8 +100,8 @@ class Inspection:
         key = Key(_only(query, "namespace"), _only(query, "name"))
         facts = self._ask(lambda cluster, planner: _facts(key, cluster, planner))
         if facts is None:
-            known = self._ask(lambda cluster, _: list(cluster.services))
-            return error(404, _unknown(key, known))
+            known = self._ask(lambda cluster, _: list(map(str, cluster.services)))
+            return error(404, f"no Service {key}: {likely_service(str(key), known)}")
         return answer(make_service_page(facts))
 
     def _services(self, query: dict[str, list[str]]) -> Response:
@@ -170,12 +170,6 @@ def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str
 
 def _matches(name: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _unknown(key: Key, known: list[Key]) -> str:
-    close = get_close_matches(str(key), map(str, sorted(known)))
-    hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"
-    return f"no Service {key}: {hint}"
 
 
 def _only(query: dict[str, list[str]], name: str) -> str:

@@ -513,3 +513,11 @@ def _health_check_node_port(spec: objects.ServiceSpec) -> int:
     if not port or spec.type != "LoadBalancer" or not _is_external_local(spec):
         return 0
     return field_checks.within("spec.healthCheckNodePort", port, field_checks.PORTS)
+
+
+def likely_service(wanted: str, known: Iterable[str]) -> str:
+    """Return the end of an error about a Service that is not there, by NAMESPACE/NAME."""
+    from difflib import get_close_matches  # only errors need it
+
+    close = get_close_matches(wanted, sorted(known))
+    return f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"

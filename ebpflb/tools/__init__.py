@@ -16,7 +16,6 @@ neighbours       what it says of others' programs, rules and routes that matter 
 kube_proxy       a kube-proxy beside programs that no agent updates
 firewall         which rules of netfilter may not see Services, or drop what pods are sent
 service_pages    one Service on a page, or a list of them
-suggestion       the end of an error about a Service that is not there
 ask              what the running agent answers
 events           the events that the agent sends on for `ebpflb monitor`
 rates            services and backends by rate

@@ -22,6 +22,7 @@ from ebpflb.kernel.maps.records import MonitorEvent
 from ebpflb.kernel.monitoring import FLOW_KINDS, FRAME, HOOKS, MonitorAnswer, MonitorQuestion
 from ebpflb.kernel.node import clients, namespaces
 from ebpflb.model.addresses import Address
+from ebpflb.model.services import likely_service
 from ebpflb.options import Paths
 from ebpflb.plan.entries import (
     BackendName,
@@ -32,7 +33,6 @@ from ebpflb.plan.entries import (
     service_of,
 )
 from ebpflb.tools.snapshot import Snapshot
-from ebpflb.tools.suggestion import likely_service
 
 # Names for events: services and backends by their ids, pods by namespace and address.
 #

@@ -16,7 +16,7 @@ from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.packet_path import Engine
-from ebpflb.model.services import PortName
+from ebpflb.model.services import PortName, likely_service
 from ebpflb.plan.desired import ANY
 from ebpflb.plan.entries import (
     Backend,
@@ -43,7 +43,6 @@ from ebpflb.plan.flow_entries import (
     state,
 )
 from ebpflb.tools.snapshot import Row, seconds_since
-from ebpflb.tools.suggestion import likely_service
 
 PARTIAL = "partial"
 

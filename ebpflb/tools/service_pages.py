@@ -15,7 +15,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.valid_contents import ValidContents
-from ebpflb.model.services import PortName
+from ebpflb.model.services import PortName, likely_service
 from ebpflb.options import Paths
 from ebpflb.plan.service_entries import ServiceEntries
 from ebpflb.plan.service_page import (
@@ -27,7 +27,6 @@ from ebpflb.plan.service_page import (
 )
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
-from ebpflb.tools.suggestion import likely_service
 
 _UNKNOWN = "unused endpoints and the reasons are unknown: {}; showing the maps"
 _NO_LABELS = "{}: only the agent knows labels; without --selector the maps are shown"

@@ -17,7 +17,7 @@ from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.node import clients, namespaces, routes
 from ebpflb.model.addresses import Address, parse_address
-from ebpflb.model.services import PROTOCOLS, PortName, Protocol
+from ebpflb.model.services import PROTOCOLS, PortName, Protocol, likely_service
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
@@ -29,7 +29,6 @@ from ebpflb.plan.entries import (
     protocol_name,
     service_name,
 )
-from ebpflb.tools.suggestion import likely_service
 
 # The destination of a connection: ADDRESS:PORT, and a protocol.
 
