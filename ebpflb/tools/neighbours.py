@@ -69,7 +69,7 @@ def _firewall(
 
 
 def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
-    """What makes --fast-forward unwise (docs/limits.md): rules, and routing by marks. They are no
+    """What makes --fast-forward unwise (docs/configuration.md): rules, and routing by marks. They are no
     fault as long as it is off.
     """
     try:
