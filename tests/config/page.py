@@ -42,19 +42,17 @@ AS_IN_KUBE_PROXY = {
 
 def kube_proxy_table() -> str:
     """The parameters that ebpflb understands in its own way, in the order of kube-proxy.md 15; then
-    the names of those that mean what they mean in kube-proxy; then those without effect, by reason.
+    those without effect, by reason.
     """
-    head = "| flag | field | description |\n|---|---|---|\n"
     honoured = [each for each in PARAMETERS if not each.ignored]
-    same = [each for each in honoured if each.flag in AS_IN_KUBE_PROXY]
-    own = "".join(_line(each) for each in honoured if each not in same)
+    own = [_line(each) for each in honoured if each.flag not in AS_IN_KUBE_PROXY]
     reasons: dict[str, list[str]] = {}
     for each in filter(lambda it: it.ignored, PARAMETERS):
-        reasons.setdefault(each.help, []).append(_names(each))
-    ignored = "".join(f"- {reason} {', '.join(each)}\n" for reason, each in reasons.items())
+        reasons.setdefault(each.help, []).append(_flags(each) or _fields(each))
+    ignored = "".join(f"- {', '.join(each)}: {reason}\n" for reason, each in reasons.items())
     return (
-        f"{head}{own}\nAs [in kube-proxy](kube-proxy.md#15-flags-and-configuration):"
-        f" {', '.join(map(_names, same))}.\n\nAccepted without effect:\n\n{ignored}"
+        f"| flag | field | description |\n|---|---|---|\n{''.join(own)}"
+        f"\nAccepted without effect, as are their fields:\n\n{ignored}"
     )
 
 
@@ -70,10 +68,6 @@ def current(page: str) -> str:
         before, _, rest = page.partition(begin)
         page = before + begin + table() + END + rest.partition(END)[2]
     return page
-
-
-def _names(parameter: Parameter) -> str:
-    return " ".join(filter(None, (_flags(parameter), _fields(parameter))))
 
 
 def _line(parameter: Parameter) -> str:
