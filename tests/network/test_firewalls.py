@@ -37,7 +37,8 @@ def said(section: str, column: str) -> dict[str, str]:
     """The column of the table below a heading of the page, by hook."""
     lines = PAGE.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
-    return {row[0]: row[rows[0].index(column)] for row in rows[2:]}
+    shown = [(row[0].split(", "), row[rows[0].index(column)]) for row in rows[2:]]
+    return {hook: addresses for hooks, addresses in shown for hook in hooks}
 
 
 pytestmark = both_engines
