@@ -20,7 +20,7 @@ from bench.result import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
-PAGES = (ROOT / "docs/benchmarks.md",)
+PAGES = (ROOT / "docs/benchmarks.md", RESULTS / "README.md")
 NOT_MEASURED = "It has not been measured yet."
 _DAY = re.compile(r", (?=\d{4}-\d\d-\d\d; load )")  # a result's machine, and when it ran
 _BLOCK = re.compile(r"(<!-- bench ([a-z]+) -->\n).*?(<!-- end of bench -->)", re.S)
@@ -141,8 +141,8 @@ def _part(part: Part, found: Result, folder: Path, at: Path) -> str:
     return f"{shown}`{found.command}`, {when}; {figures}{_targets(found)}.{_table(found)}"
 
 
-def _targets(found: Result) -> str:
-    judged = [row.judgement() for row in found.rows() if row.target is not None]
+def _targets(*found: Result) -> str:
+    judged = [row.judgement() for each in found for row in each.rows() if row.target is not None]
     return f", {judged.count('met')} of {len(judged)} targets met" if judged else ""
 
 
@@ -166,7 +166,8 @@ def _summary(results: Results) -> str:
         if (ours := _shown(results, each, each.ours))
     ]
     head = "| figure | ebpflb | kube-proxy's nftables |"
-    return "\n".join([head, "|---|---|---|", *rows, "", _machines(results)])
+    parts = f"{len(results)} parts{_targets(*results.values())}."
+    return "\n".join([head, "|---|---|---|", *rows, "", f"{_machines(results)} {parts}"])
 
 
 def _machines(results: Results) -> str:
