@@ -69,8 +69,8 @@ def _firewall(
 
 
 def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
-    """What makes --fast-forward unwise (docs/configuration.md): rules, and routing by marks. They are no
-    fault as long as it is off.
+    """What makes --fast-forward unwise (docs/configuration.md): rules, and routing by marks. They
+    are no fault as long as it is off.
     """
     try:
         found = rules + [f"ip rule: fwmark {mark:#x}" for mark in sorted(routes.rule_marks())]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rules act on each packet of a connection between devices.
 
-With --fast-forward they miss packets of established flows (docs/configuration.md). Left out are rules
-after one that takes all established connections, rules for other states, and NAT, which only sees
-the first packet.
+With --fast-forward they miss packets of established flows (docs/configuration.md). Left out are
+rules after one that takes all established connections, rules for other states, and NAT, which only
+sees the first packet.
 """
 
 from collections.abc import Generator, Iterator
