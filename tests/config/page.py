@@ -36,7 +36,9 @@ AS_IN_KUBE_PROXY = {
     "bind-address", "healthz-bind-address", "metrics-bind-address", "healthz-port", "metrics-port",
     "bind-address-hard-fail", "detect-local-mode", "cluster-cidr", "pod-bridge-interface",
     "pod-interface-name-prefix", "masquerade-all", "oom-score-adj", "conntrack-max-per-core",
-    "conntrack-min", "version",
+    "conntrack-min", "conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait",
+    "conntrack-tcp-be-liberal", "conntrack-udp-timeout", "conntrack-udp-timeout-stream",
+    "ipvs-sync-period", "ipvs-min-sync-period", "version",
 }  # fmt: skip
 
 
