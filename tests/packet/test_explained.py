@@ -5,6 +5,7 @@ Each packet is explained first, and then handled by the programs in force.
 """
 
 import random
+import time
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from ebpflb.kernel import recording
+from ebpflb.kernel.maps.records import Affinity, AffinityKey
 from ebpflb.kernel.node import routes
 from ebpflb.kernel.recording import PrivateMaps, RecordingPrograms
 from ebpflb.model.services import Protocol
@@ -151,3 +153,39 @@ def test_packets_go_where_explain_says(node: PacketNode, recorder: RecordingProg
             "translated", "refused", "source_denied", "no_local_endpoint", "passed", "unallocated",
             "established",
         }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "seconds_ago", "says"),
+    [
+        ("there", 1, "remembers"),
+        ("there", 61, "has expired"),
+        ("here", 1, "is no longer available"),
+        (None, 0, "no endpoint is remembered"),
+    ],
+)
+def test_what_became_of_a_clients_affinity(
+    node: PacketNode, recorder: RecordingPrograms, host: str | None, seconds_ago: int, says: str
+) -> None:
+    """A record counts for 60 s and while its endpoint is in the list in use; here is not."""
+    there, here = at(V4.there, 8080), at(V4.here, 8080)
+    services = RandomServices(1, node, recorder)
+    node.publish(
+        9,
+        [f"{V4.cluster_ip}:90"],
+        cluster=[there, at(V4.elsewhere, 8080)],
+        local=[here],
+        here=[here],
+        affinity=60,
+    )
+    client = Client(OUTSIDE_CLIENT, V4.pod, ip_address(V4.pod))
+    assert client.address is not None
+    if host is not None:
+        backend = node.backend_id(9, at(getattr(V4, host), 8080))
+        used = time.monotonic_ns() - seconds_ago * 1_000_000_000
+        node.put("affinity", AffinityKey(0, client.address, 9), Affinity(used, backend))
+    explained = services.explained(frontend(f"{V4.cluster_ip}:90"), client, 50_000)
+    assert explained.noted
+    (row,) = [row for row in explained.noted.rows if row.step == "affinity"]
+    assert says in row.says
+    assert host is None or at(getattr(V4, host), 8080) in row.says
