@@ -178,6 +178,7 @@ class SimNode:
                 if not self._next_step(min(until, self._workers_due())) and self.now >= until:
                     return None
         if not self.queue:
+            self._count_turn(waits=False)
             return None
         message = self.queue.popleft()
         self.known.take(message)
@@ -194,9 +195,7 @@ class SimNode:
 
     def _next_step(self, until: float) -> bool:
         """False when the time is over."""
-        self.turns = 0 if until > self.now else self.turns + 1
-        if self.turns > MOST_TURNS:
-            raise Wrong("the loop turns without waiting")
+        self._count_turn(waits=until > self.now)
         if self.steps and until > self.now:
             step = self.steps.popleft()
             self.happenings.do(step, until)
@@ -205,6 +204,11 @@ class SimNode:
             self._settle()
         self.now = max(self.now, until) if not self.queue else self.now
         return bool(self.queue)
+
+    def _count_turn(self, *, waits: bool) -> None:
+        self.turns = 0 if waits else self.turns + 1
+        if self.turns > MOST_TURNS:
+            raise Wrong("the loop turns without waiting")
 
     def _settle(self) -> None:
         """Nothing happens any more; after a while all must be as it should be."""
