@@ -14,7 +14,7 @@ from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import Frontend, ServiceEntry
 from ebpflb.plan.planner import Plan, Planner
-from ebpflb.plan.space import UNLIMITED, Shares
+from ebpflb.plan.space import UNLIMITED, Shares, service_of
 from tests.plan.builders import CAPACITY, CLIENTS
 from tests.plan.simulation import Backends, Drawn, Found, Maps, Rights, Write, WrongLookup, writes
 
@@ -241,10 +241,19 @@ def check_tidy(node: PlannedNode) -> None:
     assert set(maps.cluster_ips) == {
         f.address for f, service in maps.services.items() if "external" not in service.flags
     }
+    _check_waiting(node)
     _check_backend_slots(node)
     _check_translations(node)
     _check_ranges(node)
     _check_ids(node)
+
+
+def _check_waiting(node: PlannedNode) -> None:
+    """The Services that wait are those with a port that lacks something, with these ports."""
+    lacking = node.planner.waiting.lacks.keys()
+    waiting = {service: ports.keys() for service, ports in node.planner.waiting.of_service.items()}
+    services = map(service_of, lacking)
+    assert waiting == {key: {it for it in lacking if service_of(it) == key} for key in services}
 
 
 def _check_backend_slots(node: PlannedNode) -> None:
