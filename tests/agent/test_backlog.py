@@ -139,4 +139,4 @@ def test_a_service_with_many_ports_holds_no_other_one_up(harness: Harness) -> No
     assert any(slot.address == IPv4Address("10.1.0.77") for _, slot in plans[0].slots)
     assert len(plans) > 3
     harness.send(Removed(Kind.SERVICE, Key("tenant", "big")))
-    wait_until("all of it has gone", lambda: not every & written.keys())
+    wait_until("all of it has gone", lambda: every.isdisjoint(list(written)))
