@@ -74,6 +74,18 @@ def test_full_table_keeps_flows(full: NativeNode) -> None:
     assert full_counts(full) == SocketsFull(0, 1)
 
 
+def test_full_table_keeps_counts_of_moved_flows(full: NativeNode) -> None:
+    """A flow that counts as closed at once does not count as closed again when it moves on."""
+    full.publish(2, [f"{DNS}/udp"], cluster=[TWO])
+    socket = full.socket("udp")
+    assert socket.sendmsg(DNS).place == TWO
+    full.publish(2, [f"{DNS}/udp"], cluster=[THREE])
+    assert socket.sendmsg(DNS).place == THREE
+    socket.release()
+    assert full.opened_closed(2, TWO) == full.opened_closed(2, THREE) == (1, 1)
+    assert full_counts(full) == SocketsFull(0, 2)
+
+
 def test_full_table_gets_room(full: NativeNode) -> None:
     """As soon as there is room, sockets are remembered again; earlier flows go on."""
     socket = full.socket("udp")
