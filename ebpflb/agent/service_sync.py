@@ -22,6 +22,8 @@ from ebpflb.model.endpoints import (
     HealthCheck,
     NoLocalEndpoints,
     Selection,
+    chosen,
+    places,
     policies_without_endpoints,
 )
 from ebpflb.model.events import Key
@@ -388,7 +390,7 @@ class ServiceSync:
             self.port_names[key] = names
 
     def _desired(self, port: ServicePort, selection: Selection) -> DesiredService:
-        self._watched[port.name] = self._watch(port)
+        self._watched[port.name] = self._watch(port, selection)
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
         programmed = self.planner.actual.get(port.name, NO_ENTRIES)
         wanted = desired_service(port, selection, self.cluster.primary)
@@ -398,12 +400,23 @@ class ServiceSync:
         """Whether the Service exists, but now another proxy must serve it."""
         return key in self.cluster.services and not self.cluster.services[key]
 
-    def _watch(self, port: ServicePort) -> Watched | None:
+    def _watch(self, port: ServicePort, selection: Selection) -> Watched | None:
         """Return the watch of a port; its frontends are known when the plan is."""
-        if port.reset_after is None:
+        on_removal = port.on_removal
+        if on_removal.reset_after is None:
             return None
-        endpoints = self.cluster.listed_endpoints(port.name)
-        return Watched(port.reset_after, frozenset(), endpoints)
+        listed = self.cluster.listed_endpoints(port.name)
+        watched = Watched(on_removal.reset_after, frozenset(), places(listed))
+        if on_removal.after_terminating is None:
+            return watched
+        ids = chosen(port, selection)
+        return watched._replace(
+            after_terminating=on_removal.after_terminating,
+            terminating=places(each for each in listed if each.terminating),
+            chosen=places(
+                each for each in (*selection.cluster, *selection.local) if id(each) in ids
+            ),
+        )
 
     def _set_health_check(self, key: Key) -> None:
         self.health_checks.pop(key, None)

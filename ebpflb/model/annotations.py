@@ -138,6 +138,7 @@ def _parse_slow_start(text: str) -> float:
 #
 # An endpoint is removed when no EndpointSlice of the Service lists it any more. An endpoint that is
 # terminating or not ready is still listed, and may continue to serve its existing connections.
+# Connections to a terminating one are reset if the Service says how long before the pod is killed.
 
 ON_REMOVAL_ANNOTATION = objects.ON_REMOVAL
 KEEP, RESET = "keep", "reset"
@@ -148,42 +149,85 @@ BY_SOCKETS, BY_FLOWS, BY_CONNTRACK = RESET_KINDS = (
     "flows",
     "conntrack",
 )  # of connections
+_TERMINATING = "terminating"
+_POD_GRACE = "30s"  # Kubernetes' default of a pod's terminationGracePeriodSeconds
 _ON_REMOVAL_VALUES = "keep, reset or reset=DURATION"
 
 
-def read_grace(service: objects.Service, warnings: list[str]) -> float | None:
-    """After how many seconds connections are reset; None: they are kept.
+class OnRemoval(NamedTuple):
+    """When connections are reset, in seconds; None: never.
+
+    ``reset_after``: after the endpoint was removed. ``before_kill``: before the grace of a
+    terminating pod ends, which takes ``pod_grace``.
+    """
+
+    reset_after: float | None = None
+    before_kill: float | None = None
+    pod_grace: float = 0.0
+
+    @property
+    def after_terminating(self) -> float | None:
+        """After how many seconds of termination connections are reset."""
+        return None if self.before_kill is None else self.pod_grace - self.before_kill
+
+    def __str__(self) -> str:
+        """Return the annotation's text, with all durations."""
+        if self.reset_after is None:
+            return KEEP
+        text = f"{RESET}={_show(self.reset_after)}"
+        if self.before_kill is None:
+            return text
+        return f"{text},{_TERMINATING}={_show(self.before_kill)}/{_show(self.pod_grace)}"
+
+
+KEPT = OnRemoval()
+
+
+def read_on_removal(service: objects.Service, warnings: list[str]) -> OnRemoval:
+    """Return when connections are reset.
 
     An invalid value adds a warning, and connections are kept.
     """
     text = service.metadata.annotation(ON_REMOVAL_ANNOTATION)
     if text is None or text == KEEP:
-        return None
+        return KEPT
     try:
-        return _parse_grace(text)
+        return _parse_on_removal(text)
     except ValueError as error:
         warnings.append(
             f"{annotation_field(ON_REMOVAL_ANNOTATION)}: {error}, so connections are kept"
         )
-        return None
+        return KEPT
 
 
-def show_grace(reset_after: float | None) -> str:
-    """Return the annotation's text, with the grace."""
-    if reset_after is None:
-        return KEEP
-    return f"{RESET}={durations.Duration(reset_after * 10**9)}"
+def _show(seconds: float) -> str:
+    return str(durations.Duration(seconds * 10**9))
+
+
+def _parse_on_removal(text: str) -> OnRemoval:
+    """Parse ``reset[=DURATION][,terminating=DURATION[/DURATION]]``."""
+    removed, _, terminating = text.partition(",")
+    kind, is_given, grace = removed.partition("=")
+    if kind != RESET:
+        raise ValueError(f"{quoted(text)} is not {_ON_REMOVAL_VALUES}")
+    reset_after = _parse_grace(grace) if is_given else DEFAULT_GRACE
+    if removed == text:
+        return OnRemoval(reset_after)
+    kind, _, times = terminating.partition("=")
+    if kind != _TERMINATING:
+        raise ValueError(f"{quoted(terminating)} is not {_TERMINATING}=DURATION")
+    before_text, _, grace_text = times.partition("/")
+    before_kill = _parse_grace(before_text)
+    pod_grace = _parse_grace(grace_text or _POD_GRACE)
+    if before_kill > pod_grace:
+        raise ValueError(f"{quoted(before_text)} is longer than {grace_text or _POD_GRACE}")
+    return OnRemoval(reset_after, before_kill, pod_grace)
 
 
 def _parse_grace(text: str) -> float:
-    kind, is_given, grace = text.partition("=")
-    if kind != RESET:
-        raise ValueError(f"{quoted(text)} is not {_ON_REMOVAL_VALUES}")
-    if not is_given:
-        return DEFAULT_GRACE
-    seconds = durations.parse(grace).seconds
+    seconds = durations.parse(text).seconds
     if not 0 <= seconds <= LONGEST_GRACE:
-        raise ValueError(f"{quoted(grace)} is not between 0s and 1h")
+        raise ValueError(f"{quoted(text)} is not between 0s and 1h")
     return seconds
 
 
@@ -236,7 +280,7 @@ class ServiceChoices(NamedTuple):
     """The annotations' values, as in ServicePort."""
 
     scheduler: str
-    reset_after: float | None
+    on_removal: OnRemoval
     slow_start: float
 
 
@@ -250,7 +294,7 @@ def read_choices(
     warnings += _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
     return ServiceChoices(
         read_scheduler(service, default_scheduler, warnings),
-        read_grace(service, warnings),
+        read_on_removal(service, warnings),
         read_slow_start(service, warnings),
     )
 

@@ -16,7 +16,7 @@ from ebpflb.errors import InvalidObject, one_line
 from ebpflb.model import endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
-from ebpflb.model.endpoints import Selection, Topology, select
+from ebpflb.model.endpoints import Endpoint, Selection, Topology, select
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.services import OF_KUBE_PROXY, Admission, ServicePort, show_labels
@@ -222,11 +222,10 @@ class ClusterState:
         for port in self.services.get(service, ()):
             yield port, select(endpoints.merge(slices, port.name, self.node_name), topology)
 
-    def listed_endpoints(self, name: services.PortName) -> frozenset[tuple[Address, int]]:
+    def listed_endpoints(self, name: services.PortName) -> tuple[Endpoint, ...]:
         """Return all endpoints of a service port in the slices, ready or serving or not."""
         slices = self.slices_for(Key(name.namespace, name.service))
-        found = endpoints.merge(slices, name, self.node_name)
-        return frozenset((each.address, each.port) for each in found)
+        return endpoints.merge(slices, name, self.node_name)
 
     def health_check(self, service: Key) -> endpoints.HealthCheck | None:
         """Return the answer of the service's health-check node port, if it has one."""

@@ -247,6 +247,11 @@ def chosen(port: ServicePort, selected: Selection) -> set[int]:
     return {id(each) for found in lists for each in found}
 
 
+def places(found: Iterable[Endpoint]) -> frozenset[tuple[Address, int]]:
+    """Return the endpoints' addresses and ports."""
+    return frozenset((each.address, each.port) for each in found)
+
+
 def left_out(slices: Iterable[StoredSlice], ports: Iterable[ServicePort]) -> Iterator[LeftOut]:
     """Yield the entries of a Service's slices that are no endpoints of some service ports."""
     ports = tuple(ports)

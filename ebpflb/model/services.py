@@ -25,7 +25,7 @@ from msgspec import Struct
 from ebpflb import errors
 from ebpflb.model import addresses, annotations, field_checks, objects
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.annotations import RANDOM, annotation_field
+from ebpflb.model.annotations import KEPT, RANDOM, OnRemoval, annotation_field
 from ebpflb.model.objects import Metadata
 
 # Which of a Service's externalIPs are served.
@@ -267,7 +267,7 @@ class ServicePort:
     ``created`` is the creationTimestamp or "". Zero means none for ``node_port``,
     ``health_check_node_port`` and ``affinity_seconds``. Empty source ranges admit every client.
     ``external_local`` applies to the Service, and matters only if ``externally_accessible``.
-    ``reset_after``: seconds until connections to a removed endpoint are reset; None: never.
+    ``on_removal``: when connections to a removed or terminating endpoint are reset.
     ``slow_start``: seconds in which the weight of a new endpoint grows to its full value.
     ``type``: the Service's spec.type; it decides nothing here.
     """
@@ -286,7 +286,7 @@ class ServicePort:
     external_local: bool
     health_check_node_port: int
     scheduler: str = RANDOM
-    reset_after: float | None = None
+    on_removal: OnRemoval = KEPT
     slow_start: float = 0.0
     type: str = "ClusterIP"
 
@@ -353,7 +353,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             external_local=_is_external_local(spec),
             health_check_node_port=_health_check_node_port(spec),
             scheduler=chosen.scheduler,
-            reset_after=chosen.reset_after if protocol is Protocol.TCP else None,
+            on_removal=chosen.on_removal if protocol is Protocol.TCP else KEPT,
             slow_start=chosen.slow_start,
             type=sys.intern(spec.type or "ClusterIP"),
         )

@@ -139,9 +139,10 @@ ANY: dict[Family, Address] = {
     Family.IPV6: IPv6Address(0),
 }  # the address of NodePort frontends
 
+IN_LISTS = frozenset({"cluster", "local"})  # flags of backends that get new connections
 _LISTS = {  # (in the cluster list, in the local list), in the order of a block
     (True, False): frozenset({"cluster"}),
-    (True, True): frozenset({"cluster", "local"}),
+    (True, True): IN_LISTS,
     (False, True): frozenset({"local"}),
     (False, False): frozenset[str](),
 }

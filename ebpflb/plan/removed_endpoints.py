@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which endpoints of Services with on-removal: reset were removed, and when.
+"""Which endpoints of Services with on-removal: reset were removed or terminate, and since when.
 
 A removal is due when the grace of its Service has passed. It is forgotten if the endpoint comes
 back, or if the Service changes to keep its connections. A deleted Service loses all its endpoints,
-and its last settings still apply to them. Times are in seconds of a monotonic clock.
+and its last settings still apply to them. A terminating endpoint counts as removed from some time
+before it is killed, unless it still gets new connections because no other endpoint is ready. Times
+are in seconds of a monotonic clock.
 """
 
 import math
@@ -27,12 +29,23 @@ Endpoint = tuple[Address, int]
 class Watched(NamedTuple):
     """A service port whose connections are reset ``grace`` seconds after their endpoint's removal.
 
-    ``endpoints`` are those that its slices list now.
+    ``endpoints`` are those that its slices list now. Connections to those of them that are
+    ``terminating`` are reset ``after_terminating`` seconds after that began, except to those that
+    are ``chosen`` for new connections.
     """
 
     grace: float
     frontends: frozenset[Frontend]
     endpoints: frozenset[Endpoint] = frozenset()
+    after_terminating: float = 0.0
+    terminating: frozenset[Endpoint] = frozenset()
+    chosen: frozenset[Endpoint] = frozenset()
+
+    def due(self, endpoint: Endpoint, since: float) -> float:
+        """When connections are to be reset to an endpoint removed, or terminating, since then."""
+        if endpoint not in self.endpoints:
+            return since + self.grace
+        return math.inf if endpoint in self.chosen else since + self.after_terminating
 
 
 class WatchedPort(Struct, frozen=True):
@@ -99,14 +112,15 @@ def _frontends(port: WatchedPort) -> frozenset[Frontend]:
 class Gone(NamedTuple):
     """A removed endpoint: connections to it through these frontends are to be reset.
 
-    ``since``: when it was removed; an endpoint that comes back and is removed again counts
-    separately.
+    ``since``: when it was removed, or began terminating; an endpoint that comes back and is removed
+    again counts separately.
     """
 
     service: PortName
     endpoint: Endpoint
     frontends: frozenset[Frontend]
     since: float
+    terminating: bool = False
 
 
 class Deleted(NamedTuple):
@@ -161,9 +175,12 @@ class RemovedEndpoints:
             return False
         self.watched[name] = change
         for times in (self._since, self._due_once):
-            times.remove(name, change.endpoints)
-        for endpoint in before.endpoints - change.endpoints if before else ():
-            self._since[name].setdefault(endpoint, now)
+            times.remove(name, change.endpoints - change.terminating)
+        listed, terminating = (before.endpoints, before.terminating) if before else ((), ())
+        for endpoint in change.terminating.difference(terminating):
+            self._since[name][endpoint] = now
+        for endpoint in frozenset(listed) - change.endpoints:
+            self._since[name][endpoint] = now
         return before is None
 
     def knows(self, name: PortName) -> bool:
@@ -189,16 +206,23 @@ class RemovedEndpoints:
 
     def due(self) -> float:
         """When the next removal is due; infinity means none is pending."""
-        first = ((name, min(times.values())) for name, times in self._since.items())
-        return min((since + self.watched[name].grace for name, since in first), default=math.inf)
+        pending = (
+            self.watched[name].due(endpoint, since)
+            for name, times in self._since.items()
+            for endpoint, since in times.items()
+        )
+        return min(pending, default=math.inf)
 
     def take_due(self, now: float) -> list[Gone]:
         """Return the removals whose grace has passed; each is returned once."""
         gone = list[Gone]()
         for name, times in [*self._since.items()]:
-            grace, frontends, _ = self.watched[name]
-            due = {at: since for at, since in times.items() if since + grace <= now}
-            gone += [Gone(name, at, frontends, since) for at, since in due.items()]
+            watched = self.watched[name]
+            due = {at: since for at, since in times.items() if watched.due(at, since) <= now}
+            gone += [
+                Gone(name, at, watched.frontends, since, at in watched.terminating)
+                for at, since in due.items()
+            ]
             if due:
                 self._due_once[name] |= due
             self._since.remove(name, due)
@@ -234,10 +258,10 @@ class RemovedEndpoints:
     ) -> bool:
         if before is None:
             return False
-        self.watched[name] = before._replace(endpoints=frozenset())
+        self.watched[name] = Watched(before.grace, before.frontends)
         self.deleted.add(name)
         for endpoint in before.endpoints:
-            self._since[name].setdefault(endpoint, now)
+            self._since[name][endpoint] = now
         if not is_former:
             self._forget_deleted(name)
         return is_former

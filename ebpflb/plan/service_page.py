@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.model import annotations, endpoints
+from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import RANDOM
 from ebpflb.model.endpoint_slices import StoredSlice
@@ -271,7 +271,7 @@ def make_service_page(facts: ServiceFacts) -> ServicePage:
 def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:
     page = programmed_port(facts.port.name, facts.entries)
     page.affinity_seconds = facts.port.affinity_seconds
-    page.on_removal = annotations.show_grace(facts.port.reset_after)
+    page.on_removal = str(facts.port.on_removal)
     page.problem = _no_space(facts)
     if facts.desired:
         page.frontends = [

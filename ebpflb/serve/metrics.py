@@ -267,7 +267,7 @@ class Metrics(KubeProxyMetrics):
         own.register(self._dropped)
         text = "Whether the kernel can destroy sockets (INET_DIAG_DESTROY)"
         self._destroy_supported = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
-        text = "Connections that were reset because their endpoint was removed"
+        text = "Connections that were reset because their endpoint was removed or terminates"
         self._reset = Counter("ebpflb_connections_reset_total", text, ["kind"], registry=own)
         for kind in RESET_KINDS:
             self._reset.labels(kind)

@@ -3,12 +3,18 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from socket import IPPROTO_TCP
 
+from ebpflb.kernel.node import sock_diag
+from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
+from tests.kernel.node import nodes
+from tests.kit.lab_cluster import TARGET
 
 SOON, LATE = "reset=0s", "reset=1h"  # no test lives to see an hour
+LEAVING = f"{LATE},terminating=1s/1s"  # resets connections once an endpoint terminates
 SHORT = "reset=4s"  # longer than a change of the manifests takes
 Connect = Callable[[], tuple[Socket, str]]
 
@@ -19,6 +25,25 @@ def saying(said: list[Manifest], value: str | None) -> list[Manifest]:
         if each["kind"] == "Service":
             each["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: value} if value else {}
     return said
+
+
+def terminating(said: list[Manifest], pod: Host) -> list[Manifest]:
+    """The same, with this endpoint terminating, and serving."""
+    for each in said:
+        for endpoint in each.get("endpoints", ()):
+            if endpoint["targetRef"]["name"] == pod.name:
+                endpoint["conditions"] = {"ready": False, "serving": True, "terminating": True}
+    return said
+
+
+def held(pod: Host) -> int:
+    """How many connections the endpoint has."""
+    with nodes.entered(pod.netns), sock_diag.SockDiag() as diag:
+        return sum(one.local[1] == TARGET for one in diag.connected(IPPROTO_TCP))
+
+
+def is_idle(pod: Host) -> bool:
+    return held(pod) == 0
 
 
 def one_each(stack: ExitStack, connect: Connect, *names: str) -> dict[str, Socket]:

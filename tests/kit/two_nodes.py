@@ -70,6 +70,7 @@ class TwoNodes(LabCluster):
         self.twin = lab.pod(self.near, "twin", 12, hooked=False)
         self.there = lab.pod(self.far, "there", 11)
         self.outside = lab.outside("outside", 1)
+        self.places = {self.there: self.far.name, self.outside: "elsewhere"}  # else the near node
         for network_of_services in SERVICE_NETWORKS:
             lab.router.lead(network_of_services, address(self.near, network_of_services))
         for node in (self.near, self.far):
@@ -79,11 +80,10 @@ class TwoNodes(LabCluster):
 
     def endpoints(self, *pods: Host, v6: bool = False, **conditions: bool) -> list[Manifest]:
         """The pods as endpoints of one family; ``outside`` may be one, which is on no node."""
-        places = {self.there: self.far.name, self.outside: "elsewhere"}
         return [
             manifests.endpoint(
                 pod.v6 if v6 else pod.v4,
-                node=places.get(pod, self.near.name),
+                node=self.places.get(pod, self.near.name),
                 target=pod.name,
                 **conditions,
             )

@@ -6,6 +6,7 @@ import pytest
 
 from ebpflb.lab import manifests
 from ebpflb.model import annotations, objects, services
+from ebpflb.model.annotations import KEPT, OnRemoval
 from ebpflb.model.services import ParsedService
 
 
@@ -32,14 +33,32 @@ def parsed(text: str | None, protocol: str = "TCP") -> ParsedService:
 )
 def test_the_annotation_says_after_how_long(text: str | None, seconds: float | None) -> None:
     found = parsed(text)
-    assert [port.reset_after for port in found.ports] == [seconds] * 2
+    assert [port.on_removal for port in found.ports] == [OnRemoval(seconds)] * 2
     assert not found.warnings
-    assert annotations.show_grace(seconds) in (text or "keep", "reset=10s", "reset=1h0m0s")
+    assert str(OnRemoval(seconds)) in (text or "keep", "reset=10s", "reset=1h0m0s")
+
+
+@pytest.mark.parametrize(
+    "text, after, shown",
+    [
+        ("reset,terminating=5s", 25.0, "reset=10s,terminating=5s/30s"),
+        ("reset=0s,terminating=0s/1m", 60.0, "reset=0s,terminating=0s/1m0s"),
+        ("reset=1s,terminating=2s/2s", 0.0, "reset=1s,terminating=2s/2s"),
+    ],
+)
+def test_connections_of_terminating_endpoints_end_before_the_kill(
+    text: str, after: float, shown: str
+) -> None:
+    """So long before the end of the pod's grace, which is 30 s unless it is given."""
+    found = parsed(text)
+    assert {port.on_removal.after_terminating for port in found.ports} == {after}
+    assert {str(port.on_removal) for port in found.ports} == {shown}
+    assert not found.warnings
 
 
 @pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
 def test_connections_are_those_of_tcp(protocol: str) -> None:
-    assert {port.reset_after for port in parsed("reset", protocol).ports} == {None}
+    assert {port.on_removal for port in parsed("reset", protocol).ports} == {KEPT}
 
 
 WHERE = "metadata.annotations[ebpflb.io/on-removal]"
@@ -56,9 +75,16 @@ VALUES = "keep, reset or reset=DURATION"
         ("reset=30", '"30" is not a duration such as 30s or 1h30m: the unit is missing'),
         ("reset=-1s", '"-1s" is not between 0s and 1h'),
         ("reset=2h", '"2h" is not between 0s and 1h'),
+        ("keep,terminating=5s", f'"keep,terminating=5s" is not {VALUES}'),
+        ("reset,", '"" is not terminating=DURATION'),
+        ("reset,killed=5s", '"killed=5s" is not terminating=DURATION'),
+        ("reset,terminating=5", '"5" is not a duration such as 30s or 1h30m: the unit is missing'),
+        ("reset,terminating=2h/2h", '"2h" is not between 0s and 1h'),
+        ("reset,terminating=31s", '"31s" is longer than 30s'),
+        ("reset,terminating=31s/20s", '"31s" is longer than 20s'),
     ],
 )
 def test_a_wrong_value_is_a_warning_and_connections_are_kept(text: str, reason: str) -> None:
     found = parsed(text)
-    assert {port.reset_after for port in found.ports} == {None}
+    assert {port.on_removal for port in found.ports} == {KEPT}
     assert found.warnings == (f"{WHERE}: {reason}, so connections are kept",)

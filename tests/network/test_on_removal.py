@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from socket import IPPROTO_TCP, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
+from socket import SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
 
 import pytest
 from pytest import MonkeyPatch
@@ -16,10 +16,19 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
-from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
-from tests.kit.on_removal import LATE, SHORT, SOON, is_reset, one_each, saying
+from tests.kit.on_removal import (
+    LATE,
+    LEAVING,
+    SHORT,
+    SOON,
+    held,
+    is_reset,
+    one_each,
+    saying,
+    terminating,
+)
 from tests.kit.parameters import both_engines, families, flow_tables
 from tests.kit.requests import connected, lives
 from tests.kit.two_nodes import Frontends, TwoNodes
@@ -63,12 +72,6 @@ def open_each(
     """Connections of a client by the cluster IP, one to each of these endpoints."""
     sockets, where = two.sockets(getattr(two, who)), to.to("cluster", two.near)
     return one_each(stack, lambda: connected(sockets, *where), *names)
-
-
-def held(pod: Host) -> int:
-    """How many connections the endpoint has."""
-    with nodes.entered(pod.netns), sock_diag.SockDiag() as diag:
-        return sum(one.local[1] == TARGET for one in diag.connected(IPPROTO_TCP))
 
 
 @pytest.mark.extended
@@ -173,6 +176,41 @@ def test_an_endpoint_that_comes_back_within_the_grace_keeps_its_connections(
         two.publish(web(two, SHORT, *pods))
     assert is_reset(found["there"])
     assert lives(found["here"])
+
+
+@both_engines
+@clients
+def test_connections_end_before_a_terminating_endpoint_is_killed(
+    two: TwoNodes, stack: ExitStack, who: str
+) -> None:
+    """While it still serves: it is told too. Others live, and a new connection goes to them."""
+    pods = two.here, two.twin, two.there
+    two.publish(web(two, LEAVING, *pods))
+    found = open_each(two, stack, who, "here", "twin", "there")
+    two.publish(terminating(web(two, LEAVING, *pods), two.twin))
+    assert is_reset(found["twin"])
+    wait_until("the endpoint is told", lambda: held(two.twin) == 0)
+    assert all(map(lives, [found["here"], found["there"]]))
+    names = {connected(two.sockets(getattr(two, who)), *WEB.to("cluster", two.near))[1]}
+    assert names <= {"here", "there"}
+    wait_until("it is logged", lambda: "reset: it is terminating" in two.agents[0].log())
+
+
+@both_engines
+@clients
+def test_a_terminating_endpoint_keeps_its_connections_while_no_other_is_ready(
+    two: TwoNodes, stack: ExitStack, who: str
+) -> None:
+    """It gets new ones too. When another is ready they are reset, if it is late enough."""
+    two.publish(web(two, LEAVING, two.here), beside(two, two.there))
+    kept = open_each(two, stack, who, "here")["here"]
+    other = open_each(two, stack, who, "there", to=BESIDE)["there"]
+    leaving = terminating(web(two, LEAVING, two.here), two.here)
+    two.publish(leaving, beside(two, two.twin))
+    assert is_reset(other)
+    assert lives(kept)
+    two.publish(terminating(web(two, LEAVING, two.here, two.twin), two.here))
+    assert is_reset(kept)
 
 
 @both_engines

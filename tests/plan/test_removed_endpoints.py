@@ -66,6 +66,48 @@ def test_an_endpoint_that_comes_back_is_forgotten() -> None:
     assert removed.due() == 19.0
 
 
+def leaving(*endpoints: object, chosen: object = ()) -> Watched:
+    """Both are listed, and these terminate: connections are reset 25 s after that began."""
+    return watched(ONE, OTHER)._replace(
+        after_terminating=25.0,
+        terminating=frozenset(endpoints),  # type: ignore[arg-type]
+        chosen=frozenset(chosen),  # type: ignore[call-overload]
+    )
+
+
+def test_a_terminating_endpoint_is_due_some_time_after_that_began_and_once() -> None:
+    removed = serving(ONE, OTHER)
+    removed.update(WEB, leaving(ONE), 5.0)
+    removed.update(WEB, leaving(ONE), 6.0)
+    assert removed.due() == 30.0
+    assert removed.take_due(30.0) == [Gone(WEB, ONE, frozenset({VIP}), 5.0, terminating=True)]
+    assert removed.due() == math.inf
+
+
+def test_a_terminating_endpoint_that_gets_new_connections_is_due_once_others_do() -> None:
+    removed = serving(ONE, OTHER)
+    removed.update(WEB, leaving(ONE, chosen=[ONE]), 5.0)
+    assert removed.due() == math.inf and not removed.take_due(100.0)
+    removed.update(WEB, leaving(ONE, chosen=[OTHER]), 101.0)
+    assert removed.due() == 30.0
+
+
+def test_a_terminating_endpoint_that_is_removed_gets_the_grace_of_removed_ones() -> None:
+    removed = serving(ONE, OTHER)
+    removed.update(WEB, leaving(ONE), 5.0)
+    removed.update(WEB, watched(OTHER), 9.0)
+    assert removed.take_due(19.0) == gone(ONE, since=9.0)
+
+
+def test_an_endpoint_that_does_not_terminate_after_all_is_forgotten() -> None:
+    removed = serving(ONE, OTHER)
+    removed.update(WEB, leaving(ONE), 5.0)
+    [due] = removed.take_due(30.0)
+    assert removed.is_gone(due)
+    removed.update(WEB, leaving(), 31.0)
+    assert removed.due() == math.inf and not removed.is_gone(due)
+
+
 def test_a_service_that_keeps_its_connections_now_is_forgotten() -> None:
     removed = serving(ONE)
     removed.update(WEB, watched(), 5.0)

@@ -16,6 +16,8 @@ from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections, StaleConne
 from ebpflb.agent.stale_udp.socket_search import Counts, ServedFrontends, SocketEnder, SocketState
 from ebpflb.kernel.maps import occupancy, sweep
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.model.annotations import OnRemoval
+from ebpflb.model.endpoints import Selection
 from ebpflb.model.services import ServicePort
 from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.plan.removed_endpoints import RemovedEndpoints, Watched
@@ -69,8 +71,10 @@ _referenced_keys = EndedConnections._referenced_keys
 def kept_connections_are_reset() -> Any:
     """Whatever a Service says."""
 
-    def watch(self: ServiceSync, port: ServicePort) -> Any:
-        return _watch(self, replace(port, reset_after=port.reset_after or 0.0))
+    def watch(self: ServiceSync, port: ServicePort, selection: Selection) -> Any:
+        kept = port.on_removal.reset_after is None
+        on_removal = OnRemoval(0.0) if kept else port.on_removal
+        return _watch(self, replace(port, on_removal=on_removal), selection)
 
     return patch.object(ServiceSync, "_watch", watch)
 

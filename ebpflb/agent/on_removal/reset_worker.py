@@ -11,7 +11,7 @@ from ebpflb.agent.stale_udp.socket_search import Maps, ServedFrontends, node_ser
 from ebpflb.errors import EbpflbError
 from ebpflb.model.addresses import family
 from ebpflb.model.services import PortName
-from ebpflb.plan.desired import ANY
+from ebpflb.plan.desired import ANY, IN_LISTS
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.removed_endpoints import (
     Change,
@@ -85,10 +85,14 @@ class FrontendNames:
 class GoneConnections:
     """Connections to removed endpoints.
 
-    A connection does not count if another Service now has both the frontend and the endpoint.
+    A connection does not count if another Service now has both the frontend and the endpoint, or if
+    a terminating endpoint gets new connections by the frontend, because no other endpoint is ready.
+
+    ``is_gone`` says whether a removal still holds: a search takes a while.
     """
 
-    def __init__(self, maps: Maps, gone: Iterable[Gone]) -> None:
+    def __init__(self, maps: Maps, gone: Iterable[Gone], is_gone: Callable[[Gone], bool]) -> None:
+        self._is_gone = is_gone
         self._gone = {(each.service, each.endpoint): each for each in gone}
         pairs = [(f, each.service) for each in self._gone.values() for f in each.frontends]
         self._names = FrontendNames(maps, pairs)
@@ -100,7 +104,8 @@ class GoneConnections:
         return self._names.ports
 
     def has(self, frontend: Frontend, endpoint: Endpoint) -> bool:
-        return self.of(frontend, endpoint) is not None
+        gone = self.of(frontend, endpoint)
+        return gone is not None and self._is_gone(gone)
 
     def of(self, frontend: Frontend, endpoint: Endpoint) -> Gone | None:
         """Return the removed endpoint that a connection through this frontend leads to, or None."""
@@ -112,12 +117,16 @@ class GoneConnections:
     def _find(self, frontend: Frontend, endpoint: Endpoint) -> Iterator[Gone]:
         for name in self._names.of(frontend):
             gone = self._gone.get((name, endpoint))
-            if gone and not self._is_served(frontend, endpoint):
+            if gone and not self._is_served(frontend, gone):
                 yield gone
 
-    def _is_served(self, frontend: Frontend, endpoint: Endpoint) -> bool:
+    def _is_served(self, frontend: Frontend, gone: Gone) -> bool:
         _, backends = self._served.find(frontend) or (None, ())
-        return any((each.address, each.port) == endpoint for each in backends)
+        return any(
+            (each.address, each.port) == gone.endpoint
+            and (not gone.terminating or not IN_LISTS.isdisjoint(each.flags))
+            for each in backends
+        )
 
 
 log = logging.getLogger(__name__)
@@ -274,16 +283,22 @@ class ResetWorker(DueWorker):
                 elif gone:
                     self.removed.done(gone)
 
+    def _is_gone(self, gone: Gone) -> bool:
+        with self.changed:
+            return self.removed.is_gone(gone)
+
     def _reset(self, gone: Iterable[Gone], *, is_last: bool) -> None:
-        wanted = GoneConnections(self._maps, gone)
+        wanted = GoneConnections(self._maps, gone, self._is_gone)
         for kind in self._kinds:
             for (frontend, endpoint), count in kind.reset(wanted, is_last=is_last).items():
                 found = wanted.of(frontend, endpoint)
                 if found:
-                    self._report(ConnectionsReset(found.service, endpoint, kind.kind, count))
+                    done = ConnectionsReset(found.service, endpoint, kind.kind, count)
+                    self._report(done, terminating=found.terminating)
 
-    def _report(self, done: ConnectionsReset) -> None:
+    def _report(self, done: ConnectionsReset, *, terminating: bool) -> None:
         address, port = done.endpoint
-        text = "%s: %d %s to %s port %d reset: it is no longer an endpoint"
-        log.info(text, done.service, done.number, done.kind, address, port)
+        text = "%s: %d %s to %s port %d reset: it %s"
+        why = "is terminating" if terminating else "is no longer an endpoint"
+        log.info(text, done.service, done.number, done.kind, address, port, why)
         self._on_reset(done)

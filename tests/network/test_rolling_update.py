@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rolling update on two nodes, of pods without `preStop` that end at once with SIGTERM.
+
+Kubernetes tells the kubelet and writes the EndpointSlice at the same time. What ebpflb can do
+begins with the slice: no connection that is opened after it fails. Connections that the pod has
+accepted before are the pod's own.
+"""
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Process
+from ebpflb.lab.sockets import Socket
+from tests.kit.lab_cluster import TARGET
+from tests.kit.on_removal import is_idle, one_each, terminating
+from tests.kit.parameters import both_engines
+from tests.kit.requests import connected, lives
+from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.load import scaled
+
+WEB = Frontends(10)
+CLIENTS = ("hooked", "cluster"), ("unhooked", "cluster"), ("outside", "nodeport")
+UPDATES = scaled(3)  # of both nodes' pods
+PAUSE = 0.005  # seconds between a client's connections
+_numbers = count(20)  # of pods
+
+
+class Pod(NamedTuple):
+    """A pod, and the process that its kubelet ends."""
+
+    host: Host
+    server: Process
+
+    def end(self) -> None:
+        self.server.send_signal(signal.SIGTERM)
+        self.server.wait()
+
+
+def start_pod(two: TwoNodes, node: Host) -> Pod:
+    number = next(_numbers)
+    host = two.lab.pod(node, f"web-{number}", number, hooked=False)
+    two.places[host] = node.name
+    return Pod(host, two.start_program(host, "serve", host.name, str(TARGET)))
+
+
+def publish(two: TwoNodes, pods: Sequence[Pod], leaving: Pod | None = None) -> None:
+    """The slice is in force on both nodes; ``leaving`` is still listed, and terminates."""
+    listed = [pod.host for pod in pods] + ([leaving.host] if leaving else [])
+    said = two.service("web", 10, *listed)
+    two.publish(terminating(said, leaving.host) if leaving else said)
+
+
+@contextmanager
+def clients_of_both_nodes(two: TwoNodes, counts: list[Any]) -> Iterator[None]:
+    """They connect again and again by every path, and add what they counted."""
+    remote = two.lab.pod(two.far, f"remote-{next(_numbers)}", next(_numbers))
+    ways = [(getattr(two, who), WEB.to(kind, two.near)) for who, kind in CLIENTS]
+    ways += [(two.near, WEB.to("cluster", two.near, v6=True)), (remote, WEB.to("cluster", two.far))]
+    pressing = [two.start_client(host, "tcp", *where, pause=PAUSE) for host, where in ways]
+    yield
+    counts += [two.stop_client(client) for client in pressing]
+
+
+@both_engines
+def test_a_rolling_update_fails_no_connection(two: TwoNodes) -> None:
+    """Each pod ends when its slice says so and its requests are answered: nobody has to sleep."""
+    pods = {node: start_pod(two, node) for node in (two.near, two.far)}
+    names = {pod.host.name for pod in pods.values()}
+    publish(two, [*pods.values()])
+    counts: list[Any] = []
+    with clients_of_both_nodes(two, counts):
+        for node in [*pods] * UPDATES:
+            former, pods[node] = pods[node], start_pod(two, node)
+            names.add(pods[node].host.name)
+            publish(two, [*pods.values(), former])
+            publish(two, [*pods.values()], leaving=former)
+            wait_until("its requests are answered", partial(is_idle, former.host))
+            former.end()
+            publish(two, [*pods.values()])
+    assert [each["errors"] for each in counts] == [{}] * len(counts)
+    assert {name for each in counts for name in each["names"]} == names
+
+
+@both_engines
+def test_of_open_connections_those_to_the_pod_that_ends_end(two: TwoNodes) -> None:
+    """They were accepted before SIGTERM, and no load balancer can move them."""
+    former, latter = start_pod(two, two.far), start_pod(two, two.near)
+    publish(two, [former, latter])
+    names = former.host.name, latter.host.name
+    opened: list[dict[str, Socket]] = []
+    with ExitStack() as stack:
+        for who, kind in CLIENTS:
+            sockets, where = two.sockets(getattr(two, who)), WEB.to(kind, two.near)
+            opened.append(one_each(stack, partial(connected, sockets, *where), *names))
+        publish(two, [latter], leaving=former)
+        assert all(lives(client) for each in opened for client in each.values())
+        former.end()
+        assert all(has_ended(each[former.host.name]) for each in opened)
+        assert all(lives(each[latter.host.name]) for each in opened)
+    publish(two, [latter])
+
+
+def has_ended(client: Socket) -> bool:
+    try:
+        return bool(client.recv(1) == b"")
+    except ConnectionResetError:
+        return True
+
+
+@both_engines
+def test_a_pod_that_ends_before_its_slice_refuses_until_the_slice_is_in_force(
+    two: TwoNodes,
+) -> None:
+    """The connections that fail are refused at once, and none is after the slice."""
+    former, latter = start_pod(two, two.near), start_pod(two, two.far)
+    publish(two, [former, latter])
+    former.end()
+    before = [ask(two, *client) for client in CLIENTS]
+    assert [each["errors"].keys() for each in before] == [{"ECONNREFUSED"}] * len(CLIENTS)
+    publish(two, [latter], leaving=former)
+    after = [ask(two, *client) for client in CLIENTS]
+    assert [(each["errors"], *each["names"]) for each in after] == [({}, latter.host.name)] * 3
+
+
+def ask(two: TwoNodes, who: str, kind: str) -> Any:
+    return two.request(getattr(two, who), "tcp", *WEB.to(kind, two.near), 40)
