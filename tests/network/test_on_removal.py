@@ -153,6 +153,7 @@ def test_connections_are_kept_unless_their_grace_is_over(
 ) -> None:
     """By default, by choice, with a wrong annotation, which is named once, and within the grace."""
     said = 'metadata.annotations[ebpflb.io/on-removal]: "drop" is not keep, reset or reset=DURATION'
+    two.publish(web(two, None, two.here, two.twin))  # the same warning again would not be named
     before = two.agents[0].log().count(said)
     two.publish(web(two, value, two.here, two.twin), beside(two, two.there))
     kept = open_each(two, stack, who, "here")["here"]
