@@ -6,11 +6,12 @@ values, which takes microseconds; the thread makes the page from them. So a page
 and no request, however large, keeps the loop busy for long.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -72,11 +73,24 @@ class Question(Generic[_Answer]):
             return self._answer.result()
 
 
+class _Listing(NamedTuple):
+    """The Services of an answer in parts, which all Services are compared for once.
+
+    ``asked``: the patterns and the label selector.
+    """
+
+    asked: tuple[list[str], str]
+    keys: list[Key]  # in the order of their names
+    notes: list[str]
+    selector: str
+
+
 class Inspection:
     """The handler of the local socket; ``put`` belongs to the inbox."""
 
     def __init__(self, put: Callable[[Question[Any]], None]) -> None:
         self._put = put
+        self._listing: _Listing | None = None  # the last one, whose further parts are asked for
 
     def respond(self, request: Request) -> Response:
         """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=."""
@@ -109,21 +123,29 @@ class Inspection:
 
         ``more`` is the number of those after the last.
         """
-        patterns, after = query.get("match", ["*"]), _only(query, "after")
+        asked, after = (query.get("match", ["*"]), _only(query, "selector")), _only(query, "after")
         limit = min(int(_only(query, "limit") or MOST_SERVICES), MOST_SERVICES)
-        selector = services.parse_requirements(_only(query, "selector"))
-        known, complete = self._ask(lambda cluster, _: (_labelled(cluster), cluster.complete))
-        found = sorted(
+        listing = self._listing
+        if not after or listing is None or listing.asked != asked:
+            listing = self._listing = self._list(*asked)
+        start = bisect_right(listing.keys, after, key=str)
+        keys = listing.keys[start : start + limit]
+        rows = [summary(make_service_page(facts)) for facts in self._each(keys)]
+        more = len(listing.keys) - start - len(keys)
+        return answer(ServiceList(rows, more, listing.notes, listing.selector))
+
+    def _list(self, patterns: list[str], selector: str) -> "_Listing":
+        """Select from all Services. Raises ValueError for an invalid selector."""
+        required = services.parse_requirements(selector)
+        labels, complete = self._ask(lambda cluster, _: (_labelled(cluster), cluster.complete))
+        found = (
             key
-            for key, labels in known.items()
-            if str(key) > after
-            and _matches(str(key), patterns)
-            and services.meets(selector, labels)
+            for key in labels
+            if _matches(str(key), patterns) and services.meets(required, labels[key])
         )
-        rows = [summary(make_service_page(facts)) for facts in self._each(found[:limit])]
         notes = [] if complete else [NOT_ALL_LISTS]
-        more = max(0, len(found) - limit)
-        return answer(ServiceList(rows, more, notes, services.show_requirements(selector)))
+        shown = services.show_requirements(required)
+        return _Listing((patterns, selector), sorted(found, key=str), notes, shown)
 
     def _each(self, keys: list[Key]) -> Iterator[ServiceFacts]:
         for start in range(0, len(keys), AT_ONCE):

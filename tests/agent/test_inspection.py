@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent answers about services, while its loop runs."""
 
+from collections import Counter
+from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,7 +12,8 @@ import pytest
 from ebpflb.agent import inspection
 from ebpflb.agent.inspection import Inspection, Question
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.events import Kind
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Key, Kind
 from ebpflb.plan.service_page import ServiceList, ServicePage
 from ebpflb.serve.listener import Request, Response
 from tests.agent.fakes import Harness, changed, listed, service, slices
@@ -56,6 +59,27 @@ def test_list(asked: Inspection) -> None:
     assert names(asked, after="default/api", limit=1) == ["default/db"]
     part = get(asked, "/v1/services", {"limit": 1})
     assert msgspec.json.decode(part.body, type=ServiceList).more == 2
+
+
+def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in parts misses no Service, and compares each with the patterns once."""
+    compared = Counter[str]()
+
+    def counting(name: str, pattern: str) -> bool:
+        compared[name] += 1
+        return fnmatchcase(name, pattern)
+
+    monkeypatch.setattr(inspection, "fnmatchcase", counting)
+    keys = [Key("a", "x"), Key("a", "y"), Key("a-b", "x"), Key("b", "x")]
+    cluster = ClusterState("node-1")
+    cluster.services.update(dict.fromkeys(keys, ()))
+    planner: Any = None
+    asked = Inspection(lambda question: question.answer(cluster, planner))
+    found, after = list[str](), ""
+    while part := names(asked, "*", after=after, limit=1):
+        found, after = found + part, part[0]
+    assert sorted(found) == sorted(map(str, keys))
+    assert compared == dict.fromkeys(map(str, keys), 1)
 
 
 def test_labels(harness: Harness, asked: Inspection) -> None:
