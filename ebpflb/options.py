@@ -100,7 +100,7 @@ def parse_ports(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _show_ports(ports: tuple[int, int]) -> str:
+def show_ports(ports: tuple[int, int]) -> str:
     return "{}-{}".format(*ports)
 
 
@@ -328,7 +328,7 @@ class Options:
         "node uses.",
         metavar="LOW-HIGH",
         parse=parse_ports,
-        show=_show_ports,
+        show=show_ports,
         details="netfilter uses the larger range below or above, by default 32768-65535.",
     )
     reply_path: str = option(

@@ -30,8 +30,9 @@ from ebpflb.serve import status
 from ebpflb.serve.conditions import not_ready
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
+from ebpflb.serve.recorded_options import record
 from ebpflb.serve.service_health import ServiceHealth
-from ebpflb.serve.status import AgentStatus, make_origin, rfc3339
+from ebpflb.serve.status import AgentStatus, rfc3339
 
 if TYPE_CHECKING:
     from ebpflb.agent.loop import Agent
@@ -173,7 +174,7 @@ class Publisher:
     def __init__(self, options: Options, reporter: Reporter) -> None:
         begun = status.initial(node=options.node_name, source=options.source)
         self.status = begun.changed(
-            origin=make_origin(options),
+            options=record(options),
             socket_translation=options.socket_translation,
             left_to_kube_proxy=options.left_to_kube_proxy,
         )
@@ -199,7 +200,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         source=before.source,
         started=before.started,
         version=before.version,
-        origin=before.origin,
+        options=before.options,
         socket_translation=before.socket_translation,
         left_to_kube_proxy=before.left_to_kube_proxy,
         programs=agent.loader.status,

@@ -125,6 +125,6 @@ def _put_back(paths: Paths) -> str:
     if not agent_lock.is_running(paths):
         return "no agent is running; the next start of `ebpflb run` repairs it"
     published = agent_status.read(paths)
-    if published and published.origin and published.origin.audit == REPORT:
+    if published and published.options.get("audit") == REPORT:
         return "the agent only reports it (--audit=report); its next start repairs it"
     return "the agent repairs it within seconds; if not, `ebpflb status` says why"

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
-from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,107 +22,11 @@ import msgspec
 from ebpflb import files
 from ebpflb.errors import NodeError, in_words
 from ebpflb.files import decode_regular
-from ebpflb.model import annotations
 from ebpflb.model.packet_path import PacketPath
-from ebpflb.model.services import (
-    parse_external_ips,
-    parse_namespaces,
-    parse_requirements,
-    show_namespaces,
-    show_requirements,
-)
-from ebpflb.options import ALL_SOCKETS, REPAIR, ConntrackOptions, Options, Paths
+from ebpflb.options import ALL_SOCKETS, Paths
 from ebpflb.plan.removed_endpoints import WatchedPort
 from ebpflb.redaction import redact
 from ebpflb.version import VERSION
-
-# The origin of an agent's objects, for commands that list them as the agent does, and the options
-# that apply to them.
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """The options that decide which services an agent plans, and how netfilter translates.
-
-    They contain no secret.
-    """
-
-    node_name: str
-    cgroup: str
-    manifests: str = ""
-    kubeconfig: str = ""
-    master: str = ""
-    bind_address: str = ""
-    serve_external_ips: bool = True
-    external_ips: str = "all"
-    nodeport_source_ranges: tuple[str, ...] = ()
-    namespaces: str = ""
-    services: str = ""
-    scheduler: str = annotations.RANDOM
-    namespace_share: float = Options.namespace_share
-    masquerade_mark: int = Options.masquerade_mark
-    masquerade_ports: tuple[int, int] = Options.masquerade_ports
-    be_liberal: bool = False  # accept segments that conntrack finds invalid
-    audit: str = REPAIR  # one of options.AUDITS
-
-    def options(self, paths: Paths) -> Options:
-        """Return an agent's Options. Raises ValueError for invalid ones, as a file may have."""
-        if self.scheduler not in annotations.SCHEDULERS:
-            raise ValueError(f"{self.scheduler} is not a scheduler")
-        if not 0 < self.namespace_share <= 1:
-            raise ValueError(f"{self.namespace_share} is not a share")
-        if not 0 < self.masquerade_mark < 1 << 32:
-            raise ValueError(f"{self.masquerade_mark} is not a mark")
-        if not 0 < self.masquerade_ports[0] <= self.masquerade_ports[1] < 1 << 16:
-            raise ValueError(f"{self.masquerade_ports} is not a range of ports")
-        return Options(
-            paths=paths,
-            node_name=self.node_name,
-            cgroup=_path(self.cgroup),
-            manifests=_path(self.manifests) if self.manifests else None,
-            kubeconfig=_path(self.kubeconfig) if self.kubeconfig else None,
-            master=self.master,
-            bind_address=ip_address(self.bind_address) if self.bind_address else None,
-            serve_external_ips=self.serve_external_ips,
-            external_ips=parse_external_ips(self.external_ips),
-            nodeport_source_ranges=tuple(map(ip_network, self.nodeport_source_ranges)),
-            namespaces=parse_namespaces(self.namespaces),
-            services=parse_requirements(self.services),
-            scheduler=self.scheduler,
-            namespace_share=self.namespace_share,
-            masquerade_mark=self.masquerade_mark,
-            masquerade_ports=self.masquerade_ports,
-            conntrack=ConntrackOptions(be_liberal=self.be_liberal),
-        )
-
-
-def _path(text: str) -> Path:
-    if "\0" in text:
-        raise ValueError("a path with a null character")
-    return Path(text)
-
-
-def make_origin(options: Options) -> Origin:
-    """Return the origin of an agent's options."""
-    return Origin(
-        node_name=options.node_name,
-        cgroup=str(options.cgroup),
-        manifests=str(options.manifests or ""),
-        kubeconfig=str(options.kubeconfig or ""),
-        master=options.master,
-        bind_address=str(options.bind_address or ""),
-        serve_external_ips=options.serve_external_ips,
-        external_ips=str(options.external_ips),
-        nodeport_source_ranges=tuple(map(str, options.nodeport_source_ranges)),
-        namespaces=show_namespaces(options.namespaces),
-        services=show_requirements(options.services),
-        scheduler=options.scheduler,
-        namespace_share=options.namespace_share,
-        masquerade_mark=options.masquerade_mark,
-        masquerade_ports=options.masquerade_ports,
-        be_liberal=options.conntrack_wanted.be_liberal,
-        audit=options.audit,
-    )
-
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +76,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     monitor: str | None = None  # the state of a running monitor
     in_sync: bool = False  # the last sync wrote everything
     drift: Mapping[str, str] = {}  # object -> how it differs from the plan
-    origin: Origin | None = None  # the origin of the cluster's objects
+    options: Mapping[str, str] = {}  # as recorded_options has them
     audit_errors: Mapping[str, str] = {}  # check -> why it cannot compare or correct
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from ebpflb.options import Options, Paths
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.space import Shares
 from ebpflb.serve import status as agent_status
+from ebpflb.serve.recorded_options import read_recorded
 from ebpflb.serve.status import AgentStatus
 from ebpflb.tools import fresh_list, node_audit, pins, place
 from ebpflb.tools.node_audit import Damage, Planned
@@ -46,8 +47,10 @@ def compare(paths: Paths, cgroup_root: Path | None) -> Compared:
 
 def _options(published: AgentStatus | None, paths: Paths) -> Options | None:
     """Of the last agent. Raises NodeError for what are none."""
+    if not (published and published.options):
+        return None
     try:
-        return published.origin.options(paths) if published and published.origin else None
+        return read_recorded(published.options, paths)
     except ValueError as error:
         raise NodeError(f"{paths.status_file}: {one_line(str(error))}") from None
 

@@ -111,8 +111,8 @@ def test_a_status_that_is_none_is_named(
 @pytest.mark.parametrize("field", ["external_ips", "cgroup", "scheduler", "bind_address"])
 def test_options_that_are_none(ebpflb: Ebpflb, paths: Paths, field: str) -> None:
     """The audit says whose they are."""
-    origin = {"node_name": "n", "cgroup": "/sys/fs/cgroup"} | {field: "no\0thing"}
-    known = {"pid": 1, "node": "n", "source": "s", "started": status.rfc3339(0), "origin": origin}
+    options = {"node_name": "n", "cgroup": "/sys/fs/cgroup"} | {field: "no\0thing"}
+    known = {"pid": 1, "node": "n", "source": "s", "started": status.rfc3339(0), "options": options}
     paths.status_file.write_text(json.dumps(known))
     done = ebpflb("audit", "--state-dir", paths.state, "--run-dir", paths.run)
     (line,) = done.err.splitlines()

@@ -70,7 +70,7 @@ def test_values() -> None:
 
 def test_every_field_has_a_group() -> None:
     """What the agent publishes is in the text, except what another line says."""
-    elsewhere = {"pid", "started", "version", "origin", "kube_proxy_runs", "attached"}
+    elsewhere = {"pid", "started", "version", "options", "kube_proxy_runs", "attached"}
     shown = {name for names in status.GROUPS.values() for name in names}
     assert {field.name for field in structs.fields(AgentStatus)} - shown == elsewhere
 
@@ -80,5 +80,5 @@ def test_no_word_needs_a_glossary() -> None:
     labels = {next(status.fact_lines(name, "x"))[2:22].strip() for name in status.LABELS}
     assert labels == {"claimed twice", "UDP not ended"}
     shown = {name for names in status.GROUPS.values() for name in names} - status.LABELS.keys()
-    unusual = ("stale", "swept", "contested", "origin", "ahead", "kept")
+    unusual = ("stale", "swept", "contested", "ahead", "kept")
     assert not [name for name in shown if any(word in name for word in unusual)]

@@ -44,10 +44,10 @@ def test_maps() -> None:
 
 
 def test_status() -> None:
-    """Every field of the agent's status has its line, except the one that only audit reads."""
+    """Every field of the agent's status has its line, except the one that only audit and doctor read."""
     rows = pages.rows(REFERENCE, "What do the lines of status mean?")
     listed = {name for row in rows for name in row[0].split(", ")}
-    fields = set(AgentStatus.__struct_fields__) - {"origin"}
+    fields = set(AgentStatus.__struct_fields__) - {"options"}
     assert {LABELS.get(field, field.replace("_", " ")) for field in fields} <= listed
 
 

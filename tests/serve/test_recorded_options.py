@@ -1,35 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent tells of its options is what others list and plan the same objects by."""
+"""The options in an agent's status are those by which others list and plan the same objects."""
 
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from ebpflb.model import services
-from ebpflb.options import ConntrackOptions, Options, Paths
-from ebpflb.serve.status import Origin, make_origin
+from ebpflb.model.annotations import MAGLEV
+from ebpflb.options import REPORT, ConntrackOptions, Options, Paths
+from ebpflb.serve.recorded_options import read_recorded, record
 
 PATHS = Paths(Path("/sys/fs/bpf/ebpflb-none"))
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "text"),
     [
-        {"masquerade_mark": 0},
-        {"masquerade_mark": 1 << 32},
-        {"masquerade_ports": (0, 9)},
-        {"masquerade_ports": (9, 8)},
-        {"masquerade_ports": (9, 1 << 16)},
-        {"scheduler": "none"},
+        ("masquerade_mark", "0"),
+        ("masquerade_mark", str(1 << 32)),
+        ("masquerade_ports", "0-9"),
+        ("masquerade_ports", "9-8"),
+        ("masquerade_ports", f"9-{1 << 16}"),
+        ("namespace_share", "1.5"),
+        ("scheduler", "none"),
+        ("audit", "none"),
+        ("cgroup", "a\0b"),
     ],
 )
-def test_what_no_agent_has_told(wrong: dict[str, Any]) -> None:
+def test_texts_that_no_agent_has_recorded(name: str, text: str) -> None:
     """A file may have anything."""
-    with pytest.raises(ValueError, match=r"is no|are no"):
-        Origin("node-1", "/cgroup", **wrong).options(PATHS)
+    with pytest.raises(ValueError, match=r"is not|null character"):
+        read_recorded({name: text}, PATHS)
 
 
 def test_the_same_services_are_planned() -> None:
@@ -48,8 +50,11 @@ def test_the_same_services_are_planned() -> None:
         services=services.parse_requirements("app in (x,y),!z"),
         masquerade_mark=0x100,
         masquerade_ports=(2000, 3000),
+        scheduler=MAGLEV,
+        namespace_share=0.5,
+        audit=REPORT,
         conntrack=ConntrackOptions(be_liberal=True),
     )
-    told = msgspec.json.decode(msgspec.json.encode(make_origin(chosen)), type=Origin)
-    assert told.options(PATHS) == chosen
-    assert chosen.admission == told.options(PATHS).admission
+    found = read_recorded(record(chosen), PATHS)
+    assert found == chosen
+    assert found.admission == chosen.admission
