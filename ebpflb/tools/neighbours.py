@@ -23,6 +23,7 @@ from ebpflb.tools.snapshot import Snapshot
 _REPLIES = "replies of endpoints"
 _EACH_PACKET, _MOST = "rules for each packet", 3
 _BY_HAND = "compare them by hand with docs/firewalls.md"
+_INSTEAD = "docs/firewalls.md names what to use instead"
 
 
 def results(
@@ -59,18 +60,19 @@ def _firewall(
             "firewall rules", False, False, f"cannot be read: {in_words(error)}", _BY_HAND
         )
         return
-    for rule, remedy in surveyed.found:
-        yield CheckResult("firewall rule", False, False, rule, remedy)
+    for rule in surveyed.named:
+        yield CheckResult("firewall rule", False, False, rule, _INSTEAD)
     for note in surveyed.notes:
         yield CheckResult("firewall rules", False, False, note, _BY_HAND)
-    if not (surveyed.found or surveyed.notes):
+    if not (surveyed.named or surveyed.notes):
         yield CheckResult("firewall rules", True, False, f"none {surveyed.scope}", "")
     yield _each_packet(surveyed.per_packet, fast_forward=fast_forward)
 
 
 def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
-    """What makes --fast-forward unwise (docs/configuration.md): rules, and routing by marks. They
-    are no fault as long as it is off.
+    """Report rules for each packet and routing by marks, which --fast-forward bypasses.
+
+    They are no fault as long as --fast-forward is off.
     """
     try:
         found = rules + [f"ip rule: fwmark {mark:#x}" for mark in sorted(routes.rule_marks())]

@@ -126,7 +126,7 @@ table inet lab_rules {
 
 
 def test_firewall_rules(ebpflb: Ebpflb, own_netns: str) -> None:
-    """A rule that does not see services is a warning that names it and says what to do instead."""
+    """A rule that does not see services is a warning that names it, and the page that helps."""
     here = Namespace(own_netns)
     here.ip("address add 192.0.2.1/32 dev lo")
     here.nft(RULES)
@@ -139,7 +139,7 @@ def test_firewall_rules(ebpflb: Ebpflb, own_netns: str) -> None:
     (found,) = [each for each in json.loads(done.out) if each["feature"].startswith("firewall")]
     assert (found["feature"], found["ok"], found["required"]) == ("firewall rule", False, False)
     assert found["detail"].startswith("table inet lab_rules, chain output: handle ")
-    assert "sockets are connected to it" in found["remedy"]
+    assert "docs/firewalls.md" in found["remedy"]
 
 
 def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,9 +112,7 @@ def test_named_rules_do_not_match(two: TwoNodes, monkeypatch: pytest.MonkeyPatch
     two.near.nft(f"table inet lab_case {{\n{chains}\n}}\n")
     try:
         found = checked(two)
-        named = {
-            name for line, _ in found.found for name in re.findall(r'handle \d+ "(.*)":', line)
-        }
+        named = {name for line in found.named for name in re.findall(r'handle \d+ "(.*)":', line)}
         ask(two)
         command = [*two.near.enter, "nft", "-j", "list", "table", "inet", "lab_case"]
         listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)

@@ -2,14 +2,14 @@
 """Which rules act on each packet of a connection between devices.
 
 With --fast-forward they miss packets of established flows (docs/configuration.md). Left out are
-rules after one that takes all established connections, rules for other states, and NAT, which only
-sees the first packet.
+rules after one that takes all established connections, rules for other states, NAT, which only sees
+the first packet, and marks: `ip rule` shows those that routes depend on.
 """
 
 from collections.abc import Generator, Iterator
 
 from ebpflb.model import kube_proxy
-from ebpflb.tools.firewall.rules import Chain, Option, Rule, Table
+from ebpflb.tools.firewall.rules import Chain, Rule, Table
 
 _HOOKS = ("prerouting", "forward", "postrouting")
 _STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
@@ -18,13 +18,11 @@ _TAKING = {"ACCEPT", "DROP", "REJECT"}
 _DOES = {  # by target or option
     "logs": {"LOG", "NFLOG", "ULOG"},
     "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY"},
-    "marks": {"MARK", "CONNMARK"},
     "queues": {"NFQUEUE"},
     "copies": {"TEE"},
     "counts": {"--quota", "--connbytes", "--counter"},
     "limits": {"--limit", "--hashlimit-name"},
 }
-_SET_MARK = ("--set-xmark", "--set-mark", "--or-mark")
 
 
 def each_packet(table: Table) -> Iterator[str]:
@@ -59,17 +57,11 @@ def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[
 
 
 def _done(rule: Rule) -> str:
-    """Return the action; tests for TCP's SYN, and marks that are cleared or restored, have none."""
+    """Return the action; "" for tests for TCP's SYN."""
     names = {option.name for option in rule.options}
-    if names & {"--tcp-flags", "--syn"} or any(map(_clears, rule.options)):
+    if names & {"--tcp-flags", "--syn"}:
         return ""
     return next((word for word, causes in _DOES.items() if causes & (names | rule.targets)), "")
-
-
-def _clears(option: Option) -> bool:
-    """Whether a mark gets no bit that is set."""
-    is_zero = option.value.partition("/")[0].strip("0x") == ""
-    return option.name == "--restore-mark" or (option.name in _SET_MARK and is_zero)
 
 
 def _states(rule: Rule) -> frozenset[str]:

@@ -4,11 +4,10 @@
 kube-proxy's chains accept the traffic that it masquerades, in its modes by iptables and ipvs.
 ebpflb has no such rule, and does not masquerade traffic that stays on the node. If no other rule
 accepts requests to pods, they time out as soon as ebpflb serves; with --masquerade-local-backends,
-when kube-proxy's rules are gone. A rule is read literally: one that may accept such a request
-counts as accepting it.
+when kube-proxy's rules are gone. Any rule that may accept such a request counts as accepting it,
+whatever rules before it do.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -23,17 +22,16 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter.iptables import Tool, tools
 from ebpflb.kernel.node import device_watch, routes
 from ebpflb.model.addresses import Address, parse_address
-from ebpflb.model.kube_proxy import IptablesRule, IptablesTable, is_chain
+from ebpflb.model.kube_proxy import IptablesTable, is_chain
 from ebpflb.model.services import Protocol
 from ebpflb.tools.firewall.read_iptables import options
-from ebpflb.tools.firewall.rules import addresses, number, ports
+from ebpflb.tools.firewall.rules import Option, addresses, number, ports
 
 _DEEPEST = 16  # the kernel's NFT_JUMP_STACK_SIZE
 _MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search
-_ENDS = {"ACCEPT": True, "DROP": False, "REJECT": False}
+_DROPS = {"DROP", "REJECT"}
+_SILENT = {"-j", "-m", "--comment", "--reject-with"}
 _KUBE_MARK = "0x4000/0x4000"
-_SILENT = {"-j", "-g", "-m", "--comment", "--reject-with"}
-_EXACT = _SILENT | {"-p", "-d", "-i", "-o", "--dport", "--dports"}
 
 Endpoint = tuple[Address, int]
 
@@ -85,8 +83,10 @@ def dropping(state_directory: Path) -> list[Dropping]:
 
 
 def _drops_by_default(table: IptablesTable) -> bool:
+    """Whether the policy or an unconditional rule drops what no rule accepts."""
     return table.policies.get("FORWARD") == "DROP" or any(
-        _ENDS.get(rule.target) is False and _asks_only(rule.text, _SILENT) for rule in table.rules
+        rule.target in _DROPS and _SILENT.issuperset(option.name for option in options(rule.text))
+        for rule in table.rules
     )
 
 
@@ -107,42 +107,31 @@ def _judged(tool: Tool, table: IptablesTable, state_directory: Path) -> Iterator
 
 def accepts(table: IptablesTable, request: Request, *, kube_proxy: bool) -> bool:
     """Whether FORWARD may accept a request; ``kube_proxy``: kube-proxy's chains count too."""
-    verdict = _walk(table, "FORWARD", request, kube_proxy, 0)
-    return table.policies.get("FORWARD") != "DROP" if verdict is None else verdict
+    return not _drops_by_default(table) or _may_accept(table, "FORWARD", request, kube_proxy, 0)
 
 
-def _walk(
+def _may_accept(
     table: IptablesTable, chain: str, request: Request, kube_proxy: bool, depth: int
-) -> bool | None:
-    """Return True if the chain may accept the request, False if it drops it, None if neither."""
-    for rule in table.rules if depth <= _DEEPEST else ():
-        if rule.chain != chain or not _may_match(rule.text, request):
-            continue
-        certain = _asks_only(rule.text, _EXACT)
-        verdict = _ENDS.get(rule.target)
-        if rule.target in table.chains and (kube_proxy or not is_chain(rule.target)):
-            verdict = _walk(table, rule.target, request, kube_proxy, depth + 1)
-        if verdict or (certain and verdict is False):
-            return verdict
-        if certain and rule.target == "RETURN":
-            return None
-    return None
+) -> bool:
+    """Whether a rule of the chain, or of one that it leads to, may accept the request."""
+    return depth <= _DEEPEST and any(
+        rule.target == "ACCEPT"
+        or (
+            rule.target in table.chains
+            and (kube_proxy or not is_chain(rule.target))
+            and _may_accept(table, rule.target, request, kube_proxy, depth + 1)
+        )
+        for rule in table.rules
+        if rule.chain == chain and all(_may_hold(it, request) for it in options(rule.text))
+    )
 
 
-def _asks_only(text: str, names: set[str]) -> bool:
-    return names.issuperset(name for name, _, _ in options(text))
-
-
-def _may_match(text: str, request: Request) -> bool:
-    """Whether a rule may match; an unreadable option may match, negated or not."""
-    return all(_may_hold(*option, request) for option in options(text))
-
-
-def _may_hold(name: str, value: str, negated: bool, request: Request) -> bool:
-    if name not in _READERS or (negated and name == "-s"):
+def _may_hold(option: Option, request: Request) -> bool:
+    """Whether a condition may hold; an unreadable one may, negated or not."""
+    if option.name not in _READERS or (option.negated and option.name == "-s"):
         return True
     try:
-        return _READERS[name](value, request) != negated
+        return _READERS[option.name](option.value, request) != option.negated
     except ValueError:
         return True
 
@@ -228,23 +217,18 @@ def _endpoints_in_maps(maps: Mapping[str, Map]) -> set[Endpoint]:
 
 
 def _endpoints_of_kube_proxy(tool: Tool) -> set[Endpoint]:
-    """Return the endpoints of kube-proxy's NodePorts, in its mode by iptables. Raises NodeError."""
+    """Return kube-proxy's endpoints, in its mode by iptables. Raises NodeError."""
     table = tool.table("nat")
     if table is None or "KUBE-NODEPORTS" not in table.chains:
         raise NodeError("pods are only known while an agent runs")
-    rules = defaultdict[str, list[IptablesRule]](list)
-    for rule in table.rules:
-        rules[rule.chain].append(rule)
-    reached, wanted = set[str](), {"KUBE-NODEPORTS"}
-    while wanted:
-        reached |= wanted
-        wanted = {rule.target for chain in wanted for rule in rules[chain]} - reached
-    return set(_destinations(rule.text for chain in reached for rule in rules[chain]))
+    if all(rule.chain != "KUBE-NODEPORTS" for rule in table.rules):
+        return set()
+    return set(_destinations(rule.text for rule in table.rules if is_chain(rule.chain)))
 
 
 def _destinations(texts: Iterable[str]) -> Iterator[Endpoint]:
     for text in texts:
-        values = {name: value for name, value, _ in options(text)}
+        values = {option.name: option.value for option in options(text)}
         host, _, port = values.get("--to-destination", "").rpartition(":")
         if host and values.get("-p") == "tcp":
             yield parse_address(host.strip("[]")), int(port)

@@ -2,13 +2,14 @@
 """Which rules name a Service's address or port, and do not match requests to it with ebpflb.
 
 They are rules that look at the destination where kube-proxy has not translated it yet, and ebpflb
-has: at sockets, and with the flow tables (docs/firewalls.md). A rule is read by itself: its other
-conditions (source, device, state) are assumed to hold, and rules before it are not considered.
+has: at sockets, and with the flow tables (docs/firewalls.md, which names what to use
+instead). A rule is read by itself: its other conditions (source, device, state) are assumed to
+hold, and rules before it are not considered.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice, product
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -28,16 +29,9 @@ CLUSTER_IP, LOAD_BALANCER = "ClusterIP", "LoadBalancer"
 _NODEPORTS = range(30000, 32768)  # the API server's default --service-node-port-range
 _MOST_ADDRESSES = 16  # of the node, at which NodePorts are compared
 _MOST_ENDPOINTS = 8  # of a Service, that are compared
-_MOST_STEPS = 1_000_000
 _EARLY = ("ingress", "prerouting", "output")  # where NAT of the destination happens, or later
 _HOOKS = (*_EARLY, "input", "forward", "postrouting")
 _OURS = -110  # priority of our table of the netfilter engine in PREROUTING
-_HOST_SOCKETS, _NETFILTER = "--socket-translation=host", "--packet-path=netfilter"
-_ENDPOINT = "match the endpoint's address and port"
-_BY_SOURCE = {
-    NODE_PORT: "--nodeport-source-ranges or ",
-    LOAD_BALANCER: "loadBalancerSourceRanges or ",
-}
 
 
 class Settings(NamedTuple):
@@ -65,12 +59,21 @@ class Frontend(NamedTuple):
 
 
 class Frontends:
-    """All frontends, those for clients outside first, also indexed by address and by port."""
+    """All frontends, those for clients outside first, indexed by address and NodePort."""
 
     def __init__(self, found: Iterable[Frontend]) -> None:
         self.all = sorted(found, key=lambda it: (_ORDER.index(it.kind), it.family, it.port))
-        self.by_address = _Index((address, it) for it in self.all for address in it.addresses)
-        self.by_port = _Index((it.port, it) for it in self.all)
+        self._by_address = _Index((address, it) for it in self.all for address in it.addresses)
+        self._by_port = _Index((it.port, it) for it in self.all if it.kind == NODE_PORT)
+
+    def candidates(self, rule: Rule) -> Iterator[Frontend]:
+        """Yield the frontends that a rule names by address, or by port if it names no address."""
+        asked = sorted(rule.conditions, key=lambda it: not it.of_address)
+        for condition in asked:
+            if not condition.negated:
+                index = self._by_address if condition.of_address else self._by_port
+                yield from index.within(condition.ranges)
+                return
 
 
 _ORDER = (NODE_PORT, LOAD_BALANCER, "ExternalIP", CLUSTER_IP)
@@ -153,51 +156,41 @@ def _of_node(addresses: Iterable[Address]) -> dict[int, tuple[int, ...]]:
 
 
 class Named(NamedTuple):
-    """A rule, the Service that it names, and the remedy."""
+    """A rule that names a frontend, and may not match its requests."""
 
     where: str  # its table, chain and hook
     rule: str
-    says: str
-    remedy: str
+    frontend: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.rule}: {self.says}"
+        return f"{self.where}: {self.rule}: may not match requests to {self.frontend}"
 
 
 class Search:
-    """The search for such rules.
+    """The search for such rules; ``unread``: the number of rules that cannot be read in full."""
 
-    ``skipped``: the number of unreadable rules; ``steps``: comparisons of a rule with a Service
-    that are still allowed.
-    """
-
-    def __init__(self, frontends: Frontends, settings: Settings, steps: int = _MOST_STEPS) -> None:
+    def __init__(self, frontends: Frontends, settings: Settings) -> None:
         self._frontends, self._settings = frontends, settings
-        self.skipped, self.steps = 0, steps
+        self.unread = 0
 
     def named(self, table: Table) -> Iterator[Named]:
-        """Yield the rules of this table to report."""
+        """Yield such rules of this table."""
         for base in table.chains.values():
-            if base.hook not in _HOOKS:
-                continue
-            for name, rule in table.reached_from(base):
+            for name, rule in table.reached_from(base) if base.hook in _HOOKS else ():
                 try:
                     frontend = self._find(rule, base, table.family)
                 except ValueError:
-                    self.skipped += 1
+                    self.unread += 1
                     continue
                 if frontend:
                     hook = "" if name.lower() == base.hook else f" ({base.hook})"
-                    says = f"may not match requests to {frontend.title}"
-                    remedy = self._remedy(rule, base, frontend)
-                    yield Named(f"{table.title}, chain {name}{hook}", rule.text, says, remedy)
+                    yield Named(f"{table.title}, chain {name}{hook}", rule.text, frontend.title)
 
     def _find(self, rule: Rule, base: Chain, family: int) -> Frontend | None:
         """Return the first such frontend, if any. Raises ValueError for an unreadable rule."""
         if not (rule.asks_for_original or _is_early(base)):
             return None
-        for frontend in islice(_candidates(rule, self._frontends), self.steps):
-            self.steps -= 1
+        for frontend in self._frontends.candidates(rule):
             if (
                 family in (0, frontend.family)
                 and self._is_translated(base, frontend)
@@ -219,29 +212,6 @@ class Search:
         by_flows = self._settings.engine is Engine.FLOWS or frontend.by_flows
         return by_flows or _is_behind_ours(base)
 
-    def _remedy(self, rule: Rule, base: Chain, frontend: Frontend) -> str:
-        or_netfilter = "" if self._settings.engine is Engine.NETFILTER else f", or {_NETFILTER}"
-        if base.hook == "output":
-            return f"{_ENDPOINT}: sockets are connected to it"
-        if frontend.kind == CLUSTER_IP and not self._settings.host_sockets:
-            return f"{_ENDPOINT}, or {_HOST_SOCKETS}{or_netfilter.replace(', or', ' and')}"
-        if _is_behind_ours(base):
-            return (
-                "give the rule an address or port that no Service has, because Services are "
-                "handled first"
-            )
-        if rule.asks_for_original:
-            return f"--packet-mark, and a rule that matches that mark{or_netfilter}"
-        by_source = f"{_BY_SOURCE.get(frontend.kind, '')}NetworkPolicy"
-        return f"{by_source}, or {_ENDPOINT} in FORWARD{or_netfilter}"
-
-
-def not_compared(table: Table) -> Iterator[str]:
-    """Yield the chains with rules at hooks that are not compared."""
-    for chain in table.chains.values():
-        if chain.rules and chain.hook in ("bridge", "egress"):
-            yield f"{table.title}, chain {chain.name}"
-
 
 def _is_early(base: Chain) -> bool:
     """Whether kube-proxy translates only after this hook."""
@@ -252,21 +222,6 @@ def _is_early(base: Chain) -> bool:
 def _is_behind_ours(base: Chain) -> bool:
     """Whether it is a nat chain that is not asked, as the engine's own has translated."""
     return base.is_nat and base.hook == "prerouting" and base.priority > _OURS
-
-
-def _candidates(rule: Rule, frontends: Frontends) -> Iterable[Frontend]:
-    """Return the frontends that a rule names by an address, or NodePorts that it names by a port.
-
-    There may be more, if the rule has several conditions.
-    """
-    for condition in rule.conditions:
-        if condition.of_address and not condition.negated:
-            return frontends.by_address.within(condition.ranges)
-    for condition in rule.conditions:
-        if not (condition.of_address or condition.negated):
-            found = frontends.by_port.within(condition.ranges)
-            return (frontend for frontend in found if frontend.kind == NODE_PORT)
-    return ()
 
 
 def _names(rule: Rule, frontend: Frontend) -> bool:

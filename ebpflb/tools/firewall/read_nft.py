@@ -196,17 +196,9 @@ def _done(kind: str, body: Any) -> Option:
     if kind in ("jump", "goto"):
         return Option("-j", str(body["target"]))
     if kind == "mangle":
-        return _changed(body["key"], body["value"])
+        is_mark = body["key"].keys() & {"meta", "ct"}
+        return Option("-j", "MARK" if is_mark else "TOS")
     return Option(*_STATEMENTS.get(kind, (_OTHER, "")))
-
-
-def _changed(key: dict[str, Any], value: Any) -> Option:
-    """A mark that gets bits, or another field of the packet."""
-    if _name(key) != "--mark":
-        return Option("-j", "TOS")
-    if isinstance(value, dict) and "|" in value:
-        value = value["|"][1]
-    return Option("-j", "MARK") if isinstance(value, int) and value else Option(_OTHER)
 
 
 def _unwrapped(each: msgspec.Raw) -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,7 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ebpflb.kernel.netfilter import rulesets
 from ebpflb.kernel.netfilter.rulesets import Printed
@@ -12,26 +12,25 @@ from ebpflb.model.kube_proxy import NFT_TABLE
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools.firewall import read_iptables, read_nft
 from ebpflb.tools.firewall.each_packet import each_packet
-from ebpflb.tools.firewall.named import Frontends, Search, in_force, not_compared
+from ebpflb.tools.firewall.named import Frontends, Search, in_force
 from ebpflb.tools.firewall.rules import Table
 
 MOST_SHOWN = 20
-_NOT_COMPARED = "rules at this hook are not compared: check whether they name Services"
 _LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)} | rulesets.OWN_TABLES
 
 
 class FirewallSurvey(Struct):
     """The findings.
 
-    ``found``: each rule that names a Service and may not match its requests, and the remedy;
-    ``notes``: rules that were not compared, and why; ``scope``: the Services with which the rules
-    were compared; ``per_packet``: the rules that act on each packet.
+    ``named``: rules that name a Service and may not match its requests; ``per_packet``: rules that
+    act on each packet; ``notes``: what could not be read, and why; ``scope``: the Services with
+    which the rules were compared.
     """
 
     scope: str
-    found: list[tuple[str, str]] = []
-    notes: list[str] = []
-    per_packet: list[str] = []
+    named: list[str]
+    per_packet: list[str]
+    notes: list[str]
 
 
 def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
@@ -43,16 +42,16 @@ def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
     scope = (
         "misses a Service" if known else "names a NodePort (Services are known only after a start)"
     )
-    result = FirewallSurvey(scope)
-    search = Search(Frontends(frontends), settings)
-    ruleset = rulesets.read()
-    result.notes += ruleset.unread
-    for table in tables(ruleset.printed, result.notes):
-        result.found += [(str(found), found.remedy) for found in search.named(table)]
-        result.notes += [f"{chain}: {_NOT_COMPARED}" for chain in not_compared(table)]
-        result.per_packet += each_packet(table)
-    result.notes += _incomplete(search)
-    return _shortened(result)
+    search, ruleset = Search(Frontends(frontends), settings), rulesets.read()
+    notes = list(ruleset.unread)
+    found = list(tables(ruleset.printed, notes))
+    named = list(dict.fromkeys(str(each) for table in found for each in search.named(table)))
+    if search.unread:
+        notes.append(f"{search.unread} rules cannot be read in full: not compared")
+    if len(named) > MOST_SHOWN:
+        notes.append(f"{len(named) - MOST_SHOWN} more rules like these")
+    per_packet = [line for table in found for line in each_packet(table)]
+    return FirewallSurvey(scope, named[:MOST_SHOWN], per_packet, notes)
 
 
 def tables(printed: Collection[Printed], notes: list[str]) -> Iterator[Table]:
@@ -72,17 +71,3 @@ def tables(printed: Collection[Printed], notes: list[str]) -> Iterator[Table]:
             family = "ip6" if tool.startswith("ip6") else "ip"
             left_out |= {(family, table.title.rpartition(" ")[2]) for table in found}
         yield from found
-
-
-def _incomplete(search: Search) -> Iterator[str]:
-    if search.skipped:
-        yield f"{search.skipped} rules cannot be read in full: not compared"
-    if not search.steps:
-        yield "too many rules and Services: not all were compared"
-
-
-def _shortened(result: FirewallSurvey) -> FirewallSurvey:
-    found, notes = list(dict.fromkeys(result.found)), list(dict.fromkeys(result.notes))
-    if len(found) > MOST_SHOWN:
-        notes.append(f"{len(found) - MOST_SHOWN} more rules like these")
-    return structs.replace(result, found=found[:MOST_SHOWN], notes=notes[:MOST_SHOWN])

@@ -13,16 +13,16 @@ EACH = [
     ("FORWARD", "-m conntrack --ctstate RELATED,ESTABLISHED -j NFQUEUE --queue-num 1", "queues"),
     ("FORWARD", "-m conntrack ! --ctstate NEW -j NFLOG", "logs"),
     ("POSTROUTING", "-j DSCP --set-dscp 0x08", "changes"),
-    ("PREROUTING", "-i eth0 -j MARK --set-xmark 0x9/0x9", "marks"),
+    ("PREROUTING", "-i eth0 -j LOG", "logs"),
 ]
 OPENINGS = [
     ("FORWARD", "-s 192.0.2.7/32 -j DROP"),
     ("FORWARD", "-m conntrack --ctstate NEW -j LOG"),
     ("FORWARD", "-p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu"),
     ("FORWARD", "-m conntrack ! --ctstate ESTABLISHED -j LOG"),
-    ("FORWARD", "-j MARK --set-xmark 0x0/0xe0000"),
+    ("FORWARD", "-j MARK --set-xmark 0x9/0x9"),
     ("INPUT", "-j LOG"),
-    ("OUTPUT", "-j MARK --set-xmark 0x9/0x9"),
+    ("OUTPUT", "-j LOG"),
 ]
 TABLE = {"POSTROUTING": "mangle", "PREROUTING": "mangle"}
 

@@ -38,9 +38,6 @@ NEITHER = {
     "another protocol": ("-A FORWARD -p udp -j ACCEPT", "-A FORWARD ! -p tcp -j ACCEPT"),
     "all but the uplink": ("-A FORWARD ! -i eth+ -j ACCEPT",),
     "only established": ("-A FORWARD -m state ! --state NEW,INVALID -j ACCEPT",),
-    "an earlier drop": ("-A FORWARD -o cni0 -j DROP", "-A FORWARD -j ACCEPT"),
-    "a drop by a chain": ("-A FORWARD -j END", "-A END -j REJECT", "-A FORWARD -j ACCEPT"),
-    "an earlier return": ("-A FORWARD -j END", "-A END -j RETURN", "-A END -j ACCEPT"),
 }
 ACCEPTING = {
     "Flannel": ("-A FORWARD -j FLANNEL-FWD", "-A FLANNEL-FWD -d 10.244.0.0/16 -j ACCEPT"),
@@ -49,6 +46,7 @@ ACCEPTING = {
     "clients' network": ("-A FORWARD -s 198.51.100.0/24 -j ACCEPT",),
     "the node's network": ("-A FORWARD -s 192.0.2.0/24 -j ACCEPT",),
     "translated": ("-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT",),
+    "a rule behind a drop": ("-A FORWARD -o cni0 -j DROP", "-A FORWARD -j ACCEPT"),
     "a drop of others": ("-A FORWARD -s 203.0.113.9/32 -j DROP", "-A FORWARD -j ACCEPT"),
     "an unreadable match": ("-A FORWARD -d 10.244.1.x -j ACCEPT",),
     "a loop": ("-A FORWARD -j END", "-A END -j END", "-A FORWARD -i eth0 -j ACCEPT"),
