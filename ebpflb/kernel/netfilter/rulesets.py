@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """All rules of netfilter in this thread's network namespace, as nft and iptables print them.
 
-Time and memory are limited: rules that take longer to read, or are larger, are not read.
+Rules that take minutes to read, or are very large, are not compared.
 """
 
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from ebpflb import child
 from ebpflb.errors import NodeError, in_words
@@ -18,8 +16,7 @@ from ebpflb.kernel.netfilter.table import KEEPER
 from ebpflb.model.kube_proxy import NFT_TABLE
 
 OWN_TABLES = {TABLE, KEEPER, flowtable.TABLE, watch.HOLD, watch.FORMER}
-MOST_BYTES_OF_RULES = 128 << 20
-MOST_SECONDS = 60.0
+MOST_RULES = 128 << 20  # characters
 _OF_IPTABLES = frozenset(("raw", "mangle", "nat", "filter", "security"))
 
 
@@ -32,7 +29,7 @@ class Printed(NamedTuple):
     """The output of one tool: nft's JSON, or iptables-save's text under the tool's name."""
 
     tool: str
-    text: bytes
+    text: str
 
 
 class Ruleset(NamedTuple):
@@ -81,44 +78,11 @@ def _has_tables(tool: Tool, tables: set[nft.Name]) -> bool:
     return any(name.family == family and name.table in _OF_IPTABLES for name in tables)
 
 
-def _run(command: list[str]) -> bytes:
-    """Return the output.
-
-    Raises NodeError if the command fails, takes too long or prints too much.
-    """
-    with child.start(command) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        errors = _Drain(process.stderr)
-        timer = threading.Timer(MOST_SECONDS, process.kill)
-        timer.start()
-        try:
-            output = process.stdout.read(MOST_BYTES_OF_RULES + 1)
-            if len(output) > MOST_BYTES_OF_RULES:
-                raise NodeError(f"more than {MOST_BYTES_OF_RULES >> 20} MB of rules: not compared")
-            status = process.wait()
-        finally:
-            process.kill()
-            timer.cancel()
-            errors.join(1.0)  # not longer: child processes of the tool may hold the pipe
-    if status < 0:
-        raise NodeError(f"no answer in {MOST_SECONDS:g} s: not compared")
-    if status:
-        raise NodeError(errors.line or f"exit status {status}")
-    return output
-
-
-class _Drain(threading.Thread):
-    """Read a tool's error output, and keep its beginning as one line."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        super().__init__(daemon=True)
-        self._stream, self.line = stream, ""
-        self.start()
-
-    def run(self) -> None:
-        with suppress(ValueError):  # the stream has been closed
-            said = self._stream.read(1000)
-            self.line = " ".join(said.decode(errors="replace").split())
-            while self._stream.read(1 << 16):
-                pass
+def _run(command: list[str]) -> str:
+    """Return the output. Raises NodeError if the command fails or prints too much, or OSError."""
+    done = child.run(command)
+    if done.returncode:
+        raise NodeError(" ".join(done.stderr.split()) or f"exit status {done.returncode}")
+    if len(done.stdout) > MOST_RULES:
+        raise NodeError(f"more than {MOST_RULES >> 20} MB of rules: not compared")
+    return done.stdout

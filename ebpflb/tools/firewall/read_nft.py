@@ -52,7 +52,7 @@ class _Listing(msgspec.Struct):
     nftables: list[msgspec.Raw]
 
 
-def read(listed: bytes, without: set[Key]) -> list[Table]:
+def read(listed: str, without: set[Key]) -> list[Table]:
     """Return the tables except those of ``without``. Raises ValueError for invalid JSON."""
     try:
         objects = msgspec.json.decode(listed, type=_Listing).nftables

@@ -63,7 +63,7 @@ def tables(printed: Collection[Printed], notes: list[str]) -> Iterator[Table]:
             if tool == "nft":
                 yield from read_nft.read(texts[tool], left_out)
                 continue
-            found = read_iptables.read(texts[tool].decode(errors="replace"), tool)
+            found = read_iptables.read(texts[tool], tool)
         except (ValueError, LookupError) as error:
             notes.append(f"{tool}: its output cannot be read: {error}")
             continue

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb import child
 from ebpflb.kernel.netfilter import rulesets
 from ebpflb.lab.netns import Namespace
 from tests.kernel.node import nodes
@@ -52,7 +53,7 @@ def test_iptables(tool: nodes.Tool) -> None:
     """Each variant that has tables is read by its own tool, and no other is asked."""
     tool.restore("*raw\n-A PREROUTING -p udp -j DROP\nCOMMIT\n")
     printed = dict(rulesets.read().printed)
-    assert b"-A PREROUTING -p udp -j DROP" in printed[tool.name]
+    assert "-A PREROUTING -p udp -j DROP" in printed[tool.name]
     assert printed.keys() <= {tool.name, "nft"}
 
 
@@ -74,7 +75,7 @@ FAULTS = [
     ("echo 'Operation not permitted (you must be root)' >&2; exit 1", "you must be root"),
     ("echo one >&2; echo two >&2; exit 2", "one two"),
     ("exit 3", "exit status 3"),
-    ("while :; do echo 0123456789abcdef; done", "MB of rules: not compared"),
+    ("printf %070000d 0", "MB of rules: not compared"),
     ("while :; do :; done", "no answer in 0.5 s"),
     ("while :; do echo 0123456789abcdef >&2; done", "no answer in 0.5 s"),
 ]
@@ -83,9 +84,9 @@ FAULTS = [
 @pytest.mark.usefixtures("namespace")
 @pytest.mark.parametrize(("line", "said"), FAULTS)
 def test_faults(monkeypatch: pytest.MonkeyPatch, only: Fake, line: str, said: str) -> None:
-    """A tool that fails, prints without end or does not end is one line, and ends."""
-    monkeypatch.setattr(rulesets, "MOST_SECONDS", 0.5)
-    monkeypatch.setattr(rulesets, "MOST_BYTES_OF_RULES", 1 << 16)
+    """A tool that fails, prints too much or does not end is one line, and ends."""
+    monkeypatch.setattr(child, "SECONDS", 0.5)
+    monkeypatch.setattr(rulesets, "MOST_RULES", 1 << 16)
     only(line)
     printed, (unread,) = rulesets.read()
     assert not printed

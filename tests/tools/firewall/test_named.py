@@ -22,7 +22,7 @@ engines = pytest.mark.parametrize("engine", list(Engine))
 def recorded(tool: str) -> list[Table]:
     name = f"{tool}.{'json' if tool == 'nft' else 'save'}"
     notes: list[str] = []
-    found = list(tables([Printed(tool, (RECORDED / name).read_bytes())], notes))
+    found = list(tables([Printed(tool, (RECORDED / name).read_text())], notes))
     assert not notes
     return found
 
@@ -69,7 +69,7 @@ def of_iptables(rules: str) -> list[Table]:
     heads = [f":{name} {'ACCEPT' if name in HOOKS else '-'} [0:0]" for name in chains]
     saved = "\n".join([f"*{table}", *heads, *texts, "COMMIT", ""])
     notes: list[str] = []
-    found = list(tables([Printed("iptables-nft", saved.encode())], notes))
+    found = list(tables([Printed("iptables-nft", saved)], notes))
     assert not notes
     return found
 
@@ -137,7 +137,7 @@ def of_nft(family: str, kind: str, hook: str, priority: int, *statements: object
         {"chain": {**place, "name": "c", **base}},
         {"rule": {**place, "chain": "c", "handle": 2, "expr": statements}},
     ]
-    (table,) = tables([Printed("nft", json.dumps({"nftables": objects}).encode())], [])
+    (table,) = tables([Printed("nft", json.dumps({"nftables": objects}))], [])
     return table
 
 
