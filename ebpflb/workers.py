@@ -19,6 +19,7 @@ from ebpflb.readable import HasFileno, readable
 log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
+_Source = TypeVar("_Source", bound=HasFileno)
 
 
 class Worker(ABC):
@@ -131,9 +132,9 @@ class DescriptorWorker(Worker):
         super().__init__(name)
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def wait(self, sources: Iterable[HasFileno], seconds: float) -> list[HasFileno]:
+    def wait(self, sources: Iterable[_Source], seconds: float) -> list[_Source]:
         """Return the readable sources: none after ``seconds``, or after ``wake``."""
-        waited_for: list[int | HasFileno] = [self._woken, *sources]
+        waited_for: list[int | _Source] = [self._woken, *sources]
         ready = readable(waited_for, seconds)
         if self._woken in ready:
             os.eventfd_read(self._woken)

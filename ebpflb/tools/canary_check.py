@@ -11,11 +11,10 @@ that has no answer, the node does not forward, and nothing is known of services.
 """
 
 import errno
+import math
 import os
 import random
-import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -42,6 +41,7 @@ from ebpflb.plan.entries import host_port
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 from ebpflb.tools.check_result import CheckResult
+from ebpflb.workers import DescriptorWorker
 
 # One canary connection: a question to the endpoint, and whether its answer is that of doctor's.
 #
@@ -55,37 +55,25 @@ _OWN = Path("/proc/self")
 _LONGEST = 64  # bytes of question and answer
 
 
-class CanaryEndpoint:
+class CanaryEndpoint(DescriptorWorker):
     """Answers on ENDPOINT_PORT with its word, in the namespace in which ``call`` calls."""
 
     def __init__(self, call: Callable[[Callable[[], list[socket.socket]]], list[socket.socket]]):
+        super().__init__("canary")
         self.word = os.urandom(8).hex().encode()
         self._sockets = call(_listening)
-        self._selector = selectors.DefaultSelector()
-        self._woken, self._wake = os.pipe2(os.O_CLOEXEC)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        for each in self._sockets:
-            self._selector.register(each, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="canary", daemon=True)
-        self._thread.start()
+        self.start()
 
     def close(self) -> None:
-        os.write(self._wake, b"\0")
-        self._thread.join()
-        self._selector.close()
+        self.stop()
         for each in self._sockets:
             each.close()
-        os.close(self._wake)
-        os.close(self._woken)
 
-    def _serve(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj == self._woken:
-                    return
-                assert isinstance(key.fileobj, socket.socket)
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            for asked in self.wait(self._sockets, math.inf):
                 with suppress(OSError):
-                    self._answer(key.fileobj)
+                    self._answer(asked)
 
     def _answer(self, asked: socket.socket) -> None:
         if asked.type is socket.SOCK_DGRAM:
