@@ -2,7 +2,7 @@
 """Programs, rules and routes on this node that matter to the same traffic, for `ebpflb check`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
@@ -119,14 +119,15 @@ def _other_filters(state_directory: Path) -> Iterator[CheckResult]:
     """Others' programs at a device may drop or redirect packets: requests and replies as they come
     in or leave, before ebpflb's translate them or after.
     """
-    for part in ("before", "after"):
 
-        def others(part: str = part) -> dict[str, list[str]]:
-            found = device_programs.others_programs(state_dir.StateDir(state_directory))
-            return found.before if part == "before" else found.after
+    @cache
+    def others() -> device_programs.OthersPrograms:
+        return device_programs.others_programs(state_dir.StateDir(state_directory))
 
-        remedy = f"they run {part} ebpflb and may drop or redirect packets: check what they do"
-        yield _foreign(f"programs {part} ebpflb's at devices", others, remedy)
+    remedy = "they run {} ebpflb and may drop or redirect packets: check what they do"
+    for part, programs in (("before", lambda: others().before), ("after", lambda: others().after)):
+        feature = f"programs {part} ebpflb's at devices"
+        yield _foreign(feature, programs, remedy.format(part))
 
 
 def _foreign(

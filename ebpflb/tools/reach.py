@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose sockets the hooks see, and whether the node has a route to the endpoints that it uses."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -11,6 +12,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import clients, process, routes
 from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.snapshot import Snapshot
 
 _MOST_ASKED = 5000  # endpoints to which a route is asked for
 _NAMED = 4  # in one line
@@ -48,13 +50,14 @@ def _processes(cgroup: Path) -> CheckResult:
 def _name(folder: Path) -> str:
     """ "" for a thread of the kernel, and for a process that has ended."""
     with suppress(OSError):
-        if (folder / "exe").readlink():
-            return (folder / "comm").read_text().strip()
+        if os.readlink(f"{folder}/exe"):
+            return Path(f"{folder}/comm").read_text().strip()
     return ""
 
 
 def _routes(maps: Mapping[str, Map]) -> CheckResult:
-    addresses = {backend.address for _, backend in maps["slots"].items() if backend.service}
+    slots = Snapshot.read(maps).slots.values()
+    addresses = {backend.address for backend in slots if backend.service}
     asked = list(islice(addresses, _MOST_ASKED))
     lacking = [f"{address} ({why})" for address, why in routes.without_route(asked)]
     if not lacking:

@@ -46,8 +46,8 @@ def _local_ports(frontends: list[Frontend]) -> CheckResult:
     """
     first, _, last = _read(_PORT_RANGE).partition("\t")
     nodeports = {each.port for each in frontends if each.address.is_unspecified}
-    local = set(range(int(first or 1), int(last or 0) + 1)) - parse_numbers(_read(_RESERVED))
-    common = nodeports & local
+    local = range(int(first or 1), int(last or 0) + 1)
+    common = {port for port in nodeports if port in local} - parse_numbers(_read(_RESERVED))
     detail = f"{first}-{last}, and {len(common)} of {len(nodeports)} NodePorts in it"
     remedy = f"sockets may get NodePorts: add {format_numbers(common)} to {_dotted(_RESERVED)}"
     return CheckResult("local ports", not common, False, detail, remedy if common else "")

@@ -14,6 +14,12 @@ from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.conftest import NEVER, Ebpflb
 
 OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes", "bcc")
+# Libraries that a command imports when it needs them, if ever; ebpflb.lab is the demo's.
+HEAVY = {
+    *("asyncio", "bcc", "cffi", "h11", "multiprocessing", "prometheus_client", "urllib3", "yaml"),
+    *("pyroute2.iproute", "pyroute2.netlink", "starlette", "uvicorn", "ebpflb_page", "ebpflb.lab"),
+}
+IMPORTED = 10_000  # objects: each command imports more
 OF_KUBE_PROXY = {"config", "write_config_to", "kubeconfig"}  # options with paths
 SHARED = {"common", "output", "results", "run_configuration", "run_options"}
 
@@ -52,7 +58,22 @@ def test_no_command_imports_another_or_the_agent(name: str) -> None:
     modules = imported(f"c.cli.get_command(None, {name!r})")
     commands = {each.removeprefix("ebpflb.cli.") for each in modules if "ebpflb.cli." in each}
     assert commands <= SHARED | {name}
+    tops = {".".join(each.split(".")[:2]) for each in modules}
+    assert HEAVY & (tops | modules) == ({"ebpflb.lab", "yaml"} if name == "demo" else set())
     assert not any(each.startswith(("ebpflb.agent", "kubernetes")) for each in modules)
+
+
+def test_a_command_spends_no_time_on_garbage() -> None:
+    """What it has imported is not looked through for garbage, neither while it runs nor at its end:
+    that would take a fifth of its processor time.
+    """
+    code = (
+        "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count()));"
+        "import ebpflb.cli as c; sys.argv = ['ebpflb', 'version']; c.main()"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) > IMPORTED
 
 
 def test_help_imports_no_command() -> None:

@@ -60,7 +60,10 @@ class FlowTable:
         self.flows = maps[name]
         self.number = list(FLOW_MAPS).index(name)
         self._sweeps, self.stats = maps["sweeps"], maps["flow_stats"]
-        self._by_flags = _idle_limits(self._timeouts, FLOW_MAPS[name])
+
+    @property
+    def _by_flags(self) -> list[int]:
+        return _idle_limits(self._timeouts, FLOW_MAPS[self.name])
 
     @property
     def numbers(self) -> Sweep:

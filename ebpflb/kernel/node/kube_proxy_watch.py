@@ -6,10 +6,10 @@ A kube-proxy is detected by its process, which is invisible inside a pod; by a p
 or by its rules, if they return after they were gone.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 
 from ebpflb.kernel.node import kube_proxy_leftovers, process
 from ebpflb.kernel.node.poller import Poller
@@ -60,21 +60,24 @@ class KubeProxyWatch(PeriodicWorker):
 
 def _pids() -> Iterator[int]:
     """Yield kube-proxy's processes in this network namespace: a machine may have several nodes."""
-    here = _netns(Path("/proc/self"))
-    for folder in Path("/proc").glob("[0-9]*"):
+    here = _netns("/proc/self")
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
         with suppress(OSError):  # the process has ended, or may not be read
-            if _is_kube_proxy(folder) and _netns(folder) == here:
-                yield int(folder.name)
+            if _is_kube_proxy(entry.path) and _netns(entry.path) == here:
+                yield int(entry.name)
 
 
-def _is_kube_proxy(folder: Path) -> bool:
-    if (folder / "comm").read_text().strip() == _NAME:
-        return True
-    return (folder / "exe").readlink().name == _NAME
+def _is_kube_proxy(folder: str) -> bool:
+    with open(f"{folder}/comm", "rb", buffering=0) as file:
+        if file.read().strip() == _NAME.encode():
+            return True
+    return os.path.basename(os.readlink(f"{folder}/exe")) == _NAME
 
 
-def _netns(folder: Path) -> int:
-    return (folder / "ns" / "net").stat().st_ino
+def _netns(folder: str) -> int:
+    return os.stat(f"{folder}/ns/net").st_ino
 
 
 def _proxy_modes() -> Iterator[tuple[str, str]]:
