@@ -131,10 +131,21 @@ def test_the_overview_has_what_an_operator_looks_for(page: Page, cluster: Cluste
     assert "entries" in card(page, "Fullest map") and "ago" in card(page, "API's freshness")
     for name in ("Refused", "Dropped"):
         assert "0/s" in card(page, name).replace("\n", "")
+    lines = 'return document.querySelectorAll(".card .spark .line").length'
+    page.wait("a line over time in each card", lambda: page.script(lines) == len(CARDS))
+    assert all("highest" in card(page, name) for name in CARDS)
+    page.open("/")
+    page.wait("the lines again", lambda: page.script(lines) == len(CARDS))
     rows = {it["Service"]: it["Problem"] for it in page.cells("Services with a problem")}
     assert rows == {it["service"]: it["problems"][0] for it in listed if it["problems"]}
     assert rows
     assert cluster.stop_client(client)["errors"] == {}
+
+
+CARDS = (
+    *("New connections", "Refused", "Dropped"),
+    *("Endpoints not used", "Fullest map", "API's freshness"),
+)
 
 
 def card(page: Page, label: str) -> str:

@@ -3,14 +3,14 @@
 // problem; all facts of `ebpflb status` are folded.
 
 import { get } from "../api.js";
-import { bar, spark } from "../charts.js";
+import { spark } from "../charts.js";
 import { el, problem, serviceLink, setText } from "../dom.js";
 import { live } from "../live.js";
 import { Table } from "../table.js";
 import { percent, rate, span } from "../words.js";
 
 const HEADS = new Set(["verdict", "reasons", "version", "now"]);
-const LATE_SECONDS = 240, FULL = .8;
+const LATE_SECONDS = 240, FULL = .8, KEPT_SECONDS = 300;
 
 export const title = () => "Overview";
 
@@ -33,7 +33,7 @@ const shown = (value) => {
 
 const isEmpty = (value) => value == null || value === "" || (typeof value === "object" && !Object.keys(value).length);
 
-// A number with what it is, and below a line of the last minutes or a bar.
+// A number with what it is, and below a line of the last minutes with its scale.
 const card = (label) => {
   const value = el("p", { class: "value" }, "-"), below = el("div"), scale = el("p", { class: "scale" });
   const node = el("section", { class: "card", "aria-label": label }, el("h2", {}, label), value, below, scale);
@@ -44,6 +44,26 @@ const card = (label) => {
     node.classList.toggle("warned", isBad);
   };
   return { node, show };
+};
+
+// What a card has shown in this window, also before another page or a reload: label -> values of the
+// last minutes. The server measures rates alone.
+const seen = JSON.parse(sessionStorage.getItem("cards") ?? "{}");
+
+const remember = (label, value) => {
+  const at = Date.now() / 1000;
+  const kept = (seen[label] ?? []).filter((it) => at >= it.at && at - it.at <= KEPT_SECONDS);
+  kept.push({ at, value });
+  seen[label] = kept;
+  sessionStorage.setItem("cards", JSON.stringify(seen));
+  return { values: kept.map((it) => it.value), seconds: at - kept[0].at };
+};
+
+// `inWords` writes a value, `words` say more of it.
+const showSeen = (made, label, value, inWords, [text, unit], words, isBad) => {
+  const { values, seconds } = remember(label, value);
+  const scale = `highest ${inWords(Math.max(...values))} in the last ${span(Math.max(seconds, 1))}; ${words}`;
+  made.show(text, unit, spark(values, `${label}, ${scale}`, 300, 48), scale, isBad);
 };
 
 const showRate = (made, values, ages, label, warns) => {
@@ -62,8 +82,8 @@ const showFreshness = (made, status, runs) => {
   const oldest = freshness(status);
   if (!oldest) return made.show("-", "", null, "nothing received");
   const seconds = Math.max(0, oldest[0] / 1000), late = span(LATE_SECONDS);
-  const picture = bar(seconds / LATE_SECONDS, `received ${span(seconds)} ago; late after ${late}`);
-  made.show(span(seconds), " ago", picture, `oldest of all kinds: ${oldest[1]}; late after ${late}`, runs && seconds > LATE_SECONDS);
+  const words = `oldest of all kinds: ${oldest[1]}; late after ${late}`;
+  showSeen(made, "API's freshness", seconds, span, [span(seconds), " ago"], words, runs && seconds > LATE_SECONDS);
 };
 
 const engine = (status) => {
@@ -100,9 +120,9 @@ export const show = (body, { signal, tell }) => {
     showRate(refused, found.rates.refused, ages, "Refused", true);
     showRate(dropped, found.rates.dropped, ages, "Dropped", true);
     const all = found.used + found.unused;
-    unused.show(String(found.unused), ` of ${all}`, bar(all ? found.unused / all : 0, `${found.unused} of ${all} endpoints are not used`), "not ready, or elsewhere under policy Local");
+    showSeen(unused, "Endpoints not used", found.unused, String, [String(found.unused), ` of ${all}`], "not ready, or elsewhere under policy Local");
     const most = found.maps[0], share = most ? most.entries / most.limit : 0;
-    if (most) fullest.show(percent(share), ` ${most.name}`, bar(share, `${most.name} is ${percent(share)} full`), `${most.entries} of ${most.limit} entries`, share > FULL);
+    if (most) showSeen(fullest, "Fullest map", share, percent, [percent(share), ` ${most.name}`], `${most.entries} of ${most.limit} entries`, share > FULL);
     table.show(found.list.services, (it) => it.service);
     setText(more, [found.list.more ? `${found.list.more} more Services have a problem` : "", ...found.list.notes, found.age > 10 ? `Services as of ${span(found.age)} ago` : ""].filter(Boolean).join("; "));
   };
