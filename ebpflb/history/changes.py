@@ -74,16 +74,20 @@ def latest_changes(
     ``service``: namespace and name; the name "" means all Services of the namespace. Raises
     NodeError without a history.
     """
-    past = Past(paths)
-    latest: deque[Change] = deque(maxlen=limit or None)
-    count = 0
-    for each in changes(past, since or 0.0):
+    past, since = Past(paths), since or 0.0
+    times = past.times
+    wanted = [number for number, at in enumerate(times) if at >= since]
+    shown = wanted if service else wanted[-limit:]
+    found: deque[Change] = deque(maxlen=limit or None)
+    matching = 0
+    for each in changes(past, since, len(times) - shown[0] if shown else 0):
         if service:
             each.services = [it for it in each.services if _is_of(it, service)]
         if each.services or not service:
-            latest.append(each)
-            count += 1
-    return LatestChanges(moment(past.begins), [*latest], count - len(latest), past.notes)
+            found.append(each)
+            matching += 1
+    earlier = (matching if service else len(wanted)) - len(found)
+    return LatestChanges(moment(past.begins), [*found], earlier, past.notes)
 
 
 def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
@@ -91,16 +95,18 @@ def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
     return namespace == service[0] and service[1] in ("", name)
 
 
-def changes(past: Past, since: float = 0.0) -> Iterator[Change]:
-    """Yield the changes in the order in which they were written."""
-    for state, sync in past.syncs():
+def changes(past: Past, since: float = 0.0, latest: int | None = None) -> Iterator[Change]:
+    """Yield the changes in the order in which they were written; at least the ``latest`` ones."""
+    for state, sync in past.syncs(latest):
+        if sync.at < since:
+            state.apply(sync.writes)
+            continue
         ids = _touched(state, sync)
         before = {id: _view(state, id) for id in ids}
         state.apply(sync.writes)
-        if sync.at >= since:
-            found = [_service(before[id], _view(state, id)) for id in sorted(ids)]
-            resets = [_reset(each) for each in sync.resets]
-            yield _change(sync, [each for each in (*found, *resets) if each])
+        found = [_service(before[id], _view(state, id)) for id in sorted(ids)]
+        resets = [_reset(each) for each in sync.resets]
+        yield _change(sync, [each for each in (*found, *resets) if each])
 
 
 def _change(sync: Sync, services: list[ServiceChange]) -> Change:

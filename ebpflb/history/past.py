@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
 from zlib import decompress
 
@@ -93,7 +94,8 @@ class State:
 class File(NamedTuple):
     """The content of one file; ``whole_at`` is None if its checkpoint is incomplete.
 
-    ``fresh``: its checkpoint does not continue the files before it.
+    ``fresh``: its checkpoint does not continue the files before it. ``early`` is the number of its
+    syncs that were made before the checkpoint was complete: their writes may be in it.
     """
 
     begun: Begun
@@ -101,6 +103,7 @@ class File(NamedTuple):
     entries: list[Entries]
     syncs: list[Sync]
     whole_at: float | None
+    early: int
 
     def checkpoint(self) -> State:
         """Return the state at the checkpoint."""
@@ -135,15 +138,34 @@ class Past:
         """When the first checkpoint was complete."""
         return next((file.whole_at for file in self.files if file.whole_at is not None), None)
 
-    def syncs(self) -> Iterator[tuple[State, Sync]]:
-        """Yield each sync with the maps before it; the caller applies the sync to them."""
+    @property
+    def times(self) -> list[float]:
+        """When each of ``syncs`` was made."""
+        whole = dropwhile(lambda file: file.whole_at is None, self.files)
+        return [sync.at for file in whole for sync in file.syncs]
+
+    def syncs(self, latest: int | None = None) -> Iterator[tuple[State, Sync]]:
+        """Yield each sync with the maps before it; the caller applies the sync to them.
+
+        With ``latest`` at least that number of the latest ones, from the newest files alone: each
+        begins with a checkpoint.
+        """
         state: State | None = None
-        for file in self.files:
+        for file in self.files if latest is None else self._newest(latest):
             if file.whole_at is not None and (state is None or file.fresh):
                 state = file.checkpoint()
             for sync in file.syncs if state else ():
                 assert state is not None
                 yield state, sync
+
+    def _newest(self, latest: int) -> list[File]:
+        """Return the newest files with this number of syncs after a complete checkpoint."""
+        count = 0
+        for number, file in reversed([*enumerate(self.files)]):
+            count += len(file.syncs)
+            if file.whole_at is not None and count - file.early >= latest:
+                return self.files[number:]
+        return self.files
 
     def at(self, time: float) -> State:
         """Return the state after the last sync up to a time.
@@ -185,6 +207,7 @@ class Past:
             self.notes.append(f"not read: version {version} of {until} has other layouts")
             self.files.clear()
             return
+        checkpoint = [*takewhile(lambda each: not isinstance(each, Whole), read)]
         self.files.append(
             File(
                 begun,
@@ -192,6 +215,7 @@ class Past:
                 [each for each in read if isinstance(each, Entries)],
                 [each for each in read if isinstance(each, Sync)],
                 next((each.at for each in read if isinstance(each, Whole)), None),
+                sum(isinstance(each, Sync) for each in checkpoint),
             )
         )
 

@@ -2,6 +2,7 @@
 """The past content of the maps is read from the files, whatever happened in between."""
 
 import tempfile
+import zlib
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from hypothesis import strategies as some
 
 from ebpflb.errors import NodeError
 from ebpflb.history import segments
-from ebpflb.history.history_records import WriteCause
+from ebpflb.history.changes import latest_changes
+from ebpflb.history.history_records import Entries, WriteCause
 from ebpflb.history.past import Past, State
 from ebpflb.plan.entries import Backend
 from tests.history.fakes import Node
@@ -72,6 +74,50 @@ def test_every_time(steps: list[tuple[str, set[int]]]) -> None:
         past = Past(node.paths)
         for at, contents in moments:
             assert held(past.at(at)) == contents
+
+
+def gone_through(past: Past, latest: int | None = None) -> list[tuple[float, Any]]:
+    """The time of each sync, and the maps after it."""
+    found = []
+    for state, sync in past.syncs(latest):
+        state.apply(sync.writes)
+        found.append((sync.at, {name: dict(packed) for name, packed in held(state).items()}))
+    return found
+
+
+@given(STEPS, some.integers(1, 9))
+def test_the_latest_alone(steps: list[tuple[str, set[int]]], number: int) -> None:
+    """They are the same without the files before them, whatever happened in between."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(Path(folder))
+        for what, numbers in steps:
+            step(node, what, numbers)
+        node.history.stop()
+        past = Past(node.paths)
+        every = gone_through(past)
+        assert past.times == [at for at, _ in every]
+        assert gone_through(past, number)[-number:] == every[-number:]
+        changes = latest_changes(node.paths, None, None, 0)
+        shown = latest_changes(node.paths, None, None, number)
+        assert shown.changes == changes.changes[-number:]
+        assert shown.earlier == len(changes.changes) - len(shown.changes)
+        since = every[-number:][0][0] if every else 0
+        assert latest_changes(node.paths, None, since, 0).changes == shown.changes
+
+
+def test_files_before_the_latest_are_left_alone(tmp_path: Path) -> None:
+    """A long history takes no longer than a short one."""
+    node = Node(tmp_path)
+    step(node, "write", {1})
+    step(node, "full", set())
+    step(node, "write", {2})
+    step(node, "write", {3})
+    node.history.stop()
+    past = Past(node.paths)
+    past.files[0] = past.files[0]._replace(entries=[Entries("slots", b"not", b"compressed")])
+    assert [at for at, _ in gone_through(past, 1)][-1] == past.times[-1]
+    with pytest.raises(zlib.error):
+        gone_through(past)
 
 
 def test_before_it_begins(tmp_path: Path) -> None:
