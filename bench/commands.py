@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processor time of each command that only looks, beside an agent of the lab.
 
-`python -m bench.commands` prints a row for each command: user and system time in seconds, the best
-of RUNS, warm. The target is TARGET seconds. The first row is a Python of the same environment that
-does nothing: its start is in all others. Needs root.
+`python -m bench.commands [PYTHON]` prints a row for each command: user and system time in seconds,
+the best of RUNS, warm. The target is TARGET seconds. The first row is a Python of the same
+environment that does nothing: its start is in all others. PYTHON is another environment's, such as
+an installation's: a checkout's starts slower, by the files that its site-packages name. Needs root.
 """
 
 import os
@@ -38,7 +39,7 @@ COMMANDS = (
 )
 
 
-def measure() -> list[dict[str, object]]:
+def measure(python: str) -> list[dict[str, object]]:
     """Return a row for each command, which says whether the target is met."""
     name = f"ebpflb-bench-{os.getpid()}"
     with Lab(name) as lab, tempfile.TemporaryDirectory() as folder:
@@ -47,8 +48,8 @@ def measure() -> list[dict[str, object]]:
         manifests.write(agent.manifests / "services.yaml", _objects())
         agent.start()
         try:
-            nothing = _row([*node.enter, sys.executable, "-P", "-c", "pass"], "(Python)", agent)
-            ebpflb = [*node.enter, sys.executable, "-P", "-m", "ebpflb"]
+            nothing = _row([*node.enter, python, "-P", "-c", "pass"], "(Python)", agent)
+            ebpflb = [*node.enter, python, "-P", "-m", "ebpflb"]
             rows = (_row([*ebpflb, *each.split()], each, agent) for each in COMMANDS)
             return [nothing, *rows]
         finally:
@@ -86,4 +87,4 @@ def _seconds(command: list[str], environment: dict[str, str]) -> float:
 
 
 if __name__ == "__main__":
-    print_table(measure())
+    print_table(measure(*sys.argv[1:] or [sys.executable]))
