@@ -27,7 +27,7 @@ from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.conditions import conditions
-from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
+from ebpflb.serve.status import AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from ebpflb.workers import Count
 
@@ -277,12 +277,6 @@ def _conditions(status: AgentStatus) -> Metric:
 def _state(status: AgentStatus) -> Iterator[Metric]:
     not_served = len(status.devices_not_served)
     for name, text, value in (
-        (
-            "lists_complete",
-            "Whether Services, EndpointSlices and the Node have been received",
-            status.lists_complete,
-        ),
-        ("node_known", "Whether a Node has this node's name", status.node_unknown is None),
         ("service_ports", "Service ports that are programmed", status.service_ports),
         ("backends", "Backends of all service ports", status.backends),
         ("devices_not_served", "Devices whose packets are not served", not_served),
@@ -292,18 +286,7 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
             "holds them",
             len(status.ports_not_open),
         ),
-        (
-            "programs_current",
-            "Whether the running agent's programs serve; 0 if an earlier agent's programs do",
-            status.programs == CURRENT_PROGRAMS,
-        ),
         ("audit_outstanding", "Number of differences from the plan now", len(status.drift)),
-        (
-            "audit_failing",
-            "Whether the audit can neither compare nor repair what it found",
-            bool(status.audit_errors),
-        ),
-        ("sync_failing", "Whether the last sync failed", status.sync_error is not None),
         (
             "masquerade_ports_reserved",
             "Whether the ports of --masquerade-ports are reserved on this node",

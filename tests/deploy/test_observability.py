@@ -106,6 +106,12 @@ def test_verdicts_exist(question: Question) -> None:
     assert {verdict for text in named for verdict in text.split("|")} <= set(VERDICTS.values())
 
 
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
+def test_conditions_exist(question: Question) -> None:
+    """A condition that is named is a cause of serve/conditions.py."""
+    assert set(re.findall(r'condition="([^"]*)"', question.expr)) <= set(Cause)
+
+
 def test_dashboard_shows_what_is_ours(known: dict[str, set[str]]) -> None:
     """Of what can be wrong everything has a panel or an alert."""
     asked = {name for q in QUESTIONS for name in promql.series(promql.parse(q.expr))}

@@ -27,10 +27,9 @@ def reading(published: list[AgentStatus]) -> Metrics:
 def test_well() -> None:
     """Nothing is wrong in the status of a new agent."""
     made = reading([STATUS])
-    wrong = ("services_not_programmed", "devices_not_served", "sync_failing", "lists_complete")
-    assert [value(made, f"ebpflb_{name}") for name in wrong] == [0, 0, 0, 0]
-    for name in ("programs_current", "masquerade_ports_reserved"):
-        assert value(made, f"ebpflb_{name}") == 1
+    wrong = ("services_not_programmed", "devices_not_served")
+    assert [value(made, f"ebpflb_{name}") for name in wrong] == [0, 0]
+    assert value(made, "ebpflb_masquerade_ports_reserved") == 1
     names = {name for name, _ in values(made)}
     assert not names & {SERVICE, "ebpflb_source_error"}
 
@@ -38,13 +37,10 @@ def test_well() -> None:
 @pytest.mark.parametrize(
     ("fields", "name", "now"),
     [
-        ({"lists_complete": True}, "lists_complete", {"": 1}),
         ({"service_ports": 7}, "service_ports", {"": 7}),
         ({"backends": 8}, "backends", {"": 8}),
         ({"devices_not_served": {"eth0": "no", "eth1": "no"}}, "devices_not_served", {"": 2}),
         ({"ports_not_open": {"metrics server": "in use"}}, "ports_not_open", {"": 1}),
-        ({"programs": "old ones: the verifier refused"}, "programs_current", {"": -1}),
-        ({"sync_error": "map is full"}, "sync_failing", {"": 1}),
         ({"ports_not_reserved": "read-only"}, "masquerade_ports_reserved", {"": -1}),
         (
             {"packet_path": PacketPath(Engine.NETFILTER, "it works")},
@@ -81,6 +77,26 @@ def test_conditions_are_those_of_the_status() -> None:
         "ebpflb_condition": {"drift": 1, "sync error": 1},
         "ebpflb_audit_outstanding": {"": 1},
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"lists_complete": False}, "lists not complete"),
+        ({"node_unknown": "no Node has the name n"}, "node unknown"),
+        ({"programs": "old ones: the verifier refused"}, "programs of an earlier version"),
+        ({"sync_error": "map is full"}, "sync error"),
+        ({"audit_errors": {"maps": "no"}}, "audit errors"),
+    ],
+)
+def test_each_condition_has_a_sample(fields: dict[str, Any], cause: str) -> None:
+    """Alerts ask for these."""
+    serving = STATUS.changed(attached=True, in_sync=True, lists_complete=True)
+    published = [serving]
+    made = reading(published)
+    before = values(made)
+    published.append(serving.changed(**fields))
+    assert changes(made, before) == {"ebpflb_condition": {cause: 1}}
 
 
 def test_services_not_programmed() -> None:
