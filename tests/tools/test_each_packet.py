@@ -12,8 +12,7 @@ from ebpflb.kernel.netfilter import rulesets
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools import neighbours
 from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.firewall.each_packet import each_packet
-from ebpflb.tools.firewall.survey import tables
+from ebpflb.tools.firewall.survey import each_packet, tables
 from tests.kernel.node import nodes, rules
 
 NFT = """

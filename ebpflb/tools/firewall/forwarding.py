@@ -24,8 +24,7 @@ from ebpflb.kernel.node import device_watch, routes
 from ebpflb.model.addresses import Address, parse_address
 from ebpflb.model.kube_proxy import IptablesTable, is_chain
 from ebpflb.model.services import Protocol
-from ebpflb.tools.firewall.read_iptables import options
-from ebpflb.tools.firewall.rules import Option, addresses, number, ports
+from ebpflb.tools.firewall.rules import Option, addresses, number, options, ports
 
 _DEEPEST = 16  # the kernel's NFT_JUMP_STACK_SIZE
 _MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search

@@ -3,8 +3,8 @@
 
 import pytest
 
-from ebpflb.tools.firewall import read_iptables
-from ebpflb.tools.firewall.each_packet import each_packet
+from ebpflb.tools.firewall.rules import read_iptables
+from ebpflb.tools.firewall.survey import each_packet
 
 EACH = [
     ("FORWARD", "-j LOG", "logs"),
@@ -33,7 +33,7 @@ def of_iptables(chain: str, *texts: str, before: str = "") -> list[str]:
     chains = f":{chain} ACCEPT [0:0]\n:before - [0:0]\n"
     chains += f"-A before {before}\n" if before else ""
     saved = f"*{TABLE.get(chain, 'filter')}\n{chains}{saved}COMMIT\n"
-    return [line for each in read_iptables.read(saved, "iptables") for line in each_packet(each)]
+    return [line for each in read_iptables(saved, "iptables") for line in each_packet(each)]
 
 
 @pytest.mark.parametrize(("chain", "text", "done"), EACH)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from ebpflb.kernel.netfilter.rulesets import Printed
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools.firewall import read_nft
-from ebpflb.tools.firewall.each_packet import each_packet
 from ebpflb.tools.firewall.named import Frontend, Frontends, Search
-from ebpflb.tools.firewall.survey import tables
+from ebpflb.tools.firewall.survey import each_packet, tables
 from tests.tools.firewall.services import RECORDED, SERVICES, frontend, node, search
 
 OBJECTS = json.loads((RECORDED / "nft.json").read_text())["nftables"]
