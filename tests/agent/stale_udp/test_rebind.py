@@ -130,6 +130,21 @@ def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert eventually(lambda: not bound and {it.kind for it in unable.worker.searches} <= kinds)
 
 
+def test_renewed_without_its_reply(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry of a flow's replies, which the LRU evicted, is there again with the renewal."""
+    monkeypatch.setattr(socket_search, "RENEWAL", 0.0)
+    monkeypatch.setattr(worker, "RENEWAL", 0.05)
+    client = unable.remember(unable.direct())
+    unable.worker.check(REPLACED)
+    assert eventually(lambda: flow_of(unable, client) is not None)
+    flows = unable.maps["other_flows"]
+    way_back = stale_flow(unable, client).reply(ELSEWHERE.address, ELSEWHERE.port)
+    reply = flows.get(way_back)
+    flows.delete([way_back])
+    assert eventually(lambda: flows.get(way_back) is not None)
+    assert flows.get(way_back)._replace(last_seen=0) == reply._replace(last_seen=0)
+
+
 def test_not_among_neighbours(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flow between pods on a bridge stays: it is sent to the removed backend's MAC address."""
     monkeypatch.undo()
