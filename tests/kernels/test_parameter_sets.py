@@ -56,12 +56,15 @@ def test_plain(): pass
 
 def collected(folder: Path, *options: str) -> list[str]:
     """The names of the tests that are left of those in the folder."""
+    return [line for line in output(folder, *options).splitlines() if "::" in line]
+
+
+def output(folder: Path, *options: str) -> str:
     plugin = ["-p", "vagrant.kernels.parameter_sets", "-c", "/dev/null"]
     command = [sys.executable, "-m", "pytest", *plugin, "--rootdir", str(folder), *options]
     command += ["--collect-only", "-q", str(folder)]
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
-    return [line for line in done.stdout.splitlines() if "::" in line]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=alone).stdout
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,12 @@ def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
     counts = [sum(word in name for name in names) for word in ("bridge", "routed", "TestOne")]
     assert counts == [min(many, 6), min(many, 6), many]
     assert "test_plain" in names
+
+
+def test_what_is_left_out_is_not_made(tmp_path: Path) -> None:
+    """Most of the time of a collection would go into it, in each worker."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    assert "deselected" not in output(tmp_path, "--parameter-sets=2", "--one-set-up=test_it")
 
 
 def test_in_turns(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as Values
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 CASE = "case"  # the name of a parameter
+EXTENDED = "extended"  # the mark of a test that NOT_EXTENDED leaves out
+NOT_EXTENDED = f"not {EXTENDED}"
 
 
 class Group(NamedTuple):
@@ -28,6 +30,24 @@ class Group(NamedTuple):
     file: str
     function: str
     shared: tuple[tuple[str, str], ...]
+
+
+class ParameterSet:
+    """One set of parameters of a test function; ``spec`` is pytest's, None without parameters."""
+
+    def __init__(self, file: str, function: str, spec: Any) -> None:
+        self.values: set[tuple[str, str]] = set()
+        shared: list[tuple[str, str]] = []
+        if spec is not None:
+            self.values = {(name, repr(value)) for name, value in spec.params.items()}
+            # pytest has no public name for the scopes of parameters.
+            scopes = spec._arg2scope  # noqa: SLF001
+            shared = [it for it in self.values if it[0] == CASE or _is_shared(scopes[it[0]])]
+        self.group = Group(file, function, tuple(sorted(shared)))
+
+
+def _is_shared(scope: Any) -> bool:
+    return bool(scope.value != "function")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,25 +60,62 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Chooses before pytest makes the tests, most of which would be left out again.
+
+    Where tests are named, or sets of parameters have marks by which another ``-m`` could choose,
+    all are made.
+    """
+    config = metafunc.config
+    # pytest has no public name for the sets of parameters of a function.
+    calls = metafunc._calls  # noqa: SLF001
+    if config.option.markexpr == NOT_EXTENDED:
+        calls[:] = [it for it in calls if all(mark.name != EXTENDED for mark in it.marks)] or calls
+    elif any(it.marks for it in calls):
+        return
+    if not calls or any("::" in word for word in config.args):
+        return
+    parent = metafunc.definition.parent
+    file = parent.nodeid if parent else ""
+    sets = [ParameterSet(file, metafunc.function.__name__, it) for it in calls]
+    calls[:] = [calls[at] for at in _choose(config, sets)]
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Chooses among the tests that ``-m`` leaves."""
+    others = _others(config.getoption("--in-turns"), [item.path for item in items], config.rootpath)
+    sets = [
+        ParameterSet(
+            item.parent.nodeid if item.parent else "",
+            getattr(item, "originalname", item.name),
+            getattr(item, "callspec", None),
+        )
+        for item in items
+    ]
+    chosen = [items[at] for at in _choose(config, sets) if items[at].path not in others]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
+
+
+def _choose(config: pytest.Config, sets: Sequence[ParameterSet]) -> list[int]:
+    """Return the indexes of the sets that the options keep, in their order."""
     limits = dict(map(_limit, config.getoption("--parameter-sets")))
     folders = tuple(config.getoption("--one-set-up"))
-    groups: dict[Group, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        groups[_group(item)].append(item)
-    chosen = _one_set_up([key for key in groups if key.file.startswith(folders)])
-    others = _others(config.getoption("--in-turns"), [item.path for item in items], config.rootpath)
-    kept: set[pytest.Item] = set()
+    groups: dict[Group, list[int]] = defaultdict(list)
+    for at, each in enumerate(sets):
+        groups[each.group].append(at)
+    one = _one_set_up([key for key in groups if key.file.startswith(folders)])
+    kept: list[int] = []
     for key, group in groups.items():
-        if (key.file.startswith(folders) and key not in chosen) or group[0].path in others:
+        if key.file.startswith(folders) and key not in one:
             continue
         start = zlib.crc32(repr(key).encode()) % len(group)
-        folder = max(filter(group[0].nodeid.startswith, limits), key=len, default=None)
+        folder = max(filter(key.file.startswith, limits), key=len, default=None)
         limit = len(group) if folder is None else limits[folder]
-        kept |= {group[at] for at in spread([_values(item) for item in group], limit, start)}
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+        kept += [group[at] for at in spread([sets[at].values for at in group], limit, start)]
+    return sorted(kept)
 
 
 def _limit(word: str) -> tuple[str, int]:
@@ -89,16 +146,6 @@ def spread(sets: Sequence[Values[Hashable]], limit: int, start: int = 0) -> list
     return found
 
 
-def _group(item: pytest.Item) -> Group:
-    function = getattr(item, "originalname", item.name)
-    # pytest has no public name for the scopes of parameters.
-    scopes = item.callspec._arg2scope if hasattr(item, "callspec") else {}  # noqa: SLF001
-    shared = (
-        pair for pair in _values(item) if pair[0] == CASE or scopes[pair[0]].value != "function"
-    )
-    return Group(item.parent.nodeid if item.parent else "", function, tuple(sorted(shared)))
-
-
 def _one_set_up(groups: Sequence[Group]) -> set[Group]:
     """Of each test function the group whose shared values lie at the same part of their order; of
     one with a parameter ``case`` that of each case.
@@ -110,8 +157,3 @@ def _one_set_up(groups: Sequence[Group]) -> set[Group]:
         sorted(found)[zlib.crc32(file.encode()) * len(found) >> 32]
         for (file, *_), found in of_function.items()
     }
-
-
-def _values(item: pytest.Item) -> set[tuple[str, str]]:
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    return {(name, repr(value)) for name, value in params.items()}
