@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # On Debian 12, as root; each target installs what it needs:
 #   make demo            shows it at work on this machine
-#   make test            check, then a part of all tests: what every change must pass
-#   make test-all        check, then all tests
+#   make test            check, and a part of all tests: what every change must pass
+#   make test-all        check, and all tests
 #   make test-fast       the quick ones of the tests that need no root, with fewer examples
 #   make soak            new simulated schedules, and real traffic with churn and kills: FOR=10m SEED=1
 #   make check           lint, types, import rules; compiles the C with clang and gcc
@@ -51,7 +51,8 @@ WORKERS := $(shell echo $$((3 * $$(nproc))))
 
 .PHONY: demo test test-all test-fast test-page soak check format diagrams screenshots bench bench-connect \
 	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
-	lint-types checked tests-bytecode tests-libraries image wheel release release-twice lock renew lane-packages clean
+	lint-types run-test run-test-all tests-bytecode tests-libraries image wheel release release-twice \
+	lock renew lane-packages clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
@@ -63,12 +64,13 @@ SETS := --parameter-sets=2 --parameter-sets=100:tests/simulation --one-set-up=te
 	$(patsubst %,--parameter-sets=1:tests/%,agent cli kernel deploy network packet)
 PART := -p vagrant.kernels.parameter_sets $(SETS) -m "not extended"
 
-test: SELECTED := $(PART)
-test: export EBPFLB_TEST_LOAD := 0.3
-test: checked
-	$(RUN_SELECTED)
+# What check computes has room where the tests wait.
+test test-all: $(VENV)/test
+	$(MAKE) --jobs=$$(nproc) run-$@ check
 
-test-all: checked
+run-test: SELECTED := $(PART)
+run-test: export EBPFLB_TEST_LOAD := 0.3
+run-test run-test-all: tests-libraries tests-bytecode
 	$(RUN_SELECTED)
 
 # What fails beside others runs again alone, and fails the whole if it fails there. One that passes
@@ -78,12 +80,9 @@ $(PYTEST) -n $(WORKERS) $(SELECTED) || \
 	{ [ $$? = 1 ] && echo "Those that failed, alone:" && $(PYTEST) $(SELECTED) --last-failed; }
 endef
 
-checked:
-	$(MAKE) --jobs=$$(nproc) --output-sync check tests-libraries tests-bytecode
-
 # Otherwise every worker would rewrite the assertions of all new files. Its errors the tests say.
 tests-bytecode: $(VENV)/test
-	-$(BIN)/pytest --collect-only --quiet --quiet >/dev/null
+	-$(PYTEST) $(SELECTED) --collect-only --quiet --quiet >/dev/null
 
 # Otherwise workers would wait for them.
 tests-libraries: $(VENV)/test
