@@ -58,7 +58,7 @@ def contents(cluster: Cluster) -> dict[str, Any]:
     what the agent's sweep notes.
     """
     found: dict[str, Any] = {}
-    maps = {name: it for name, it in cluster.maps.items() if name != "scratch"}
+    maps = {name: it for name, it in cluster.maps.items() if name not in ("scratch", "moved_flows")}
     for name, opened in maps.items():
         if name == "flow_gate":
             found[name] = opened.get(0)._replace(empty=0)
@@ -139,6 +139,8 @@ def test_a_node_port_from_outside(cluster: Cluster, pods: list[Host]) -> None:
     steps = [it["step"] for it in said.data["steps"]]
     assert steps[:4] == ["hook", "frontend", "policy", "endpoint"]
     assert {"DNAT", "route", "reply"} <= set(steps)
+    hooks = [it["says"] for it in said.data["steps"] if it["step"] == "hook"]
+    assert hooks == ["ingress of eth0", "egress of cni0"]
     assert f"comes from 192.0.2.1:{NODEPORT}" in said.data["steps"][-1]["says"]
 
 
@@ -185,10 +187,10 @@ def test_what_gets_no_endpoint(
         ((f"{VIP}:80", "--from", "no-such-pod"), "no pod no-such-pod has a process or an endpoint"),
         ((f"{VIP}:80", "--from", "default/web\x1b[31m"), "no pod default/web\\x1b[31m has"),
         ((f"{VIP}:80", "--from", "4194304"), "there is no process 4194304"),
-        ((f"{VIP}:80", "--from", "fd00::77"), "fd00::77 is no IPv4 address"),
+        ((f"{VIP}:80", "--from", "fd00::77"), "fd00::77 is not an IPv4 address"),
         (
             (f"{VIP}:80", "--from", "/run/netns/gone"),
-            "no network namespace /run/netns/gone: it has gone",
+            "no network namespace /run/netns/gone: it was removed or never existed",
         ),
         ((f"{VIP}",), "is not ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT]"),
         ((f"{VIP}:80/icmp",), "is not tcp, udp or sctp"),
