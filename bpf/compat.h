@@ -37,6 +37,7 @@ long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 fl
 long bpf_map_delete_elem(void *map, const void *key);
 long bpf_ringbuf_output(void *ring, void *data, __u64 size, __u64 flags);
 __u64 bpf_ktime_get_ns(void);
+__u64 jiffies64(void);
 __u32 bpf_get_prandom_u32(void);
 __u32 bpf_get_smp_processor_id(void);
 static inline void bpf_spin_lock(struct bpf_spin_lock *lock) {}
@@ -104,6 +105,7 @@ static int (*const set_retval)(int retval) = (void *)187;
 #ifndef DIALECT_NATIVE
 /* BCC declares bpf_redirect_neigh with three parameters; the kernel has four. */
 static long (*const redirect_neigh)(__u32 ifindex, void *next, int size, __u64 flags) = (void *)152;
+static __u64 (*const jiffies64)(void) = (void *)118;
 static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void *)113;
 #ifdef HAVE_COARSE_CLOCK
 static __u64 (*const clock_coarse)(void) = (void *)160;

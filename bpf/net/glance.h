@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The tuple of a plain packet: a datagram of UDP, or a TCP segment without SYN, whose headers lie in one
- * piece, without IP options, extension headers or fragments. False for every other packet, which
+ * The tuple of a plain packet: a datagram of UDP, or a TCP segment that opens no connection, whose headers
+ * lie in one piece, without IP options, extension headers or fragments. False for every other packet, which
  * net/packet.h and net/transport.h may still read.
  */
 #ifndef EBPFLB_NET_GLANCE_H
@@ -30,7 +30,7 @@ static __always_inline bool glance_ports(struct __sk_buff *ctx, __u32 at, __u32 
 	if (tuple->protocol != TCP || (const void *)(header + 1) > end)
 		return false;
 	size = (header->offset >> 4) * 4;
-	return size >= 20 && size <= length && !(header->flags & TCP_SYN);
+	return size >= 20 && size <= length && !tcp_opens(header->flags);
 }
 
 static __always_inline bool glance_v4(struct __sk_buff *ctx, struct tuple *tuple)

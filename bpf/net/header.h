@@ -92,6 +92,12 @@ SIZE(struct udp, 8);
 #define TCP_RST 4
 #define TCP_ACK 16
 
+/* Whether a segment with these flags opens a connection; a SYN/ACK answers one. */
+static __always_inline bool tcp_opens(__u8 flags)
+{
+	return (flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
 /* Chunks (RFC 9260 3.2) */
 #define SCTP_INIT 1
 #define SCTP_INIT_ACK 2

@@ -26,7 +26,7 @@ static __always_inline void packet_note_tcp(struct packet *packet,
 	packet->header = (transport->offset >> 4) * 4;
 	packet->bytes = packet->end - packet->transport - packet->header +
 			!!(flags & TCP_SYN) + !!(flags & TCP_FIN);
-	packet->opens = (flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+	packet->opens = tcp_opens(flags);
 	packet->ends = (flags & TCP_FIN ? FLOW_FIN : 0) | (flags & TCP_RST ? FLOW_RST : 0);
 }
 

@@ -93,6 +93,12 @@ __u64 bpf_ktime_get_ns(void)
 	return now;
 }
 
+/* Four milliseconds each, as with CONFIG_HZ=250. */
+__u64 jiffies64(void)
+{
+	return now / 4000000;
+}
+
 __u32 bpf_get_prandom_u32(void)
 {
 	return dice = dice * 1664525u + 1013904223u;

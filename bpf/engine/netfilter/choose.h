@@ -131,13 +131,14 @@ static __always_inline void datagram_remember(const struct tuple *tuple,
 
 /*
  * As long as this is the same, a place of recent_choices counts: for segments always; for datagrams
- * until frontends move, and for a second, so that udp_choices knows when the flow was last used.
+ * until frontends move, and for 256 jiffies (0.26 to 2.6 s, by CONFIG_HZ), so that udp_choices knows
+ * when the flow was last used. Jiffies are read without a call.
  */
 static __always_inline __u32 choice_epoch(const struct tuple *tuple, const struct settings *settings)
 {
 	if (tuple->protocol != UDP)
 		return 0;
-	return settings->frontend_moves * 0x9e3779b1 + (__u32)(clock_coarse() >> 30);
+	return settings->frontend_moves * 0x9e3779b1 + (__u32)(jiffies64() >> 8);
 }
 
 /* What names the tuple, and the epoch, in its place. */
