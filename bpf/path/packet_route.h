@@ -6,6 +6,7 @@
 #include "rules/route.h"
 
 #define GSO_BY_FRAGS 0xffff	/* SCTP: the segments are of different lengths */
+#define LEAST_MTU 1280	/* of IPv6 (RFC 8200 5); devices that take less are rare */
 
 /*
  * Returns the length of the IP packets that are sent (a GSO packet is cut into segments), or 0 if
@@ -52,7 +53,8 @@ static __always_inline bool may_be_told(struct __sk_buff *ctx, const struct pack
 
 /*
  * Whether there is a route through this device that takes the packet. If the packet is too long,
- * onward->mtu is set, and the sender gets an ICMP error. Kernels before 5.12 do not report the MTU.
+ * onward->mtu is set, and the sender gets an ICMP error. Kernels before 5.12 do not report the MTU: the
+ * sender is told LEAST_MTU, or nothing if the packet is not longer.
  */
 static __always_inline bool device_takes(struct __sk_buff *ctx, const struct packet *packet,
 					 struct onward *onward, const struct tuple *tuple,
@@ -60,6 +62,7 @@ static __always_inline bool device_takes(struct __sk_buff *ctx, const struct pac
 {
 	__u32 length = packet_length_sent(ctx, packet);
 	EMPTY(struct bpf_fib_lookup, route);
+	__u32 mtu;
 	long result;
 
 	route_request(route, tuple, packet->v6, &tuple->destination, tuple->destination_port,
@@ -68,10 +71,11 @@ static __always_inline bool device_takes(struct __sk_buff *ctx, const struct pac
 	result = bpf_fib_lookup(ctx, route, sizeof(*route), BPF_FIB_LOOKUP_OUTPUT);
 	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH)
 		return route->ifindex == ifindex;
-	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED && route->tot_len < length &&
-	    may_be_told(ctx, packet) &&
+	/* The kernel writes mtu_result to tot_len; older headers do not have that name. */
+	mtu = route->tot_len < length ? route->tot_len : LEAST_MTU;
+	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED && mtu < length && may_be_told(ctx, packet) &&
 	    route_device(ctx, packet, tuple, ifindex, BPF_FIB_LOOKUP_OUTPUT) == ifindex)
-		onward->mtu = route->tot_len;	/* mtu_result, which older headers do not have */
+		onward->mtu = mtu;
 	return false;
 }
 
