@@ -6,7 +6,8 @@
 A client outside sends a datagram each millisecond to a NodePort of the engine netfilter. Its
 endpoint is replaced by another pod, and the last datagram that came to the removed one tells the
 time since the new EndpointSlice was written. Conntrack has 1, 100,000 and N more entries: of other
-connections, or of clients of the same Service whose endpoint stays.
+connections, or of clients of the same Service whose endpoint stays. At last the flow is one that
+the programs do not know, as one that a kube-proxy opened.
 """
 
 import argparse
@@ -20,13 +21,16 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from bench import targets
-from bench.conntrack_filler import Served, amid, entered
+from bench.conntrack_filler import Served, amid, entered, forge
 from bench.report import Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
+from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
+from ebpflb.model.services import Protocol
+from ebpflb.plan.flow_entries import Ends
 
 PREFIX = "ebpflb-moved"
 NODEPORT, PORT, TARGET = 30080, 80, 8080
@@ -46,15 +50,16 @@ def main() -> None:
 def _measured(wanted: argparse.Namespace) -> Lines:
     with temporary_lab(PREFIX) as (lab, folder, stack), _room_for(wanted.entries):
         cluster = MovedLab(lab, folder, stack)
-        for same in (False, True):
+        for same, known in ((False, True), (True, True), (False, False)):
             of_whom = "of the same Service" if same else "of others"
-            yield f"amid entries {of_whom}: the last datagram to a removed endpoint"
+            flow = "" if known else ", of a flow that the programs do not know"
+            yield f"amid entries {of_whom}: the last datagram to a removed endpoint{flow}"
             for v6 in (False, True):
                 for size in sorted({1, 100_000, wanted.entries}):
-                    print_step(f"{size} entries {of_whom}, {'IPv6' if v6 else 'IPv4'}")
+                    print_step(f"{size} entries {of_whom}, {'IPv6' if v6 else 'IPv4'}{flow}")
                     served = cluster.staying(v6=v6) if same else None
                     with amid(cluster.node, size, served):
-                        took = [cluster.move(v6=v6) for _ in range(wanted.rounds)]
+                        took = [cluster.move(v6=v6, known=known) for _ in range(wanted.rounds)]
                     target = targets.LAST_DATAGRAM if size == 100_000 else None
                     what = "IPv6" if v6 else "IPv4"
                     note = f"at most {max(took):.0f} ms"
@@ -119,10 +124,11 @@ class MovedLab:
         node, pod = (self.node.v6, self.stays.v6) if v6 else (self.node.v4, self.stays.v4)
         return Served((ip_address(node), NODEPORT), (ip_address(pod), TARGET))
 
-    def move(self, *, v6: bool) -> float:
+    def move(self, *, v6: bool, known: bool) -> float:
         """Milliseconds from the new slice to the last datagram that the removed endpoint got."""
         removed = self.servers[self.turns[0], v6]
-        with self._client_of(removed, v6=v6) as client, _sending(client):
+        opened = self._client_of(removed, v6=v6) if known else self._unknown_client(v6=v6)
+        with opened as client, _sending(client):
             self.turns.reverse()
             begun = time.monotonic_ns()
             self._write()
@@ -135,6 +141,18 @@ class MovedLab:
         for server in self.servers.values():
             _newest(server)
         return (last - begun) / MS
+
+    def _unknown_client(self, *, v6: bool) -> socket.socket:
+        """A socket whose flow conntrack leads to the endpoint that goes, and programs elsewhere."""
+        client = self._client_of(self.servers[self.stays, v6], v6=v6)
+        source, destination = client.getsockname(), client.getpeername()
+        addresses = ip_address(source[0]), ip_address(destination[0])
+        flow = Ends(*addresses, source[1], destination[1])
+        pod = ip_address(self.turns[0].v6 if v6 else self.turns[0].v4)
+        with entered(self.node):
+            conntrack.delete(conntrack.find([(Protocol.UDP, flow)]))
+            forge(Protocol.UDP, flow, (pod, TARGET))
+        return client
 
     def _client_of(self, server: socket.socket, *, v6: bool) -> socket.socket:
         """A socket whose flow has this endpoint."""
