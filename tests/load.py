@@ -8,8 +8,17 @@ emulated and twenty times slower, say less than 1.
 import os
 
 LOAD = float(os.environ.get("EBPFLB_TEST_LOAD", "1"))
+EMULATED_PAUSE = 0.01  # seconds, of a machine that bears nearly the whole load
 
 
 def scaled(count: int) -> int:
     """Return the count, scaled to the load that this machine can bear; 1 at least."""
     return max(1, round(count * LOAD))
+
+
+def paused(seconds: float) -> float:
+    """Return the pause of a client between its requests.
+
+    Clients that hardly pause leave an emulated machine no time to start an agent beside them.
+    """
+    return seconds if LOAD == 1 else max(seconds, EMULATED_PAUSE / LOAD)

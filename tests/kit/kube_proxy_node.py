@@ -16,6 +16,7 @@ from ebpflb.model.packet_path import Engine
 from tests.kit import needs, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import new_lab
+from tests.load import paused
 
 PODS, PODS6 = cni.NETWORKS
 NAMES = {"web-1", "web-2", "web-3"}
@@ -64,7 +65,8 @@ class KubeProxyNode(Cluster):
     @contextmanager
     def unfailing(self, ways: list[Way]) -> Iterator[None]:
         """Clients connect again and again as long as this lasts; all of it must succeed."""
-        pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
+        pause = paused(0.01)
+        pressing = [self.start_client(host, "tcp", *where, pause=pause) for host, where in ways]
         try:
             yield
         finally:
