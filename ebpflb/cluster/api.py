@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the API server. Only this module and ``access`` import ``kubernetes``.
+"""Requests to the API server.
 
-Import this module only if there is an API server: the client costs 16 MB and 0.4 s, and 40 MB
-before release 37, which imports its typed models on use. No supported import is cheaper: the
-package's ``__init__`` imports every part, with requests, oauthlib and pydantic. The models are not
-used: they would take four times the time and eight times the memory of msgspec. Requests go through
-the client's own urllib3 pool (certificates, proxy), without retries, as bytes.
+The client's models are not used: they would take four times the time and eight times the memory of
+msgspec. Requests go through the client's own urllib3 pool (certificates, proxy), without retries,
+as bytes.
 """
 
 import logging

@@ -8,20 +8,15 @@ here, before any module of pyroute2 is imported. From then on a process can impo
 ``pyroute2.iproute.IPRoute``, and not ``pyroute2.IPRoute``.
 """
 
-import importlib.util
-import sys
 from typing import Any
 
+from ebpflb import empty_package
 from ebpflb.errors import in_words
-
-_NAME = "pyroute2"
 
 
 def import_no_more_than_asked() -> None:
     """Does nothing where pyroute2 is imported already."""
-    spec = importlib.util.find_spec(_NAME)
-    if spec and _NAME not in sys.modules:
-        sys.modules[_NAME] = importlib.util.module_from_spec(spec)
+    empty_package.put("pyroute2")
 
 
 def reason(error: Exception) -> str:

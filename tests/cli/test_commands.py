@@ -13,7 +13,7 @@ from ebpflb.cli import ALIASES, COMMANDS, SUMMARIES, cli
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.conftest import NEVER, Ebpflb
 
-OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes", "bcc")
+OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes.client.rest", "bcc")
 # Libraries that a command imports when it needs them, if ever; ebpflb.lab is the demo's.
 HEAVY = {
     *("asyncio", "bcc", "cffi", "h11", "multiprocessing", "prometheus_client", "urllib3", "yaml"),
@@ -60,7 +60,7 @@ def test_no_command_imports_another_or_the_agent(name: str) -> None:
     assert commands <= SHARED | {name}
     tops = {".".join(each.split(".")[:2]) for each in modules}
     assert HEAVY & (tops | modules) == ({"ebpflb.lab", "yaml"} if name == "demo" else set())
-    assert not any(each.startswith(("ebpflb.agent", "kubernetes")) for each in modules)
+    assert not any(each.startswith(("ebpflb.agent", "kubernetes.client.")) for each in modules)
 
 
 def test_a_command_spends_no_time_on_garbage() -> None:

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kubeconfig: its values, with the client's loader.
+
+The loader costs another 0.15 s of processor time, for OAuth and requests: pods do not need it. No
+error quotes a credential, or the output of a credential plugin.
+"""
+
+import base64
+import binascii
+import os
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from kubernetes.client.configuration import Configuration
+from kubernetes.config.dateutil import parse_rfc3339
+from kubernetes.config.exec_provider import ExecProvider
+from kubernetes.config.kube_config import KubeConfigLoader
+
+from ebpflb import redaction
+from ebpflb.cluster import kubernetes_parts, manifest_file
+from ebpflb.errors import ClusterError, in_words
+
+# Files that exist in this process only: they disappear when it is killed.
+#
+# TLS keys have to be files, and a kubeconfig may contain its keys as text.
+
+
+class MemoryFiles:
+    """Files that are closed when no reference to this object is left."""
+
+    def __init__(self) -> None:
+        self._opened: list[int] = []
+
+    def add(self, content: bytes) -> Path:
+        """Return a path at which this process can open a file with this content."""
+        opened = os.memfd_create("ebpflb")
+        self._opened.append(opened)
+        with open(opened, "wb", closefd=False) as file:
+            file.write(content)
+        return Path(f"/proc/self/fd/{opened}")
+
+    def __del__(self) -> None:
+        for opened in self._opened:
+            os.close(opened)
+
+
+def load(data: bytes, folder: Path, configuration: Configuration) -> MemoryFiles:
+    """Set the client's configuration; the files that are returned must live as long as it.
+
+    Relative paths begin at ``folder``. Raises ClusterError and the errors of the client's loader.
+    """
+    files = MemoryFiles()
+    make: Any = _Loader  # the client's functions have no types
+    loader = make(_parse(data, folder, files), config_base_path=str(folder))
+    loader.files = files
+    loader.load_and_set(configuration)
+    return files
+
+
+# A kubeconfig -> the values that the Kubernetes client takes.
+#
+# File names become absolute paths. Certificates and keys in the text are put into memory files,
+# whereas the client would write them to /tmp. No error quotes the text.
+
+_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_INLINE = {f"{name}-data": name for name in _FILES[:3]}
+_SECRET = {"token", "password", "client-secret", "id-token", "refresh-token", "access-token"}
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
+def _parse(data: bytes, folder: Path, files: MemoryFiles) -> dict[str, Any]:
+    """Raises ClusterError."""
+    try:
+        config = next(manifest_file.load_documents(data), None)
+    except ValueError as error:
+        raise ClusterError(_reason(error)) from None
+    if not isinstance(config, dict):
+        raise ClusterError("Invalid kube-config file: not a mapping of fields")
+    for kind, inner in (("clusters", "cluster"), ("users", "user")):
+        entries = config.get(kind)
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and isinstance(entry.get(inner), dict):
+                _remember_secrets(entry[inner])
+                _complete(entry[inner], folder, files)
+    return config
+
+
+def _reason(error: ValueError) -> str:
+    """Return where the text is wrong, without quotations, since one may contain a token."""
+    cause = error.__cause__
+    if not isinstance(cause, yaml.MarkedYAMLError):
+        return f"neither YAML nor JSON: {_QUOTED.sub('...', in_words(error))}"
+    said = ": ".join(part for part in (cause.context, cause.problem) if part)
+    mark = cause.problem_mark or cause.context_mark
+    where = f", line {mark.line + 1}" if mark else ""
+    return in_words(ValueError(_QUOTED.sub("...", said) + where))
+
+
+def _complete(section: dict[str, Any], folder: Path, files: MemoryFiles) -> None:
+    for name in _FILES:
+        if isinstance(section.get(name), str) and section[name]:
+            section[name] = str(_readable(name, (folder / section[name]).absolute()))
+    for inline, name in _INLINE.items():
+        if content := section.pop(inline, None):
+            section[name] = str(files.add(_decoded(inline, content)))
+
+
+def _readable(name: str, path: Path) -> Path:
+    """Return the path, and refuse pipes and devices; a missing file is reported by its reader."""
+    if path.exists() and not path.is_file():
+        raise ClusterError(f"{name}: {path}: not a regular file")
+    return path
+
+
+def _decoded(name: str, content: object) -> bytes:
+    try:
+        return base64.b64decode(content if isinstance(content, str | bytes) else b"?")
+    except (binascii.Error, ValueError):
+        raise ClusterError(f"{name}: not base64") from None
+
+
+def _remember_secrets(value: object) -> None:
+    """Remember secrets: of a user, of the credential plugin's environment, and in URLs."""
+    if isinstance(value, list):
+        for each in value:
+            _remember_secrets(each)
+    if not isinstance(value, dict):
+        return
+    for name, each in value.items():
+        if name in _SECRET or (name == "value" and "name" in value):
+            redaction.remember(each)
+        elif name in ("server", "proxy-url") and isinstance(each, str):
+            redaction.without_user(each)
+        else:
+            _remember_secrets(each)
+
+
+class _Loader(KubeConfigLoader):
+    """The client's loader; but errors stop the start, and a plugin's output is never quoted."""
+
+    files: MemoryFiles
+
+    def _load_from_exec_plugin(self) -> bool | None:
+        user: Any = self._user
+        if "exec" not in user:
+            return None
+        plugin, run = user["exec"], cast(Any, ExecProvider)
+        try:
+            status = run(plugin, self._config_base_path, self._cluster).run()
+            return self._use(status)
+        except Exception as error:
+            name, why = plugin.value.get("command"), kubernetes_parts.reason(error)
+            raise ClusterError(f"credential plugin {name}: {why}") from None
+
+    def _use(self, status: dict[str, Any]) -> bool:
+        if token := status.get("token"):
+            redaction.remember(token)
+            self.token = f"Bearer {token}"
+        elif "clientCertificateData" in status and "clientKeyData" in status:
+            self.cert_file = str(self.files.add(status["clientCertificateData"].encode()))
+            self.key_file = str(self.files.add(status["clientKeyData"].encode()))
+        else:
+            raise ClusterError("it returned neither a token nor a certificate with its key")
+        if "expirationTimestamp" in status:
+            self.expiry = cast(Any, parse_rfc3339)(status["expirationTimestamp"])
+        return True

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is imported of the Kubernetes client: its configuration and its HTTP pool.
+
+Its packages would import every part of it with their first module: models, OAuth, requests and
+pydantic, 0.15 s of processor time and 18 MB. Packages of the same names without content take their
+places, before any module of it is imported. What a module asks such a package for is imported then.
+"""
+
+import re
+import sys
+
+from ebpflb import empty_package
+from ebpflb.errors import ClusterError, in_words
+
+_CLIENT = "kubernetes.client"
+_EXIT_STATUS = re.compile(r"process returned (-?\d+)")
+
+
+def import_no_more_than_asked() -> None:
+    """Does nothing where the client is imported already, or not installed."""
+    if all(map(empty_package.put, ("kubernetes", _CLIENT, "kubernetes.config"))):
+        vars(sys.modules[_CLIENT])["__getattr__"] = _class_of_the_client
+
+
+def _class_of_the_client(name: str) -> type:
+    """Import a class that the modules of kubernetes.config take from kubernetes.client."""
+    match name:
+        case "Configuration":
+            from kubernetes.client.configuration import Configuration
+
+            return Configuration
+        case "ApiClient":
+            from kubernetes.client.api_client import ApiClient
+
+            return ApiClient
+    raise AttributeError(f"{_CLIENT} has no {name} here")
+
+
+def reason(error: Exception) -> str:
+    """Return the error in words, without the output of a process."""
+    from kubernetes.config.config_exception import ConfigException
+
+    if isinstance(error, ConfigException):
+        text = str(error)
+        if found := _EXIT_STATUS.search(text):
+            return f"exit status {found[1]}: run it by hand to see why"
+        if "plugin api version" in text:
+            return "it answered with another apiVersion than the kubeconfig's"
+        return in_words(ValueError(text.partition("\n")[0]))
+    known = isinstance(error, ClusterError | OSError)
+    return in_words(error) if known else f"unusable ({type(error).__name__})"
