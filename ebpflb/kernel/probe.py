@@ -42,6 +42,7 @@ PACKET_HELPERS: dict[str, tuple[int | str, ...]] = {
     "csum_diff": (28, _STACK, _BYTES, _STACK, _BYTES, 0),
     "skb_change_tail": (38, _CONTEXT, _BYTES, 0),
     "fib_lookup": (69, _CONTEXT, _STACK, _BYTES, 0),
+    "jiffies64": (118,),
     "redirect_neigh": (152, 1, 0, 0, 0),
 }
 
