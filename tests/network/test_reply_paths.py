@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.router import NODES
 from ebpflb.lab.sockets import Socket
 from ebpflb.serve import status
 from tests.kit import needs, requests
@@ -242,6 +243,7 @@ def test_narrow_device(places: TwoPlaces, v6: bool) -> None:
     """An endpoint whose reply is too long for the device is told so, as the stack would do it."""
     level, _, _, discover = OPTIONS[v6]
     places.node.ip(f"link set eth0 mtu {NARROW}")
+    places.lab.router.narrow(NARROW, to=[NODES])  # else requests may be too long for the device
     try:
         with conversation(places, "web-1", v6=v6) as (client, server):
             server.setsockopt(level, discover, PMTUDISC_DO)
@@ -249,6 +251,7 @@ def test_narrow_device(places: TwoPlaces, v6: bool) -> None:
             assert places.echo(places.outside, *places.to("web-1", SERVED, v6=v6)) == "web-1"
     finally:
         places.node.ip("link set eth0 mtu 1500")
+        places.lab.router.narrow()
 
 
 @fast_forward
