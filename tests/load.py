@@ -8,7 +8,7 @@ emulated and twenty times slower, say less than 1.
 import os
 
 LOAD = float(os.environ.get("EBPFLB_TEST_LOAD", "1"))
-EMULATED_PAUSE = 0.01  # seconds, of a machine that bears nearly the whole load
+EMULATED, EMULATED_PAUSE = 0.1, 0.5  # an emulated machine bears less than this; seconds
 
 
 def scaled(count: int) -> int:
@@ -21,4 +21,4 @@ def paused(seconds: float) -> float:
 
     Clients that hardly pause leave an emulated machine no time to start an agent beside them.
     """
-    return seconds if LOAD == 1 else max(seconds, EMULATED_PAUSE / LOAD)
+    return EMULATED_PAUSE if LOAD < EMULATED else seconds

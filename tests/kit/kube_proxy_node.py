@@ -16,7 +16,7 @@ from ebpflb.model.packet_path import Engine
 from tests.kit import needs, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import new_lab
-from tests.load import paused
+from tests.load import paused, scaled
 
 PODS, PODS6 = cni.NETWORKS
 NAMES = {"web-1", "web-2", "web-3"}
@@ -73,7 +73,7 @@ class KubeProxyNode(Cluster):
             counts = [self.stop_client(each) for each in pressing]
         for count in counts:
             assert count["errors"] == {}
-            assert sum(count["names"].values()) > 10
+            assert sum(count["names"].values()) > scaled(10)
 
     def asks(self, kind: requests.Send) -> list[set[str]]:
         """The backends that answer each client."""
