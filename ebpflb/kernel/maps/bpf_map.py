@@ -127,9 +127,10 @@ def hash_slices(fd: int, spec: MapSpec, size: int) -> Slices:
 def array_slices(memory: ArrayMemory, spec: MapSpec, stride: int, count: int) -> Slices:
     """Yield indexes and elements that are not zero, joined, from ``count`` elements at a time."""
     zero, elements = bytes(spec.value_size), read_element(spec, stride)
+    zeros = bytes(count * stride)
     for start in range(0, spec.entries, count):
         part = memory[start * stride : min(start + count, spec.entries) * stride]
-        if part.count(0) < len(part):
+        if part != zeros[: len(part)]:
             found = enumerate(elements.iter_unpack(part), start)
             some = [(index, value) for index, (value,) in found if value != zero]
             keys = pack(f"={len(some)}I", *(index for index, _ in some))

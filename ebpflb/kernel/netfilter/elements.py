@@ -269,13 +269,14 @@ class Elements:
         Elements may be written between two steps if ``wanted`` changes at the same time: each
         difference is checked again at once before it is yielded.
         """
+        ids = [_ID.pack(id) for id in wanted]
         for version, backends in self.backend_sets.items():
 
             def backend(key: bytes, version: int = version) -> bytes | None:
                 found = wanted.get(_ID.unpack(key)[0])
                 return pack(*found) if found and found[0].version == version else None
 
-            yield from _compare(backends, map(_ID.pack, list(wanted)), backend)
+            yield from _compare(backends, iter(ids), backend)
         for version, endpoints in self.endpoint_sets.items():
 
             def endpoint(key: bytes, version: int = version) -> bytes | None:
