@@ -70,7 +70,8 @@ def serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     chosen=some.lists(some.sampled_from(OPTIONS), min_size=1, max_size=3, unique=True),
-    value=some.sampled_from(ODD) | some.text(some.characters(exclude_characters="\0")),
+    value=some.sampled_from(ODD)
+    | some.text(some.characters(exclude_characters="\0", codec="utf-8")),
 )
 def test_any_value(ebpflb: Ebpflb, tmp_path: Path, chosen: list[str], value: str) -> None:
     """Of up to three options at once; the words of an error are not Python's."""
