@@ -74,7 +74,7 @@ class Question(Generic[_Answer]):
 
 
 class _Listing(NamedTuple):
-    """The Services of an answer in parts, which all Services are compared for once.
+    """The Services of an answer that is given in parts: selected once, for all parts.
 
     ``asked``: the patterns and the label selector.
     """
@@ -134,7 +134,7 @@ class Inspection:
         more = len(listing.keys) - start - len(keys)
         return answer(ServiceList(rows, more, listing.notes, listing.selector))
 
-    def _list(self, patterns: list[str], selector: str) -> "_Listing":
+    def _list(self, patterns: list[str], selector: str) -> _Listing:
         """Select from all Services. Raises ValueError for an invalid selector."""
         required = services.parse_requirements(selector)
         labels, complete = self._ask(lambda cluster, _: (_labelled(cluster), cluster.complete))

@@ -18,8 +18,11 @@ _EXIT_STATUS = re.compile(r"process returned (-?\d+)")
 
 def import_no_more_than_asked() -> None:
     """Does nothing where the client is imported already, or not installed."""
-    if all(map(empty_package.put, ("kubernetes", _CLIENT, "kubernetes.config"))):
-        vars(sys.modules[_CLIENT])["__getattr__"] = _class_of_the_client
+    if not empty_package.put("kubernetes"):
+        return
+    empty_package.put("kubernetes.config")
+    empty_package.put(_CLIENT)
+    vars(sys.modules[_CLIENT])["__getattr__"] = _class_of_the_client
 
 
 def _class_of_the_client(name: str) -> type:

@@ -176,10 +176,9 @@ class RemovedEndpoints:
         self.watched[name] = change
         for times in (self._since, self._due_once):
             times.remove(name, change.endpoints - change.terminating)
-        listed, terminating = (before.endpoints, before.terminating) if before else ((), ())
-        for endpoint in change.terminating.difference(terminating):
-            self._since[name][endpoint] = now
-        for endpoint in frozenset(listed) - change.endpoints:
+        earlier = before or Watched(change.grace, frozenset())
+        begun = change.terminating - earlier.terminating
+        for endpoint in begun | (earlier.endpoints - change.endpoints):
             self._since[name][endpoint] = now
         return before is None
 

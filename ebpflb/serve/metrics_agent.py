@@ -94,7 +94,7 @@ class MapsCollector:
         yield limits
 
     def _schedulers(self) -> Iterator[Metric]:
-        text = "Service ports in the maps, by the scheduler in force"
+        text = "Service ports in the maps, by the scheduler that they use now"
         name = "ebpflb_service_ports_by_scheduler"
         metric = GaugeMetricFamily(name, text, labels=["scheduler"])
         totals = self._planner().totals

@@ -28,6 +28,10 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _is_true(text: str) -> bool:
+    return text == "True"
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -57,7 +61,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     "kubeconfig": (str, _path),
     "master": (str, str),
     "bind_address": (str, ip_address),
-    "serve_external_ips": (str, "True".__eq__),
+    "serve_external_ips": (str, _is_true),
     "external_ips": (str, parse_external_ips),
     "nodeport_source_ranges": (show_networks, parse_networks),
     "namespaces": (show_namespaces, parse_namespaces),

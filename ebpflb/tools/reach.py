@@ -51,7 +51,7 @@ def _name(folder: Path) -> str:
     """ "" for a thread of the kernel, and for a process that has ended."""
     with suppress(OSError):
         if os.readlink(f"{folder}/exe"):
-            return Path(f"{folder}/comm").read_text().strip()
+            return (folder / "comm").read_text().strip()
     return ""
 
 

@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import MAPS, ffi, names
@@ -61,7 +61,7 @@ class FlowTable:
         self.number = list(FLOW_MAPS).index(name)
         self._sweeps, self.stats = maps["sweeps"], maps["flow_stats"]
 
-    @property
+    @cached_property  # commands read numbers alone
     def _by_flags(self) -> list[int]:
         return _idle_limits(self._timeouts, FLOW_MAPS[self.name])
 

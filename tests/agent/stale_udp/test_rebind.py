@@ -112,13 +112,19 @@ def test_not_rebound(unable: World, hairpin: bool, caplog: pytest.LogCaptureFixt
     assert "1 UDP sockets are still connected to a removed backend" in caplog.text
 
 
-def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle flow is renewed while its socket is open, and left to the sweeper after it."""
+def renewed_often(unable: World, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """A client whose flow was opened for it, and is renewed many times a second."""
     monkeypatch.setattr(socket_search, "RENEWAL", 0.0)
     monkeypatch.setattr(worker, "RENEWAL", 0.05)
     client = unable.remember(unable.direct())
     unable.worker.check(REPLACED)
     assert eventually(lambda: flow_of(unable, client) is not None)
+    return client
+
+
+def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle flow is renewed while its socket is open, and left to the sweeper after it."""
+    client = renewed_often(unable, monkeypatch)
     flows, asked = unable.maps["other_flows"], stale_flow(unable, client).request
     begun = flow_of(unable, client)
     assert eventually(lambda: flow_of(unable, client).last_seen > begun.last_seen)
@@ -132,11 +138,7 @@ def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_renewed_without_its_reply(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry of a flow's replies, which the LRU evicted, is there again with the renewal."""
-    monkeypatch.setattr(socket_search, "RENEWAL", 0.0)
-    monkeypatch.setattr(worker, "RENEWAL", 0.05)
-    client = unable.remember(unable.direct())
-    unable.worker.check(REPLACED)
-    assert eventually(lambda: flow_of(unable, client) is not None)
+    client = renewed_often(unable, monkeypatch)
     flows = unable.maps["other_flows"]
     way_back = stale_flow(unable, client).reply(ELSEWHERE.address, ELSEWHERE.port)
     reply = flows.get(way_back)
