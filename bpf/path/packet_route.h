@@ -53,8 +53,8 @@ static __always_inline bool may_be_told(struct __sk_buff *ctx, const struct pack
 
 /*
  * Whether there is a route through this device that takes the packet. If the packet is too long,
- * onward->mtu is set, and the sender gets an ICMP error. Kernels before 5.12 do not report the MTU: the
- * sender is told LEAST_MTU, or nothing if the packet is not longer.
+ * onward->mtu is set, and the sender gets an ICMP error. Kernels before 5.12 do not report the MTU. There
+ * the sender of a packet longer than LEAST_MTU is told LEAST_MTU; any other sender gets no error.
  */
 static __always_inline bool device_takes(struct __sk_buff *ctx, const struct packet *packet,
 					 struct onward *onward, const struct tuple *tuple,
