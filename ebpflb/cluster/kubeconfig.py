@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kubeconfig: its values, with the client's loader.
 
-The loader costs another 0.15 s of processor time, for OAuth and requests: pods do not need it. No
-error quotes a credential, or the output of a credential plugin.
+The loader costs another 0.03 s of processor time, for YAML and OAuth: pods do not need it. No error
+quotes a credential, or the output of a credential plugin.
 """
 
 import base64
