@@ -19,7 +19,6 @@ from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.verdict import judge
 from ebpflb.tools import pins, place
-from ebpflb.tools.canary_check import canary_results
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.comparison import compare
@@ -91,6 +90,8 @@ def _of_maps(
         "audit": lambda: _audit(paths, cgroup),
     }
     if canary:
+        from ebpflb.tools.canary_check import canary_results
+
         steps["canary"] = lambda: canary_results(state, paths, maps)
     for name, step in steps.items():
         try:

@@ -117,15 +117,15 @@ def check_values(data: bytes) -> None:
     """
     document = _Document()
     for event in yaml.parse(data, Loader=Loader):
-        if isinstance(event, yaml.DocumentStartEvent):
-            document = _Document()
+        if isinstance(event, yaml.ScalarEvent):  # the most frequent first
+            document.add(1)
+            document.name(event.anchor, 1)
         elif isinstance(event, yaml.CollectionStartEvent):
             document.begin(event.anchor)
         elif isinstance(event, yaml.CollectionEndEvent):
             document.end()
-        elif isinstance(event, yaml.ScalarEvent):
-            document.add(1)
-            document.name(event.anchor, 1)
+        elif isinstance(event, yaml.DocumentStartEvent):
+            document = _Document()
         elif isinstance(event, yaml.AliasEvent):
             document.add(document.size_of(event.anchor))
 

@@ -72,7 +72,7 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
             except ClusterError as error:
                 not_listed = str(error)
         found += asked.drifts
-        found += node_audit.table(maps, options, asked.ids)
+        found += node_audit.table(maps, options, damage, asked.ids)
         found += node_audit.in_flowtable(maps)
     return Compared(found, not_listed)
 

@@ -10,8 +10,6 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from ebpflb.cluster.list_watch import NEWEST
-from ebpflb.cluster.sources import make_source
 from ebpflb.errors import ClusterError
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
@@ -35,14 +33,27 @@ def listed(options: Options) -> ClusterState:
 
     Raises ClusterError, with the last reason, if the lists are not complete within LIST_SECONDS.
     """
-    inbox = SimpleQueue[Event]()
     cluster = ClusterState(
         options.node_name, bind_address=options.bind_address, admission=options.admission
     )
-    source = make_source(
+    if options.manifests:
+        from ebpflb.cluster.manifest_directory import ManifestDirectory
+
+        for event in ManifestDirectory(options.manifests, options.node_name).scan():
+            _apply(cluster, event)
+    else:
+        _list_by_api(cluster, options)
+    return cluster
+
+
+def _list_by_api(cluster: ClusterState, options: Options) -> None:
+    from ebpflb.cluster.api_source import ApiSource
+    from ebpflb.cluster.list_watch import NEWEST
+
+    inbox = SimpleQueue[Event]()
+    source = ApiSource(
         inbox.put,
         node_name=options.node_name,
-        manifests=options.manifests,
         kubeconfig=options.kubeconfig,
         master=options.master,
         first_version=NEWEST,
@@ -52,16 +63,19 @@ def listed(options: Options) -> ClusterState:
     try:
         while not cluster.complete:
             try:
-                message = inbox.get(timeout=max(0.0, until - time.monotonic()))
+                event = inbox.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
                 raise ClusterError(f"{options.source} cannot be listed: {reason}") from None
-            if isinstance(message, Replaced | Changed | Removed):
-                cluster.apply(message)
-            elif isinstance(message, SourceStatus):
-                reason = message.error or reason
+            _apply(cluster, event)
+            if isinstance(event, SourceStatus):
+                reason = event.error or reason
     finally:
         source.stop()
-    return cluster
+
+
+def _apply(cluster: ClusterState, event: Event) -> None:
+    if isinstance(event, Replaced | Changed | Removed):
+        cluster.apply(event)
 
 
 class Missing(NamedTuple):

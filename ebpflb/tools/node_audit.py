@@ -21,7 +21,6 @@ from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.no_frontends import NoFrontends
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.maps.translations import Translations
 from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
@@ -79,12 +78,15 @@ def wrong_bits(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]:
     yield from (Drift(Part.MAP, f"map no_frontends: #{at}", DIFFERS) for at in wanted.wrong())
 
 
-def table(maps: Mapping[str, Map], options: Options | None, but: Set[int]) -> Iterator[Drift]:
+def table(
+    maps: Mapping[str, Map], options: Options | None, damage: "Damage", but: Set[int]
+) -> Iterator[Drift]:
     """The nft table of the engine netfilter, where it serves, with its elements.
 
     ``options`` are the last agent's; without them only a missing table is found. ``but`` are the
-    ids of backends whose slots differ, so that nothing is known of their elements. An element that
-    should not exist does no harm: its id may be in quarantine. Raises NodeError.
+    ids of backends whose slots differ: nothing is known of their elements, or of those of damaged
+    service ports. An element that should not exist does no harm: its id may be in quarantine.
+    Raises NodeError.
     """
     flags = maps["settings"].get(0).flags
     if "netfilter" not in flags or "shadow" in flags:
@@ -96,10 +98,17 @@ def table(maps: Mapping[str, Map], options: Options | None, but: Set[int]) -> It
         with closing(NetfilterTable(wanted, owns=False)) as found:
             for said in found.differences():
                 yield Drift(Part.TABLE, str(TABLE), said)
-            yield from _elements(Elements(found.session, wanted), Translations(maps), but)
+            yield from _elements(Elements(found.session, wanted), damage, but)
 
 
-def _elements(elements: Elements, wanted: Translations, but: Set[int]) -> Iterator[Drift]:
+def _elements(elements: Elements, damage: "Damage", but: Set[int]) -> Iterator[Drift]:
+    ports = damage.contents.entries.items()
+    known = [entries for name, entries in ports if name not in damage.names]
+    wanted = {
+        id: backend.endpoint
+        for entries in known
+        for id, backend in zip(entries.ids, entries.backends, strict=True)
+    }
     elements.read()
     for changes in elements.compare(wanted):
         for change in changes:
