@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, list_option, print_list
+from ebpflb.cli.output import Output, list_option, print_list, show, watch_option
+from ebpflb.model.drift import Drift
+from ebpflb.options import Paths
 from ebpflb.tools import kube_proxy, pins
 from ebpflb.tools.comparison import compare
 
@@ -16,8 +18,15 @@ from ebpflb.tools.comparison import compare
 @common.state_dir
 @common.run_dir
 @common.cgroup_root
+@watch_option
 @list_option
-def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, output: Output) -> None:
+def audit(
+    state_dir: Path,
+    run_dir: Path | None,
+    cgroup_root: Path | None,
+    watch: float | None,
+    output: Output,
+) -> None:
     """Compare this node with what it should be, once, and change nothing.
 
     Hooks, devices and pins; the entries of the maps, with each other and with a fresh list of the
@@ -27,14 +36,25 @@ def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, outpu
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
+    drift, notes = show(
+        lambda: _read(paths, cgroup_root), lambda found: _print(*found, output), watch
+    )
+    sys.exit(1 if drift or notes else 0)
+
+
+def _read(paths: Paths, cgroup_root: Path | None) -> tuple[list[Drift], list[str]]:
+    """What differs, and notes."""
     drift, not_listed = compare(paths, cgroup_root)
     notes = [f"not compared with the cluster: {not_listed}"] if not_listed else []
     if beside := kube_proxy.overruled(paths.state):
         notes.append(beside)
+    return drift, notes
+
+
+def _print(drift: list[Drift], notes: list[str], output: Output) -> None:
     for note in notes:
         click.echo(note, err=True)
     rows = [{"part": each.part, "difference": str(each)} for each in drift]
     data = [each._asdict() for each in drift]
     names = (each.part for each in drift)
     print_list(rows, output, data=data, names=names, what="differences")
-    sys.exit(1 if drift or notes else 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, list_option
+from ebpflb.cli.output import Output, list_option, show, watch_option
 from ebpflb.cli.results import print_results
 from ebpflb.serve import status
 from ebpflb.tools import pins
@@ -19,21 +19,35 @@ from ebpflb.tools.check_result import CheckResult
 @common.cgroup_root
 @common.state_dir
 @common.run_dir
+@watch_option
 @list_option
-def check(cgroup_root: Path | None, state_dir: Path, run_dir: Path, output: Output) -> None:
+def check(
+    cgroup_root: Path | None, state_dir: Path, run_dir: Path, watch: float | None, output: Output
+) -> None:
     """Check whether this node can run ebpflb.
 
     Tries every feature that ebpflb uses. For each one that is missing, prints what to do about it
     or what does not work without it. The last line says it in words. Exit status 0 if nothing
     required is missing.
     """
-    results = [*check_node(state_dir.absolute(), cgroup_root), *_name(state_dir, run_dir)]
-    lacking = [result.feature for result in results if result.required and not result.ok]
+
+    def read() -> list[CheckResult]:
+        return [*check_node(state_dir.absolute(), cgroup_root), *_name(state_dir, run_dir)]
+
+    results = show(read, lambda found: _print(found, output), watch)
+    sys.exit(1 if _lacking(results) else 0)
+
+
+def _print(results: list[CheckResult], output: Output) -> None:
     print_results(results, output, "MISSING")
-    if output.form == "table":
+    if output.has_sentences:
+        lacking = _lacking(results)
         lacks = f"cannot run ebpflb: it lacks {', '.join(lacking)}"
         click.echo(f"\nThis node {lacks if lacking else 'can run ebpflb'}.")
-    sys.exit(1 if lacking else 0)
+
+
+def _lacking(results: list[CheckResult]) -> list[str]:
+    return [result.feature for result in results if result.required and not result.ok]
 
 
 def _name(state_dir: Path, run_dir: Path) -> list[CheckResult]:

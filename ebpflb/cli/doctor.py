@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, list_option
+from ebpflb.cli.output import Output, list_option, show, watch_option
 from ebpflb.cli.results import print_results
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
@@ -37,9 +37,15 @@ from ebpflb.tools.settings_check import settings_results
     show_default=True,
     help="Test every path with real connections to a temporary endpoint.",
 )
+@watch_option
 @list_option
 def doctor(
-    cgroup_root: Path | None, state_dir: Path, run_dir: Path | None, output: Output, canary: bool
+    cgroup_root: Path | None,
+    state_dir: Path,
+    run_dir: Path | None,
+    watch: float | None,
+    output: Output,
+    canary: bool,
 ) -> None:
     """Look for everything that can be wrong on this node, and say what to do.
 
@@ -52,13 +58,24 @@ def doctor(
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
     place.require_state_directory(paths.state)
-    results = list(_results(paths, cgroup_root, canary=canary))
-    wrong = [each for each in results if each.required and not each.ok]
+
+    def read() -> list[CheckResult]:
+        return list(_results(paths, cgroup_root, canary=canary))
+
+    results = show(read, lambda found: _print(found, output), watch)
+    sys.exit(1 if _count_wrong(results) else 0)
+
+
+def _print(results: list[CheckResult], output: Output) -> None:
     print_results(results, output, "WRONG")
-    if output.form == "table":
-        warnings = sum(not each.ok for each in results) - len(wrong)
-        click.echo(f"\nwrong: {len(wrong)}, warnings: {warnings}")
-    sys.exit(1 if wrong else 0)
+    if output.has_sentences:
+        wrong = _count_wrong(results)
+        warnings = sum(not each.ok for each in results) - wrong
+        click.echo(f"\nwrong: {wrong}, warnings: {warnings}")
+
+
+def _count_wrong(results: list[CheckResult]) -> int:
+    return sum(each.required and not each.ok for each in results)
 
 
 def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[CheckResult]:

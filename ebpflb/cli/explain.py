@@ -10,7 +10,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, Row, output_option, percent, print_as, print_table
+from ebpflb.cli.output import (
+    Output,
+    Row,
+    output_option,
+    percent,
+    print_as,
+    print_table,
+    show,
+    watch_option,
+)
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.entries import Frontend
 from ebpflb.tools import pins
@@ -65,6 +74,7 @@ class _Question(click.ParamType):  # type: ignore[type-arg]
 )
 @common.state_dir
 @common.run_dir
+@watch_option
 @output_option("wide", "json", "yaml")
 def explain_(
     to: Frontend | NamedService,
@@ -73,6 +83,7 @@ def explain_(
     page: int,
     state_dir: Path,
     run_dir: Path | None,
+    watch: float | None,
     output: Output,
 ) -> None:
     """Explain why a connection goes where it goes, step by step.
@@ -88,17 +99,24 @@ def explain_(
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
-    explained = explain(StateDir(paths.state), paths.cache, to, sender, from_port)
-    if output.is_data:
-        print_as(output, explained.as_data())
-    else:
-        _print(explained, page, output)
-    for note in explained.notes:
-        click.echo(f"note: {note}", err=True)
+
+    def read() -> Explained:
+        return explain(StateDir(paths.state), paths.cache, to, sender, from_port)
+
+    explained = show(read, lambda found: _print(found, page, output), watch)
     sys.exit(explained.status)
 
 
 def _print(explained: Explained, page: int, output: Output) -> None:
+    if output.is_data:
+        print_as(output, explained.as_data())
+    else:
+        _print_tables(explained, page, output)
+    for note in explained.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _print_tables(explained: Explained, page: int, output: Output) -> None:
     """Prints two tables: the steps, of which the last is the verdict, and the endpoints."""
     print_table([*_steps(explained, wide=output.is_wide)], output)
     if not explained.shares:

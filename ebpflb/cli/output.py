@@ -44,6 +44,11 @@ class Output(NamedTuple):
     def is_wide(self) -> bool:
         return self.form == "wide"
 
+    @property
+    def has_sentences(self) -> bool:
+        """Whether sentences stand below the table: with -o wide and --no-headers rows alone."""
+        return self.form == "table" and self.headers
+
 
 _TABLE = Output()
 
@@ -71,7 +76,7 @@ _no_headers = click.option(
     is_eager=True,  # before -o, which takes its value
     expose_value=False,
     callback=lambda context, _, given: context.meta.update({_NO_HEADERS: given}),
-    help="Print tables without their heads.",
+    help="Print the rows of tables alone: no heads, and no sentences below.",
 )
 data_option = output_option("json", "yaml")
 list_option = output_option("wide", "json", "yaml", "name")

@@ -19,7 +19,7 @@ def print_results(results: Sequence[CheckResult], output: Output, lacking: str) 
     data = [each._asdict() for each in results]
     names = (each.feature for each in results)
     print_list(rows, output, data=data, names=names, text_last=True)
-    if output.form == "table":
+    if output.has_sentences:
         for each in results:
             if each.remedy:
                 click.echo(f"\n{each.feature}: {escaped(each.detail)}\n  {escaped(each.remedy)}")

@@ -175,9 +175,11 @@ def test_no_agent(cluster: Cluster) -> None:
     try:
         code, found = not_ok(cluster)
         text = doctor(cluster).out
+        alone = doctor(cluster, "--no-canary", "--no-headers").out.splitlines()
     finally:
         cluster.agent.start()
     assert code == 1
+    assert alone and all(re.match("(ok|warning|WRONG) ", line) for line in alone)
     assert found["status: no agent runs"]["detail"] == "DEGRADED"
     assert re.search(r"(?m)^WRONG +status: no agent runs ", text) and "docs/runbook.md" in text
 
