@@ -25,6 +25,17 @@ CHANGES = "Changes, the newest first; a time shows what the maps held then"
 PICK = """const it = document.querySelector('[name=map]'); it.value = arguments[0];
           document.querySelector('#past').replaceChildren();
           it.dispatchEvent(new Event('change'));"""
+# Answers of map services come when window.late() is called; window.isLate says that they have.
+LATE = """
+const ask = window.fetch;
+window.fetch = async (path, options) => {
+  const answer = await ask(path, options);
+  if (!path.includes("map=services")) return answer;
+  await new Promise((resolve) => { window.late = resolve; });
+  const text = await answer.text();
+  setTimeout(() => { window.isLate = true; }, 100);
+  return new Response(text);
+};"""
 # Adds markup to the texts of all answers that come from objects or are sentences.
 MARKUP = """
 const words = new Set(["service", "pod", "node", "endpoint", "frontend", "problems", "notes",
@@ -466,6 +477,21 @@ def monitors(cluster: Cluster) -> bool:
     """Whether the agent says that a monitor runs."""
     found = status.read(cluster.agent.paths)
     return found is None or found.monitor is not None
+
+
+def test_a_late_answer_replaces_no_later_one(page: Page) -> None:
+    """Another map is chosen while the first one's answer is on its way."""
+    page.open("/history")
+    page.wait("a change", lambda: page.cells(CHANGES))
+    page.script(LATE)
+    page.script("document.querySelector('.changes button.link').click()")
+    page.wait("the maps", lambda: page.text("[name=map]"))
+    page.wait("the question", lambda: page.script("return Boolean(window.late)"))
+    page.script(PICK, "slots")
+    page.wait("the map", lambda: page.cells("slots, as it was"))
+    page.script("window.late()")
+    page.wait("the late answer", lambda: page.script("return window.isLate"))
+    assert page.cells("slots, as it was") and not page.cells("services, as it was")
 
 
 def test_history_goes_back_to_what_the_maps_held(page: Page, cluster: Cluster) -> None:

@@ -71,9 +71,12 @@ const pastMaps = (signal, tell, news) => {
   const map = select("map", []), past = el("div", { id: "past" }), when = el("span", { id: "chosen" });
   const ready = choices(signal).then(({ maps }) => map.replaceChildren(...maps.map((it) => el("option", {}, it))));
   ready.catch(() => {}); // it is said when a map is asked for
+  let asked = 0;
   const read = async () => {
+    const number = ++asked;
     await ready;
     const found = await get("maps", { at, map: map.value }, signal);
+    if (number !== asked) return; // another map or time was chosen meanwhile
     past.replaceChildren(...Object.entries(found.maps).map(([name, rows]) => held(name, rows)),
       el("p", { class: "quiet" }, [found.more ? `${found.more} more rows: ebpflb maps dump --at ${at}` : "", ...found.notes].filter(Boolean).join("; ")));
     news(`${map.value} as it was at ${clock(at)}`);
@@ -108,10 +111,13 @@ export const show = (body, { query, signal, tell, news }) => {
     const folded = changes.length - shown.length;
     setText(begins, [`history begins at ${rfc3339(found.begins)}`, found.earlier ? `${found.earlier} earlier changes are not shown` : "", folded ? `${folded} changes of the canary of \`ebpflb doctor\` are not shown` : "", ...found.notes].filter(Boolean).join("; "));
   };
-  let last = null;
+  let last = null, asked = 0;
   const read = async () => {
+    const number = ++asked;
     history.replaceState(null, "", `#/history?${new URLSearchParams(given())}`);
-    last = await get("history", given(), signal);
+    const found = await get("history", given(), signal);
+    if (number !== asked) return; // another Service or time was chosen meanwhile
+    last = found;
     changes = last.changes;
     draw(last);
     tell(null);
