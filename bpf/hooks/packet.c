@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The hooks at every device (tc: tcx or clsact), where netfilter would translate.
+ * The hooks at every device (tc: tcx or clsact). With the engine netfilter, the default:
  *
- *   ingress  before the stack: DNAT of requests to a frontend, un-SNAT of replies to a masqueraded
- *            flow
- *   egress   after the stack: un-DNAT of replies to a client, SNAT of requests whose replies must
- *            come back to this node
+ *   ingress  before the stack: chooses a backend for a request to a frontend, and writes its id to
+ *            skb->priority, by which the kernel's NAT translates (engine/netfilter/choose.h)
+ *   egress   after the stack: refuses what has no backend, and leaves the rest alone
  *
- * Between the hooks the stack sees client and backend talk to each other, in both directions, and
- * routes, filters and tracks their packets as any others.
+ * With the engine flows (engine/flows) our own tables translate, at the device:
+ *
+ *   ingress  DNAT of requests to a frontend, un-SNAT of replies to a masqueraded flow
+ *   egress   un-DNAT of replies to a client, SNAT of requests whose replies must come back to this
+ *            node
+ *
+ * Between the hooks the stack then sees client and backend talk to each other, in both directions,
+ * and routes, filters and tracks their packets as any others.
  */
 #include "compat.h"
 #include "core/note.h"

@@ -12,7 +12,6 @@
 #define REFRESH(time) ((time) >> 33)	/* ns: a number that changes every 8.6 s */
 #define TO_THIS_HOST 0		/* PACKET_HOST: the frame has the device's MAC address */
 #define UNANSWERED 1		/* a length that fits every route, and is not any route's MTU */
-#define LEAST_MTU 1280		/* of links with IPv6 (RFC 8200 5) */
 
 static __always_inline bool packet_is_forwardable(struct __sk_buff *ctx,
 						  const struct packet *packet)

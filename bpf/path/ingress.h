@@ -125,7 +125,7 @@ static __always_inline struct outcome ingress_middle(struct __sk_buff *ctx,
 						     const struct selection *selection)
 {
 	if (selected == SELECTED)
-		choose(ctx, packet, settings, selection);
+		leave_to_netfilter(ctx, packet, settings, selection);
 	else
 		choice_remember(ctx, &packet->tuple, settings);
 	return unchanged(VERDICT_PASSED);
@@ -146,7 +146,7 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 	if (is_direct)
 		record(STEP_DIRECT, 0);
 	if (selected == SELECTED)
-		outcome = choose(ctx, packet, settings, &opening->selection);
+		outcome = leave_to_netfilter(ctx, packet, settings, &opening->selection);
 	else if (!is_direct)
 		outcome = unchanged(selected_verdict(selected));
 	return outcome.decided ? outcome

@@ -34,9 +34,7 @@ static __always_inline __u32 route_device(struct __sk_buff *ctx, const struct pa
 	route_request(route, tuple, packet->v6, &tuple->destination, tuple->destination_port,
 		      ifindex);
 	result = bpf_fib_lookup(ctx, route, sizeof(*route), how);
-	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH ||
-			       result == BPF_FIB_LKUP_RET_FRAG_NEEDED
-		       ? route->ifindex : 0;
+	return is_routed(result) ? route->ifindex : 0;
 }
 
 /* Whether the sender of a too long packet can be told; if not, the stack may fragment it. */

@@ -12,8 +12,6 @@
 #include "core/counters.h"
 #include "net/address.h"
 
-#define ALREADY_THERE (-17)	/* EEXIST, of an update with BPF_NOEXIST */
-
 static __always_inline struct socket_entry *socket_find(__u64 socket)
 {
 	return LOOKUP(struct socket_entry, sockets, &socket);

@@ -27,7 +27,7 @@ static __always_inline long stream_remember(__u64 socket, const struct socket_en
 {
 	long result = bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_NOEXIST);
 
-	if (result != ALREADY_THERE)
+	if (result != -EEXIST)
 		return result;
 	stream_release(socket);
 	return bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_NOEXIST);

@@ -75,14 +75,14 @@ SERVED = "this node is served"
 
 
 def headline(verdict: Verdict, reasons: list[VerdictReason], left: str = "") -> Iterator[str]:
-    """The verdict in words: a line for each reason, the gravest first; what is ``left`` to
-    kube-proxy.
+    """The verdict in words: a line for each reason, the gravest first, with its heading in
+    docs/runbook.md; what is ``left`` to kube-proxy.
     """
     if not reasons:
         besides = f", except what is left to kube-proxy: {left}" if left else ""
         yield f"{verdict}: {SERVED}{besides}"
     for reason in reasons:
-        yield f"{reason.verdict}: {reason.text}"
+        yield f"{reason.verdict} ({reason.cause}): {reason.text}"
 
 
 def versions(published: AgentStatus | None) -> str:

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands: each is imported when it is used."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from ebpflb import cli as cli_package
 from ebpflb.cli import ALIASES, COMMANDS, SUMMARIES, cli
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.conftest import NEVER, Ebpflb
@@ -19,6 +24,9 @@ HEAVY = {
     *("asyncio", "bcc", "cffi", "h11", "multiprocessing", "prometheus_client", "urllib3", "yaml"),
     *("pyroute2.iproute", "pyroute2.netlink", "starlette", "uvicorn", "ebpflb_page", "ebpflb.lab"),
 }
+# Whose strings name options of other programs: iptables', and nsenter's.
+NAMES_OTHERS = ("lab/", "tools/firewall/", "model/kube_proxy.py", "kernel/netfilter/iptables.py")
+OPTIONS_OF_OTHERS = {"--help", "--net", "--requirement"}
 IMPORTED = 10_000  # objects: each command imports more
 OF_KUBE_PROXY = {"config", "write_config_to", "kubeconfig"}  # options with paths
 SHARED = {"common", "output", "results", "run_configuration", "run_options"}
@@ -187,3 +195,27 @@ def test_a_command_looks_where_the_environment_says(
     monkeypatch.setenv("EBPFLB_RUN_DIR", nowhere[3])
     said = ebpflb("status")
     assert str(NEVER) in said.out + said.err
+
+
+def strings() -> Iterator[str]:
+    """The product's, with its docstrings."""
+    package = Path(*cli_package.__path__).parent
+    for path in package.rglob("*.py"):
+        if not str(path.relative_to(package)).startswith(NAMES_OTHERS):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def options_by_name() -> set[str]:
+    """Of all commands, as they are given."""
+    commands = (cli.get_command(click.Context(cli), name) for name in COMMANDS)
+    options = [option for each in commands if each for option in options_of(each)]
+    return {word for option in options for word in (*option.opts, *option.secondary_opts)}
+
+
+def test_no_text_names_an_option_that_does_not_exist() -> None:
+    """An operator who reads of an option can give it."""
+    named = {word for text in strings() for word in re.findall(r"(?<![\w-])--[a-z][\w-]+\w", text)}
+    assert len(named) > 50
+    assert named - options_by_name() <= OPTIONS_OF_OTHERS

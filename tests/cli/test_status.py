@@ -141,7 +141,7 @@ def test_a_port_that_another_process_has(
         assert done.status == 3
         said = " ".join(done.out.split())
         server = "health server (--healthz-bind-address): 0.0.0.0:10256: Address already in use"
-        assert f"DEGRADED: a port of the agent is not open: {server}" in said
+        assert f"DEGRADED (ports not open): a port of the agent is not open: {server}" in said
     wait_until("it is open", lambda: ebpflb("status", *where).status == 0)
 
 
@@ -195,7 +195,10 @@ def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert (done.status, said["verdict"]) == (3, "DEGRADED")
     assert said["agent"] == "does not run"
     text = ebpflb("status", *where).out
-    assert "\nDEGRADED: no agent is running: changes of Services are not applied\n" in text
+    assert (
+        "\nDEGRADED (no agent runs): no agent is running: changes of Services are not applied\n"
+        in text
+    )
     now, before = text.split("\nbefore the agent ended:\n")
     assert "socket hooks" in now and "service ports" not in now
     assert "service ports" in before and "socket hooks" not in before
@@ -246,7 +249,8 @@ def test_never_run(ebpflb: Ebpflb, bpffs: Path) -> None:
     assert done.status == 4
     said = " ".join(done.out.split())
     assert said.startswith(
-        f"ebpflb {VERSION} DOWN: no programs in {state}, and no agent's status in {run}: "
+        f"ebpflb {VERSION} DOWN (nothing is here): "
+        f"no programs in {state}, and no agent's status in {run}: "
     )
     assert "does not run" in done.out
 
@@ -258,7 +262,7 @@ def test_source_error(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> Non
     wait_until("the error is known", lambda: bool(published(cluster).source_errors))
     done = ebpflb("status", *where)
     assert done.status == 3
-    assert done.out.splitlines()[1].startswith("DEGRADED: a source cannot be read:")
+    assert done.out.splitlines()[1].startswith("DEGRADED (source errors): a source cannot be read:")
     assert "No such file or directory" in " ".join(done.out.split())
     shutil.move(away, cluster.agent.manifests)
     wait_until("it has recovered", lambda: not published(cluster).source_errors)
@@ -274,7 +278,7 @@ def test_invalid_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> N
     done = ebpflb("status", *where)
     assert done.status == 3
     assert done.out.splitlines()[1].startswith(
-        "DEGRADED: an object is invalid: Service default/web:"
+        "DEGRADED (invalid objects): an object is invalid: Service default/web:"
     )
     assert "Service default/web: spec.ports[0].port" in " ".join(done.out.split())
 
@@ -317,7 +321,9 @@ def test_an_unknown_node_name_is_said_by_status_and_check(
     wait_until("it is known", lambda: bool(published(cluster).node_unknown))
     done = ebpflb("status", *where)
     assert done.status == 3
-    assert done.out.splitlines()[1].startswith('DEGRADED: no Node "node" in manifests in')
+    assert done.out.splitlines()[1].startswith(
+        'DEGRADED (node unknown): no Node "node" in manifests in'
+    )
     assert "/healthz answers 503" in " ".join(done.out.split())
     rows = json.loads(ebpflb("check", *where, "-o", "json").out)
     (row,) = [each for each in rows if each["feature"] == "this node's Node"]

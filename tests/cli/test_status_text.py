@@ -13,10 +13,10 @@ from ebpflb.version import VERSION
 
 
 def test_the_reason_is_whole() -> None:
-    """A line for each reason, whatever its length: `| grep` finds all of it."""
+    """A line for each reason, whatever its length, with its heading in the runbook."""
     text = "map services: " + "no space is left " * 9
     reason = VerdictReason(Verdict.DEGRADED, Cause.SYNC_ERROR, text)
-    assert list(status.headline(Verdict.DEGRADED, [reason])) == [f"DEGRADED: {text}"]
+    assert list(status.headline(Verdict.DEGRADED, [reason])) == [f"DEGRADED (sync error): {text}"]
 
 
 def test_what_is_left_to_kube_proxy_is_in_the_first_line() -> None:

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The engine netfilter: ingress chooses a backend and writes its id to skb->priority; one constant
- * rule of nftables in PREROUTING translates by a map of ids (ebpflb/kernel/netfilter/table.py). The
- * packet is not changed here. The kernel's conntrack makes, times and ends the entry.
+ * The engine netfilter: ingress writes the id of the selected backend to skb->priority; constant
+ * rules of nftables in PREROUTING, one for each protocol and family, translate by a map of ids
+ * (ebpflb/kernel/netfilter/rules.py). The packet is not changed here. The kernel's conntrack makes,
+ * times and ends the entry.
  *
  * A packet of a connection that conntrack knows never meets the rule, so its choice is ignored.
  * That is why choosing again does no harm:
@@ -208,9 +209,10 @@ static __always_inline bool datagram_repeats(struct __sk_buff *ctx, const struct
 }
 
 /* Undecided where the flow tables take the flow. */
-static __always_inline struct outcome choose(struct __sk_buff *ctx, const struct packet *packet,
-					     const struct settings *settings,
-					     const struct selection *selection)
+static __always_inline struct outcome leave_to_netfilter(struct __sk_buff *ctx,
+							 const struct packet *packet,
+							 const struct settings *settings,
+							 const struct selection *selection)
 {
 	__u32 chosen = CHOSEN | selection->backend.id;
 	enum masquerade_reason masquerade;

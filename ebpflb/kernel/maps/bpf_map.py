@@ -256,7 +256,7 @@ def _btf() -> bytes:
 
 @contextmanager
 def lock_types(value: str) -> Iterator[tuple[int, int, int]]:
-    """Yield types for ``kernel.map_create``, for a map whose key is a number.
+    """Yield types for ``bpf.map_create``, for a map whose key is a number.
 
     Raises KernelError.
     """

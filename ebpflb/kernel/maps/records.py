@@ -365,7 +365,7 @@ def _mac_bytes(mac: str) -> bytes:
 _MAC_BYTES = 6
 _NUMBER32, _NUMBER64 = struct.Struct("=I"), struct.Struct("=Q")
 _PLAIN = {
-    "struct steps": Codec(bytes, bytes),  # datapath/recording/steps.py reads them
+    "struct steps": Codec(bytes, bytes),  # ebpflb/kernel/recording.py reads them
     "__u32": Codec(_NUMBER32.pack, lambda packed: _NUMBER32.unpack(packed)[0]),
     "__u64": Codec(_NUMBER64.pack, lambda packed: _NUMBER64.unpack(packed)[0]),
     "struct address": Codec(address_bytes, address_from),

@@ -29,7 +29,7 @@ _SNAT = {
     "not_pod": "a client that is not a pod asks for a cluster IP",
     "local_client": "a pod asks for an external address",
     "elsewhere": "the endpoint is on another node, so replies must come back through this node",
-    "here": "--masquerade-all-external, though the endpoint is here",
+    "here": "--masquerade-local-backends, though the endpoint is here",
     "asymmetric": "replies would leave by another device",
 }
 _SOURCES = {
