@@ -13,7 +13,7 @@ import msgspec
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.records import RECORDS, Monitor, MonitorEvent
+from ebpflb.kernel.maps.records import Monitor, MonitorEvent, record
 from ebpflb.kernel.maps.ring import HEADER, Ring
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import ProgramSet, read_members
@@ -38,7 +38,7 @@ class MonitorAnswer(msgspec.Struct):
 
 # Which decisions can be monitored, and their events as values (bpf/record/events.h).
 
-EVENT_RECORD = RECORDS["struct event"]
+EVENT_RECORD = record("struct event")
 SIZE = EVENT_RECORD.struct.size
 STRIDE = HEADER + SIZE
 HOOKS = layout.names("event_hook", "EVENT_")

@@ -15,8 +15,8 @@ from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from tests.native.node import POD, NativeNode
 
 NewNode = Callable[[], NativeNode]
-TUPLE, FLOW = records.RECORDS["struct tuple"], records.RECORDS["struct flow"]
-PACKET = records.RECORDS["struct scratch"].parts["packet"]
+TUPLE, FLOW = records.record("struct tuple"), records.record("struct flow")
+PACKET = records.record("struct packet")
 CHECK = layout.check_in(layout.MAPS["other_flows"])
 WORDS = layout.MAPS["other_flows"].value_size // 4
 
@@ -106,9 +106,9 @@ def test_a_reader_beside_a_writer_believes_no_other_entry(new_node: NewNode) -> 
 
 
 def packet(key: Tuple) -> bytes:
-    fields: dict[str, Any] = dict.fromkeys(records.ReadPacket._fields, 0)
+    fields: dict[str, Any] = dict.fromkeys(PACKET.cls._fields, 0)
     fields |= {"tuple": key, "opens": 1}
-    return PACKET.pack(records.ReadPacket(**fields))
+    return PACKET.pack(PACKET.cls(**fields))
 
 
 def test_an_entry_that_is_recycled_after_its_copy_is_not_written(node: NativeNode) -> None:

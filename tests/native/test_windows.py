@@ -22,7 +22,7 @@ REPLY = Tuple(BACKEND, CLIENT, 8080, 40000, 6, Hook.EGRESS)
 FIN, SYN, RST, ACK = 1, 2, 4, 16
 WINDOW = 65535
 FAR = 4_194_304 + 200_000  # further than what the flow tables take for near
-PACKET = records.RECORDS["struct scratch"].parts["packet"]
+PACKET = records.record("struct packet")
 
 NewNode = Callable[[], NativeNode]
 
@@ -103,7 +103,7 @@ class Connection:
         opens = segment.control == SYN
         key = REPLY if side else REQUEST
         numbers = segment.seq % 2**32, segment.ack % 2**32 if segment.control & ACK else 0
-        packet = records.ReadPacket(
+        packet = PACKET.cls(
             *(key, 34, 54 + segment.size, 0, 0, 0, 0, 0, opens, {"RST": 16, "FIN": 8, "": 0}[ends]),
             *(*numbers, segment.bytes, 0, 0, 0, 20, segment.control),
         )

@@ -2,11 +2,12 @@
 """What floods of SYNs with forged sources leave alone."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebpflb.kernel.maps.layout import MAPS
-from ebpflb.kernel.maps.records import FlowCounters
+from ebpflb.kernel.maps.records import record
 from ebpflb.model.packet_path import Engine
 from tests.kit import flood, requests
 from tests.kit.parameters import both_engines
@@ -24,8 +25,8 @@ def forged_sources_are_nobody(two: TwoNodes) -> None:
     two.lab.router.ip("route add blackhole 172.16.0.0/12")
 
 
-def counters(two: TwoNodes) -> FlowCounters:
-    return FlowCounters(*two.maps["flow_stats"].get(0))
+def counters(two: TwoNodes) -> Any:
+    return record("struct flow_counters").cls(*two.maps["flow_stats"].get(0))
 
 
 def forge(two: TwoNodes, to: tuple[str, int], count: int) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, possible_cpus
-from ebpflb.kernel.maps.records import RejectBudget
 from tests.packet.frames import (
     ICMP,
     TCP,
@@ -140,7 +139,7 @@ def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) ->
 def allow(node: PacketNode, answers: int) -> None:
     """Allow this number of answers in this hour; each CPU has its own budget."""
     budgets = node.maps["reject_budgets"]
-    left = budgets.value.pack(RejectBudget(time.monotonic_ns() + 3600 * 10**9, answers))
+    left = budgets.value.pack((time.monotonic_ns() + 3600 * 10**9, answers))
     bpf.map_update(budgets.fd, budgets.key.pack(0), left * possible_cpus())
 
 

@@ -245,6 +245,6 @@ def test_a_name_is_as_the_map_holds_it(pod: str) -> None:
     """A longer one is cut here: else the audit would find another name than is planned."""
     one = msgspec.structs.replace(endpoint(1), name=EndpointName("node", pod, "z" * 70))
     (backend,) = desired_service(WEB, replace(SOMEBODY, cluster=(one,))).backends
-    record = records.BACKEND_NAME
+    record = records.record("struct backend_name")
     assert record.unpack(record.pack(backend.name)) == backend.name
     assert pod.startswith(backend.name.target) and backend.name.target

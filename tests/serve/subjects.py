@@ -15,7 +15,7 @@ from ebpflb.kernel.attach import device_programs
 from ebpflb.kernel.attach.device_programs import RunTime
 from ebpflb.kernel.maps.bpf_map import open_map
 from ebpflb.kernel.maps.layout import MAPS, MapSpec
-from ebpflb.kernel.maps.records import FlowCounters, Sweep
+from ebpflb.kernel.maps.records import Sweep
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.model.packet_path import Engine, PacketPath
@@ -61,7 +61,7 @@ def fake_maps() -> dict[str, Any]:
     for name, opened in real.items():  # whose codecs a FlowTable wants
         made[name].key, made[name].value = opened.key, opened.value  # type: ignore[attr-defined]
     made["sweeps"].element = Sweep(0, 0, 0)
-    made["flow_stats"].element = FlowCounters(0, 0, 0, 0)
+    made["flow_stats"].element = (0, 0, 0, 0)
     return made
 
 

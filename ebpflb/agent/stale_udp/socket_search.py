@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.records import NO_FRONTEND, PEER_FRONTEND, Peer, PeerFrontend, SocketEntry
+from ebpflb.kernel.maps.records import NO_FRONTEND, Peer, PeerFrontend, SocketEntry, record
 from ebpflb.kernel.maps.sweep import Gate
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node import routes
@@ -35,6 +35,7 @@ from ebpflb.plan.flow_entries import Ends, Entries, Flow, FlowKind, Hook, Tuple,
 Maps = Mapping[str, Map]
 
 
+_PEER_FRONTEND = record("struct peer_frontend")
 _WHOLE_ADDRESS = 64 + 128  # bits: the service's id, the NodePort field, and the address
 
 
@@ -189,7 +190,7 @@ class Answers(Generic[_Answer]):
         own = {
             Peer(self._sockets.key.unpack(key), entry.address, entry.port): entry
             for key, value in self._sockets.packed_items()
-            if (entry := self._wanted(value[: PEER_FRONTEND.struct.size], wanted))
+            if (entry := self._wanted(value[: _PEER_FRONTEND.struct.size], wanted))
         }
         further = {
             self._peers.key.unpack(key): entry
@@ -205,7 +206,7 @@ class Answers(Generic[_Answer]):
     def _of(self, packed: bytes) -> _Answer:
         answer = self.known.get(packed)
         if answer is None:
-            entry = self._unpacked[packed] = PEER_FRONTEND.unpack(packed)
+            entry = self._unpacked[packed] = _PEER_FRONTEND.unpack(packed)
             answer = self.known[packed] = self._ask(entry)
         return answer
 

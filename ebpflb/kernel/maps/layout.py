@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read bpf/layout.h and bpf/maps.h, so that the layout of the maps is written only once.
 
-cffi parses the headers that layout.h includes, and a Record packs one of plan's entries into its
-struct. ``__be16`` and ``__u16`` are different types, so the byte order of a field is known too. Pin
-paths are named by hashes of these texts (state_dir.py).
+cffi parses the headers that layout.h includes. ``__be16`` and ``__u16`` are different types, so the
+byte order of a field is known too. Pin paths are named by hashes of these texts (state_dir.py).
 """
 
 import hashlib
 import re
-import socket
 import struct
-from collections.abc import Callable
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address
 from operator import mul
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ebpflb.kernel import declarations
 from ebpflb.kernel.declarations import SOURCES as SOURCES
 from ebpflb.model.addresses import Address
-from ebpflb.plan import entries
 
 _TYPES = """
 typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef uint64_t __u64;
@@ -58,14 +54,6 @@ def names(enum: str, prefix: str) -> dict[int, str]:
 
 
 VERDICTS = names("verdict", "VERDICT_")
-_FLAGS = {
-    "struct service": names("service_flag", "SERVICE_"),
-    "struct backend": names("backend_flag", "BACKEND_"),
-    "struct flow": names("flow_flag", "FLOW_"),
-    "struct device": names("device_flag", "DEVICE_"),
-    "struct settings": names("setting_flag", "SETTING_"),
-    "struct timeout_key": names("flow_flag", "FLOW_"),
-}
 
 
 RING = "RINGBUF"  # the kernel does not know the size of its records
@@ -153,96 +141,6 @@ def address_bytes(address: Address) -> bytes:
 def address_from(packed: bytes) -> Address:
     """The inverse of address_bytes."""
     return IPv4Address(packed[12:]) if packed.startswith(MAPPED) else IPv6Address(packed)
-
-
-def _text_bytes(text: str) -> bytes:
-    return text.encode()
-
-
-def _text_from(packed: bytes) -> str:
-    return packed.split(b"\0", 1)[0].decode(errors="replace")
-
-
-class _Flags:
-    """Flags as words, from the header's enum, to bits and back."""
-
-    def __init__(self, bits: dict[int, str]) -> None:
-        self.bits = bits
-        self.numbers = {word: bit for bit, word in bits.items()}
-        self.words: dict[int, entries.Flags] = {}  # cache: bits -> words; ``sums`` is the inverse
-        self.sums: dict[entries.Flags, int] = {}
-
-    def to_int(self, words: entries.Flags) -> int:
-        if words not in self.sums:
-            self.sums[words] = sum(self.numbers[word] for word in words)
-        return self.sums[words]
-
-    def from_int(self, number: int) -> entries.Flags:
-        if number not in self.words:
-            self.words[number] = frozenset(w for bit, w in self.bits.items() if bit & number)
-        return self.words[number]
-
-
-_T = TypeVar("_T", bound=tuple[Any, ...])
-Convert = Callable[[Any], Any]
-_CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
-
-
-def _is_not_a_column(field: str) -> bool:
-    """Whether the field is padding, or the check, which a map writes (``Check``)."""
-    return field.startswith("pad") or field == "check"
-
-
-class Record(Generic[_T]):
-    """Pack a NamedTuple into its C struct and unpack it, field by field of the same name."""
-
-    def __init__(self, ctype: str, cls: type[_T], parts: dict[str, "Record[Any]"] | None = None):
-        self.cls = cls
-        self.flags = _Flags(_FLAGS.get(ctype, {}))
-        self.parts = parts or {}
-        fields = [(n, f) for n, f in ffi.typeof(ctype).fields]
-        self.columns = [(name, *self._column(name, field.type)) for name, field in fields]
-        self.struct = struct.Struct("=" + "".join(code for _, code, _, _ in self.columns))
-        self.columns = [column for column in self.columns if not _is_not_a_column(column[0])]
-        self.packers = [(i, to) for i, (_, _, to, _) in enumerate(self.columns) if to]
-        self.unpackers = [(i, back) for i, (_, _, _, back) in enumerate(self.columns) if back]
-        self._check(ctype)
-
-    def _check(self, ctype: str) -> None:
-        here: tuple[str, ...] = self.cls._fields  # type: ignore[attr-defined]
-        there = tuple(name for name, *_ in self.columns)
-        if here != there or self.struct.size != _size(ctype):
-            raise TypeError(f"{self.cls.__name__}{here} is not {ctype}{there}")
-
-    def _column(self, name: str, ctype: Any) -> tuple[str, Convert | None, Convert | None]:
-        if _is_not_a_column(name):
-            return f"{ffi.sizeof(ctype)}x", None, None
-        if name == "flags" or name.endswith("_flags"):
-            return _CODES[ctype.cname], self.flags.to_int, self.flags.from_int
-        if name in self.parts:
-            part = self.parts[name]
-            return f"{part.struct.size}s", part.pack, part.unpack
-        if ctype.cname == "struct address":
-            return "16s", address_bytes, address_from
-        if ctype.cname == "__be16":
-            return "H", socket.htons, socket.ntohs
-        if ctype.kind == "array":
-            return f"{ctype.length}s", _text_bytes, _text_from
-        return _CODES[ctype.cname], None, None
-
-    def pack(self, value: _T) -> bytes:
-        """Return the struct's bytes."""
-        parts = list(value)
-        for index, convert in self.packers:
-            parts[index] = convert(parts[index])
-        return self.struct.pack(*parts)
-
-    def unpack(self, packed: bytes) -> _T:
-        """Return the value in the struct's bytes."""
-        parts = list(self.struct.unpack(packed))
-        for index, convert in self.unpackers:
-            parts[index] = convert(parts[index])
-        return self.cls(*parts)
 
 
 # The checks by which elements of maps identify their keys (bpf/core/check.h).

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Records of all structs that are keys and values of maps, checked at import.
+"""The Records of all structs that are keys and values of maps, each made when it is first used.
 
-Entries that the agent writes are defined in plan/entries.py, those of the datapath here.
+Entries that the agent writes are defined in plan/entries.py, those of the datapath here. A struct
+of which Python only reads numbers, or nothing, has no class of its own.
 """
 
+import socket
 import struct
+from collections import namedtuple
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
-from ebpflb.kernel.maps.layout import Record, address_bytes, address_from
+from ebpflb.kernel.maps.layout import address_bytes, address_from, ffi, names
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan import entries
@@ -70,103 +74,9 @@ class SocketEntry(NamedTuple):
     counted: int = 0
 
 
-class SocketsFull(NamedTuple):
-    streams: int
-    datagrams: int
-
-
 class AssignmentKey(NamedTuple):
     socket: int
     frontend: entries.Frontend
-
-
-# The working memory of the packet programs: struct scratch and its parts.
-
-
-class SelectedBackend(NamedTuple):
-    """C: struct selection."""
-
-    backend: entries.Backend
-    service: entries.ServiceEntry
-    is_local_client: int
-    is_assigned: int
-    is_pending: int
-
-
-class Ending(NamedTuple):
-    between: Tuple
-    reply_tuple: Tuple
-    request_tuple: Tuple
-
-
-class ReadPacket(NamedTuple):
-    tuple: Tuple
-    transport: int
-    end: int
-    second: int
-    id: int
-    piece: int
-    v6: int
-    options: int
-    opens: int
-    ends: int
-    sequence: int
-    acknowledgment: int
-    bytes: int
-    tag: int
-    chosen: int
-    reflected: int
-    header: int
-    control: int
-
-
-class NextHop(NamedTuple):
-    family: int
-    address: Address
-
-
-class PortSequence(NamedTuple):
-    first: int
-    size: int
-    next: int
-    step: int
-
-
-class Onward(NamedTuple):
-    to: Tuple
-    known: Flow
-    between: Tuple
-    second: Flow
-    after: Tuple
-    device: int
-    next: NextHop
-    mtu: int
-
-
-class Opening(NamedTuple):
-    selection: SelectedBackend
-    request_entry: Flow
-    reply_entry: Flow
-    snat_entry: Flow
-    reply_tuple: Tuple
-    snat_tuple: Tuple
-    other: Flow
-    former_request_tuple: Tuple
-    source: Address
-    claim: Tuple
-    ending: Ending
-    holder_created: int
-    holder_connection: int
-    oldest: int
-    oldest_created: int
-    oldest_port: int
-    ports: PortSequence
-
-
-class Scratch(NamedTuple):
-    packet: ReadPacket
-    onward: Onward
-    opening: Opening
 
 
 class AffinityKey(NamedTuple):
@@ -204,30 +114,10 @@ class DatagramChoice(NamedTuple):
     last_used: int
 
 
-class Rotation(NamedTuple):
-    """``lock`` belongs to the kernel: no agent reads or writes it."""
-
-    lock: int
-    cluster: int
-    local: int
-
-
 class Sweep(NamedTuple):
     swept: int
     entries: int
     evicted: int
-
-
-class FlowCounters(NamedTuple):
-    created: int
-    deleted: int
-    full: int
-    displaced: int
-
-
-class RejectBudget(NamedTuple):
-    refilled: int
-    left: int
 
 
 class MonitorEvent(NamedTuple):
@@ -265,90 +155,146 @@ class BackendCounters(NamedTuple):
     closed: int
 
 
-FRONTEND = Record("struct frontend", entries.Frontend)
-PEER_FRONTEND = Record("struct peer_frontend", PeerFrontend, {"frontend": FRONTEND})
-_RANGE = Record("struct range", entries.Range)
-SERVICE = Record(
-    "struct service",
-    entries.ServiceEntry,
-    {"cluster": _RANGE, "local": _RANGE, "table": _RANGE},
-)
-BACKEND = Record("struct backend", entries.Backend)
-_PREFIX = Record("struct prefix", entries.Prefix)
-_TUPLE, _FLOW = Record("struct tuple", Tuple), Record("struct flow", Flow)
-_PACKET = Record("struct packet", ReadPacket, {"tuple": _TUPLE})
-_ENDING = Record(
-    "struct ending", Ending, dict.fromkeys(("between", "reply_tuple", "request_tuple"), _TUPLE)
-)
-_SELECTION = Record("struct selection", SelectedBackend, {"backend": BACKEND, "service": SERVICE})
-_ONWARD = Record(
-    "struct onward",
-    Onward,
-    dict[str, Record[Any]]({"next": Record("struct next_hop", NextHop)})
-    | dict.fromkeys(("to", "between", "after"), _TUPLE)
-    | dict.fromkeys(("known", "second"), _FLOW),
-)
-_OPENING = Record(
-    "struct opening",
-    Opening,
-    dict[str, Record[Any]]({"selection": _SELECTION, "ending": _ENDING})
-    | {"ports": Record("struct port_sequence", PortSequence)}
-    | dict.fromkeys(("request_entry", "reply_entry", "snat_entry", "other"), _FLOW)
-    | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple", "claim"), _TUPLE),
-)
-SETTINGS = Record(
-    "struct settings",
-    entries.Settings,
-    dict.fromkeys(("pods_v4", "pods_v6", "span_v4", "span_v6"), _PREFIX),
-)
-SERVICE_NAME = Record("struct service_name", PortName)
-BACKEND_NAME = Record("struct backend_name", entries.BackendName)
-
-RECORDS: dict[str, Record[Any]] = {
-    "struct frontend": FRONTEND,
-    "struct service": SERVICE,
-    "struct backend": BACKEND,
-    "struct affinity_key": Record("struct affinity_key", AffinityKey),
-    "struct affinity": Record("struct affinity", Affinity),
-    "struct peer": Record("struct peer", Peer),
-    "struct peer_frontend": PEER_FRONTEND,
-    "struct socket_entry": Record(
-        "struct socket_entry", SocketEntry, {"peer": PEER_FRONTEND, "next": FRONTEND}
-    ),
-    "struct sockets_full": Record("struct sockets_full", SocketsFull),
-    "struct assignment_key": Record("struct assignment_key", AssignmentKey, {"frontend": FRONTEND}),
-    "struct connection": Record("struct connection", CountedConnection),
-    "struct backend_load": Record("struct backend_load", entries.BackendLoad),
-    "struct tuple": _TUPLE,
-    "struct flow": _FLOW,
-    "struct scratch": Record(
-        "struct scratch", Scratch, {"packet": _PACKET, "onward": _ONWARD, "opening": _OPENING}
-    ),
-    "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE, "reply": _TUPLE}),
-    "struct flow_gate": Record("struct flow_gate", FlowGate),
-    "struct datagram_choice": Record("struct datagram_choice", DatagramChoice),
-    "struct forwarded": Record("struct forwarded", Forwarded),
-    "struct fragment_key": Record("struct fragment_key", FragmentKey),
-    "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),
-    "struct flow_counters": Record("struct flow_counters", FlowCounters),
-    "struct choice": Record("struct choice", entries.Choice),
-    "struct rotation": Record("struct rotation", Rotation),
-    "struct sweep": Record("struct sweep", Sweep),
-    "struct reject_budget": Record("struct reject_budget", RejectBudget),
-    "struct source_range": Record("struct source_range", entries.SourceRange),
-    "struct service_range": Record("struct service_range", entries.ServiceRange),
-    "struct route": Record("struct route", entries.RouteKey),
-    "struct device": Record("struct device", entries.DeviceEntry),
-    "struct timeout_key": Record("struct timeout_key", entries.TimeoutKey),
-    "struct timeout": Record("struct timeout", entries.Timeout),
-    "struct settings": SETTINGS,
-    "struct event": Record("struct event", MonitorEvent, {"tuple": _TUPLE}),
-    "struct monitor": Record("struct monitor", Monitor),
-    "struct service_counters": Record("struct service_counters", ServiceCounters),
-    "struct backend_counters": Record("struct backend_counters", BackendCounters),
-    "struct service_name": SERVICE_NAME,
-    "struct backend_name": BACKEND_NAME,
+CLASSES: dict[str, Any] = {
+    "struct frontend": entries.Frontend,
+    "struct range": entries.Range,
+    "struct service": entries.ServiceEntry,
+    "struct backend": entries.Backend,
+    "struct prefix": entries.Prefix,
+    "struct settings": entries.Settings,
+    "struct backend_load": entries.BackendLoad,
+    "struct choice": entries.Choice,
+    "struct source_range": entries.SourceRange,
+    "struct service_range": entries.ServiceRange,
+    "struct route": entries.RouteKey,
+    "struct device": entries.DeviceEntry,
+    "struct timeout_key": entries.TimeoutKey,
+    "struct timeout": entries.Timeout,
+    "struct service_name": PortName,
+    "struct backend_name": entries.BackendName,
+    "struct tuple": Tuple,
+    "struct flow": Flow,
+    "struct affinity_key": AffinityKey,
+    "struct affinity": Affinity,
+    "struct peer": Peer,
+    "struct peer_frontend": PeerFrontend,
+    "struct socket_entry": SocketEntry,
+    "struct assignment_key": AssignmentKey,
+    "struct connection": CountedConnection,
+    "struct half_open": HalfOpen,
+    "struct flow_gate": FlowGate,
+    "struct datagram_choice": DatagramChoice,
+    "struct forwarded": Forwarded,
+    "struct fragment_key": FragmentKey,
+    "struct fragment_ports": FragmentPorts,
+    "struct sweep": Sweep,
+    "struct event": MonitorEvent,
+    "struct monitor": Monitor,
+    "struct service_counters": ServiceCounters,
+    "struct backend_counters": BackendCounters,
 }
+
+_FLAGS = {
+    "struct service": names("service_flag", "SERVICE_"),
+    "struct backend": names("backend_flag", "BACKEND_"),
+    "struct flow": names("flow_flag", "FLOW_"),
+    "struct device": names("device_flag", "DEVICE_"),
+    "struct settings": names("setting_flag", "SETTING_"),
+    "struct timeout_key": names("flow_flag", "FLOW_"),
+}
+
+
+def _text_bytes(text: str) -> bytes:
+    return text.encode()
+
+
+def _text_from(packed: bytes) -> str:
+    return packed.split(b"\0", 1)[0].decode(errors="replace")
+
+
+class _Flags:
+    """Flags as words, from the header's enum, to bits and back."""
+
+    def __init__(self, bits: dict[int, str]) -> None:
+        self.bits = bits
+        self.numbers = {word: bit for bit, word in bits.items()}
+        self.words: dict[int, entries.Flags] = {}  # cache: bits -> words; ``sums`` is the inverse
+        self.sums: dict[entries.Flags, int] = {}
+
+    def to_int(self, words: entries.Flags) -> int:
+        if words not in self.sums:
+            self.sums[words] = sum(self.numbers[word] for word in words)
+        return self.sums[words]
+
+    def from_int(self, number: int) -> entries.Flags:
+        if number not in self.words:
+            self.words[number] = frozenset(w for bit, w in self.bits.items() if bit & number)
+        return self.words[number]
+
+
+Convert = Callable[[Any], Any]
+_CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
+
+
+def _is_not_a_column(field: str) -> bool:
+    """Whether the field is padding, or the check, which a map writes (``Check``)."""
+    return field.startswith("pad") or field == "check"
+
+
+class Record:
+    """Pack a NamedTuple into its C struct and unpack it, field by field of the same name."""
+
+    def __init__(self, ctype: str, cls: Any = None) -> None:
+        """Without ``cls`` values are tuples with the names of the fields.
+
+        Raises TypeError if the fields of ``cls`` differ, or the compiler would pad the struct.
+        """
+        self.flags = _Flags(_FLAGS.get(ctype, {}))
+        columns = [(name, *self._column(name, it.type)) for name, it in ffi.typeof(ctype).fields]
+        self.struct = struct.Struct("=" + "".join(code for _, code, _, _ in columns))
+        columns = [column for column in columns if not _is_not_a_column(column[0])]
+        self.packers = [(i, to) for i, (_, _, to, _) in enumerate(columns) if to]
+        self.unpackers = [(i, back) for i, (_, _, _, back) in enumerate(columns) if back]
+        there = tuple(name for name, *_ in columns)
+        self.cls = cls or namedtuple(ctype.removeprefix("struct "), there)
+        if self.cls._fields != there or self.struct.size != ffi.sizeof(ctype):
+            raise TypeError(f"{self.cls.__name__}{self.cls._fields} is not {ctype}{there}")
+
+    def _column(self, name: str, ctype: Any) -> tuple[str, Convert | None, Convert | None]:
+        if _is_not_a_column(name):
+            return f"{ffi.sizeof(ctype)}x", None, None
+        if name == "flags" or name.endswith("_flags"):
+            return _CODES[ctype.cname], self.flags.to_int, self.flags.from_int
+        if ctype.cname == "struct address":
+            return "16s", address_bytes, address_from
+        if ctype.cname == "__be16":
+            return "H", socket.htons, socket.ntohs
+        if ctype.kind == "struct":
+            part = record(ctype.cname)
+            return f"{part.struct.size}s", part.pack, part.unpack
+        if ctype.kind == "array":
+            return f"{ctype.length}s", _text_bytes, _text_from
+        return _CODES[ctype.cname], None, None
+
+    def pack(self, value: Any) -> bytes:
+        """Return the struct's bytes."""
+        parts = list(value)
+        for index, convert in self.packers:
+            parts[index] = convert(parts[index])
+        return self.struct.pack(*parts)
+
+    def unpack(self, packed: bytes) -> Any:
+        """Return the value in the struct's bytes."""
+        parts = list(self.struct.unpack(packed))
+        for index, convert in self.unpackers:
+            parts[index] = convert(parts[index])
+        return self.cls(*parts)
+
+
+@cache
+def record(ctype: str) -> Record:
+    """Return the Record of a struct."""
+    return Record(ctype, CLASSES.get(ctype))
 
 
 class Codec(NamedTuple):
@@ -366,6 +312,7 @@ _MAC_BYTES = 6
 _NUMBER32, _NUMBER64 = struct.Struct("=I"), struct.Struct("=Q")
 _PLAIN = {
     "struct steps": Codec(bytes, bytes),  # ebpflb/kernel/recording.py reads them
+    "struct scratch": Codec(bytes, bytes),  # the working memory of the packet programs
     "__u32": Codec(_NUMBER32.pack, lambda packed: _NUMBER32.unpack(packed)[0]),
     "__u64": Codec(_NUMBER64.pack, lambda packed: _NUMBER64.unpack(packed)[0]),
     "struct address": Codec(address_bytes, address_from),
@@ -373,8 +320,6 @@ _PLAIN = {
 }
 
 
-def codec(ctype: str) -> Codec:
+def codec(ctype: str) -> Codec | Record:
     """Return the codec of a map's key or value type, as maps.h names it."""
-    if ctype in _PLAIN:
-        return _PLAIN[ctype]
-    return Codec(RECORDS[ctype].pack, RECORDS[ctype].unpack)
+    return _PLAIN.get(ctype) or record(ctype)

@@ -14,11 +14,10 @@ from hypothesis import strategies as some
 
 from ebpflb.kernel import bpf, declarations
 from ebpflb.kernel.maps import bpf_map, layout, records
-from ebpflb.kernel.maps.layout import Record
-from ebpflb.kernel.maps.records import AssignmentKey
+from ebpflb.kernel.maps.records import AssignmentKey, Record, record
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Chosen, Frontend, Prefix, Range
+from ebpflb.plan.entries import Chosen, Frontend
 
 WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
 FLAGS = {
@@ -29,17 +28,19 @@ FLAGS = {
     "struct timeout_key": ["request", "masquerade", "seen", "fin", "rst"],
     "struct settings": ["guard_nodeports", "masquerade_all", "masquerade_here", "detect_local"],
 }
-PARTS = {  # never alone in a map
-    "struct range": Range,
-    "struct prefix": Prefix,
-    "struct selection": records.SelectedBackend,
-    "struct ending": records.Ending,
-    "struct next_hop": records.NextHop,
-    "struct port_sequence": records.PortSequence,
-    "struct packet": records.ReadPacket,
-    "struct onward": records.Onward,
-    "struct opening": records.Opening,
-}
+
+
+def parts(ctype: str) -> Iterator[str]:
+    """A struct with named fields, and the structs in it."""
+    if ctype.startswith("struct ") and ctype not in PLAIN:
+        yield ctype
+        for _, field in layout.ffi.typeof(ctype).fields:
+            yield from parts(field.type.cname)
+
+
+PLAIN = {"struct address", "struct link_address", "struct steps"}  # bytes, or one value
+OF_MAPS = [each for spec in layout.PROGRAM_MAPS.values() for each in (spec.key, spec.value)]
+STRUCTS = list(dict.fromkeys(part for each in (*OF_MAPS, "struct event") for part in parts(each)))
 
 addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
 
@@ -65,7 +66,7 @@ def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]
 
 def values(struct: str) -> some.SearchStrategy[Any]:
     """Any value that a struct can hold, as the NamedTuple that stands for it."""
-    cls: Any = PARTS.get(struct) or records.RECORDS[struct].cls
+    cls = record(struct).cls
     parts = [
         field_values(struct, name, field.type)
         for name, field in layout.ffi.typeof(struct).fields
@@ -74,15 +75,14 @@ def values(struct: str) -> some.SearchStrategy[Any]:
     return some.tuples(*parts).map(cls._make)
 
 
-@pytest.mark.parametrize("struct", list(records.RECORDS))
+@pytest.mark.parametrize("struct", STRUCTS)
 @given(data=some.data())
 def test_round_trip(struct: str, data: some.DataObject) -> None:
     """A packed value is unpacked unchanged, and has as many bytes as the struct."""
     value = data.draw(values(struct))
-    record = records.RECORDS[struct]
-    packed = record.pack(value)
+    packed = record(struct).pack(value)
     assert len(packed) == layout.ffi.sizeof(struct)
-    assert record.unpack(packed) == value
+    assert record(struct).unpack(packed) == value
 
 
 def test_bytes() -> None:
@@ -90,23 +90,25 @@ def test_bytes() -> None:
     mapped = bytes(10) + b"\xff\xff"
     frontend = Frontend(IPv4Address("10.1.2.3"), 80, 6)
     packed = mapped + bytes([10, 1, 2, 3, 0, 80, 6, 0])
-    assert records.FRONTEND.pack(frontend) == packed
+    assert record("struct frontend").pack(frontend) == packed
     sender = AssignmentKey(0x0102030405060708, frontend)
     expected = bytes([8, 7, 6, 5, 4, 3, 2, 1]) + packed + bytes(4)
-    assert records.RECORDS["struct assignment_key"].pack(sender) == expected
+    assert record("struct assignment_key").pack(sender) == expected
 
 
 def test_padding_is_ignored() -> None:
     """The padding does not change a value that is read."""
-    packed = bytearray(records.FRONTEND.pack(Frontend(IPv6Address("fd00::1"), 80, 6)))
+    packed = bytearray(record("struct frontend").pack(Frontend(IPv6Address("fd00::1"), 80, 6)))
     packed[-1] = 0xFF
-    assert records.FRONTEND.unpack(bytes(packed)) == Frontend(IPv6Address("fd00::1"), 80, 6)
+    assert record("struct frontend").unpack(bytes(packed)) == Frontend(
+        IPv6Address("fd00::1"), 80, 6
+    )
 
 
 def test_long_names_are_cut() -> None:
     """A name that does not fit loses its end, be it in the middle of a letter."""
     name = PortName("n" * 63, "s" * 63 + "éé", "p" * 99, 6, 4)  # type: ignore[arg-type]
-    found = records.SERVICE_NAME.unpack(records.SERVICE_NAME.pack(name))
+    found = record("struct service_name").unpack(record("struct service_name").pack(name))
     assert (found.namespace, found.port) == ("n" * 63, "p" * 64)
     assert found.service.startswith("s" * 63)
 
@@ -114,7 +116,7 @@ def test_long_names_are_cut() -> None:
 def test_the_longest_names_of_kubernetes_fit() -> None:
     """Of a Service's port too, which may have 63 characters: the audit compares whole names."""
     name = PortName(*("n" * 63, "s" * 63, "p" * 63), 6, 4)  # type: ignore[arg-type]
-    assert records.SERVICE_NAME.unpack(records.SERVICE_NAME.pack(name)) == name
+    assert record("struct service_name").unpack(record("struct service_name").pack(name)) == name
 
 
 @given(address=some.ip_addresses())
@@ -162,13 +164,13 @@ def test_hidden_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A struct in which the compiler would pad is refused: padding is a field."""
     gap = "struct gap"
     text = layout.TEXT + "struct gap { __u32 number; __u64 big; };"
-    monkeypatch.setattr(layout, "ffi", declarations.types(text))
+    monkeypatch.setattr(records, "ffi", declarations.types(text))
     with pytest.raises(TypeError):
         Record(gap, Gap)
 
 
 def structs() -> Iterator[str]:
-    yield from ("struct address", *PARTS, *records.RECORDS)
+    yield from ("struct address", *STRUCTS)
 
 
 def offsets() -> Iterator[tuple[str, int]]:
