@@ -12,7 +12,6 @@ entries have no version of BCC, because the node may have another BCC or none; s
 must be the same. Missing bytecode is compiled as usual.
 """
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -21,11 +20,11 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import msgspec
@@ -36,62 +35,6 @@ from ebpflb.errors import CompileError, in_words
 from ebpflb.kernel.declarations import BROUGHT as BROUGHT
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import bcc_child
-
-# The folder in which one compilation finds its sources, and the folders left by killed
-# compilations.
-#
-# A folder in use is locked; the kernel ends the lock with its process. So an unlocked folder of
-# this user is left over, and the next start removes it.
-
-PREFIX = "ebpflb-compile-"
-
-
-@contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a new folder, removed at the end. Raises OSError."""
-    folder, lock = _new_folder()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-def remove_leftover_folders() -> None:
-    """Remove the folders of compilations that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            _remove_unlocked(folder)
-
-
-def _new_folder() -> tuple[Path, int]:
-    """Return the folder's path and the descriptor that locks it.
-
-    Until the folder is locked, another process may remove it.
-    """
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        with suppress(FileNotFoundError):
-            lock = _open_folder(folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock).st_nlink:
-                return folder, lock
-            os.close(lock)
-
-
-def _open_folder(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
-def _remove_unlocked(folder: Path) -> None:
-    opened = _open_folder(folder)
-    try:
-        if os.fstat(opened).st_uid == os.geteuid():
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-    finally:
-        os.close(opened)
-
 
 # Compiled bytecode in files, each named by the hash of everything that it was compiled from.
 #
@@ -185,14 +128,20 @@ def compile_source(
     *,
     cache: Path,
     sources: Path = layout.SOURCES,
+    here: bool = False,
 ) -> Compiled:
-    """Return the bytecode of one file in bpf/hooks, from any source.
+    """Return the bytecode of one file in bpf/hooks.
+
+    ``here``: compiled by this machine's own BCC, whatever the installation has.
 
     Raises CompileError: with the compiler's text, if BCC is missing, or for any other obstacle,
     such as a full disk, too many processes, or a compiler that does not end.
     """
-    with _obstacles_reported(source):
-        return brought(source, flags, sources) or _compiled(source, flags, cache, sources)
+    try:
+        installed = None if here else brought(source, flags, sources)
+        return installed or _compiled(source, flags, cache, sources)
+    except (OSError, msgspec.MsgspecError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{source} does not compile: {in_words(error)}") from error
 
 
 def brought(source: str, flags: tuple[str, ...], sources: Path = layout.SOURCES) -> Compiled | None:
@@ -200,32 +149,11 @@ def brought(source: str, flags: tuple[str, ...], sources: Path = layout.SOURCES)
     return _kept(entry(BROUGHT, source, flags, ANY_BCC, sources), sections(source, sources))
 
 
-def compile_here(
-    source: str,
-    flags: tuple[str, ...] = (),
-    *,
-    cache: Path,
-    sources: Path = layout.SOURCES,
-) -> Compiled:
-    """Return the bytecode compiled by this machine's own BCC. Raises CompileError."""
-    with _obstacles_reported(source):
-        return _compiled(source, flags, cache, sources)
-
-
-@contextmanager
-def _obstacles_reported(source: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, msgspec.MsgspecError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"{source} does not compile: {in_words(error)}") from error
-
-
 def _compiled(source: str, flags: tuple[str, ...], cache: Path, sources: Path) -> Compiled:
     version = bcc_version()
     if version is None:
         raise CompileError(NO_BCC)
     found = sections(source, sources)
-    remove_leftover_folders()
     place = entry(cache, source, flags, version, sources)
     kept = _kept(place, found)
     if kept:
@@ -289,10 +217,10 @@ def _run_child(
     source: str, programs: list[str], flags: tuple[str, ...], sources: Path
 ) -> dict[str, bytes]:
     numbers = [f"-DMAP_NUMBER_{name}={number}" for name, number in MAP_NUMBERS.items()]
-    with temporary_folder() as temporary:
-        folder = temporary / "bpf"
+    with TemporaryDirectory(prefix="ebpflb-sources-") as temporary:
+        folder = Path(temporary) / "bpf"
         shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        _open_to_all(temporary)
+        _open_to_all(Path(temporary))
         job = bcc_child.Job(str(folder), source, programs, [*flags, *numbers])
         done = subprocess.run(
             [sys.executable, "-I", bcc_child.__file__],

@@ -83,7 +83,7 @@ def _each() -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _write_one(source: str, flags: tuple[str, ...], folder: Path, cache: Path) -> Path:
-    compiled = compiler.compile_here(source, flags, cache=cache)
+    compiled = compiler.compile_source(source, flags, cache=cache, here=True)
     entry = compiler.entry(folder, source, flags, compiler.ANY_BCC)
     compiler.write_cached(entry, compiled.programs)
     if compiler.read_cached(entry) != compiled.programs:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """If nothing can be compiled, the error names the reason and no files are left."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -70,44 +69,3 @@ def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CompileError):
         compile_source(SOURCE, cache=tmp_path / "cache")
     assert not list(tmp_path.iterdir())
-
-
-def test_what_a_kill_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the next start, even if it finds all in its cache; folders in use and others' stay."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (left := tmp_path / f"{compiler.PREFIX}left" / "bpf").mkdir(parents=True)
-    (tmp_path / "others").mkdir()
-    (tmp_path / f"{compiler.PREFIX}link").symlink_to(tmp_path / "others")
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with compiler.temporary_folder() as used:
-        with pytest.raises(CompileError):
-            compile_source(SOURCE, cache=tmp_path / "cache")
-        assert used.is_dir()
-    assert not left.parent.exists() and not used.exists()
-    assert (tmp_path / "others").is_dir()
-
-
-def test_a_killed_compilation_leaves_a_folder_that_the_next_one_removes(tmp_path: Path) -> None:
-    """SIGKILL ends its lock."""
-    program = (
-        "import sys, tempfile, time; tempfile.tempdir = sys.argv[1];"
-        "from ebpflb.kernel.programs import compiler;"
-        "folder = compiler.temporary_folder(); print(folder.__enter__(), flush=True);"
-        "time.sleep(600)"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        folder = Path(process.stdout.readline().strip())
-        remove_leftovers_in(tmp_path)
-        assert folder.is_dir()
-        process.kill()
-    assert folder.is_dir()
-    remove_leftovers_in(tmp_path)
-    assert not folder.exists()
-
-
-def remove_leftovers_in(folder: Path) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tempfile.tempdir", str(folder))
-        compiler.remove_leftover_folders()

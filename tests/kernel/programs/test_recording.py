@@ -60,8 +60,10 @@ def test_programs_that_record_nothing_pay_nothing(
 ) -> None:
     """Not one instruction differs from that of sources in which no step is noted."""
     with once.alone(shared):
-        usual = compiler.compile_here(source, flags, cache=cache)
-    bare = compiler.compile_here(source, flags, cache=bare_sources, sources=bare_sources)
+        usual = compiler.compile_source(source, flags, cache=cache, here=True)
+    bare = compiler.compile_source(
+        source, flags, cache=bare_sources, sources=bare_sources, here=True
+    )
     assert usual.programs == bare.programs
 
 
