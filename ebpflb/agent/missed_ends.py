@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.layout import MAPS, ffi
+from ebpflb.kernel.maps.layout import MAPS, columns, ffi
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_SLICE
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.sock_diag import SockDiag
@@ -74,8 +74,7 @@ class MissedEnds(PeriodicWorker):
 
 
 _SOCKET_KEY = Struct("=Q")
-_NETNS_AT = ffi.offsetof("struct socket_entry", "netns")
-_NETNS = Struct(f"={_NETNS_AT}xQ{MAPS['sockets'].value_size - _NETNS_AT - 8}x")
+_NETNS = columns("struct socket_entry", netns="Q")
 
 _Opened = tuple[int | None, SockDiag]
 _EachNamespace = Callable[[Callable[[], _Opened]], Iterator[tuple[bool, _Opened]]]
@@ -165,12 +164,9 @@ class UnreleasedSockets(MissedEnds):
 
 
 _KEY = Struct(f"{MAPS['connections'].key_size}s")
-_NUMBER_AT = ffi.offsetof("struct flow", "connection")
-_NUMBER = Struct(f"{_NUMBER_AT}x8s{MAPS['tcp_flows'].value_size - _NUMBER_AT - 8}x")
-_COUNTED_AT = ffi.offsetof("struct socket_entry", "counted")
+_NUMBER = columns("struct flow", connection="8s")
 _FRONTEND = ffi.sizeof("struct frontend")  # the first part of a socket's entry
-_ENTRY_SIZE = MAPS["sockets"].value_size
-_ENTRY = Struct(f"{_FRONTEND}s{_COUNTED_AT - _FRONTEND}xI{_ENTRY_SIZE - _COUNTED_AT - 4}x")
+_ENTRY = columns("struct socket_entry", peer=f"{_FRONTEND}s", counted="I")
 # A key of connections is a socket's cookie and frontend, or a flow's number; the rest is zero.
 _END_OF_KEY = bytes(_KEY.size - 8 - _FRONTEND)
 _REST_OF_KEY, _NO_NUMBER = bytes(_KEY.size - 8), bytes(8)

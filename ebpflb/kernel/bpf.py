@@ -8,7 +8,9 @@ a third faster, and uses the same registers on x86_64 and arm64. Every failure i
 import errno
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebpflb.errors import KernelError, NodeError
@@ -196,6 +198,26 @@ def get(path: str) -> int | None:
     text = ffi.new("char[]", path.encode())
     attr.path = int(ffi.cast("uintptr_t", text))
     return find(_GET, f"opening {path}", attr)
+
+
+@contextmanager
+def opened(pin: Path) -> Iterator[int | None]:
+    """Like ``get``; the descriptor is closed at the end."""
+    fd = get(str(pin))
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+@contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close the descriptor at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def info(fd: int, struct: str) -> Any:

@@ -27,7 +27,7 @@ from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
 from ebpflb.kernel.map_writer import NO_FLAGS, MapWriter
-from ebpflb.kernel.maps import occupancy, unknown_pins
+from ebpflb.kernel.maps import occupancy
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Gate
@@ -65,7 +65,6 @@ class Datapath(MapWriter):
         with suppress(ValueError, OSError):  # before 5.11; not allowed in a container
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
         state.prepare()
-        unknown_pins.remove(state)
         occupancy.renew_if_lost(state, specs or state.specs)
         self.state = state
         super().__init__(state.open_maps(specs))
@@ -94,7 +93,7 @@ class Datapath(MapWriter):
     def read_contents(self) -> MapContents:
         """Return the content of the maps, and the backends chosen by programs of another layout."""
         contents = super().read_contents()
-        if self.state.old_layouts():
+        if self.netfilter and self.state.old_layouts():
             contents.former_translations = self.netfilter.read_former()
         return contents
 

@@ -67,17 +67,6 @@ class Translations(TypingProtocol):
     def read_former(self) -> list[Translation]: ...
 
 
-class NoTranslations:
-    """Used if no engine needs translations."""
-
-    def write(self, plan: Plan) -> None:
-        """Write nothing."""
-
-    def read_former(self) -> list[Translation]:
-        """Return no translations."""
-        return []
-
-
 class MapWriter:
     """The open maps; ``host_netns`` is the cookie of the node's network namespace, 0 if unknown."""
 
@@ -85,7 +74,7 @@ class MapWriter:
         self.maps = maps
         self.capacity = capacity_of(maps)
         self.host_netns = 0
-        self.netfilter: Translations = NoTranslations()
+        self.netfilter: Translations | None = None
         no_frontends = maps["no_frontends"]
         assert isinstance(no_frontends, MappedArray)
         self.no_frontends = NoFrontends(no_frontends)
@@ -111,7 +100,8 @@ class MapWriter:
     def apply(self, plan: Plan) -> None:
         """Write the plan. Raises KernelError after some of the writes, which is a safe state."""
         with self._writing(frontends_move=self._moves_frontends(plan)):
-            self.netfilter.write(plan)
+            if self.netfilter:
+                self.netfilter.write(plan)
             reused = self._reused_ids(plan)
             self._counters("backend_stats").zero(reused)
             self._begin_generation(reused)

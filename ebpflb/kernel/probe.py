@@ -8,19 +8,16 @@ attached to the loopback device of a new network namespace. For tcx see attach/t
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Iterator
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel import bpf, libc, netlink
+from ebpflb.kernel import bpf, netlink
 from ebpflb.kernel.attach import clsact
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.layout import RING, MapSpec
+from ebpflb.kernel.node import namespaces
 from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.loader import HOOK_TYPES, PACKET_SECTIONS, HookType
-
-_T = TypeVar("_T")
 
 _SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP, _READ_KERNEL = 187, 160, 69, 113
 _ROUTE_SOURCE = 16  # a flag of bpf_fib_lookup
@@ -118,10 +115,8 @@ def route_source() -> bool:
         program = _load(PACKET_SECTIONS["tc/ingress"], b"".join(code))
     except KernelError:
         return False
-    try:
+    with bpf.closing(program):
         return loader.run_program(program, bytes(64)).retval != 2**32 - errno.EINVAL
-    finally:
-        os.close(program)
 
 
 def packet_helpers() -> dict[str, bool]:
@@ -135,11 +130,8 @@ def clsact_filters() -> bool:
 
     Raises OSError if this cannot be tried, KernelError if there are no such programs.
     """
-    program = _load(PACKET_SECTIONS["tc/ingress"], _allow())
-    try:
-        return in_new_namespace(lambda: _filters(program))
-    finally:
-        os.close(program)
+    with bpf.closing(_load(PACKET_SECTIONS["tc/ingress"], _allow())) as program:
+        return namespaces.call_in_new(lambda: _filters(program))
 
 
 def _filters(program: int) -> bool:
@@ -152,20 +144,6 @@ def _filters(program: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def in_new_namespace(question: Callable[[], _T]) -> _T:
-    """Call the function in a thread with a network namespace that ends with the thread."""
-
-    def ask() -> _T:
-        try:
-            libc.unshare(libc.NEW_NETWORK)
-        except OSError as error:
-            raise OSError(error.errno, f"cannot make a namespace: {error.strerror}") from error
-        return question()
-
-    with ThreadPoolExecutor(1, "probe") as thread:
-        return thread.submit(ask).result()
 
 
 def map_works() -> None:
@@ -201,13 +179,8 @@ def batches() -> dict[str, bool]:
 def _batch(spec: MapSpec) -> bool:
     value = bytes((spec.value_size + 7) // 8 * 8 * bpf_map.possible_cpus())
     try:
-        fd = bpf_map.create_map(spec)
+        with bpf.closing(bpf_map.create_map(spec)) as fd:
+            bpf.map_write_batch(fd, bytes(spec.key_size), value, 1)
     except KernelError:
         return False
-    try:
-        bpf.map_write_batch(fd, bytes(spec.key_size), value, 1)
-    except KernelError:
-        return False
-    finally:
-        os.close(fd)
     return True

@@ -2,10 +2,10 @@
 """What the agent writes for the packet path, as rows: ranges, addresses, devices and settings."""
 
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.layout import address_bytes
 from ebpflb.model.addresses import Address
 from ebpflb.plan.entries import DeviceEntry, Prefix, RouteKey, ServiceRange, SourceRange
@@ -14,7 +14,6 @@ from ebpflb.tools.snapshot import Row, Snapshot
 _RANGE_OF = {0: "load balancer", 1: "nodeport"}
 _SERVICE_BITS = 64  # of a source range's length
 _DEVICE_BITS = 32  # of a route key's
-_SO_NETNS_COOKIE = 71
 
 
 def _source_ranges(snapshot: Snapshot) -> list[Row]:
@@ -82,18 +81,8 @@ def _route_sources(snapshot: Snapshot) -> list[Row]:
 
 
 def _device_namer(snapshot: Snapshot) -> Callable[[int], str]:
-    same = own_netns() in (None, snapshot.maps["settings"].get(0).host_netns)
+    same = by_socket() in (None, snapshot.maps["settings"].get(0).host_netns)
     return _device if same else str
-
-
-def own_netns() -> int | None:
-    """The cookie of our network namespace; None if the kernel cannot tell (before 5.14)."""
-    with socket.socket() as any_socket:
-        try:
-            cookie = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-        except OSError:
-            return None
-    return int.from_bytes(cookie, sys.byteorder)
 
 
 def _device(index: int) -> str:

@@ -2,7 +2,6 @@
 """What tests need of the kernel: where it is missing they are skipped, and pytest says why."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from ebpflb.kernel.netfilter import probe
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.table import Keeper
-from ebpflb.kernel.node import scratch_namespace
+from ebpflb.kernel.node.namespaces import call_in_new
 
 bridge_netfilter = pytest.mark.skipif(
     not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
@@ -31,13 +30,11 @@ def flowtable() -> None:
 
 def owned_tables() -> None:
     """Skips the test where no process can own a table of nftables (before Linux 5.12)."""
-    with ThreadPoolExecutor(1) as thread:
-        if not thread.submit(_can_own_a_table).result():
-            pytest.skip("on this kernel no process can own a table of nftables")
+    if not call_in_new(_can_own_a_table):
+        pytest.skip("on this kernel no process can own a table of nftables")
 
 
 def _can_own_a_table() -> bool:
-    scratch_namespace.leave()
     with closing(Keeper()) as keeper:
         return keeper.open()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import (
     DatagramChoice,
@@ -34,7 +35,6 @@ from ebpflb.plan.entries import (
     SourceRange,
 )
 from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
-from ebpflb.tools import node_maps
 from ebpflb.tools.dump import dump_maps
 from tests.tools.conftest import count
 
@@ -246,7 +246,7 @@ def test_devices(maps: dict[str, Map]) -> None:
 
     In another network namespace than the node's a name would be another device's.
     """
-    here = node_maps.own_netns()
+    here = by_socket()
     maps["settings"].write([(0, Settings(here or 0, 0, frozenset()))])
     assert [tuple(row.values()) for row in rows(maps, "devices")] == [
         ("lo", 1, "192.0.2.1", "2001:db8::1", ""),

@@ -28,34 +28,11 @@ from ebpflb.workers import DueWorker
 ResetCounts = Counter[tuple[Frontend, Endpoint]]
 
 
-class WantedConnections(Protocol):
-    """The connections of a search."""
-
-    @property
-    def ports(self) -> frozenset[int]:
-        """The ports of the frontends: connections to other ports need no closer look."""
-
-    def has(self, frontend: Frontend, endpoint: Endpoint) -> bool:
-        """Whether a connection through this frontend to this backend is wanted."""
-
-
-class ConnectionKind(Protocol):
-    """The connections of one kind, by ``kind``'s name."""
-
-    kind: str
-
-    def found(self, wanted: WantedConnections) -> Iterable[tuple[Frontend, Endpoint]]:
-        """Return pairs of frontend and backend with connections; each pair once."""
-
-    def reset(self, wanted: WantedConnections, *, is_last: bool) -> ResetCounts:
-        """Reset the connections; return how many were reset for the first time.
-
-        ``is_last``: this is the last pass.
-        """
-
-
 class FrontendNames:
-    """The service ports that watch these frontends; a NodePort's address is unspecified."""
+    """The service ports that watch these frontends; a NodePort's address is unspecified.
+
+    ``ports`` are the frontends' ports: connections to other ports need no closer look.
+    """
 
     def __init__(self, maps: Maps, frontends: Iterable[tuple[Frontend, PortName]]) -> None:
         self._maps = maps
@@ -127,6 +104,24 @@ class GoneConnections:
             and (not gone.terminating or not IN_LISTS.isdisjoint(each.flags))
             for each in backends
         )
+
+
+WantedConnections = FrontendNames | GoneConnections
+
+
+class ConnectionKind(Protocol):
+    """The connections of one kind, by ``kind``'s name."""
+
+    kind: str
+
+    def found(self, wanted: WantedConnections) -> Iterable[tuple[Frontend, Endpoint]]:
+        """Return pairs of frontend and backend with connections; each pair once."""
+
+    def reset(self, wanted: WantedConnections, *, is_last: bool) -> ResetCounts:
+        """Reset the connections; return how many were reset for the first time.
+
+        ``is_last``: this is the last pass.
+        """
 
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ another one, a new link replaces it.
 import errno
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,10 @@ def cgroup_root(chosen: Path | None = None) -> Path:
 
 def cgroup_of(state: StateDir) -> Path:
     """Return the cgroup of the hooks, as in /proc/PID/cgroup; the root if it is unknown."""
-    fd = bpf.get(str(state.links_directory / "connect4"))
-    if fd is None:
-        return Path("/")
-    try:
-        wanted = bpf.info(fd, "link_info").cgroup
-    finally:
-        os.close(fd)
+    with bpf.opened(state.links_directory / "connect4") as link:
+        if link is None:
+            return Path("/")
+        wanted = bpf.info(link, "link_info").cgroup
     with suppress(NodeError):
         root = cgroup_root()
         for folder, _, _ in os.walk(root):
@@ -113,26 +110,23 @@ def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
     them may already have the new program.
     """
     made: list[Path] = []
-    target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for program in programs:
-            pin = state.links_directory / program.name
-            if not _update_pinned(pin, target, program):
-                _attach(pin, target, program)
-                made.append(pin)
-    except KernelError:
-        for pin in made:
-            pin.unlink()
-        raise
-    finally:
-        os.close(target)
+    with _open(cgroup) as target:
+        try:
+            for program in programs:
+                pin = state.links_directory / program.name
+                if not _update_pinned(pin, target, program):
+                    _attach(pin, target, program)
+                    made.append(pin)
+        except KernelError:
+            for pin in made:
+                pin.unlink()
+            raise
 
 
 def attached(state: StateDir) -> dict[str, int]:
     """Return program name -> program id for every attached link; a pin may outlive its link."""
-    found = {path.name: bpf.get(str(path)) for path in state.links()}
-    links = {name: _closed(fd) for name, fd in found.items() if fd is not None}
-    return {name: link.program for name, link in links.items() if link.cgroup}
+    links = {pin.name: _link_info(pin) for pin in state.links()}
+    return {name: link.program for name, link in links.items() if link and link.cgroup}
 
 
 def faults(
@@ -154,11 +148,11 @@ def faults(
 def _faults(
     pin: Path, cgroup: int, ours: Mapping[str, int] | None, held: HeldLinks | None
 ) -> Iterator[Drift]:
-    name, pinned = f"hook {pin.name}", bpf.get(str(pin))
-    kept = held.get(pin) if held and pinned is None else None
-    if pinned is None:
+    name, link = f"hook {pin.name}", _link_info(pin)
+    if link is None:
         yield Drift(Part.PIN, name, f"has no pin {pin}")
-    link = _closed(pinned) if pinned is not None else kept and bpf.info(kept, "link_info")
+        kept = held.get(pin) if held else None
+        link = None if kept is None else bpf.info(kept, "link_info")
     if not link or link.cgroup != cgroup:
         yield Drift(Part.HOOK, name, "is not attached")
     elif ours is not None and link.program != ours.get(pin.name):
@@ -171,11 +165,8 @@ def foreign_programs(cgroup: Path, our_maps: Collection[int]) -> dict[str, list[
     ``our_maps`` are the ids of the state directory's maps. Each of our programs uses one of them,
     even a program without a pin; programs of another ebpflb use none of them.
     """
-    target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _open(cgroup) as target:
         ids = {s: bpf.query(target, a.attach_type, effective=True) for s, a in SECTIONS.items()}
-    finally:
-        os.close(target)
     others = {
         section: [program_name(id) for id in found if _maps_of(id).isdisjoint(our_maps)]
         for section, found in ids.items()
@@ -184,39 +175,30 @@ def foreign_programs(cgroup: Path, our_maps: Collection[int]) -> dict[str, list[
 
 
 def _maps_of(prog_id: int) -> set[int]:
-    fd = bpf.prog_by_id(prog_id)
-    try:
-        return bpf.map_ids(fd)
-    finally:
-        os.close(fd)
+    with bpf.closing(bpf.prog_by_id(prog_id)) as program:
+        return bpf.map_ids(program)
 
 
 def program_name(prog_id: int) -> str:
     """Return a program's name and id, for the operator."""
-    fd = bpf.prog_by_id(prog_id)
-    try:
-        name: bytes = bpf.ffi.string(bpf.info(fd, "prog_info").name)
-    finally:
-        os.close(fd)
+    with bpf.closing(bpf.prog_by_id(prog_id)) as program:
+        name: bytes = bpf.ffi.string(bpf.info(program, "prog_info").name)
     return f"{name.decode()} #{prog_id}"
 
 
 def _update_pinned(pin: Path, target: int, program: Program) -> bool:
     """Update the pinned link; return False if there is no link that can be updated."""
-    link = bpf.get(str(pin))
-    if link is None:
-        return False
-    try:
-        if _is_at(link, target) and _update_link(link, program):
+    with bpf.opened(pin) as link:
+        if link is None:
+            return False
+        if _is_at(link, target) and update_link(link, program):
             return True
-    finally:
-        os.close(link)
     pin.unlink()
     return False
 
 
-def _update_link(link: int, program: Program) -> bool:
-    """Return False if the link's cgroup was removed (ENOLINK)."""
+def update_link(link: int, program: Program) -> bool:
+    """Return False if the link's cgroup or device was removed (ENOLINK)."""
     try:
         bpf.link_update(link, program.fd)
     except KernelError as error:
@@ -227,20 +209,19 @@ def _update_link(link: int, program: Program) -> bool:
 
 
 def _attach(pin: Path, target: int, program: Program) -> None:
-    link = bpf.link_create(program.fd, target, program.attach_type)
-    try:
+    with bpf.closing(bpf.link_create(program.fd, target, program.attach_type)) as link:
         bpf.pin(link, str(pin))
-    finally:
-        os.close(link)
 
 
 def _is_at(link: int, target: int) -> bool:
     return bool(bpf.info(link, "link_info").cgroup == os.fstat(target).st_ino)
 
 
-def _closed(link: int) -> Any:
-    """Return the kernel's information about a link, and close its descriptor."""
-    try:
-        return bpf.info(link, "link_info")
-    finally:
-        os.close(link)
+def _link_info(pin: Path) -> Any:
+    """Return the kernel's information about a pinned link; None if there is none."""
+    with bpf.opened(pin) as link:
+        return None if link is None else bpf.info(link, "link_info")
+
+
+def _open(cgroup: Path) -> AbstractContextManager[int]:
+    return bpf.closing(os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY))

@@ -14,10 +14,10 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel import bpf
@@ -25,7 +25,6 @@ from ebpflb.kernel.attach import cgroup_links, tcx
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.clsact import NO_FILTERS, Clsact
 from ebpflb.kernel.attach.tcx import Tcx
-from ebpflb.kernel.maps import unknown_pins
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device, Devices
@@ -99,11 +98,11 @@ def unpin_all(state: StateDir) -> None:
     """
     if not state.directory.is_dir():
         return
-    unknown_pins.remove(state)
     for attacher in (Clsact(state.devices_directory), Tcx(state.devices_directory)):
         attacher.detach_others(set())
     for pin in state.links():
-        tcx.detach(pin)
+        if not pin.is_dir():
+            tcx.detach(pin)
     for directory in (state.devices_directory, state.links_directory, state.directory):
         remove_tree(directory)
 
@@ -115,31 +114,7 @@ _REMOVED = "programs were removed from device %s: attaching them again"
 _ATTACH_ORDER = ("egress", "ingress")
 
 
-class Attacher(Protocol):
-    """A way to attach programs to devices; the attachments outlive the agent."""
-
-    name: str
-    folder: Path
-
-    def attach(self, index: int, programs: list[Program]) -> None: ...
-
-    def probably_attached(self, indexes: Collection[int]) -> set[int]:
-        """Return those of the devices that seem to have our programs; a fast check."""
-
-    def attached(self) -> set[int]:
-        """Return the devices that have our programs at ingress and egress."""
-
-    def detach_others(self, wanted: set[int]) -> None:
-        """Detach from all other devices: ingress everywhere, then egress."""
-
-    def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
-        """Yield differences from the state after ``attach``.
-
-        ``ours``: hook -> program id; empty: any id.
-        """
-
-    def pins(self, index: int) -> list[Path]:
-        """Return the pins of our links at a device."""
+Attacher = Tcx | Clsact  # their attachments outlive the agent
 
 
 def attacher(state: StateDir) -> Attacher:

@@ -10,13 +10,13 @@ runs after one that returns TC_ACT_OK.
 """
 
 import errno
-import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
+from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.programs.loader import SCHED_CLS, Program
 from ebpflb.model.devices import Device
@@ -30,15 +30,14 @@ _PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPE
 
 def works() -> bool:
     """Whether the kernel has tcx: then attaching fails only because there is no such device."""
-    program = bpf.prog_load(
+    loaded = bpf.prog_load(
         name="probe", program_type=SCHED_CLS, attach_type=0, code=_PASS, log=None
     )
-    try:
-        bpf.link_create(program, _NO_DEVICE, TCX_HOOKS["ingress"])
-    except KernelError as error:
-        return error.errno == errno.ENODEV
-    finally:
-        os.close(program)
+    with bpf.closing(loaded) as program:
+        try:
+            bpf.link_create(program, _NO_DEVICE, TCX_HOOKS["ingress"])
+        except KernelError as error:
+            return error.errno == errno.ENODEV
     return True
 
 
@@ -57,11 +56,9 @@ class Tcx:
             if self._update_link(pin, index, program):
                 continue
             pin.unlink(missing_ok=True)
-            link = bpf.link_create(program.fd, index, TCX_HOOKS[program.name], BEFORE)
-            try:
+            made = bpf.link_create(program.fd, index, TCX_HOOKS[program.name], BEFORE)
+            with bpf.closing(made) as link:
                 bpf.pin(link, str(pin))
-            finally:
-                os.close(link)
 
     def attached(self) -> set[int]:
         """Return the devices, by ifindex, that have our links at ingress and egress."""
@@ -82,13 +79,8 @@ class Tcx:
         """Return the ids of our programs at a device, by "ingress" and "egress"."""
         found = {}
         for hook in TCX_HOOKS:
-            link = bpf.get(str(self._pin(index, hook)))
-            if link is not None:
-                try:
-                    program = _program_at(link, index, hook)
-                finally:
-                    os.close(link)
-                if program:
+            with bpf.opened(self._pin(index, hook)) as link:
+                if program := _program_at(link, index, hook):
                     found[hook] = program
         return found
 
@@ -99,12 +91,10 @@ class Tcx:
         """
         for hook in TCX_HOOKS:
             pin = self._pin(device.index, hook)
-            link = bpf.get(str(pin))
+            with bpf.opened(pin) as link:
+                program = _program_at(link or held.get(pin), device.index, hook)
             if link is None:
                 yield Drift(Part.PIN, f"device {device.name}", f"has no pin {pin}")
-            program = _program_at(link or held.get(pin), device.index, hook)
-            if link is not None:
-                os.close(link)
             if text := fault(hook, program, ours):
                 yield Drift(Part.DEVICE, f"device {device.name}", text)
 
@@ -125,20 +115,10 @@ class Tcx:
 
     def _update_link(self, pin: Path, index: int, program: Program) -> bool:
         """Update the pinned link; return False if it is not attached to the device."""
-        link = bpf.get(str(pin))
-        if link is None:
-            return False
-        try:
-            if not _is_at(link, index, program.name):
+        with bpf.opened(pin) as link:
+            if link is None or not _is_at(link, index, program.name):
                 return False
-            bpf.link_update(link, program.fd)
-        except KernelError as error:
-            if error.errno == errno.ENOLINK:
-                return False
-            raise
-        finally:
-            os.close(link)
-        return True
+            return cgroup_links.update_link(link, program)
 
 
 def detach(pin: Path) -> None:
@@ -146,13 +126,9 @@ def detach(pin: Path) -> None:
 
     A link whose device or cgroup was removed is already detached.
     """
-    with suppress(KernelError):
-        link = bpf.get(str(pin))
+    with suppress(KernelError), bpf.opened(pin) as link:
         if link is not None:
-            try:
-                bpf.link_detach(link)
-            finally:
-                os.close(link)
+            bpf.link_detach(link)
     pin.unlink(missing_ok=True)
 
 

@@ -8,7 +8,6 @@ map_sizes          the sizes that an operator may choose, and the record of thos
 no_frontends       bits that tell programs where no frontend is, so that they skip the look-up
 frontend_keys      which addresses and ports are frontends, for very many connections
 state_dir          the state directory, where maps and links are pinned
-unknown_pins       removes unknown objects from the state directory
 ring               reads a ring buffer
 sweep              removes idle flows, and tells programs when no flow is left
 translations       which endpoint each backend's id stands for, for netfilter

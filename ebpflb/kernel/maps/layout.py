@@ -95,6 +95,16 @@ def _size(ctype: str) -> int:
     return int(ffi.sizeof(ctype))
 
 
+def columns(ctype: str, **formats: str) -> struct.Struct:
+    """Return a Struct that unpacks only these fields of a C struct, each in struct's format."""
+    text, at = "=", 0
+    for name, code in formats.items():
+        offset = ffi.offsetof(ctype, name)
+        text += f"{offset - at}x{code}"
+        at = offset + struct.calcsize(f"={code}")
+    return struct.Struct(f"{text}{_size(ctype) - at}x")
+
+
 def _map_specs(header: str, *, persistent: bool) -> dict[str, MapSpec]:
     lines = re.findall(r"(?m)^DEFINE_MAP\((.*)\)$", (SOURCES / header).read_text())
     parts = [[part.strip() for part in line.split(",")] for line in lines]

@@ -7,7 +7,6 @@ does this, a slice at a time with pauses between; readers get the result of the 
 
 import logging
 import secrets
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
-from ebpflb.kernel.maps.layout import MAPS, MapSpec, ffi, names
+from ebpflb.kernel.maps.layout import MAPS, MapSpec, columns, names
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
 from ebpflb.model.services import Protocol
@@ -65,13 +64,9 @@ _FILLED = [n for n, s in MAPS.items() if s.is_filled_by_programs and n not in FL
 COUNTED_MAPS = (*_FILLED, "connections")
 
 _REQUEST = {word: bit for bit, word in names("flow_flag", "FLOW_").items()}["request"]
-_AT = {name: ffi.offsetof("struct tuple", name) for name in ("protocol", "hook")}
-_FLAGS_AT = ffi.offsetof("struct flow", "flags")
-_KEY = struct.Struct(f"={_AT['protocol']}xBB{MAPS['tcp_flows'].key_size - _AT['hook'] - 1}x")
-_VALUE = struct.Struct(f"={_FLAGS_AT}xH{MAPS['tcp_flows'].value_size - _FLAGS_AT - 2}x")
-_UNCOUNTED_AT = ffi.offsetof("struct backend_load", "uncounted")
-_LOAD_SIZE = MAPS["backend_loads"].value_size
-_UNCOUNTED = struct.Struct(f"={_UNCOUNTED_AT}xI{_LOAD_SIZE - _UNCOUNTED_AT - 4}x")
+_KEY = columns("struct tuple", protocol="B", hook="B")
+_VALUE = columns("struct flow", flags="H")
+_UNCOUNTED = columns("struct backend_load", uncounted="I")
 
 
 class Counts(Struct, frozen=True):

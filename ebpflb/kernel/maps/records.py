@@ -256,7 +256,9 @@ class Record:
         self.packers = [(i, to) for i, (_, _, to, _) in enumerate(columns) if to]
         self.unpackers = [(i, back) for i, (_, _, _, back) in enumerate(columns) if back]
         there = tuple(name for name, *_ in columns)
-        self.cls = cls or namedtuple(ctype.removeprefix("struct "), there)
+        self.cls: Any = cls
+        if cls is None:
+            self.cls = namedtuple(ctype.removeprefix("struct "), there)  # type: ignore[misc]
         if self.cls._fields != there or self.struct.size != ffi.sizeof(ctype):
             raise TypeError(f"{self.cls.__name__}{self.cls._fields} is not {ctype}{there}")
 

@@ -192,13 +192,8 @@ class StateDir:
 
     def is_pinned(self, spec: MapSpec) -> bool:
         """Whether ``open_maps`` would adopt this map."""
-        fd = bpf.get(str(self._pin(spec)))
-        if fd is None:
-            return False
-        try:
-            return _fits(fd, spec)
-        finally:
-            os.close(fd)
+        with bpf.opened(self._pin(spec)) as fd:
+            return fd is not None and _fits(fd, spec)
 
     def renew(self, spec: MapSpec, fill: Callable[[Map], None]) -> None:
         """Pin a new map instead of this one; no other program sees it before ``fill`` is done."""
@@ -281,13 +276,10 @@ class StateDir:
     def _pin_fault(self, opened: Map) -> str:
         """Return the fault of the pin of an open map, or ""."""
         pin = self._pin(opened.spec)
-        fd = bpf.get(str(pin))
-        if fd is None:
-            return f"has no pin {pin}"
-        try:
+        with bpf.opened(pin) as fd:
+            if fd is None:
+                return f"has no pin {pin}"
             is_other = bpf.info(fd, "map_info").id != bpf.info(opened.fd, "map_info").id
-        finally:
-            os.close(fd)
         return f"is not the one that is pinned as {pin}" if is_other else ""
 
     def _get_fitting(self, spec: MapSpec) -> int:
@@ -348,16 +340,9 @@ class StateDir:
 
 def _map_id(pin: Path) -> int:
     """Return the map's id; 0 for a pin of another object."""
-    try:
-        fd = bpf.get(str(pin))
-        if fd is None:
-            return 0
-        try:
-            return int(bpf.info(fd, "map_info").id)
-        finally:
-            os.close(fd)
-    except KernelError:
-        return 0
+    with suppress(KernelError), bpf.opened(pin) as fd:
+        return 0 if fd is None else int(bpf.info(fd, "map_info").id)
+    return 0
 
 
 def _fits(fd: int, spec: MapSpec) -> bool:

@@ -8,14 +8,13 @@ expired by these, it reads the flow's other entries and decides (plan/flow_entri
 
 import itertools
 import logging
-import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
-from ebpflb.kernel.maps.layout import MAPS, ffi, names
+from ebpflb.kernel.maps.layout import MAPS, columns, ffi, names
 from ebpflb.kernel.maps.records import Sweep
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Entries, Expired, Flow, Timeouts, Tuple
@@ -33,10 +32,7 @@ FLOW_MAPS = {"tcp_flows": (Protocol.TCP,), "other_flows": (Protocol.UDP, Protoco
 _FLAGS = names("flow_flag", "FLOW_")
 _KNOWN = 2 * max(_FLAGS) - 1  # no program sets other flags
 _KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
-_FLAGS_AT, _USED_AT = (ffi.offsetof("struct flow", name) for name in ("flags", "last_seen"))
-_FLAGS_AND_LAST_SEEN = struct.Struct(
-    f"={_FLAGS_AT}xH{_USED_AT - _FLAGS_AT - 2}xQ{_VALUE_SIZE - _USED_AT - 8}x"
-)
+_FLAGS_AND_LAST_SEEN = columns("struct flow", flags="H", last_seen="Q")
 
 
 @cache

@@ -5,11 +5,10 @@ import struct
 from collections.abc import Iterator, Mapping
 
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.layout import MAPPED, ffi
+from ebpflb.kernel.maps.layout import MAPPED, columns
 from ebpflb.model.addresses import Address
 
-_PORT_AT, _ID_AT = (ffi.offsetof("struct backend", name) for name in ("port", "id"))
-_SLOT = struct.Struct(f"=16s{_PORT_AT - 16}x2s{_ID_AT - _PORT_AT - 2}xI")
+_SLOT = columns("struct backend", address="16s", port="2s", id="I")
 _U32 = struct.Struct("=I")
 
 
@@ -39,12 +38,10 @@ class Translations(Mapping[int, tuple[Address, int]]):
 
         The format: the address in 4 or 16 bytes, the port in two, and two more.
         """
-        size, entries = self._slots.spec.value_size, self._backend_slots.spec.entries
+        entries = self._backend_slots.spec.entries
         slot_of = self._backend_slots.get_range(0, entries)
         for keys, values in self._slots.slices():
-            for (slot,), at in zip(
-                _U32.iter_unpack(keys), range(0, len(values), size), strict=True
-            ):
-                address, port, id = _SLOT.unpack_from(values, at)
+            slots = zip(_U32.iter_unpack(keys), _SLOT.iter_unpack(values), strict=True)
+            for (slot,), (address, port, id) in slots:
                 if 0 < id < entries and slot_of[id] == slot:
                     yield id, address.removeprefix(MAPPED) + port + bytes(2)

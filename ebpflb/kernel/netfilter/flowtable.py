@@ -17,7 +17,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ebpflb.errors import NodeError, in_words
@@ -40,7 +39,7 @@ from ebpflb.kernel.netfilter.transaction import (
     dump,
 )
 from ebpflb.kernel.netlink import attribute, attributes, list_items, nested, number, text
-from ebpflb.kernel.node.scratch_namespace import leave
+from ebpflb.kernel.node.namespaces import call_in_new
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 from ebpflb.model.services import Protocol
@@ -235,17 +234,15 @@ def remove(table: Name) -> None:
 
 def flowtable_obstacle() -> str | None:
     """Return why there cannot be a flowtable; None if there can."""
-    with ThreadPoolExecutor(1, "probe") as thread:
-        try:
-            refused = thread.submit(_try).result()
-        except (NodeError, OSError) as error:
-            return f"the kernel can make no flowtable ({in_words(error)})"
+    try:
+        refused = call_in_new(_try)
+    except (NodeError, OSError) as error:
+        return f"the kernel can make no flowtable ({in_words(error)})"
     return next(iter(refused.values()), None)
 
 
 def _try() -> dict[str, str]:
     """Create the engine's flowtable at the new namespace's loopback."""
-    leave()
     make(TABLE)
     return add_devices(TABLE, ["lo"])
 

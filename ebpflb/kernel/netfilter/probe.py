@@ -8,7 +8,6 @@ they are installed.
 
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from ipaddress import IPv4Address
 
@@ -20,7 +19,7 @@ from ebpflb.kernel.netfilter.rules import TableOptions, base_chain, set_priority
 from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.kernel.netfilter.transaction import NEW_CHAIN, NEW_RULE, NEW_TABLE, Transaction
 from ebpflb.kernel.netlink import encode, to_text
-from ebpflb.kernel.node.scratch_namespace import leave
+from ebpflb.kernel.node.namespaces import call_in_new
 from ebpflb.plan.entries import Chosen
 
 _CHOICE_TABLE = nft.Name("inet", "ebpflb-choice")
@@ -67,16 +66,14 @@ def can_translate_sctp() -> bool:
 
 def _in_scratch_namespace(protocol: int) -> bool:
     """Run the test in a new namespace. Raises NodeError."""
-    with ThreadPoolExecutor(1, "probe") as thread:
-        try:
-            return thread.submit(_is_translated, protocol).result()
-        except OSError as error:
-            reason = in_words(error)
-            raise NodeError(f"no probe can be made in a network namespace: {reason}") from error
+    try:
+        return call_in_new(lambda: _is_translated(protocol))
+    except OSError as error:
+        reason = in_words(error)
+        raise NodeError(f"no probe can be made in a network namespace: {reason}") from error
 
 
 def _is_translated(protocol: int) -> bool:
-    leave()
     _add_devices()
     with closing(NetfilterTable(_OPTIONS)) as table:
         table.build()

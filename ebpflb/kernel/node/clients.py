@@ -9,7 +9,6 @@ its environment.
 import os
 import socket
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
@@ -19,10 +18,10 @@ from typing import Any, TypeVar
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink
+from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.node import namespaces
 from ebpflb.model.addresses import Address
 
-_SO_NETNS_COOKIE = 71
 _OWN_UTS, _OWN_USER = Path("/proc/thread-self/ns/uts"), Path("/proc/thread-self/ns/user")
 _RT_SCOPE_UNIVERSE = 0
 _GET_ADDRESS = 22  # RTM_GETADDR
@@ -37,7 +36,7 @@ def cookie(path: Path) -> int | None:
 
     Raises NodeError if the namespace is gone.
     """
-    return _in(path, _own_cookie)
+    return _in(path, by_socket)
 
 
 def addresses(path: Path) -> tuple[Address, ...]:
@@ -136,15 +135,6 @@ def in_cgroup(process: Path, root: Path) -> bool:
                 inside = line.removeprefix("0::")
                 return (root == Path("/") or Path(inside).is_relative_to(root)) and bool(inside)
     return False
-
-
-def _own_cookie() -> int | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            packed = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-        except OSError:
-            return None
-    return int.from_bytes(packed, sys.byteorder)
 
 
 def _all() -> Iterator[Path]:

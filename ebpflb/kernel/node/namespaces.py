@@ -11,20 +11,21 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from fcntl import ioctl
 from pathlib import Path
 from socket import socket
 from struct import Struct
 from typing import TypeVar
 
-from ebpflb.kernel import libc, netlink
+from ebpflb.kernel import bpf, libc, netlink
 
 log = logging.getLogger(__name__)
 
 PROCESSES = Path("/proc")
 OWN_NETNS = Path("/proc/thread-self/ns/net")
 NAMED = tuple(map(Path, ("/run/netns", "/var/run/netns", "/run/docker/netns")))
-_NETWORK, HOST_NAME = 0x40000000, 0x04000000  # CLONE_NEWNET, CLONE_NEWUTS
+HOST_NAME = 0x04000000  # CLONE_NEWUTS
 _GET_TYPE = 0xB703  # ioctl NS_GET_NSTYPE, ioctl_ns(2)
 _GET_ID = 90  # RTM_GETNSID
 _ID, _DESCRIPTOR = 1, 3  # NETNSA_NSID, NETNSA_FD
@@ -62,7 +63,7 @@ class Namespaces:
             log.warning("pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing")
 
 
-def call_in(path: Path, function: Callable[[], _T], kind: int = _NETWORK) -> _T:
+def call_in(path: Path, function: Callable[[], _T], kind: int = libc.NEW_NETWORK) -> _T:
     """Call the function in a new thread that enters the namespace; no other thread enters it.
 
     ``kind`` is the kind of namespace. Raises OSError if the namespace cannot be entered, or is of
@@ -77,42 +78,45 @@ def call_in(path: Path, function: Callable[[], _T], kind: int = _NETWORK) -> _T:
         return thread.submit(enter_and_call).result()
 
 
-def enter(path: Path, kind: int) -> None:
-    namespace = _open(path)
-    try:
-        libc.setns(namespace, kind)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        os.close(namespace)
+def call_in_new(function: Callable[[], _T]) -> _T:
+    """Call the function in a thread with a network namespace that ends with the thread.
 
-
-def _open(path: Path) -> int:
-    """Open a namespace and nothing else: a path may lead to a FIFO, which would block.
-
-    O_PATH names a file without opening it. Raises OSError; EINVAL for other files.
+    Raises OSError.
     """
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        if os.fstat(place).st_dev != OWN_NETNS.stat().st_dev:  # all namespaces are in one nsfs
-            raise OSError(errno.EINVAL, "not a namespace", str(path))
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(place)
+
+    def leave_and_call() -> _T:
+        try:
+            libc.unshare(libc.NEW_NETWORK)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot make a namespace: {error.strerror}") from error
+        return function()
+
+    with ThreadPoolExecutor(1, "namespace") as thread:
+        return thread.submit(leave_and_call).result()
+
+
+def enter(path: Path, kind: int) -> None:
+    with _open(path) as namespace:
+        try:
+            libc.setns(namespace, kind)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _open(path: Path) -> AbstractContextManager[int]:
+    """Open a namespace; any other file opens at once too. Raises OSError."""
+    return bpf.closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
 
 
 def is_network(path: Path) -> bool:
     """Whether this is a network namespace. Raises PermissionError."""
     try:
-        namespace = _open(path)
+        with _open(path) as namespace:
+            return ioctl(namespace, _GET_TYPE) == libc.NEW_NETWORK
     except PermissionError:
         raise
-    except (OSError, ValueError):  # ValueError: a NUL in the path
+    except (OSError, ValueError):  # no namespace; a NUL in the path
         return False
-    try:
-        return ioctl(namespace, _GET_TYPE) == _NETWORK
-    finally:
-        os.close(namespace)
 
 
 def others() -> Iterator[Path]:
@@ -141,12 +145,9 @@ def linked() -> Iterator[Path]:
 
 def _is_linked(kernel: socket, path: Path) -> bool:
     """Whether a device of ours leads to the namespace: the kernel numbers such namespaces."""
-    namespace = _open(path)
-    try:
+    with _open(path) as namespace:
         asked = _GENERIC + netlink.attribute(_DESCRIPTOR, _NUMBER.pack(namespace))
         answer = netlink.request(kernel, _GET_ID, asked)
-    finally:
-        os.close(namespace)
     return netlink.attributes(answer, len(_GENERIC)).get(_ID, _NOT_LINKED) != _NOT_LINKED
 
 

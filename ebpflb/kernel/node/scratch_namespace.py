@@ -71,7 +71,7 @@ class ScratchNamespace:
         self.index = 0
         self._thread = ThreadPoolExecutor(1, "scratch")
         try:
-            self._thread.submit(leave).result()
+            self._thread.submit(libc.unshare, libc.NEW_NETWORK).result()
             self._join()
         except NodeError:
             self.close()
@@ -128,11 +128,6 @@ def _why(error: Exception) -> str:
     if number in (errno.EPERM, errno.EACCES):
         return "run as root, or grant CAP_SYS_ADMIN and CAP_NET_ADMIN"
     return pyroute2_parts.reason(error)
-
-
-def leave() -> None:
-    """Move this thread into a new network namespace."""
-    libc.unshare(libc.NEW_NETWORK)
 
 
 def _set_up(addresses: dict[Family, Address], gateway_link: str) -> str:
