@@ -188,7 +188,7 @@ def _keep_nat(survey: LeftoverSurvey, *, force: bool) -> None:
     if not survey.removable or not watch.has_dnat_connections():
         return
     try:
-        watch.keep_nat_hooks(watch.HOLD)
+        watch.keep_nat_hooks()
     except NodeError as error:
         if not force:
             hint = "connections through kube-proxy would break: wait until they end, or use --force"
@@ -209,11 +209,11 @@ def _release_tables() -> None:
     Raises NodeError.
     """
     flowtable.remove(flowtable.TABLE)
-    tables = [table for table in (TABLE, watch.HOLD, watch.FORMER) if nft.exists(table)]
+    tables = [table for table in (TABLE, watch.HOLD) if nft.exists(table)]
     others = bool(tables) and bool(kube_proxy_leftovers.visible_rules())
     for table in tables:
         if others:
-            watch.release_nat_hooks(table)
+            nft.delete(table)
         elif not watch.release_when_unused(table):
             click.echo(f"{table} {STAYS}")
 

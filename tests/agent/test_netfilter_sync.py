@@ -95,17 +95,13 @@ def ruleset() -> str:
 
 @pytest.mark.usefixtures("is_owned")
 def test_start(sync: NetfilterSync) -> None:
-    """The table is there, with an element for each backend in the maps; again it changes nothing.
-    What kept NAT alive for an earlier version goes.
-    """
-    watch.keep_nat_hooks(watch.FORMER)
+    """The table has an element for each backend in the maps; another start changes nothing."""
     assert not sync.active
     for _ in range(2):
         sync.start()
         assert sync.active
         assert elements() == {WEB, DNS}
         assert sync.differences() == []
-    assert not nft.exists(watch.FORMER)
 
 
 @pytest.mark.usefixtures("is_owned")

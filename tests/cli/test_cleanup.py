@@ -47,14 +47,14 @@ def left_by_iptables() -> None:
 def make(table: nft.Name) -> None:
     """As an agent does; netfilter's stays when its agent has ended."""
     if table != TABLE:
-        watch.keep_nat_hooks(table)
+        watch.keep_nat_hooks()
         return
     options = Options(Paths(NEVER), "node-1", NEVER)
     with closing(NetfilterTable(table_options(options, sctp=False))) as made:
         made.build()
 
 
-OWN_TABLES = pytest.mark.parametrize("table", [TABLE, watch.HOLD, watch.FORMER], ids=str)
+OWN_TABLES = pytest.mark.parametrize("table", [TABLE, watch.HOLD], ids=str)
 
 
 def removed(done: Done) -> list[str]:
@@ -173,7 +173,7 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """`cleanup` alone removes what is ours and leaves what is kube-proxy's."""
     left_by_iptables()
     before = everything()
-    for table in (TABLE, watch.HOLD, watch.FORMER):
+    for table in (TABLE, watch.HOLD):
         make(table)
     assert ebpflb("cleanup", *nowhere).status == 0
     assert everything() == before
@@ -234,7 +234,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 0
     assert "table inet ebpflb-nat is kept while it still translates connections" in done.out
-    assert watch.keeps_nat_hooks(watch.HOLD)
+    assert watch.keeps_nat_hooks()
     assert not kube_proxy_watch.detect().rules, "it is no leftover of kube-proxy"
     Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
     client.sendto(b"?", ("127.0.0.1", 53))
@@ -242,7 +242,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     wait_until("the connection is forgotten", lambda: not watch.has_dnat_connections())
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy was found\n", "")
-    assert not watch.keeps_nat_hooks(watch.HOLD)
+    assert not watch.keeps_nat_hooks()
 
 
 def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:

@@ -85,9 +85,9 @@ def goes_on(client: Socket, peer: Socket) -> bool:
 @contextmanager
 def hold() -> Iterator[None]:
     """What stays while kube-proxy's connections are open."""
-    watch.keep_nat_hooks(watch.HOLD)
+    watch.keep_nat_hooks()
     yield
-    watch.release_nat_hooks(watch.HOLD)
+    nft.delete(watch.HOLD)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def test_connections_go_on_with_one_of_our_tables_alone(
 @both
 def test_a_table_in_use_is_not_released(world: World, kind: int) -> None:
     """So ``ebpflb cleanup`` leaves it, and removes it when the connections have ended."""
-    watch.keep_nat_hooks(watch.HOLD)
+    watch.keep_nat_hooks()
     client, peer = world.connection(kind)
     assert not watch.release_when_unused(watch.HOLD)
     assert goes_on(client, peer)
@@ -164,10 +164,10 @@ def test_rules_of_another_keep_connections_alive(world: World, kind: int) -> Non
 @both
 def test_a_table_put_back_in_time_loses_no_connection(world: World, kind: int) -> None:
     """Removed and put back while nothing is sent, as the watch does: the connection goes on."""
-    watch.keep_nat_hooks(watch.HOLD)
+    watch.keep_nat_hooks()
     client, peer = world.connection(kind)
     world.node.nft("flush ruleset")
-    assert watch.keep_nat_hooks(watch.HOLD)
+    assert watch.keep_nat_hooks()
     assert goes_on(client, peer)
 
 

@@ -69,21 +69,6 @@ class Interrupted(Refused):
     """A list was changed while it was read: entries may be missing, or appear twice."""
 
 
-class Message(NamedTuple):
-    """A message of the kernel; ``generation`` is the low half of the rules' generation."""
-
-    kind: int
-    flags: int
-    sequence: int
-    generation: int
-    content: bytes  # attributes; of errors and the end of a list: an errno
-
-    @property
-    def error(self) -> int:
-        """The errno, or 0; only for errors and the end of a list."""
-        return error_number(self.content, 0)
-
-
 class Session:
     """A socket for transactions: only this socket can change the tables that it owns.
 
@@ -196,11 +181,13 @@ def get(table: Name, kind: int, requests: Sequence[bytes]) -> list[bytes | None]
         with open_nf_tables() as kernel:
             kernel.send(b"".join(data))
             while len(replies) < len(requests):
-                for message in _split(kernel.recv(_BUFFER_SIZE)):
-                    is_error = message.kind == ERROR
-                    if is_error and message.error != errno.ENOENT:
-                        raise Refused(table, message.error)
-                    replies[message.sequence] = None if is_error else message.content
+                received = kernel.recv(_BUFFER_SIZE)
+                for answer, _, sequence, begin, end in split(received):
+                    is_error = answer == ERROR
+                    if is_error and error_number(received, begin) != errno.ENOENT:
+                        raise Refused(table, error_number(received, begin))
+                    found = received[begin + _FAMILY.size : end]
+                    replies[sequence] = None if is_error else found
     except OSError as error:
         raise Refused(table, error.errno or errno.EIO) from error
     return [replies[n] for n in range(len(requests))]
@@ -226,37 +213,29 @@ def _first_refusal(kernel: socket.socket, last: int) -> int:
     Raises OSError.
     """
     while True:
-        for message in _split(kernel.recv(_BUFFER_SIZE)):
-            result = message.error if message.kind == ERROR else 0
-            if result or message.sequence == last:
+        data = kernel.recv(_BUFFER_SIZE)
+        for kind, _, sequence, begin, _ in split(data):
+            result = error_number(data, begin) if kind == ERROR else 0
+            if result or sequence == last:
                 return result
 
 
 def _listed(kernel: socket.socket) -> Iterator[list[bytes]]:
     """Yield the parts of a list. Raises OSError."""
     generations: set[int] = set()
-    is_interrupted = False
+    interrupted = 0
     while True:
-        part: list[bytes] = []
-        for message in _split(kernel.recv(_BUFFER_SIZE)):
-            is_interrupted |= bool(message.flags & _IS_INTERRUPTED)
-            if message.kind in (ERROR, DONE):
-                result = message.error
-                if not result and (is_interrupted or len(generations) > 1):
-                    result = errno.EINTR
+        data, part = kernel.recv(_BUFFER_SIZE), list[bytes]()
+        for kind, flags, _, begin, end in split(data):
+            interrupted |= flags & _IS_INTERRUPTED
+            if kind in (ERROR, DONE):
                 yield part
-                if result:
-                    raise OSError(result, os.strerror(result))
+                number = error_number(data, begin)
+                if not number and (interrupted or len(generations) > 1):
+                    number = errno.EINTR
+                if number:
+                    raise OSError(number, os.strerror(number))
                 return
-            generations.add(message.generation)
-            part.append(message.content)
+            generations.add(_FAMILY.unpack_from(data, begin)[2])  # the generation's low half
+            part.append(data[begin + _FAMILY.size : end])
         yield part
-
-
-def _split(data: bytes) -> Iterator[Message]:
-    for kind, flags, sequence, begin, end in split(data):
-        generation = 0
-        if kind not in (ERROR, DONE):
-            (_, _, generation) = _FAMILY.unpack_from(data, begin)
-            begin += _FAMILY.size
-        yield Message(kind, flags, sequence, generation, data[begin:end])

@@ -39,10 +39,7 @@ from ebpflb.workers import DescriptorWorker
 # connection breaks. The table HOLD has both: a chain of type nat, and in it an expression that
 # reads conntrack's state and has no effect. An empty chain would not suffice. The table exists from
 # the removal of kube-proxy's rules until kube-proxy's connections have ended.
-#
-# FORMER is the same table of an ebpflb older than the netfilter engine.
 
-FORMER = nft.Name("inet", "ebpflb-conntrack")
 HOLD = nft.Name("inet", "ebpflb-nat")
 
 _CHAIN = "hold"
@@ -60,16 +57,16 @@ def has_dnat_connections() -> bool:
         return bool(conntrack.limit())
 
 
-def keep_nat_hooks(table: nft.Name) -> bool:
+def keep_nat_hooks() -> bool:
     """Keep conntrack and NAT working for both families, whatever rules are removed.
 
-    Returns whether the table, or removed parts of it, had to be created. Raises NodeError if this
-    kernel has no NAT by nf_tables.
+    Returns whether the table HOLD, or removed parts of it, had to be created. Raises NodeError if
+    this kernel has no NAT by nf_tables.
     """
-    if keeps_nat_hooks(table):
+    if keeps_nat_hooks():
         return False
-    name, hold = to_text(table.table), to_text(_CHAIN)
-    change = Transaction(table)
+    name, hold = to_text(HOLD.table), to_text(_CHAIN)
+    change = Transaction(HOLD)
     change.add(NEW_TABLE, encode({1: name}))
     change.add(NEW_CHAIN, encode(base_chain(name, _CHAIN, "nat", PREROUTING, _DSTNAT)))
     change.add(NEW_RULE, encode({1: name, 2: hold, 4: [LOAD_CT_STATE]}))
@@ -79,19 +76,14 @@ def keep_nat_hooks(table: nft.Name) -> bool:
         if error.number not in nft.NO_SUCH_THING:
             raise
         raise NodeError(
-            f"{table}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
+            f"{HOLD}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
         ) from error
     return True
 
 
-def keeps_nat_hooks(table: nft.Name) -> bool:
-    """Whether the table exists and is complete. Raises NodeError."""
-    return nft.has_rule(table, _CHAIN)
-
-
-def release_nat_hooks(table: nft.Name) -> None:
-    """Remove the table. Raises NodeError."""
-    nft.delete(table)
+def keeps_nat_hooks() -> bool:
+    """Whether the table HOLD exists and is complete. Raises NodeError."""
+    return nft.has_rule(HOLD, _CHAIN)
 
 
 def release_when_unused(table: nft.Name) -> bool:
@@ -103,7 +95,7 @@ def release_when_unused(table: nft.Name) -> bool:
         return True
     if has_dnat_connections():
         return False
-    release_nat_hooks(table)
+    nft.delete(table)
     return True
 
 
@@ -229,7 +221,6 @@ class NatWatch(DescriptorWorker):
         if not needed:
             self.lacking = []
             self.table.release()
-            release_when_unused(FORMER)
             return
         lacked = self.lacking
         lacking = self.table.differences() if self.report_only else self.table.restore()

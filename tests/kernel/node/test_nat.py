@@ -71,12 +71,12 @@ def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Transaction, "commit", refuse)
     with pytest.raises(NodeError, match="modprobe -a nft_chain_nat nft_ct"):
-        watch.keep_nat_hooks(watch.HOLD)
+        watch.keep_nat_hooks()
 
 
 def test_a_table_stays_as_long_as_it_is_used() -> None:
     """It is removed when no connection is translated; a table that is not there is gone."""
-    watch.keep_nat_hooks(watch.HOLD)
+    watch.keep_nat_hooks()
     nodes.translate("127.0.0.7", 53)
     assert not watch.release_when_unused(watch.HOLD)
     conntrack.delete(conntrack.connections(lambda *_: True))

@@ -72,20 +72,19 @@ def test_delete_refused() -> None:
         nft.delete(Name("ip", "x" * 300))
 
 
-@pytest.mark.parametrize("table", [watch.FORMER, watch.HOLD], ids=str)
-def test_hold_nat(table: Name) -> None:
+def test_hold_nat() -> None:
     """What keeps NAT alive is made once, decides nothing, and goes."""
-    assert watch.keep_nat_hooks(table)
+    assert watch.keep_nat_hooks()
     made = run("nft", "list", "ruleset")
     assert "type nat hook prerouting" in made
     assert not any(
         word in made for word in ("dnat", "snat", "masquerade", "drop", "accept;\n\t\t\t")
     )
-    assert not watch.keep_nat_hooks(table)
+    assert not watch.keep_nat_hooks()
     assert run("nft", "list", "ruleset") == made
-    assert watch.keeps_nat_hooks(table)
-    watch.release_nat_hooks(table)
-    assert not watch.keeps_nat_hooks(table)
+    assert watch.keeps_nat_hooks()
+    nft.delete(watch.HOLD)
+    assert not watch.keeps_nat_hooks()
     assert not run("nft", "list", "ruleset")
 
 
