@@ -189,12 +189,15 @@ def test_a_link_whose_target_is_edited_is_found_by_the_next_look(
 
 
 def test_unchanged_files_are_not_parsed_again(
-    folder: Path, events: EventLog, follow: Start, monkeypatch: pytest.MonkeyPatch
+    folder: Path, events: EventLog, follow: Start, quick: Quick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the changed one is."""
+    """A look at the directory reads none of the files that are as they were.
+
+    The look may find the new file before inotify has named it, so that file may be read twice.
+    """
     for name in "abc":
         write(folder / f"{name}.yaml", service(name))
-    follow()
+    follow(quick(rescan_interval=600))
     begun(events)
     parsed = []
     read = regular_file.read_regular
@@ -209,7 +212,8 @@ def test_unchanged_files_are_not_parsed_again(
     look_at_everything(folder)
     write(folder / "d.yaml", service("d"))
     events.next(Kind.SERVICE)
-    assert parsed == ["b.yaml", "d.yaml"]
+    assert parsed[0] == "b.yaml"
+    assert set(parsed[1:]) == {"d.yaml"}
 
 
 def test_no_directory_is_an_error_at_start(folder: Path, events: EventLog) -> None:
