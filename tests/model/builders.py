@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small valid objects, spelled as in a manifest; a test states only what it is about."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,15 +15,28 @@ def service(
     name: str = "web",
     namespace: str = "shop",
     labels: dict[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
     ingress: list[dict[str, str]] | None = None,
     **spec: Any,
 ) -> objects.Service:
     """An IPv4 ClusterIP Service with one unnamed port 80."""
     ports = spec.pop("ports", [{"port": 80}])
     manifest = manifests.service(
-        name, ["172.30.0.41"], ports, namespace=namespace, labels=labels, ingress=ingress, **spec
+        name,
+        ["172.30.0.41"],
+        ports,
+        namespace=namespace,
+        labels=labels,
+        annotations=annotations,
+        ingress=ingress,
+        **spec,
     )
     return msgspec.convert(manifest, objects.Service)
+
+
+def annotated(name: str, text: str | None) -> dict[str, str]:
+    """One annotation, or none where there is no text."""
+    return {} if text is None else {name: text}
 
 
 def dual_stack(**spec: Any) -> objects.Service:
@@ -40,13 +54,21 @@ def slice(
     name: str = "web-abcde",
     namespace: str = "shop",
     labels: dict[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
     family: str = "IPv4",
     ports: list[dict[str, Any]] | None = None,
 ) -> objects.EndpointSlice:
     """A slice of shop/web with one unnamed port 8080."""
     found = [{"port": 8080}] if ports is None else ports
     manifest = manifests.endpoint_slice(
-        "web", family, list(entries), found, name=name, namespace=namespace, labels=labels
+        "web",
+        family,
+        list(entries),
+        found,
+        name=name,
+        namespace=namespace,
+        labels=labels,
+        annotations=annotations,
     )
     return msgspec.convert(manifest, objects.EndpointSlice)
 

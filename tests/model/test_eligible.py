@@ -64,7 +64,5 @@ def test_trigger_time_is_all_that_is_read_of_annotations(
 ) -> None:
     """The rest is not kept, as it would only take memory."""
     assert builders.slice().metadata.annotations is None
-    manifest = manifests.endpoint_slice("web", "IPv4", [], [])
-    manifest["metadata"]["annotations"] = annotations
-    found = msgspec.convert(manifest, objects.EndpointSlice).metadata.annotations
+    found = builders.slice(annotations=annotations).metadata.annotations
     assert found == (expected and {objects.TRIGGER_TIME: expected})

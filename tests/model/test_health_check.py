@@ -89,6 +89,7 @@ def test_counts_local_endpoints_only() -> None:
         ({}, 1),
         ({"ready": True}, 1),
         ({"ready": True, "serving": False}, 1),
+        ({"ready": True, "serving": True, "terminating": True}, 1),
         ({"ready": False}, 0),
         ({"ready": False, "serving": True}, 0),
         ({"ready": False, "serving": True, "terminating": True}, 0),
@@ -101,12 +102,6 @@ def test_terminating_endpoints_never_count_even_while_used(
     """Ready is what counts; the fallback to endpoints that are going is for traffic only."""
     slice = builders.slice(entry("10.1.0.1", conditions=conditions, **LOCAL))
     assert count(slice) == counts
-
-
-def test_ready_while_terminating_is_an_ordinary_ready_endpoint() -> None:
-    """publishNotReadyAddresses: the slice says ready, and that is believed (kube-proxy.md 3)."""
-    conditions = {"ready": True, "serving": True, "terminating": True}
-    assert count(builders.slice(entry("10.1.0.1", conditions=conditions, **LOCAL))) == 1
 
 
 def test_one_ip_with_two_ports_counts_once() -> None:

@@ -3,25 +3,21 @@
 
 from ipaddress import ip_network
 
-import msgspec
 import pytest
 
 from ebpflb.errors import InvalidObject
-from ebpflb.lab import manifests
-from ebpflb.model import annotations, objects, services
+from ebpflb.model import annotations, services
 from ebpflb.model.services import Admission
+from tests.model import builders
+from tests.model.builders import annotated
 
 DEFAULT = Admission(nodeport_source_ranges=annotations.parse_networks("192.0.2.0/24"))
 
 
 def ranges(text: str | None) -> list[str]:
     """Return the ranges that a Service with this annotation admits, by port."""
-    both = ["172.30.0.41", "fd00:30::41"]
-    manifest = manifests.service("web", both, [{"port": 80, "nodePort": 30080}])
-    manifest["metadata"]["annotations"] = {"a": "b"}
-    if text is not None:
-        manifest["metadata"]["annotations"][annotations.NODEPORT_RANGES_ANNOTATION] = text
-    service = msgspec.convert(manifest, objects.Service)
+    given = {"a": "b"} | annotated(annotations.NODEPORT_RANGES_ANNOTATION, text)
+    service = builders.dual_stack(ports=[{"port": 80, "nodePort": 30080}], annotations=given)
     ports = services.parse(service, DEFAULT).ports
     return [annotations.show_networks(port.nodeport_source_ranges) for port in ports]
 

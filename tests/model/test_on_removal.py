@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The annotation for a Service's connections whose endpoint is removed."""
 
-import msgspec
 import pytest
 
-from ebpflb.lab import manifests
-from ebpflb.model import annotations, objects, services
+from ebpflb.model import annotations, services
 from ebpflb.model.annotations import KEPT, OnRemoval
 from ebpflb.model.services import ParsedService
+from tests.model import builders
+from tests.model.builders import annotated
 
 
 def parsed(text: str | None, protocol: str = "TCP") -> ParsedService:
     ports = [{"port": 80, "protocol": protocol}]
-    manifest = manifests.service("web", ["172.30.0.41", "fd00:30::41"], ports)
-    manifest["metadata"]["annotations"] = (
-        {annotations.ON_REMOVAL_ANNOTATION: text} if text is not None else {}
-    )
-    return services.parse(msgspec.convert(manifest, objects.Service))
+    given = annotated(annotations.ON_REMOVAL_ANNOTATION, text)
+    return services.parse(builders.dual_stack(ports=ports, annotations=given))
 
 
 @pytest.mark.parametrize(

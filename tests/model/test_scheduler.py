@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Service's scheduler: the annotation's, else the option's."""
 
-import msgspec
 import pytest
 
-from ebpflb.lab import manifests
-from ebpflb.model import annotations, objects, services
+from ebpflb.model import annotations, services
 from ebpflb.model.services import Admission, ParsedService
+from tests.model import builders
+from tests.model.builders import annotated
 
 
 def parsed(text: str | None, default: str = "random") -> ParsedService:
-    manifest = manifests.service("web", ["172.30.0.41", "fd00:30::41"], [{"port": 80}])
-    manifest["metadata"]["annotations"] = (
-        {annotations.SCHEDULER_ANNOTATION: text} if text is not None else {}
-    )
-    service = msgspec.convert(manifest, objects.Service)
-    return services.parse(service, Admission(scheduler=default))
+    given = annotated(annotations.SCHEDULER_ANNOTATION, text)
+    return services.parse(builders.dual_stack(annotations=given), Admission(scheduler=default))
 
 
 @pytest.mark.parametrize("default", annotations.SCHEDULERS)
@@ -56,9 +52,7 @@ LONG = "z\n" * 100_000
 )
 def test_a_warning_is_one_short_line_whatever_the_value(annotation: str, value: str) -> None:
     """It goes to the log, to status and to an Event, and an annotation may have 256 KB."""
-    manifest = manifests.service("web", ["172.30.0.41"], [{"port": 80}])
-    manifest["metadata"]["annotations"] = {annotation: value}
-    (warning,) = services.parse(msgspec.convert(manifest, objects.Service), Admission()).warnings
+    (warning,) = services.parse(builders.service(annotations={annotation: value})).warnings
     assert annotations.is_about_one(warning)
     assert len(warning) < 300 and warning.isprintable()
     assert "is not" in warning

@@ -136,21 +136,6 @@ def test_fallbacks_are_independent() -> None:
     assert (names(chosen.cluster), names(chosen.local)) == ("b", "a")
 
 
-@pytest.mark.parametrize(
-    ("endpoints", "has_any"),
-    [
-        ([], False),
-        ([endpoint("a")], True),
-        ([leaving("a")], True),
-        ([unready("a"), endpoint("b", ready=False, serving=True)], False),
-    ],
-    ids=["none", "ready elsewhere", "leaving elsewhere", "none usable"],
-)
-def test_has_any(endpoints: list[Endpoint], has_any: bool) -> None:
-    """Whether anyone anywhere could answer (6.1)."""
-    assert select(tuple(endpoints), HERE).has_any is has_any
-
-
 def test_serving() -> None:
     """Every serving endpoint, whatever its readiness or place (11.1)."""
     endpoints = (

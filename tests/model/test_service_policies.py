@@ -54,28 +54,6 @@ def test_externally_accessible(spec: dict[str, Any], accessible: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "recorded"),
-    [
-        ({}, 32000),
-        ({"type": "NodePort"}, 0),
-        ({"externalTrafficPolicy": "Cluster"}, 0),
-        ({"healthCheckNodePort": 0}, 0),
-    ],
-    ids=["both", "not LoadBalancer", "not Local", "none"],
-)
-def test_health_check_node_port(changes: dict[str, Any], recorded: int) -> None:
-    """Recorded only for type LoadBalancer with external policy Local (1.4)."""
-    spec: dict[str, Any] = {
-        "type": "LoadBalancer",
-        "externalTrafficPolicy": "Local",
-        "healthCheckNodePort": 32000,
-    }
-    assert (
-        builders.only_port(builders.service(**(spec | changes))).health_check_node_port == recorded
-    )
-
-
-@pytest.mark.parametrize(
     ("spec", "seconds"),
     [
         ({}, 0),

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The annotation for the time in which the weights of a Service's new endpoints grow."""
 
-import msgspec
 import pytest
 
-from ebpflb.lab import manifests
-from ebpflb.model import annotations, objects, services
+from ebpflb.model import annotations, services
 from ebpflb.model.services import ParsedService
+from tests.model import builders
+from tests.model.builders import annotated
 
 WHERE = f"metadata.annotations[{annotations.SLOW_START_ANNOTATION}]"
 
 
 def parsed(text: str | None) -> ParsedService:
-    manifest = manifests.service("web", ["172.30.0.41"], [{"port": 80, "protocol": "TCP"}])
-    if text is not None:
-        manifest["metadata"]["annotations"] = {annotations.SLOW_START_ANNOTATION: text}
-    return services.parse(msgspec.convert(manifest, objects.Service))
+    given = annotated(annotations.SLOW_START_ANNOTATION, text)
+    return services.parse(builders.service(annotations=given))
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many connections the endpoints of a slice get, by its annotation."""
 
-import msgspec
 import pytest
 
-from ebpflb.lab import manifests
-from ebpflb.model import annotations, endpoint_slices, endpoints, objects, services
+from ebpflb.model import annotations, endpoint_slices, endpoints, services
 from ebpflb.model.endpoints import Topology, select
+from tests.model import builders
+from tests.model.builders import annotated
 
 
 def weighted(text: str | None) -> tuple[endpoint_slices.StoredSlice, tuple[str, ...]]:
-    ports = [{"name": "", "port": 8080, "protocol": "TCP"}]
-    entry = manifests.endpoint("10.1.0.1", node="node", target="web-1")
-    manifest = manifests.endpoint_slice("web", "IPv4", [entry], ports)
-    manifest["metadata"]["annotations"] = (
-        {} if text is None else {annotations.WEIGHT_ANNOTATION: text}
-    )
-    found, warnings = endpoint_slices.read(msgspec.convert(manifest, objects.EndpointSlice))
+    given = annotated(annotations.WEIGHT_ANNOTATION, text)
+    entry = builders.entry("10.1.0.1", nodeName="node")
+    found, warnings = endpoint_slices.read(builders.slice(entry, annotations=given))
     assert found
     return found, warnings
 
@@ -39,9 +35,7 @@ def test_what_cannot_be_read_is_a_warning_and_counts_as_100(text: str) -> None:
 
 def test_a_service_has_no_weight() -> None:
     """An annotation of weight on a Service is reported, with its right place."""
-    service = manifests.service("web", ["172.30.0.1"], [{"port": 80}])
-    service["metadata"]["annotations"] = {annotations.WEIGHT_ANNOTATION: "11"}
-    found = services.parse(msgspec.convert(service, objects.Service))
+    found = services.parse(builders.service(annotations={annotations.WEIGHT_ANNOTATION: "11"}))
     where = "metadata.annotations[ebpflb.io/weight]"
     assert found.warnings == (f"{where}: has no effect on a Service: set it on its EndpointSlices",)
 
@@ -49,9 +43,8 @@ def test_a_service_has_no_weight() -> None:
 @pytest.mark.parametrize("name", ["scheduler", "on-removal", "slow-start"])
 def test_a_slice_has_no_annotation_of_a_service(name: str) -> None:
     """A Service's annotation on a slice is reported too."""
-    manifest = manifests.endpoint_slice("web", "IPv4", [], [])
-    manifest["metadata"]["annotations"] = {f"ebpflb.io/{name}": "reset"}
-    _, warnings = endpoint_slices.read(msgspec.convert(manifest, objects.EndpointSlice))
+    slice = builders.slice(annotations={f"ebpflb.io/{name}": "reset"})
+    _, warnings = endpoint_slices.read(slice)
     where = f"metadata.annotations[ebpflb.io/{name}]"
     assert warnings == (f"{where}: has no effect on an EndpointSlice: set it on the Service",)
 
@@ -59,8 +52,7 @@ def test_a_slice_has_no_annotation_of_a_service(name: str) -> None:
 @pytest.mark.parametrize("weight", [0, 5])
 def test_weight_0_gets_nothing_new(weight: int) -> None:
     """An endpoint of weight 0 keeps its connections: it is in the block, but in no list."""
-    service = manifests.service("web", ["172.30.0.1"], [{"port": 80}])
-    [port] = services.parse(msgspec.convert(service, objects.Service)).ports
+    port = builders.only_port(builders.service())
     found = endpoints.merge([weighted(str(weight))[0]], port.name, "node")
     selected = select(found, Topology("node", ""))
     assert selected.serving == found
