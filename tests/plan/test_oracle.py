@@ -2,6 +2,7 @@
 """The properties are alive: what breaks the rules on purpose is noticed."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,9 @@ def served() -> PlannedNode:
     return node
 
 
+FIRST_SLOT = served().maps.slots[0]
+
+
 def test_rules_kept() -> None:
     """The histories of this file pass as long as no rule is broken."""
     node = served()
@@ -61,47 +65,6 @@ def test_without_quarantine_for_another_service() -> None:
         node.change(by_name(desired("db", [3], [5])))
 
 
-def test_translated_too_late() -> None:
-    """A backend that can be chosen before netfilter has its endpoint gets no packets."""
-    node = served()
-    plan = node.planner.plan_changes(by_name(CHANGED), node.now)
-    with pytest.raises(WrongLookup, match="netfilter does not translate"):
-        node.write_rows(sorted(writes(plan), key=lambda row: row[0] == "translations"))
-
-
-def test_translation_removed_too_early() -> None:
-    """A program that had chosen a backend finds that netfilter has lost it."""
-    node = served()
-    rows = list(writes(node.planner.plan_changes(by_name(CHANGED), node.now)))
-    with pytest.raises(WrongLookup, match="overwritten under a reader"):
-        node.write_rows([*rows, ("removed_translations", TRANSLATION)])
-
-
-def reverse(rows: list[Write]) -> list[Write]:
-    return rows[::-1]
-
-
-def services_first(rows: list[Write]) -> list[Write]:
-    return sorted(rows, key=lambda row: row[0] != "services")
-
-
-@pytest.mark.parametrize("order", [reverse, services_first])
-def test_services_before_their_slots(order: Callable[[list[Write]], list[Write]]) -> None:
-    """A frontend that flips before its slots are written leads nowhere."""
-    node = served()
-    plan = node.planner.plan_changes(by_name(CHANGED), node.now)
-    with pytest.raises(WrongLookup, match="service 1 reads"):
-        node.write_rows(order(list(writes(plan))))
-
-
-def test_gone_too_early() -> None:
-    """A frontend that moves must not be taken away before it is written."""
-    node = served()
-    plan = node.planner.plan_changes(by_name(CHANGED), node.now)
-    with pytest.raises(WrongLookup, match="meanwhile"):
-        node.write_rows([("removed_services", frontend(1)), *writes(plan)])
-
-
 def test_former_backend_still_found() -> None:
     """A member that is not taken away leads its clients to a backend that left."""
     node = served()
@@ -112,34 +75,67 @@ def test_former_backend_still_found() -> None:
         check_tidy(node)
 
 
-def test_slots_in_place() -> None:
-    """A live range that is written changes what a frontend leads to in the middle."""
-    node = served()
-    slot, backend = 0, node.maps.slots[0]
-    with pytest.raises(WrongLookup):
-        node.write_rows([("slots", (slot, backend._replace(port=1))), ("slots", (slot, backend))])
+def late(part: str) -> Callable[[list[Write]], list[Write]]:
+    """The rows of this part come after all others."""
+    return lambda rows: sorted(rows, key=lambda row: row[0] == part)
 
 
-def test_kept_backend_lost() -> None:
-    """A member that points elsewhere for a moment loses its clients."""
+def early(part: str) -> Callable[[list[Write]], list[Write]]:
+    """The rows of this part come before all others."""
+    return lambda rows: sorted(rows, key=lambda row: row[0] != part)
+
+
+ORDERS: dict[str, tuple[Callable[[list[Write]], list[Write]], str]] = {
+    "netfilter gets an endpoint too late": (late("translations"), "netfilter does not translate"),
+    "netfilter loses an endpoint too early": (
+        lambda rows: [*rows, ("removed_translations", TRANSLATION)],
+        "overwritten under a reader",
+    ),
+    "everything in reverse": (lambda rows: rows[::-1], "service 1 reads"),
+    "frontends before their slots": (early("services"), "service 1 reads"),
+    "a frontend is away before it is written": (
+        lambda rows: [("removed_services", frontend(1)), *rows],
+        "meanwhile",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_wrong_order(case: str) -> None:
+    """A plan whose rows are written in a wrong order breaks a look-up."""
+    order, error = ORDERS[case]
     node = served()
-    with pytest.raises(WrongLookup, match="backend 1 of service 1 is lost"):
-        node.write_rows([("backend_slots", (1, 1)), ("backend_slots", (1, 0))])
+    plan = node.planner.plan_changes(by_name(CHANGED), node.now)
+    with pytest.raises(WrongLookup, match=error):
+        node.write_rows(order(list(writes(plan))))
+
+
+@pytest.mark.parametrize(
+    ("case", "wrong", "right", "error"),
+    [
+        ("slots", (0, FIRST_SLOT._replace(port=1)), (0, FIRST_SLOT), "netfilter does not"),
+        ("backend_slots", (1, 1), (1, 0), "backend 1 of service 1 is lost"),
+        (
+            "removed_cluster_ips",
+            frontend(1).address,
+            (frontend(1).address, 1),
+            "cluster IP is lost",
+        ),
+    ],
+)
+def test_wrong_for_a_moment(case: str, wrong: Any, right: Any, error: str) -> None:
+    """An entry that is wrong between two writes is noticed."""
+    node = served()
+    part = case.removeprefix("removed_")
+    with pytest.raises(WrongLookup, match=error):
+        node.write_rows([(case, wrong), (part, right)])
 
 
 def restricted(service: str) -> DesiredService:
     return desired(service, [1], [1], source_ranges=[FIRST], flags=RESTRICTED)
 
 
-def ranges_last(rows: list[Write]) -> list[Write]:
-    return sorted(rows, key=lambda row: row[0] == "source_ranges")
-
-
-def gone_ranges_first(rows: list[Write]) -> list[Write]:
-    return sorted(rows, key=lambda row: row[0] != "removed_source_ranges")
-
-
-@pytest.mark.parametrize("order", [ranges_last, gone_ranges_first])
+@pytest.mark.parametrize("order", [late("source_ranges"), early("removed_source_ranges")])
 def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], list[Write]]) -> None:
     """A client that may come before and after is refused in between."""
     node = PlannedNode()
@@ -158,14 +154,6 @@ def test_range_that_nobody_asked_for() -> None:
         node.write_rows([("source_ranges", (key, 1)), ("removed_source_ranges", key)])
 
 
-def test_cluster_ip_lost() -> None:
-    """A cluster IP that is away for a moment is noticed."""
-    node = served()
-    ip = frontend(1).address
-    with pytest.raises(WrongLookup, match="cluster IP is lost"):
-        node.write_rows([("removed_cluster_ips", ip), ("cluster_ips", (ip, 1))])
-
-
 def test_cluster_ip_too_early() -> None:
     """A cluster IP that comes before its frontends is noticed: their clients would be refused."""
     node = PlannedNode()
@@ -176,20 +164,17 @@ def test_cluster_ip_too_early() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "key"), [("source_ranges", source_range_key(FIRST, 9)), ("cluster_ips", NOBODYS)]
+    ("case", "row"),
+    [
+        ("source_ranges", (source_range_key(FIRST, 9), 1)),
+        ("cluster_ips", (NOBODYS, 1)),
+        ("service_names", (7, name("ghost"))),
+    ],
 )
-def test_leaked_entry(part: str, key: object) -> None:
-    """A range of no service and a cluster IP without frontend are noticed."""
+def test_leaked_entry(case: str, row: object) -> None:
+    """A range of no service, a cluster IP without frontend and a name of nothing are noticed."""
     node = served()
-    node.maps.write(part, (key, 1))
-    with pytest.raises(AssertionError):
-        check_tidy(node)
-
-
-def test_leaked_name() -> None:
-    """A leftover name is noticed."""
-    node = served()
-    node.maps.service_names[7] = name("ghost")
+    node.maps.write(case, row)
     with pytest.raises(AssertionError):
         check_tidy(node)
 
