@@ -10,6 +10,7 @@ from ebpflb.agent import node_sync
 from ebpflb.kernel.node import sysctls
 from ebpflb.model.addresses import Family
 from tests.agent.fakes import Harness
+from tests.agent.told import EVERYTHING
 
 
 @pytest.fixture
@@ -26,3 +27,11 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness
     yield made
     if hasattr(made, "thread"):
         made.stop()
+
+
+@pytest.fixture
+def serving(harness: Harness) -> Harness:
+    """Started, and told of two Services, their endpoints and all Nodes."""
+    harness.start()
+    harness.send(*EVERYTHING)
+    return harness

@@ -81,25 +81,3 @@ def test_life_with_an_api_server(cluster: Cluster, tmp_path: Path) -> None:
         wait_until("what is new is served", lambda: answering(pod) == {"web-1"})
         cluster.agent.stop()
         assert answering(pod) == {"web-1"}
-
-
-def test_an_event_that_no_watch_told_is_put_right_by_the_next_list(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """Endpoints of which the server said nothing are served after that."""
-    pod = cluster.sockets(cluster.client)
-    with server_on(cluster) as api:
-        kubeconfig = str(api.kubeconfig(tmp_path))
-        cluster.agent.options = ("--kubeconfig", kubeconfig)
-        cluster.agent.start()
-        fill(api, cluster, "web-1")
-        wait_until("the service is there", lambda: answering(pod) == {"web-1"})
-        api.losing = True
-        fill(api, cluster, "web-2")
-        api.losing = False
-        api.bookmark("EndpointSlice")
-        assert answering(pod) == {"web-1"}
-        with api.changed:
-            api.drop()
-            api.compact()
-        wait_until("it is put right", lambda: answering(pod) == {"web-2"})

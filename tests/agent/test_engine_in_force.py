@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the settings and the status say of the engine that was chosen."""
 
+import pytest
+
 from ebpflb.errors import NodeError
-from ebpflb.model.packet_path import AUTO, Engine, PacketPath
+from ebpflb.model.packet_path import AUTO, Engine
 from tests.agent.fakes import FakeNetfilter, Harness, engine_choice
 from tests.agent.started import start
 
@@ -17,28 +19,29 @@ def test_netfilter(harness: Harness) -> None:
     assert harness.datapath.settings_at_plans[0] is harness.datapath.settings
 
 
-def test_flow_tables(harness: Harness) -> None:
-    """The same programs leave netfilter alone."""
+BUSY = NodeError("table inet ebpflb: another process owns it")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "missing", "error", "reason"),
+    [
+        (Engine.FLOWS, None, None, "--packet-path"),
+        (AUTO, "no nf_tables", None, "no nf_tables"),
+        (AUTO, None, BUSY, str(BUSY)),
+    ],
+    ids=["chosen", "netfilter cannot work", "its table cannot be made"],
+)
+def test_flow_tables(
+    harness: Harness, chosen: str, missing: str | None, error: NodeError | None, reason: str
+) -> None:
+    """The settings tell programs to leave netfilter alone, and the status says why."""
     table = FakeNetfilter()
-    harness.engine = engine_choice(Engine.FLOWS, table)
-    start(harness, packet_path="flows")
+    table.error = error
+    harness.engine = engine_choice(chosen, table, missing=missing)
+    start(harness, packet_path=chosen)
     assert not table.starts
     assert "netfilter" not in harness.datapath.settings["flags"]
-
-
-def test_missing(harness: Harness) -> None:
-    """The status says why auto has the flow tables."""
-    harness.engine = engine_choice(AUTO, missing="no nf_tables")
-    start(harness)
-    assert "netfilter" not in harness.datapath.settings["flags"]
-    assert harness.agent.status.packet_path == PacketPath(Engine.FLOWS, "no nf_tables")
-
-
-def test_a_table_that_cannot_be_made(harness: Harness) -> None:
-    """Programs choose for netfilter only if it has its table; the status says why it has none."""
-    table = FakeNetfilter()
-    table.error = NodeError("table inet ebpflb: another process owns it")
-    harness.engine = engine_choice(AUTO, table)
-    start(harness)
-    assert "netfilter" not in harness.datapath.settings["flags"]
-    assert harness.agent.status.packet_path == PacketPath(Engine.FLOWS, str(table.error))
+    found = harness.agent.status.packet_path
+    assert found is not None
+    assert found.engine is Engine.FLOWS
+    assert reason in found.reason

@@ -20,13 +20,6 @@ from tests.agent.told import EVERYTHING, FULL
 UNREADABLE = KernelError("map look-up", errno.ENOMEM, "Cannot allocate memory")
 
 
-@pytest.fixture
-def serving(harness: Harness) -> Harness:
-    harness.start()
-    harness.send(*EVERYTHING)
-    return harness
-
-
 def test_events_after_a_failed_write(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come, the maps are not read and written again before it is time to."""
     monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)

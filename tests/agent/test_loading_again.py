@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from ebpflb.agent import program_loader
-from ebpflb.errors import CompileError, EbpflbError, KernelError
+from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.lab.agents import wait_until
 from tests.agent.fakes import Harness
 from tests.agent.started import BRIDGE, ETH, PORT, here, start
 
 SHORT = KernelError("loading program connect4", errno.ENOMEM, "Cannot allocate memory")
+REFUSED = VerifierError("the verifier refused\nlog")
 FULL = CompileError("hooks/packet.c does not compile: no space left on the device")
 
 
@@ -24,12 +25,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_loader, "POLL_SECONDS", 0.001)
 
 
-@pytest.mark.parametrize("error", [SHORT, FULL])
+@pytest.mark.parametrize("error", [SHORT, REFUSED, FULL])
 def test_a_passing_failure_at_the_start_passes(harness: Harness, error: EbpflbError) -> None:
     """Old programs serve and the status says so; then all devices get this agent's."""
     harness.datapath.compile_error, harness.datapath.hooked = error, True
     start(harness)
-    assert harness.status.programs.startswith("old ones: ")
+    assert harness.status.programs == f"old ones: {str(error).splitlines()[0]}"
+    assert len(harness.datapath.maps.services) == 1
     harness.send(here(ETH, BRIDGE, PORT))
     wait_until("it is tried again and again", lambda: harness.datapath.compiled > 2)
     assert not harness.datapath.attached

@@ -22,13 +22,6 @@ UNLOADED = [
 ]
 
 
-@pytest.fixture
-def serving(harness: Harness) -> Harness:
-    harness.start()
-    harness.send(*EVERYTHING)
-    return harness
-
-
 def test_waits_for_every_list(harness: Harness) -> None:
     """Nothing is programmed or attached before every list is complete."""
     harness.start()
@@ -173,17 +166,6 @@ def test_failed_change(serving: Harness) -> None:
     answers = serving.datapath.maps.lookups().values()
     held = {str(backend.address) for answer in answers for backend in answer.cluster}
     assert held == {"10.1.0.7", "10.1.0.8"}
-
-
-@pytest.mark.parametrize("error", UNLOADED)
-def test_no_new_programs(harness: Harness, error: EbpflbError) -> None:
-    """Where old programs are in force they stay so, and the agent serves and says it."""
-    harness.datapath.compile_error, harness.datapath.hooked = error, True
-    harness.start()
-    harness.send(*EVERYTHING)
-    assert harness.status.programs == f"old ones: {str(error).splitlines()[0]}"
-    assert len(harness.datapath.maps.services) == 2
-    assert not harness.datapath.attached
 
 
 @pytest.mark.parametrize("error", UNLOADED)

@@ -206,12 +206,6 @@ def test_the_node_is_changed_last(harness: Harness) -> None:
     assert sysctls.RESERVED.read_text() == "30-39\n"
 
 
-def test_default_ports() -> None:
-    """The default range leaves the usual NodePorts alone."""
-    default = Options.__dataclass_fields__["masquerade_ports"].default
-    assert default == (10000, 29999)
-
-
 @pytest.fixture
 def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel without IPv6."""

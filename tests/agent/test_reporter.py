@@ -52,13 +52,6 @@ def datagrams(*ips: str) -> tuple[Json, Json]:
     )
 
 
-@pytest.fixture
-def serving(harness: Harness) -> Harness:
-    harness.start()
-    harness.send(*EVERYTHING)
-    return harness
-
-
 def test_syncs_are_counted(serving: Harness) -> None:
     """The first sync is a full one, a later one partial, and what changes nothing is none."""
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))

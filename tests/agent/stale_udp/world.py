@@ -57,9 +57,6 @@ class World:
         self.walks += 1
         yield not self.away, what()
 
-    def on_search(self, family: Family, _seconds: float, count: int) -> None:
-        self.found.append((family, count))
-
     def open(self) -> socket.socket:
         return self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 
