@@ -55,7 +55,6 @@ KINDS = {
     "tests/cli/test_doctor_canary.py": "cluster",
     "tests/cli/test_doctor_canary_options.py": "cluster",
     "tests/cli/test_flows.py": "cluster",
-    "tests/cli/test_manifests.py": "cluster",
     "tests/cli/test_history.py": "cluster",
     "tests/cli/test_maps.py": "cluster",
     "tests/cli/test_place.py": "cluster",

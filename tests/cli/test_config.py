@@ -108,13 +108,6 @@ def test_master_beside_config(run: Run, file: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("words", [("-v=4",), ("--v", "5")])
-def test_verbosity_beside_config(run: Run, file: Path, words: tuple[str, ...]) -> None:
-    """So do the flags of logging."""
-    run("--config", write(file), *words)
-    assert logging.getLogger().level == logging.DEBUG
-
-
 def test_verbosity_of_the_file(run: Run, file: Path) -> None:
     """The file's verbosity counts too."""
     run("--config", write(file, logging={"verbosity": 4}))

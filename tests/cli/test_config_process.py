@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.errors import NodeError
 from ebpflb.lab.agents import LabAgent
 from tests.config.files import write
 from tests.kit import requests
@@ -72,42 +71,15 @@ def test_tcp_close_wait_timeout(cluster: Cluster) -> None:
     assert node_reads(cluster, f"{NETFILTER}established") == "86400"
 
 
-@pytest.mark.extended
-def test_written(cluster: Cluster, file: Path) -> None:
-    """A write ends it with status 1 and a line; the loaded programs keep serving; a restart takes
-    the new file.
-    """
-    write(file, clusterCIDR="10.245.0.0/16")
-    status, line = ended(cluster.agent)
-    assert status == 1
-    assert line == f"ebpflb: {file.parent}/{CHANGED}"
-    assert serves(cluster)
-    cluster.agent.start()
-    assert str(cluster.maps["settings"].get(0).pods_v4.address) == "10.245.0.0"
-
-
 def test_config_map_swapped(cluster: Cluster, file: Path) -> None:
-    """So does a ConfigMap that is swapped."""
+    """Another file ends it with status 1 and a line; the loaded programs keep serving; a restart
+    takes the new file.
+    """
     (file.parent / "..2").mkdir()
-    write(file.parent / "..2" / "config.conf")
+    write(file.parent / "..2" / "config.conf", clusterCIDR="10.245.0.0/16")
     (file.parent / "..data_tmp").symlink_to("..2")
     os.rename(file.parent / "..data_tmp", file.parent / "..data")
     assert ended(cluster.agent) == (1, f"ebpflb: {file.parent}/{CHANGED}")
-
-
-@pytest.mark.extended
-def test_half_written(cluster: Cluster, file: Path) -> None:
-    """A file that is half written ends it too; until it is whole each start says what is wrong, in
-    a line and without a traceback, and the loaded programs keep serving.
-    """
-    file.write_text("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: [Kube")
-    assert ended(cluster.agent) == (1, f"ebpflb: {file.parent}/{CHANGED}")
-    with pytest.raises(NodeError):
-        cluster.agent.start()
-    status, line = ended(cluster.agent)
-    assert status == 1
-    assert line.startswith(f"ebpflb: {file}: neither YAML nor JSON")
-    assert "Traceback" not in cluster.agent.log()
     assert serves(cluster)
-    write(file)
     cluster.agent.start()
+    assert str(cluster.maps["settings"].get(0).pods_v4.address) == "10.245.0.0"

@@ -16,7 +16,6 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import clients
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import status
-from tests.cli.conftest import Ebpflb
 from tests.cli.doctors import doctor, on_node
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
 
@@ -182,10 +181,3 @@ def test_no_agent(cluster: Cluster) -> None:
     assert alone and all(re.match("(ok|warning|WRONG) ", line) for line in alone)
     assert found["status: no agent runs"]["detail"] == "DEGRADED"
     assert re.search(r"(?m)^WRONG +status: no agent runs ", text) and "docs/runbook.md" in text
-
-
-def test_nothing_here(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Where nothing is installed that is said alone, in one sentence."""
-    done = ebpflb("doctor", *nowhere, "-o", "json")
-    assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
-    assert done.err.startswith(f"ebpflb: there is no state directory {nowhere[1]}")

@@ -20,7 +20,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName, Frontend, Range, ServiceEntry
-from tests.cli.conftest import NEVER, Ebpflb
+from tests.cli.conftest import Ebpflb
 from tests.kernel.node import nodes
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.plan.flow_builders import Made
@@ -174,15 +174,6 @@ def test_usage(ebpflb: Ebpflb, command: str, words: list[str], reason: str) -> N
     assert (done.status, done.out) == (2, "")
     assert reason in done.err
     assert words[0] in done.err
-
-
-@pytest.mark.parametrize("command", ["list", "flush"])
-def test_no_maps(ebpflb: Ebpflb, nowhere: list[str], command: str) -> None:
-    """Where there are no maps, one line says so."""
-    words = ["--all"] if command == "flush" else []
-    done = ebpflb("flows", command, *words, *nowhere[:2])
-    assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
-    assert done.err.startswith(f"ebpflb: there is no state directory {NEVER}")
 
 
 @pytest.mark.extended

@@ -32,20 +32,6 @@ def published(cluster: Cluster) -> None:
     cluster.publish(manifests.service("many", ["10.96.1.1"], PORTS), list(slices()))
 
 
-@pytest.mark.extended
-def test_a_page_of_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
-    """100 rows, and how many more there are; JSON has all."""
-    done = ebpflb("services", "get", "default/many", *where)
-    lines = done.out.splitlines()
-    assert (done.status, done.err) == (0, f"... and {MANY - 100} more: --limit 0 shows all\n")
-    assert len(lines) < 120
-    assert done.out.count(" 0.010% ") == 100
-    every = ebpflb("services", "get", "default/many", "--limit", 0, *where).out
-    assert "\\x1b[2Jb" in every and "\x1b" not in every
-    found = json.loads(ebpflb("services", "get", "default/many", "-o", "json", *where).out)
-    assert len(found["ports"][0]["endpoints"]) == MANY
-
-
 def test_one_row_of_a_list(ebpflb: Ebpflb, where: list[str]) -> None:
     done = ebpflb("services", "list", "default/many", *where)
     rows = [line.split() for line in done.out.splitlines() if "default/many" in line]

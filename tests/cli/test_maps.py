@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ebpflb.tools.dump import ROWS
-from tests.cli.conftest import NEVER, Ebpflb
+from tests.cli.conftest import Ebpflb
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web
 
@@ -83,14 +83,6 @@ def test_unknown_map(ebpflb: Ebpflb, state: list[str]) -> None:
     assert "'sevrices' is not a known word. Did you mean services" in done.err
     done = ebpflb("maps", "dump", "xyz", *state)
     assert done.status == 2 and "'xyz' is not one of 'services', 'slots', " in done.err
-
-
-def test_no_maps(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Where there are no maps, one line says so."""
-    done = ebpflb("maps", "dump", *nowhere[:2])
-    assert (done.status, done.out) == (1, "")
-    assert done.err.startswith(f"ebpflb: there is no state directory {NEVER}")
-    assert done.err.count("\n") == 1
 
 
 def test_changed_while_reading(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:

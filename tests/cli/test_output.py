@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How rows are drawn: as kubectl draws them."""
 
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
 from ebpflb.cli.output import Output, print_table, table_lines
-from tests.kit import terminal
 
 LONG = "a-name-of-a-service-" * 4
 
@@ -76,37 +74,6 @@ def test_no_part_of_a_word_is_shown() -> None:
     }
     one = "[fd00:10:96:ab12:cdef:1234:5678:10]:443"
     assert drawn({"a": "b", "why": one}, width=20)[1] == f"b  {one}"
-
-
-_ROWS = [
-    {"service": f"ingress-nginx-production/{LONG}", "address": "10.96.0.10", "problem": "no " * 30},
-    {"service": "default/web", "address": "[fd00:10:96:ab12:cdef:1234:5678:10]", "problem": ""},
-]
-_PRINT = f"from ebpflb.cli.output import print_table; print_table({_ROWS!r}, text_last=True)"
-_COLUMNS = 80
-
-
-def test_on_a_terminal() -> None:
-    """Names and addresses are whole, though the lines are longer than the terminal is wide; the
-    free text is shortened.
-    """
-    with terminal.opened(_COLUMNS) as (screen, out):
-        code = [sys.executable, "-c", _PRINT]
-        printing = subprocess.Popen(code, stdout=out, env=terminal.environment())
-        out.close()
-        head, long, short = terminal.read(screen).splitlines()[:3]
-    assert printing.wait() == 0
-    assert [head.split(), short.split()] == [[*map(str.upper, _ROWS[0])], [*_ROWS[1].values()][:2]]
-    assert long.split()[:2] == [*_ROWS[0].values()][:2] and long.endswith("…")
-    assert 10 < len(long) - head.index("PROBLEM") <= 20
-
-
-def test_in_a_pipe() -> None:
-    """Everything is whole: `grep` finds it, and `awk` counts its columns."""
-    code = [sys.executable, "-c", _PRINT]
-    lines = subprocess.run(code, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines[1].endswith("no no no") and lines[1].count("no") == 30
-    assert [line.split()[:2] for line in lines[1:]] == [[*row.values()][:2] for row in _ROWS]
 
 
 def test_without_heads(capsys: pytest.CaptureFixture[str]) -> None:

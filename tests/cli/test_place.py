@@ -109,3 +109,15 @@ def test_cleanup_of_kube_proxy_sees_who_serves(ebpflb: Ebpflb, cluster: Cluster)
         netns.popns()
     assert (done.status, "removed: table ip kube-proxy" in done.out) == (0, True)
     assert "services do not work" not in done.out
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["doctor -o json", "maps dump", "flows list", "flows flush --all", "explain 10.96.0.10:80"],
+)
+def test_where_nothing_is_installed(ebpflb: Ebpflb, nowhere: list[str], case: str) -> None:
+    """A command that needs the maps says in one line which state directory is not there."""
+    where = nowhere if case.startswith("doctor") else nowhere[:2]
+    done = ebpflb(*case.split(), *where)
+    assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+    assert done.err.startswith(f"ebpflb: there is no state directory {NEVER}")

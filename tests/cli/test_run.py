@@ -42,27 +42,49 @@ def run(ebpflb: Ebpflb) -> Ebpflb:
     return refused
 
 
-def test_no_such_directory(run: Ebpflb) -> None:
-    """A directory of manifests that is not there."""
-    done = run("--manifests", "/nowhere")
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("--manifests /nowhere", "'EBPFLB_MANIFESTS'): Directory '/nowhere' does not exist"),
+        ("--kubeconfig /nowhere", "--kubeconfig"),
+        (
+            "--kubeconfig /dev/null --manifests /tmp",
+            "--manifests and --kubeconfig cannot be combined",
+        ),
+        ("--manifest /tmp", "No such option"),
+    ],
+)
+def test_wrong_calls(run: Ebpflb, case: str, why: str) -> None:
+    """A path that is not there, two sources at a time and an unknown option are wrong calls."""
+    done = run(*case.split())
     assert done.status == 2
-    assert "'--manifests'" in done.err
-    assert "Directory '/nowhere' does not exist" in done.err
+    assert why in done.err
 
 
-def test_no_such_kubeconfig(run: Ebpflb) -> None:
-    """A kubeconfig that is not there."""
-    done = run("--kubeconfig", "/nowhere")
-    assert done.status == 2
-    assert "--kubeconfig" in done.err
-
-
-def test_two_sources(run: Ebpflb, options: list[object], tmp_path: Path) -> None:
-    """One source at a time."""
-    (tmp_path / "config").touch()
-    done = run(*options, "--kubeconfig", tmp_path / "config")
-    assert done.status == 2
-    assert "--manifests and --kubeconfig cannot be combined" in done.err
+@pytest.mark.parametrize(
+    ("case", "lacks", "remedy"),
+    [
+        ("", "BCC: missing; BCC is missing", "apt install python3-bpfcc"),
+        ("--cgroup-root /tmp", "cgroup v2: /tmp is not a cgroup v2", "--cgroup-root"),
+        ("--state-dir /tmp/state", "/tmp/state is not in a bpffs", ""),
+    ],
+    ids=["BCC", "cgroup", "bpffs"],
+)
+def test_what_the_node_lacks(
+    run: Ebpflb,
+    options: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    lacks: str,
+    remedy: str,
+) -> None:
+    """What is missing is named, and what helps."""
+    if not case:
+        monkeypatch.setitem(sys.modules, "bcc", None)
+    done = run(*options, *case.split())
+    assert done.status == 1
+    (line,) = [line for line in done.err.splitlines() if lacks in line]
+    assert remedy in line
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/33", "eth0", "primary,secondary", "::/129"])
@@ -282,12 +304,6 @@ def test_the_former_name_of_an_engine(
     assert warning in ebpflb("run", *words).err
 
 
-def test_masquerade_bit(chosen: Callable[..., Options], options: list[object]) -> None:
-    """Of kube-proxy's flag; by default its own."""
-    assert chosen(*options).masquerade_mark == 0x4000
-    assert chosen(*options, "--iptables-masquerade-bit=31").masquerade_mark == 1 << 31
-
-
 def test_all_that_programs_are_told(made: Options) -> None:
     """The options for programs are in the map of settings."""
     assert made.map_settings == {
@@ -329,35 +345,6 @@ def test_unreadable_kubeconfig(run: Ebpflb, tmp_path: Path) -> None:
     done = run("--kubeconfig", config, "--state-dir", NEVER, "--run-dir", tmp_path, *closed)
     assert done.status == 1
     assert f"ebpflb: {config}: Invalid kube-config file" in done.err
-
-
-def test_no_bcc(run: Ebpflb, options: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without BCC the Debian package is named."""
-    monkeypatch.setitem(sys.modules, "bcc", None)
-    done = run(*options)
-    assert done.status == 1
-    assert "BCC: missing; BCC is missing: apt install python3-bpfcc" in done.err
-
-
-def test_no_cgroup(run: Ebpflb, options: list[object]) -> None:
-    """A wrong cgroup is named, and how to name another."""
-    done = run(*options, "--cgroup-root", "/tmp")
-    assert done.status == 1
-    (line,) = [line for line in done.err.splitlines() if line.startswith("  ")]
-    assert "cgroup v2: /tmp is not a cgroup v2" in line
-    assert "--cgroup-root" in line
-
-
-def test_no_bpffs(run: Ebpflb, options: list[object], tmp_path: Path) -> None:
-    """A state directory in no bpffs is named."""
-    done = run(*options, "--state-dir", tmp_path / "state")
-    assert done.status == 1
-    assert f"{tmp_path}/state is not in a bpffs" in done.err
-
-
-def test_unknown_option(run: Ebpflb) -> None:
-    """An unknown option is a wrong call."""
-    assert run("--manifest", "/tmp").status == 2
 
 
 def test_a_credential_plugins_failure_is_logged_in_words() -> None:

@@ -4,7 +4,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -253,20 +252,6 @@ def test_never_run(ebpflb: Ebpflb, bpffs: Path) -> None:
         f"no programs in {state}, and no agent's status in {run}: "
     )
     assert "does not run" in done.out
-
-
-def test_source_error(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """A source that cannot be read is named with its reason, until it can."""
-    away = cluster.folder / "away"
-    shutil.move(cluster.agent.manifests, away)
-    wait_until("the error is known", lambda: bool(published(cluster).source_errors))
-    done = ebpflb("status", *where)
-    assert done.status == 3
-    assert done.out.splitlines()[1].startswith("DEGRADED (source errors): a source cannot be read:")
-    assert "No such file or directory" in " ".join(done.out.split())
-    shutil.move(away, cluster.agent.manifests)
-    wait_until("it has recovered", lambda: not published(cluster).source_errors)
-    assert ebpflb("status", *where).status == 0
 
 
 def test_invalid_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
