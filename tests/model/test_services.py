@@ -295,20 +295,6 @@ def test_source_ranges(ranges: list[str], kept: list[str]) -> None:
     assert not parsed.warnings
 
 
-def test_sloppy_addresses() -> None:
-    """Every address of a Service may carry leading zeros (1.4)."""
-    port = builders.only_port(
-        builders.service(
-            clusterIPs=["172.30.0.041"],
-            externalIPs=["192.0.2.001"],
-            ingress=[{"ip": "198.051.100.01"}],
-        )
-    )
-    assert (port.cluster_ip,) == ips("172.30.0.41")
-    assert port.external_ips == ips("192.0.2.1")
-    assert port.load_balancer_ips == ips("198.51.100.1")
-
-
 def test_unreadable_entries_are_skipped_with_a_remark() -> None:
     """An entry that kube-proxy skips with a log line is skipped and named.
 

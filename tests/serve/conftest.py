@@ -4,7 +4,6 @@
 import ctypes
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -76,13 +75,6 @@ def ask(
         return Reply(response.status, response.read().decode(), dict(response.getheaders()))
     finally:
         connection.close()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 
 Serve = Callable[..., HttpServers]

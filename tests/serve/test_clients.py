@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from ebpflb.lab.agents import wait_until
 from ebpflb.serve import listener
 from ebpflb.serve.listener import Connections, Listener, ServerThread, listen
 from tests.serve.answers import BIG, RELEASE, respond
 from tests.serve.clients import OpenListener, connect, is_closed, request_and_keep, serves
-from tests.serve.conftest import SECONDS, ask, wait_until
+from tests.serve.conftest import SECONDS, ask
 
 
 def test_half_a_request_holds_nobody_up(open_listener: OpenListener) -> None:
@@ -155,7 +156,7 @@ def test_clients_that_keep_coming_do_not_hold_the_thread(
     monkeypatch.setattr(server_thread.loop, "sock_accept", accept_at_once)
     monkeypatch.setattr(Listener, "serve_client", begin)
     open_listener()
-    wait_until(lambda: len(begun) == 5)
+    wait_until("the server", lambda: len(begun) == 5)
     assert accepted == [0, 1, 2, 3, 4]
 
 

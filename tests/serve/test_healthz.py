@@ -92,13 +92,6 @@ def test_clock_is_cleared_by_the_next_successful_sync(health: Health, time: Time
     assert not health.healthy
 
 
-def test_family_that_never_queued_is_healthy(health: Health, time: Time) -> None:
-    """Nothing to do for days is no fault."""
-    time.seconds = 1e6
-    assert health.healthy
-    assert codes(health) == {"/healthz": 200, "/livez": 200}
-
-
 def test_marked_updated_at_loop_start(serve: Serve) -> None:
     """As soon as it answers there is a time of each family, though nothing was programmed yet."""
     serve()

@@ -14,6 +14,7 @@ import pytest
 
 from ebpflb.cluster import event_recorder
 from ebpflb.errors import NodeError
+from ebpflb.lab.agents import wait_until
 from ebpflb.serve.listener import (
     LISTEN_RETRY_SECONDS,
     NOT_FOUND,
@@ -23,7 +24,7 @@ from ebpflb.serve.listener import (
     ServerThread,
     run_beside,
 )
-from tests.serve.conftest import NODE, SECONDS, FakeRecorder, Serve, ask, wait_until
+from tests.serve.conftest import NODE, SECONDS, FakeRecorder, Serve, ask
 
 PORTS = {"healthz_address": "0.0.0.0:10256", "metrics_address": "127.0.0.1:10249"}
 ARE_OURS = {"healthz_address": "/livez", "metrics_address": "/proxyMode"}
@@ -100,8 +101,8 @@ def test_taken_port_is_retried_until_it_is_free(
         (reason,) = servers.ports_not_open().values()
         assert reason == f"{PORTS[which]}: Address already in use"
         time.sleep(0.1)
-    wait_until(lambda: answers("127.0.0.1", port))
-    wait_until(lambda: servers.ports_not_open() == {})
+    wait_until("the server", lambda: answers("127.0.0.1", port))
+    wait_until("the server", lambda: servers.ports_not_open() == {})
     assert ask(ARE_OURS[which], port).code == 200
     lines = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
     assert len(lines) == 1 and "ERROR" not in {it.levelname for it in caplog.records}
@@ -172,7 +173,7 @@ def test_foreign_address_is_told_like_a_taken_port(
     """An address that is not (yet) this node's is waited for."""
     serve(healthz_address="192.0.2.7:10256", retry=0.01)
     subprocess.run(["ip", "addr", "add", "192.0.2.7/32", "dev", "lo"], check=True)
-    wait_until(lambda: answers("192.0.2.7", 10256))
+    wait_until("the server", lambda: answers("192.0.2.7", 10256))
     assert "192.0.2.7:10256" in caplog.text
 
 

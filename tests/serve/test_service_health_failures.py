@@ -8,8 +8,9 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.cluster import event_recorder
+from ebpflb.lab.agents import wait_until
 from ebpflb.serve.servers import HttpServers
-from tests.serve.conftest import NODE, FakeRecorder, Serve, wait_until
+from tests.serve.conftest import NODE, FakeRecorder, Serve
 from tests.serve.health_ports import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
 
 
@@ -57,7 +58,7 @@ def test_failure_is_retried_without_a_sync(
     with socket.create_server(("::", PORT), family=socket.AF_INET6, dualstack_ipv6=True):
         servers.service_health.update({WEB: checked(v6=1)})
         time.sleep(0.1)
-    wait_until(lambda: not refused() and not refused(host="::1"))
+    wait_until("the server", lambda: not refused() and not refused(host="::1"))
     assert get().code == get(host="::1").code == 200
     failures = [event.note for event in fake_recorder.events if event.severity == "Warning"]
     assert [[host for host in ("0.0.0.0", "::") if repr(host) in it] for it in failures] == [
