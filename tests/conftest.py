@@ -245,6 +245,15 @@ def cache(shared: Path) -> Path:
     return shared / "bytecode" if os.geteuid() else Paths.cache
 
 
+@pytest.fixture
+def fresh_netns() -> Iterator[None]:
+    """The test's thread is in an empty network namespace, which is removed with all in it."""
+    from tests.kernel.node import nodes  # imports what only root can use
+
+    with nodes.fresh(f"ebpflb-test-{os.getpid()}-fresh"):
+        yield
+
+
 @pytest.fixture(scope="module")
 def started_anew() -> Iterator[None]:
     """A file's agents are processes that were started as operators start them, not forked."""

@@ -5,19 +5,18 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from ebpflb.kernel import probe, sources
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.kernel.programs.loader import Program
+from tests.kernel.maps import small
 from tests.kernel.variants import SOURCE, VARIANTS
 from tests.kit import once
 
@@ -96,11 +95,7 @@ def one_variant(shared: Path, cache: Path) -> Compiled:
 @pytest.fixture(scope="module")
 def all_maps() -> Iterator[dict[str, Map]]:
     """Every map of the datapath, unpinned."""
-    with ExitStack() as opened:
-        made: dict[str, Map] = {}
-        for name, spec in layout.MAPS.items():
-            made[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
-            opened.callback(made[name].close)
+    with small.all_maps() as made:
         yield made
 
 

@@ -2,7 +2,6 @@
 """What the maps tell, read from real ones; and what it costs, whatever they hold."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import fields, replace
 from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
@@ -15,7 +14,7 @@ from ebpflb.kernel import bpf as kernel
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.map_writer import CAPACITY
-from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import Affinity, AffinityKey, Sweep
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -31,6 +30,7 @@ from tests.kernel.conftest import cgroups as cgroups
 from tests.kernel.conftest import directory as directory
 from tests.kernel.conftest import home as home
 from tests.kernel.conftest import one_variant as one_variant
+from tests.kernel.maps import small
 from tests.kernel.variants import needs_root
 from tests.plan.builders import CLUSTER, RESTRICTED, name
 from tests.plan.flow_builders import Made
@@ -43,11 +43,7 @@ pytestmark = needs_root
 @pytest.fixture
 def world() -> Iterator[dict[str, Map]]:
     """Every map of the datapath, unpinned."""
-    with ExitStack() as opened:
-        made: dict[str, Map] = {}
-        for spec in layout.MAPS.values():
-            made[spec.name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
-            opened.callback(made[spec.name].close)
+    with small.all_maps() as made:
         yield made
 
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules for each packet, as the tools print them, and what `ebpflb check` says of them."""
 
-import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,8 @@ from ebpflb.tools import neighbours
 from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.firewall.survey import each_packet, tables
 from tests.kernel.node import nodes, rules
+
+pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 NFT = """
 table inet operator {{
@@ -57,12 +57,6 @@ NOT_OF_NFT = [
     "ct state vmap { established : accept, related : accept, new : jump deeper }; log",
     "tcp flags syn tcp option maxseg size set rt mtu",
 ]
-
-
-@pytest.fixture(autouse=True)
-def namespace() -> Iterator[None]:
-    with nodes.fresh(f"ebpflb-test-{os.getpid()}-each"):
-        yield
 
 
 def of_nft(rule: str) -> list[str]:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is on every node beside a firewall: rules of kube-proxy, kubelet and CNIs are not named."""
 
-import os
-from collections.abc import Iterator
-
 import pytest
 
 from ebpflb.kernel.netfilter import rulesets
@@ -13,15 +10,9 @@ from ebpflb.tools.firewall.survey import tables
 from tests.kernel.node import nodes, rules
 from tests.tools.firewall.services import chain, node, search
 
-NAME = f"ebpflb-test-{os.getpid()}-neighbours"
+pytestmark = pytest.mark.usefixtures("fresh_netns")
 tools = pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
 engines = pytest.mark.parametrize("engine", list(Engine))
-
-
-@pytest.fixture(autouse=True)
-def namespace() -> Iterator[None]:
-    with nodes.fresh(NAME):
-        yield
 
 
 def found(engine: Engine) -> list[str]:

@@ -2,7 +2,7 @@
 """Maps of the real kernel, small and nowhere pinned."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from ebpflb.kernel.maps import bpf_map, layout
 from ebpflb.kernel.maps.bpf_map import Map
@@ -20,3 +20,14 @@ def small_maps(names: Iterable[str], most: int = ENTRIES) -> Iterator[dict[str, 
     finally:
         for opened in made.values():
             opened.close()
+
+
+@contextmanager
+def all_maps() -> Iterator[dict[str, Map]]:
+    """Return every map of the datapath, unpinned; they are closed in the end."""
+    with ExitStack() as opened:
+        made: dict[str, Map] = {}
+        for name, spec in layout.MAPS.items():
+            made[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
+            opened.callback(made[name].close)
+        yield made

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The leftovers of the ipvs mode other than rules: ipsets, its device, virtual servers."""
 
-import os
 import subprocess
-from collections.abc import Iterator
 from ipaddress import ip_address
 
 import pytest
@@ -14,13 +12,7 @@ from ebpflb.model.kube_proxy import DEVICE, NODE_PORTS, SETS, VirtualServer
 from tests.kernel.node import nodes, rules
 from tests.kernel.node.nodes import TOOLS, load, make_sets, run
 
-NAME = f"ebpflb-test-{os.getpid()}-ipvs"
-
-
-@pytest.fixture(autouse=True)
-def netns() -> Iterator[None]:
-    with nodes.fresh(NAME):
-        yield
+pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 
 def test_set_in_use() -> None:

@@ -2,8 +2,6 @@
 """Connections that conntrack translates, in a namespace of the test's own."""
 
 import errno
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM, socket
 
@@ -15,14 +13,8 @@ from ebpflb.kernel.netfilter.transaction import Refused, Transaction
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
-NAME = f"ebpflb-test-{os.getpid()}-tracked"
+pytestmark = pytest.mark.usefixtures("fresh_netns")
 COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
-
-
-@pytest.fixture(autouse=True)
-def netns() -> Iterator[None]:
-    with nodes.fresh(NAME):
-        yield
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The netfilter engine's table is put back when others remove it, in a namespace of its own."""
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from queue import SimpleQueue
@@ -14,12 +13,11 @@ from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
 from ebpflb.kernel.netfilter.table import NetfilterTable, remove
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.model.events import SourceStatus
-from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 from tests.kernel.variants import eventually
 from tests.kit.descriptors import beyond_1023
 
-NAME = f"ebpflb-test-{os.getpid()}-natwatch"
+pytestmark = pytest.mark.usefixtures("fresh_netns")
 NEVER = 3600.0  # seconds: what a test sees was not a look at regular times
 SERVICE, PORT = "127.0.0.7", 53
 OPTIONS = TableOptions(0x4000, (30000, 65535), drops_invalid=True, sctp=True)
@@ -53,14 +51,8 @@ class Table:
         remove()
 
 
-@pytest.fixture(autouse=True)
-def netns() -> Iterator[None]:
-    with nodes.fresh(NAME):
-        yield
-
-
 @pytest.fixture
-def table(netns: None) -> Iterator[Table]:
+def table(fresh_netns: None) -> Iterator[Table]:
     with closing(Table()) as made:
         yield made
 

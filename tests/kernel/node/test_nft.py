@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of nftables by netlink, and what keeps NAT alive; in a namespace of the test's own."""
 
-import os
-from collections.abc import Iterator
 from errno import EMFILE, EPROTONOSUPPORT
 
 import pytest
@@ -10,16 +8,9 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import nft, transaction, watch
 from ebpflb.kernel.netfilter.nft import Name
-from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
-NAME = f"ebpflb-test-{os.getpid()}-nft"
-
-
-@pytest.fixture(autouse=True)
-def netns() -> Iterator[None]:
-    with nodes.fresh(NAME):
-        yield
+pytestmark = pytest.mark.usefixtures("fresh_netns")
 
 
 def test_tables() -> None:

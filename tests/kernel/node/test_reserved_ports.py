@@ -4,29 +4,20 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyroute2 import netns
 
 from ebpflb.kernel.node import sysctls
-from ebpflb.lab.netns import ip as run_ip
+from tests.kernel.node import nodes
 from tests.kit.hostile_files import HOSTILE, lay
-
-NAME = f"ebpflb-test-{os.getpid()}-ports"
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Iterator[Path]:
+def record(tmp_path: Path, fresh_netns: None) -> Path:
     """Where it is remembered; the test's thread is in a fresh namespace."""
-    run_ip("netns", "add", NAME)
-    netns.pushns(NAME)
-    try:
-        yield tmp_path / "added"
-    finally:
-        netns.popns()
-        netns.remove(NAME)
+    return tmp_path / "added"
 
 
 def reserved() -> str:
@@ -69,16 +60,10 @@ def test_added_meanwhile(record: Path) -> None:
 def test_other_namespace(record: Path) -> None:
     """What was added in another network namespace is not taken away here."""
     sysctls.reserve_ports(record, 20000, 20009)
-    other = f"{NAME}-other"
-    run_ip("netns", "add", other)
-    netns.pushns(other)
-    try:
+    with nodes.fresh(f"ebpflb-test-{os.getpid()}-other"):
         sysctls.RESERVED.write_text("20000-20009\n")
         sysctls.release_ports(record)
         assert reserved() == "20000-20009"
-    finally:
-        netns.popns()
-        netns.remove(other)
 
 
 def test_nothing_added(record: Path) -> None:

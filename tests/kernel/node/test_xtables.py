@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chains of iptables-legacy, asked of the kernel without its tools."""
 
-import os
-from collections.abc import Iterator
 from errno import EAGAIN, EMFILE
 from socket import AF_INET, AF_INET6
 
@@ -10,20 +8,14 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import iptables
-from tests.kernel.node import nodes, rules
+from tests.kernel.node import rules
 from tests.kernel.node.nodes import TOOLS, Tool, load, run
 
-NAME = f"ebpflb-test-{os.getpid()}-xtables"
+pytestmark = pytest.mark.usefixtures("fresh_netns")
 FAMILIES = {"iptables": AF_INET, "ip6tables": AF_INET6}
 legacy = pytest.mark.parametrize(
     "tool", [t for t in TOOLS if t.variant == "legacy"], ids=lambda tool: tool.name
 )
-
-
-@pytest.fixture(autouse=True)
-def netns() -> Iterator[None]:
-    with nodes.fresh(NAME):
-        yield
 
 
 @legacy
