@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 
 from ebpflb.model.addresses import Family
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import NO_PREFIX, Flags, Frontend, prefix_of
+from ebpflb.plan.entries import NO_PREFIX, Flags, Frontend, Prefix, prefix_of
 from ebpflb.plan.planner import Planner
 from tests.plan.builders import CAPACITY, EXTERNAL, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
@@ -71,26 +71,26 @@ def test_restart() -> None:
     check_tidy(node)
 
 
+def covered(planner: Planner, family: Family = Family.IPV4) -> Prefix:
+    return planner.cluster_ips.cover(frozenset())[family]
+
+
+def prefix(text: str) -> Prefix:
+    return prefix_of(ip_network(text))
+
+
 def test_covering_prefixes() -> None:
     """The prefix covers every cluster IP as soon as it is planned, and never shrinks."""
     planner = Planner(CAPACITY)
-    assert planner.cluster_ips.cover(frozenset()) == {
-        Family.IPV4: NO_PREFIX,
-        Family.IPV6: NO_PREFIX,
-    }
-    planner.plan_changes(by_name(desired("a", [1], [1])), 0)
-    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
-        ip_network("172.30.0.1/32")
-    )
-    planner.plan_changes(by_name(desired("b", [2, 3], [1])), 0)
-    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
-        ip_network("172.30.0.0/30")
-    )
-    planner.plan_changes({name("b"): None}, 0)
-    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
-        ip_network("172.30.0.0/30")
-    )
-    assert planner.cluster_ips.cover(frozenset())[Family.IPV6] == NO_PREFIX
+    assert [covered(planner, family) for family in Family] == [NO_PREFIX, NO_PREFIX]
+    for change, expected in (
+        (by_name(desired("a", [1], [1])), "172.30.0.1/32"),
+        (by_name(desired("b", [2, 3], [1])), "172.30.0.0/30"),
+        ({name("b"): None}, "172.30.0.0/30"),
+    ):
+        planner.plan_changes(change, 0)
+        assert covered(planner) == prefix(expected)
+    assert covered(planner, Family.IPV6) == NO_PREFIX
 
 
 def test_covering_prefixes_after_a_restart() -> None:
@@ -98,10 +98,7 @@ def test_covering_prefixes_after_a_restart() -> None:
     node = PlannedNode()
     far = Frontend(ip_address("198.51.100.7"), 80, 6)
     node.change(by_name(desired("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))
-    planner = Planner(CAPACITY, node.maps.read_back())
-    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
-        ip_network("172.30.0.1/32")
-    )
+    assert covered(Planner(CAPACITY, node.maps.read_back())) == prefix("172.30.0.1/32")
 
 
 def test_covering_prefixes_include_service_cidrs() -> None:
@@ -109,9 +106,5 @@ def test_covering_prefixes_include_service_cidrs() -> None:
     planner = Planner(CAPACITY)
     planner.plan_changes(by_name(desired("a", [1], [1])), 0)
     planner.cluster_ips.cover(frozenset({ip_network("172.30.0.0/16"), ip_network("fd00:30::/112")}))
-    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
-        ip_network("172.30.0.0/16")
-    )
-    assert planner.cluster_ips.cover(frozenset())[Family.IPV6] == prefix_of(
-        ip_network("fd00:30::/112")
-    )
+    assert covered(planner) == prefix("172.30.0.0/16")
+    assert covered(planner, Family.IPV6) == prefix("fd00:30::/112")

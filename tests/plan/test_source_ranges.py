@@ -186,11 +186,8 @@ def test_what_was_let_in_and_shall_be_stays() -> None:
     node = PlannedNode(CAPACITY._replace(source_ranges=2))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(SECOND, THIRD)))
-    assert node.planner.not_programmed.keys() == {name("web")} and let_in(node) == [
-        False,
-        True,
-        False,
-    ]
+    assert node.planner.not_programmed.keys() == {name("web")}
+    assert let_in(node) == [False, True, False]
     node.change({})
     assert not node.planner.not_programmed and let_in(node) == [False, True, True]
 
@@ -201,11 +198,8 @@ def test_restriction_without_room_fails_closed() -> None:
     node.change(by_name(OPEN))
     assert let_in(node) == [True, True, True]
     node.change(by_name(restricted(FIRST, THIRD)))
-    assert node.planner.not_programmed.keys() == {name("web")} and let_in(node) == [
-        False,
-        False,
-        True,
-    ]
+    assert node.planner.not_programmed.keys() == {name("web")}
+    assert let_in(node) == [False, False, True]
     check_tidy(node)
 
 
@@ -218,11 +212,8 @@ def test_restriction_of_what_does_not_fit_fails_closed() -> None:
     node.change(by_name(OPEN))
     grown = desired("web", [1], [1, 2], source_ranges=[FIRST], flags=RESTRICTED)
     node.change(by_name(grown))
-    assert node.planner.not_programmed.keys() == {name("web")} and let_in(node) == [
-        True,
-        False,
-        False,
-    ]
+    assert node.planner.not_programmed.keys() == {name("web")}
+    assert let_in(node) == [True, False, False]
     assert len(node.maps.lookup(frontend(1)).cluster) == 1
     check_tidy(node)
 
