@@ -17,21 +17,11 @@ from ebpflb.options import REPORT
 from ebpflb.serve.conditions import not_ready
 from tests.agent.fakes import Harness, changed, slices, value
 from tests.agent.started import start
+from tests.kit.clock import Clock
 
 HOOK = Drift(Part.HOOK, "hook connect4", "is not attached")
 PIN = Drift(Part.PIN, "map services", "has no pin")
 FULL = KernelError("attaching", errno.ENOSPC, "No space left on device")
-
-
-class Clock:
-    """Each look at it takes a millisecond."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
 
 
 class FakeCheck:
@@ -60,7 +50,7 @@ class FakeCheck:
 
 
 def made(check: AuditCheck, *, report_only: bool = False) -> tuple[Audit, Clock, list[Drift]]:
-    clock, told = Clock(), list[Drift]()
+    clock, told = Clock(step=0.001), list[Drift]()
     return Audit([check], told.extend, report_only=report_only, clock=clock), clock, told
 
 

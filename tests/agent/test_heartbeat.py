@@ -13,15 +13,7 @@ from ebpflb.serve.health import Health
 from ebpflb.serve.listener import Request
 from tests.agent.fakes import Harness
 from tests.agent.told import EVERYTHING
-
-
-class Clock:
-    """Time goes by when the test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.kit.clock import Clock
 
 
 @pytest.fixture

@@ -10,15 +10,7 @@ import pytest
 from ebpflb.agent.service_sync import LOG_LINE_SECONDS, WriteLog
 from ebpflb.plan.entries import Backend
 from ebpflb.plan.planner import Plan
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
+from tests.kit.clock import Clock
 
 PLAN = Plan(
     slots=[(4, Backend(IPv4Address("10.0.0.1"), 80, frozenset({"cluster"}), 7, 1))],
@@ -32,7 +24,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_lone_plan_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    written = WriteLog(Clock())
+    written = WriteLog(Clock(1000.0))
     written.turn()
     written.wrote(PLAN, 0.001, 0.002)
     written.turn()
@@ -46,7 +38,7 @@ def test_the_plans_of_a_second_share_a_line_and_none_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    clock = Clock()
+    clock = Clock(1000.0)
     written = WriteLog(clock)
     for _ in range(101):
         written.wrote(PLAN, 0.001, 0.002)
