@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from pyroute2 import netns
@@ -115,3 +116,18 @@ def bpffs(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "bpf", "bpf", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def would_serve(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, ...]]:
+    """Runs `ebpflb run` until it would serve; returns what the agent would be given."""
+    seen: list[tuple[Any, ...]] = []
+    module = import_module("ebpflb.cli.run")
+    monkeypatch.setattr(module, "serve_until_stopped", lambda *given: seen.append(given))
+
+    def run(*words: object) -> tuple[Any, ...]:
+        done = ebpflb("run", *words)
+        assert seen, done.err
+        return seen.pop()
+
+    return run

@@ -329,7 +329,10 @@ def test_nobody_may_check() -> None:
     assert "run as root" in line
 
 
-COMMANDS = ["run --manifests /tmp", "maps dump", "status", "cleanup", "demo"]
+COMMANDS = [
+    *("run --manifests /tmp", "maps dump", "status", "cleanup", "demo", "monitor", "top"),
+    *("services list", "services get default/web"),
+]
 
 
 @pytest.mark.parametrize("words", COMMANDS)

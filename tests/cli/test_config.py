@@ -4,9 +4,9 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,18 +39,9 @@ def options(tmp_path: Path) -> list[object]:
 
 
 @pytest.fixture
-def run(ebpflb: Ebpflb, options: list[object], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """What the agent would get, of a run that ends where it would serve."""
-    seen: list[Options] = []
-    module = import_module("ebpflb.cli.run")
-    monkeypatch.setattr(module, "serve_until_stopped", lambda options, *_: seen.append(options))
-
-    def call(*words: object) -> Options:
-        done = ebpflb("run", *options, *words)
-        assert seen, done.err
-        return seen.pop()
-
-    return call
+def run(would_serve: Callable[..., tuple[Any, ...]], options: list[object]) -> Run:
+    """The options that the agent would get."""
+    return lambda *words: would_serve(*options, *words)[0]
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ CHANGED = "config.conf has changed: exiting to be restarted with the new file"
 NETFILTER = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As a ConfigMap is mounted."""
-    made = tmp_path / "etc"
+    made = tmp_path_factory.mktemp("config") / "etc"
     (made / "..1").mkdir(parents=True)
     write(made / "..1" / "config.conf", clusterCIDR="10.244.0.0/16", oomScoreAdj=321)
     (made / "..data").symlink_to("..1")
@@ -32,10 +32,10 @@ def file(tmp_path: Path) -> Path:
     return made / "config.conf"
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, file: Path) -> Iterator[Cluster]:
-    """A node whose agent reads the file."""
-    with running(tmp_path, "--config", str(file)) as made:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, file: Path) -> Iterator[Cluster]:
+    """A node whose agent reads the file, which the last test changes."""
+    with running(tmp_path_factory.mktemp("cluster"), "--config", str(file)) as made:
         made.publish(web(*map(endpoint, made.web)))
         yield made
 

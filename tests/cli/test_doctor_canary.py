@@ -154,14 +154,6 @@ def test_nothing_is_forwarded(cluster: Cluster) -> None:
         assert "FORWARD" in warning["remedy"]
 
 
-def test_killed(cluster: Cluster) -> None:
-    """The agent withdraws the canary of a doctor that is killed; devices and routes end with it."""
-    with at_work(cluster) as (started, _):
-        started.send_signal(signal.SIGKILL)
-        started.wait()
-        wait_until("all is gone", lambda: left(cluster) == [])
-
-
 def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
     """The next one removes the canary; doctor says that no agent runs, or that it is withdrawn."""
     with at_work(cluster) as (started, (out, err)):
@@ -176,14 +168,6 @@ def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
         said = {it["feature"]: it["detail"] for it in json.loads(out.read())}
     assert said["canary"].startswith("not tried: ")
     wait_until("all is gone", lambda: left(cluster) == [])
-
-
-def test_the_agent_ends_meanwhile(cluster: Cluster) -> None:
-    """One that is stopped in order leaves no canary in the maps."""
-    with at_work(cluster):
-        cluster.agent.stop()
-        assert not in_maps(cluster)
-    cluster.agent.start()
 
 
 def test_no_agent(cluster: Cluster) -> None:

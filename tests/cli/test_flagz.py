@@ -2,15 +2,15 @@
 """/flagz, of what `ebpflb run` itself was given (kube-proxy.md 13.2)."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebpflb.cli.run import run as command
 from ebpflb.config.parameters import PARAMETERS
 from ebpflb.serve.listener import Request
-from tests.cli.conftest import NEVER, Ebpflb
+from tests.cli.conftest import NEVER
 from tests.config.files import write
 from tests.serve.conftest import plain_pages
 
@@ -18,18 +18,13 @@ Flagz = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
-def flagz(ebpflb: Ebpflb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flagz:
+def flagz(would_serve: Callable[..., tuple[Any, ...]], tmp_path: Path) -> Flagz:
     """What the page of an agent says that was started with these words, line by line."""
-    seen: list[dict[str, str]] = []
-    monkeypatch.setattr(
-        import_module("ebpflb.cli.run"), "serve_until_stopped", lambda *it: seen.append(it[2])
-    )
     where = ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path]
 
     def lines(*words: object) -> dict[str, str]:
-        done = ebpflb("run", *where, *words)
-        assert seen, done.err
-        page = plain_pages(flags=seen.pop).respond(Request("/flagz", "")).body.decode()
+        _, _, flags, *_ = would_serve(*where, *words)
+        page = plain_pages(flags=lambda: flags).respond(Request("/flagz", "")).body.decode()
         _heading, _, said = page.partition("\n\n")
         found = dict(line.split("=", 1) for line in said.splitlines())
         assert list(found) == sorted(found)

@@ -190,18 +190,9 @@ def test_mode_lacks(run: Ebpflb, options: list[object], mode: str, option: str) 
 
 
 @pytest.fixture
-def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Options]:
+def chosen(would_serve: Callable[..., tuple[Any, ...]]) -> Callable[..., Options]:
     """What `ebpflb run` makes of its options."""
-    seen: list[Options] = []
-    module = import_module("ebpflb.cli.run")
-    monkeypatch.setattr(module, "serve_until_stopped", lambda options, *_: seen.append(options))
-
-    def run(*words: object) -> Options:
-        done = ebpflb("run", *words)
-        assert seen, done.err
-        return seen.pop()
-
-    return run
+    return lambda *words: would_serve(*words)[0]
 
 
 @pytest.fixture
