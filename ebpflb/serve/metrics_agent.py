@@ -107,7 +107,7 @@ class MapsCollector:
     def _entries(self, counts: Counts) -> dict[str, int]:
         return {
             **self._planner().used_entries(),
-            **{name: _count(self._maps[name]) for name in COUNTED_WHOLE},
+            **{name: self._maps[name].count() for name in COUNTED_WHOLE},
             **{table.name: table.numbers.entries for table in self._tables},
             **counts.entries,
         }
@@ -155,10 +155,6 @@ class HooksCollector:
             runs.add_metric([hook], used.runs)
         yield seconds
         yield runs
-
-
-def _count(small: Map) -> int:
-    return sum(len(keys) // small.spec.key_size for keys, _ in small.slices())
 
 
 def _counted(counts: Counts) -> Iterator[Metric]:

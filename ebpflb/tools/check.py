@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ebpflb.errors import EbpflbError, NodeError
+from ebpflb.errors import EbpflbError
 from ebpflb.kernel import probe
 from ebpflb.kernel.attach import netns_cookie
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.probe import netfilter_obstacle
 from ebpflb.kernel.node import device_watch, process, sock_diag
@@ -22,7 +21,7 @@ from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Flags
-from ebpflb.tools import neighbours
+from ebpflb.tools import neighbours, pins
 from ebpflb.tools.check_result import CheckResult, feature
 from ebpflb.tools.requirements import missing_requirements, required_results
 
@@ -42,16 +41,9 @@ def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
 
 def settings_flags(state_directory: Path) -> Flags:
     """The settings in force; none where no agent has written any."""
-    try:
-        maps = StateDir(state_directory).read_maps()
-    except NodeError:
-        return frozenset()
-    try:
-        flags: Flags = maps["settings"].get(0).flags
+    with pins.maps_if_any(state_directory) as maps:
+        flags: Flags = maps["settings"].get(0).flags if maps else frozenset()
         return flags
-    finally:
-        for opened in maps.values():
-            opened.close()
 
 
 def _batches() -> Iterator[CheckResult]:

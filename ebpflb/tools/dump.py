@@ -22,11 +22,19 @@ from ebpflb.kernel.maps.records import (
     PeerFrontend,
     SocketEntry,
 )
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, host_port, protocol_name
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Frontend,
+    Range,
+    frontend_kind,
+    host_port,
+    protocol_name,
+)
 from ebpflb.plan.tables import scheduler_of
 from ebpflb.tools import node_maps, packets
 from ebpflb.tools.flow_list import dump_connections
-from ebpflb.tools.snapshot import Row, Snapshot, endpoint, kind, seconds_since
+from ebpflb.tools.snapshot import Row, Snapshot, endpoint, seconds_since
 
 
 class Dump(NamedTuple):
@@ -53,7 +61,7 @@ def _services(snapshot: Snapshot) -> list[Row]:
     rows = [
         {
             "service": snapshot.service(service.id),
-            "kind": kind(frontend, service),
+            "kind": frontend_kind(frontend, service.flags),
             "frontend": str(frontend),
             "id": service.id,
             "cluster_slots": _slot_range(service.cluster),

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How full the maps are that can fill up. The pinned maps suffice."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.plan.entries import Range
 
-# A new Service or endpoint finds no space when one of these is full. Of an array, those elements
-# count that are in use.
-PLANNED = ("services", "service_names", "slots", "backend_names", "source_ranges", "choices")
+_COUNTED = ("services", "service_names", "backend_names", "source_ranges")
 
 
 class MapFill(msgspec.Struct):
@@ -29,14 +28,19 @@ class MapFill(msgspec.Struct):
 def map_fill(maps: Mapping[str, Map]) -> list[MapFill]:
     """Of the maps that the agent plans, and of flows as of the last sweep; the fullest first.
 
-    Raises KernelError.
+    Of arrays, only the elements that Services have now are counted. Raises KernelError.
     """
-    found = [MapFill(name, _count(maps[name]), maps[name].spec.entries) for name in PLANNED]
-    for name in FLOW_MAPS:
-        entries = FlowTable(maps, name).numbers.entries
-        found.append(MapFill(name, entries, maps[name].spec.entries))
+    services = [entry for _, entry in maps["services"].items()]
+    counts = {
+        **{name: maps[name].count() for name in _COUNTED},
+        "slots": _size(entry.block for entry in services),
+        "choices": _size(entry.tables for entry in services),
+        **{name: FlowTable(maps, name).numbers.entries for name in FLOW_MAPS},
+    }
+    found = [MapFill(name, count, maps[name].spec.entries) for name, count in counts.items()]
     return sorted(found, key=lambda fill: -fill.share)
 
 
-def _count(counted: Map) -> int:
-    return sum(len(keys) // counted.spec.key_size for keys, _ in counted.slices())
+def _size(ranges: Iterable[Range]) -> int:
+    """The size of all ranges together; frontends of a service share theirs."""
+    return sum(each.size for each in set(ranges))

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.attach import cgroup_links, device_programs
-from ebpflb.kernel.maps import state_dir
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import namespaces, routes
 from ebpflb.kernel.node.routes import FAR_CLIENTS, ReplyRoute
 from ebpflb.model.addresses import Address
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Flags
-from ebpflb.tools import kube_proxy
+from ebpflb.tools import kube_proxy, pins
 from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.firewall import forwarding
 from ebpflb.tools.firewall.survey import survey
@@ -108,7 +107,7 @@ def _other_hooks(state_directory: Path, cgroup: Path | None) -> CheckResult:
     """
 
     def foreign() -> Mapping[str, list[str]]:
-        ours = state_dir.StateDir(state_directory).map_ids()
+        ours = StateDir(state_directory).map_ids()
         return cgroup_links.foreign_programs(cgroup_links.cgroup_root(cgroup), ours)
 
     remedy = "check what they do: a filter may refuse connections; run only one load balancer"
@@ -122,7 +121,7 @@ def _other_filters(state_directory: Path) -> Iterator[CheckResult]:
 
     @cache
     def others() -> device_programs.OthersPrograms:
-        return device_programs.others_programs(state_dir.StateDir(state_directory))
+        return device_programs.others_programs(StateDir(state_directory))
 
     remedy = "they run {} ebpflb and may drop or redirect packets: check what they do"
     for part, programs in (("before", lambda: others().before), ("after", lambda: others().after)):
@@ -200,17 +199,10 @@ def _asked_from_outside(state_directory: Path) -> dict[Address, str]:
     """The endpoints, by address, that get requests with the address of a client outside under
     policy Cluster, and what they are. (With policy Local kube-proxy masquerades nobody either.)
     """
-    try:
-        maps = StateDir(state_directory).read_maps()
-    except NodeError:
-        return {}
-    try:
-        if "masquerade_here" in maps["settings"].get(0).flags:
+    with pins.maps_if_any(state_directory) as maps:
+        if maps is None or "masquerade_here" in maps["settings"].get(0).flags:
             return {}
         snapshot = Snapshot.read(maps)
-    finally:
-        for opened in maps.values():
-            opened.close()
     outside = {
         service.id
         for service in snapshot.services.values()

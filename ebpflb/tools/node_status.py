@@ -72,9 +72,7 @@ def facts_of(paths: Paths) -> Facts:
 
 
 def _published(status: AgentStatus | None) -> dict[str, Any]:
-    """Without the options by which `ebpflb audit` lists the objects again."""
     found: dict[str, Any] = msgspec.to_builtins(status) if status else {}
-    found.pop("origin", None)
     return found
 
 

@@ -2,16 +2,16 @@
 """Settings of this network namespace that break services, and how full the maps are."""
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.node import sysctls
 from ebpflb.model.kernel_lists import format_numbers, parse_numbers
-from ebpflb.plan.entries import Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import Frontend
 from ebpflb.tools.check_result import CheckResult
+from ebpflb.tools.map_fill import MapFill, map_fill
 
 NEARLY_FULL = 0.9  # of a map
 _STRICT = "1"  # of rp_filter
@@ -21,13 +21,11 @@ _PORT_RANGE, _RESERVED = "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_rese
 
 def settings_results(maps: Mapping[str, Map]) -> Iterator[CheckResult]:
     """Of each sysctl that matters to the frontends in the maps, and of each map's fill."""
-    services = dict(maps["services"].items())
-    frontends = list(services)
+    frontends = [frontend for frontend, _ in maps["services"].items()]
     yield from _forwarding({frontend.address.version for frontend in frontends})
     yield _local_ports(frontends)
     yield _reverse_path()
-    yield from _fill(maps, services)
-    yield from _flows(maps)
+    yield from map(_fill, map_fill(maps))
 
 
 def _forwarding(versions: set[int]) -> Iterator[CheckResult]:
@@ -67,46 +65,16 @@ def _reverse_path() -> CheckResult:
     return CheckResult("rp_filter", not strict, False, detail, remedy if strict else "")
 
 
-def _fill(
-    maps: Mapping[str, Map], services: Mapping[Frontend, ServiceEntry]
-) -> Iterator[CheckResult]:
-    most = capacity_of(maps)
-    counts = {
-        "services": (len(services), most.services),
-        "slots": (_size(it.block for it in services.values()), most.slots),
-        "choices": (_size(it.tables for it in services.values()), most.choices),
-        "service_names": (_count(maps["service_names"]), most.service_ids),
-        "backend_names": (_count(maps["backend_names"]), most.backend_ids),
-        "source_ranges": (_count(maps["source_ranges"]), most.source_ranges),
-    }
-    for name, (used, entries) in counts.items():
-        is_ok = used < NEARLY_FULL * entries
-        lost = "has no scheduler and weights" if name == "choices" else "is not served"
-        remedy = "" if is_ok else f"nearly full: what does not fit {lost} (docs/limits.md)"
-        yield CheckResult(f"map {name}", is_ok, False, f"{used} of {entries} entries", remedy)
-
-
-def _flows(maps: Mapping[str, Map]) -> Iterator[CheckResult]:
-    """Of the tables of flows, as of the agent's last sweep."""
-    for table in (FlowTable(maps, name) for name in FLOW_MAPS):
-        used, entries = table.numbers.entries, table.flows.spec.entries
-        is_ok = used < NEARLY_FULL * entries
-        remedy = (
-            ""
-            if is_ok
-            else "nearly full: the least recently used entries are evicted (docs/limits.md)"
-        )
-        detail = f"{used} of {entries} entries at the last sweep"
-        yield CheckResult(f"map {table.name}", is_ok, False, detail, remedy)
-
-
-def _size(ranges: Iterable[Range]) -> int:
-    """Of all of them together; frontends of a service share theirs."""
-    return sum(each.size for each in set(ranges))
-
-
-def _count(opened: Map) -> int:
-    return sum(len(keys) // opened.spec.key_size for keys, _ in opened.slices())
+def _fill(fill: MapFill) -> CheckResult:
+    detail, lost = f"{fill.entries} of {fill.limit} entries", "what does not fit is not served"
+    if fill.name == "choices":
+        lost = "what does not fit has no scheduler and weights"
+    elif fill.name in FLOW_MAPS:
+        detail += " at the last sweep"
+        lost = "the least recently used entries are evicted"
+    is_ok = fill.share < NEARLY_FULL
+    remedy = "" if is_ok else f"nearly full: {lost} (docs/limits.md)"
+    return CheckResult(f"map {fill.name}", is_ok, False, detail, remedy)
 
 
 def _read(name: str) -> str:

@@ -20,7 +20,6 @@ from ebpflb.plan.entries import (
     BackendName,
     Frontend,
     ServiceEntry,
-    frontend_kind,
     host_port,
     service_name,
 )
@@ -76,8 +75,3 @@ def endpoint(backends: Mapping[int, Backend], number: int) -> str:
 def seconds_since(timestamp: int) -> float:
     """``timestamp`` is in nanoseconds of CLOCK_MONOTONIC."""
     return round((time.monotonic_ns() - timestamp) / 1e9, 1)
-
-
-def kind(frontend: Frontend, service: ServiceEntry) -> str:
-    """The kind of the frontend's address, in Kubernetes' words."""
-    return frontend_kind(frontend, service.flags)

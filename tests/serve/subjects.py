@@ -53,6 +53,10 @@ class FakeMap:
         self.reads.append(self.spec.name)
         yield bytes(self.spec.key_size * self.keys), bytes(self.spec.value_size * self.keys)
 
+    def count(self) -> int:
+        self.reads.append(self.spec.name)
+        return self.keys
+
 
 def fake_maps() -> dict[str, Any]:
     """Empty."""

@@ -403,6 +403,10 @@ class Map:
         """
         return hash_slices(self.fd, self.spec, size)
 
+    def count(self) -> int:
+        """Return the number of entries; of an array, those that are not zero."""
+        return sum(len(keys) // self.spec.key_size for keys, _ in self.slices())
+
 
 FEW = 4  # elements; more are written faster by one call than each in place
 _Number = Literal["I", "Q"]  # as memoryview.cast names them

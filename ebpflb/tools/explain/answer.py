@@ -17,6 +17,7 @@ from ebpflb.kernel.node import clients, namespaces
 from ebpflb.kernel.recording import Answer, PrivateMaps, RecordingPrograms
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
+from ebpflb.tools import pins
 from ebpflb.tools.explain.asking import (
     OUTSIDE_CLIENT,
     Client,
@@ -94,9 +95,7 @@ def explain(
     Raises NodeError and other errors of ebpflb, each saying what to do, or OSError.
     """
     with ExitStack() as opened:
-        pinned = state.read_maps()
-        for each in pinned.values():
-            opened.callback(each.close)
+        pinned = opened.enter_context(pins.pinned_maps(state.directory))
         maps = opened.enter_context(PrivateMaps(pinned))
         asked = find_frontend(maps.pinned, to) if isinstance(to, NamedService) else to
         host = maps.pinned["settings"].get(0).host_netns

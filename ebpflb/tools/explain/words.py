@@ -12,11 +12,10 @@ from ebpflb.kernel.maps.records import AffinityKey
 from ebpflb.kernel.recording import Step
 from ebpflb.model.annotations import LEAST_CONNECTIONS, MAGLEV, RANDOM, ROUND_ROBIN, SOURCE_HASH
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Chosen, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import Chosen, Frontend, Range, ServiceEntry, frontend_kind
 from ebpflb.plan.flow_entries import FlowKind
 from ebpflb.plan.tables import scheduler_of
 from ebpflb.tools.explain.asking import Client, MapFacts
-from ebpflb.tools.snapshot import kind
 
 _USES = {
     0: ("no frontend, and no address of a service", "services", "none"),
@@ -137,7 +136,7 @@ class Words:
     def _service(self, step: Step) -> Row:
         key = self.asked._replace(address=step.address)
         self.service = self.facts.service_at(key)
-        what = kind(key, self.service) if self.service else "frontend"
+        what = frontend_kind(key, self.service.flags) if self.service else "frontend"
         row = f"{key}/{Protocol(key.protocol).name}"
         return Row("frontend", f"{what} of {self.facts.service(step.value)}", "services", row)
 

@@ -18,12 +18,12 @@ from msgspec import Struct
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter.iptables import Tool, tools
 from ebpflb.kernel.node import device_watch, routes
 from ebpflb.model.addresses import Address, parse_address
 from ebpflb.model.kube_proxy import IptablesTable, is_chain
 from ebpflb.model.services import Protocol
+from ebpflb.tools import pins
 from ebpflb.tools.firewall.rules import Option, addresses, number, options, ports
 
 _DEEPEST = 16  # the kernel's NFT_JUMP_STACK_SIZE
@@ -191,17 +191,12 @@ def _endpoints(tool: Tool, state_directory: Path) -> tuple[set[Endpoint], bool]:
 
     Raises NodeError.
     """
-    try:
-        maps = StateDir(state_directory).read_maps()
-    except NodeError:
-        return _endpoints_of_kube_proxy(tool), True
-    try:
+    with pins.maps_if_any(state_directory) as maps:
+        if maps is None:
+            return _endpoints_of_kube_proxy(tool), True
         flags = maps["settings"].get(0).flags
         marked = "shadow" in flags or {"netfilter", "masquerade_here"} <= flags
         return _endpoints_in_maps(maps), marked
-    finally:
-        for opened in maps.values():
-            opened.close()
 
 
 def _endpoints_in_maps(maps: Mapping[str, Map]) -> set[Endpoint]:

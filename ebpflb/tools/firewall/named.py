@@ -14,16 +14,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import device_watch
 from ebpflb.model.addresses import Address
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import NODE_PORT, host_port
+from ebpflb.plan.entries import NODE_PORT, frontend_kind, host_port
+from ebpflb.tools import pins
 from ebpflb.tools.firewall.rules import NAT_DST, Chain, Ranges, Rule, Table, number
-from ebpflb.tools.snapshot import Snapshot, kind
+from ebpflb.tools.snapshot import Snapshot
 
 CLUSTER_IP, LOAD_BALANCER = "ClusterIP", "LoadBalancer"
 _NODEPORTS = range(30000, 32768)  # the API server's default --service-node-port-range
@@ -96,18 +95,13 @@ def in_force(state_directory: Path, engine: Engine) -> tuple[Settings, list[Fron
 
     Without maps ``engine`` is the expected one. Raises NodeError.
     """
-    try:
-        maps = StateDir(state_directory).read_maps()
-    except NodeError:
-        return Settings(engine), list(_expected(device_watch.list_devices().addresses)), False
-    try:
+    with pins.maps_if_any(state_directory) as maps:
+        if maps is None:
+            return Settings(engine), list(_expected(device_watch.list_devices().addresses)), False
         flags = maps["settings"].get(0).flags
         engine = Engine.NETFILTER if "netfilter" in flags else Engine.FLOWS
         frontends = list(_programmed(maps, sctp="netfilter_sctp" in flags))
         return Settings(engine, "host_sockets" in flags), frontends, True
-    finally:
-        for opened in maps.values():
-            opened.close()
 
 
 def _programmed(maps: Mapping[str, Map], *, sctp: bool) -> Iterator[Frontend]:
@@ -126,7 +120,7 @@ def _programmed(maps: Mapping[str, Map], *, sctp: bool) -> Iterator[Frontend]:
         if service.id in endpoints:
             where = f"NodePort {port}" if address.is_unspecified else host_port(address, port)
             yield Frontend(
-                kind(frontend, service),
+                frontend_kind(frontend, service.flags),
                 frontend.protocol,
                 address.version,
                 serving[address.version] if address.is_unspecified else (number(address),),
