@@ -38,7 +38,7 @@ def is_about_one(message: str) -> bool:
 # kube-proxy has this choice only in mode ipvs, and there for the whole node: ``BY_IPVS`` maps the
 # names of the kernel's schedulers to ours; "" is kube-proxy's default, rr.
 
-SCHEDULER_ANNOTATION = objects.SCHEDULER
+SCHEDULER_ANNOTATION = "ebpflb.io/scheduler"
 SCHEDULERS = (RANDOM, ROUND_ROBIN, LEAST_CONNECTIONS, MAGLEV, SOURCE_HASH) = (
     "random",
     "round-robin",
@@ -73,7 +73,7 @@ def read_scheduler(service: objects.Service, default: str, warnings: list[str]) 
 # A person or a canary controller can so give an extra slice a part of the traffic. 0 means no new
 # connections; existing connections continue.
 
-WEIGHT_ANNOTATION = objects.WEIGHT
+WEIGHT_ANNOTATION = "ebpflb.io/weight"
 DEFAULT_WEIGHT, HIGHEST_WEIGHT = 100, 1000
 
 
@@ -107,7 +107,7 @@ def _parse_weight(text: str) -> int | None:
 # A process that has just started is slow: its caches are empty, its code is not compiled. So it
 # gets few connections at first.
 
-SLOW_START_ANNOTATION = objects.SLOW_START
+SLOW_START_ANNOTATION = "ebpflb.io/slow-start"
 LONGEST_SLOW_START = 3600.0  # seconds
 
 
@@ -140,7 +140,7 @@ def _parse_slow_start(text: str) -> float:
 # terminating or not ready is still listed, and may continue to serve its existing connections.
 # Connections to a terminating one are reset if the Service says how long before the pod is killed.
 
-ON_REMOVAL_ANNOTATION = objects.ON_REMOVAL
+ON_REMOVAL_ANNOTATION = "ebpflb.io/on-removal"
 KEEP, RESET = "keep", "reset"
 DEFAULT_GRACE = 10.0  # seconds: a controller may move an endpoint from one slice to another
 LONGEST_GRACE = 3600.0
@@ -236,7 +236,7 @@ def _parse_grace(text: str) -> float:
 # kube-proxy has neither option; it leaves NodePorts to firewalls in PREROUTING. These do not see a
 # NodePort that is translated before them.
 
-NODEPORT_RANGES_ANNOTATION = objects.NODEPORT_SOURCE_RANGES
+NODEPORT_RANGES_ANNOTATION = "ebpflb.io/nodeport-source-ranges"
 
 
 def read_nodeport_ranges(
@@ -271,9 +271,14 @@ def show_networks(ranges: tuple[Network, ...]) -> str:
 # The names of all annotations of Services and of slices.
 
 OF_SERVICES = frozenset(
-    {objects.NODEPORT_SOURCE_RANGES, objects.SCHEDULER, objects.ON_REMOVAL, objects.SLOW_START}
+    {
+        NODEPORT_RANGES_ANNOTATION,
+        SCHEDULER_ANNOTATION,
+        ON_REMOVAL_ANNOTATION,
+        SLOW_START_ANNOTATION,
+    }
 )
-OF_SLICES = frozenset({objects.WEIGHT})
+OF_SLICES = frozenset({WEIGHT_ANNOTATION})
 
 
 class ServiceChoices(NamedTuple):

@@ -11,13 +11,8 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-# The annotations of ebpflb.
+# How the annotations of ebpflb begin, and the only other one that is used.
 OURS = "ebpflb.io/"
-NODEPORT_SOURCE_RANGES = "ebpflb.io/nodeport-source-ranges"
-SCHEDULER = "ebpflb.io/scheduler"
-ON_REMOVAL = "ebpflb.io/on-removal"
-WEIGHT = "ebpflb.io/weight"
-SLOW_START = "ebpflb.io/slow-start"
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"  # kube-proxy.md 16.4
 
 

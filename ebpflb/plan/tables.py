@@ -30,7 +30,7 @@ from ebpflb.model.annotations import (
     ROUND_ROBIN,
     SOURCE_HASH,
 )
-from ebpflb.plan.entries import Flags
+from ebpflb.plan.entries import Choice, Flags
 
 # The scheduler of a service port as flags of its frontends, and back (bpf/rules/scheduler.h).
 
@@ -76,18 +76,8 @@ class Weighted(NamedTuple):
     weight: int
 
 
-class TablePlace(NamedTuple):
-    """Indexes of slots in the block.
-
-    ``slot`` is used if 32 random bits are less than ``below``, else ``other``.
-    """
-
-    slot: int
-    other: int
-    below: int
-
-
-PackedPlaces: TypeAlias = "array[int]"  # 32-bit numbers: the fields of one TablePlace after another
+# 32-bit numbers: the fields of one Choice after another, with indexes in the block as slots.
+PackedPlaces: TypeAlias = "array[int]"
 _Made = TypeVar("_Made")
 
 
@@ -136,10 +126,6 @@ def finished(making: Generator[None, None, _Made]) -> _Made:
         except StopIteration as end:
             made: _Made = end.value
             return made
-
-
-def unpacked(places: PackedPlaces) -> Iterator[TablePlace]:
-    return map(TablePlace, places[0::3], places[1::3], places[2::3])
 
 
 def in_block(places: PackedPlaces, first: int) -> PackedPlaces:
@@ -235,7 +221,7 @@ def _apportioned(weights: Sequence[int], count: int) -> list[int]:
     return found
 
 
-def _alias(backends: Sequence[Weighted], count: int) -> list[TablePlace]:
+def _alias(backends: Sequence[Weighted], count: int) -> list[Choice]:
     """Build the alias table in whole numbers.
 
     Every place is worth the sum of the weights, and a backend its weight times the number of
@@ -246,10 +232,10 @@ def _alias(backends: Sequence[Weighted], count: int) -> list[TablePlace]:
     slots = [each.slot for each in backends] + [backends[0].slot] * (count - len(backends))
     small = [at for at in range(count) if worth[at] < total]
     large = [at for at in range(count) if worth[at] >= total]
-    found = [TablePlace(index, index, ALWAYS) for index in slots]
+    found = [Choice(index, index, ALWAYS) for index in slots]
     while small and large:
         poor, rich = small.pop(), large[-1]
-        found[poor] = TablePlace(slots[poor], slots[rich], (worth[poor] << 32) // total)
+        found[poor] = Choice(slots[poor], slots[rich], (worth[poor] << 32) // total)
         worth[rich] -= total - worth[poor]
         if worth[rich] < total:
             small.append(large.pop())

@@ -10,15 +10,15 @@ import pytest
 from ebpflb.cluster import decoding
 from ebpflb.errors import InvalidObject
 from ebpflb.lab import manifests
-from ebpflb.model import objects
+from ebpflb.model import annotations, objects
 from ebpflb.model.events import Key as ObjectKey
 from ebpflb.model.events import Kind, Removed
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 SERVICE_ANNOTATIONS = (
-    objects.SCHEDULER,
-    objects.SLOW_START,
-    objects.ON_REMOVAL,
+    annotations.SCHEDULER_ANNOTATION,
+    annotations.SLOW_START_ANNOTATION,
+    annotations.ON_REMOVAL_ANNOTATION,
 )
 HOSTILE = "a\nb\x1b[2J" + "x" * 100_000
 
@@ -53,7 +53,10 @@ def test_of_an_endpoint_slice(harness: Harness, text: str) -> None:
     """Not with each of its changes; but again where it was right, or gone, in between."""
 
     def wrong(address: str, weight: str = text) -> Any:
-        return changed(Kind.ENDPOINT_SLICE, annotated(slices("a", address), objects.WEIGHT, weight))
+        return changed(
+            Kind.ENDPOINT_SLICE,
+            annotated(slices("a", address), annotations.WEIGHT_ANNOTATION, weight),
+        )
 
     harness.start()
     harness.send(listed(Kind.SERVICE, service("a", "10.96.0.1")), listed(Kind.ENDPOINT_SLICE))
@@ -72,7 +75,7 @@ def test_of_an_endpoint_slice_that_changes_in_nothing_else(harness: Harness) -> 
     """The usual weight counts before and after, and each wrong one is named."""
 
     def weighs(weight: str) -> Any:
-        slice = annotated(slices("a", "10.1.0.1"), objects.WEIGHT, weight)
+        slice = annotated(slices("a", "10.1.0.1"), annotations.WEIGHT_ANNOTATION, weight)
         return changed(Kind.ENDPOINT_SLICE, slice)
 
     harness.start()
@@ -104,7 +107,7 @@ def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
 
 def test_of_no_string() -> None:
     """As in a manifest without quotes: the object is invalid, unless it is another's annotation."""
-    wrong = annotated(slices("a", "10.1.0.1"), objects.WEIGHT, 11)
+    wrong = annotated(slices("a", "10.1.0.1"), annotations.WEIGHT_ANNOTATION, 11)
     with pytest.raises(InvalidObject, match=r"annotation ebpflb.io/weight: expected a string"):
         decoding.convert(Kind.ENDPOINT_SLICE, wrong)
     decoding.convert(Kind.SERVICE, annotated(service("a", "10.96.0.1"), "example.org/weight", 11))
@@ -116,10 +119,13 @@ def test_no_tenant_fills_the_log(harness: Harness, caplog: pytest.LogCaptureFixt
     harness.send(listed(Kind.SERVICE), listed(Kind.ENDPOINT_SLICE))
 
     def wrong(name: str, text: str) -> Any:
-        return changed(Kind.SERVICE, annotated(service(name, "10.96.0.1"), objects.SCHEDULER, text))
+        return changed(
+            Kind.SERVICE,
+            annotated(service(name, "10.96.0.1"), annotations.SCHEDULER_ANNOTATION, text),
+        )
 
     harness.send(*(wrong("a", f"flood-{number}") for number in range(1000)), wrong("b", "mistake"))
-    told = [line for line in caplog.messages if objects.SCHEDULER in line]
+    told = [line for line in caplog.messages if annotations.SCHEDULER_ANNOTATION in line]
     assert [len([line for line in told if text in line]) for text in ("flood-", "mistake")] == [
         25,
         1,

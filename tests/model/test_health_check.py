@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ebpflb.model import devices, objects
+from ebpflb.model import annotations, devices, objects
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import HealthCheck, health_check
@@ -70,8 +70,8 @@ def test_node_port_or_ingress_is_not_needed() -> None:
 def test_endpoints_of_weight_0_do_not_count() -> None:
     """Endpoints of weight 0 do not count: they get no new connections."""
     slice = builders.slice(entry("10.1.0.1", **LOCAL))
-    annotations = {objects.WEIGHT: "0"}
-    drained = replace(slice, metadata=replace(slice.metadata, annotations=annotations))
+    weights = {annotations.WEIGHT_ANNOTATION: "0"}
+    drained = replace(slice, metadata=replace(slice.metadata, annotations=weights))
     assert (count(slice), count(drained)) == (1, 0)
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as some
 
 from ebpflb.model.annotations import HASHING, MAGLEV, RANDOM, ROUND_ROBIN, SCHEDULERS
 from ebpflb.plan import tables
-from ebpflb.plan.tables import ALWAYS, TablePlace, Weighted
+from ebpflb.plan.entries import Choice, Table
+from ebpflb.plan.tables import ALWAYS, Weighted
 
 weights = some.lists(some.integers(1, 1000), min_size=1, max_size=30)
 
@@ -21,8 +22,9 @@ def backends(*weights: int, first: int = 1) -> list[Weighted]:
     ]
 
 
-def places(scheduler: str, found: list[Weighted], count: int) -> list[TablePlace]:
-    return [*tables.unpacked(tables.finished(tables.making(scheduler, found, count)))]
+def places(scheduler: str, found: list[Weighted], count: int) -> list[Choice]:
+    made = tables.finished(tables.making(scheduler, found, count))
+    return [place for _, place in Table(0, made).rows()]
 
 
 def shares(scheduler: str, found: list[Weighted], count: int) -> dict[int, float]:

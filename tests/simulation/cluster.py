@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 from ebpflb.cluster import decoding
 from ebpflb.lab import manifests
-from ebpflb.model.annotations import SCHEDULERS
-from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Removed, Replaced
-from ebpflb.model.objects import (
-    NODEPORT_SOURCE_RANGES,
-    ON_REMOVAL,
-    SCHEDULER,
-    SLOW_START,
-    WEIGHT,
+from ebpflb.model.annotations import (
+    NODEPORT_RANGES_ANNOTATION,
+    ON_REMOVAL_ANNOTATION,
+    SCHEDULER_ANNOTATION,
+    SCHEDULERS,
+    SLOW_START_ANNOTATION,
+    WEIGHT_ANNOTATION,
 )
+from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Removed, Replaced
 from tests.simulation.places import (
     FAMILIES,
     INSIDE_RANGE,
@@ -92,13 +92,13 @@ class Shape(NamedTuple):
 
     @property
     def annotations(self) -> dict[str, str]:
-        found = {SCHEDULER: self.scheduler}
+        found = {SCHEDULER_ANNOTATION: self.scheduler}
         if self.on_removal:
-            found[ON_REMOVAL] = self.on_removal
+            found[ON_REMOVAL_ANNOTATION] = self.on_removal
         if self.slow:
-            found[SLOW_START] = SLOW_SECONDS
+            found[SLOW_START_ANNOTATION] = SLOW_SECONDS
         if self.nodeport_ranges and self.node_port:
-            found[NODEPORT_SOURCE_RANGES] = ",".join(_BOTH_FAMILIES)
+            found[NODEPORT_RANGES_ANNOTATION] = ",".join(_BOTH_FAMILIES)
         return found
 
 
@@ -213,7 +213,7 @@ class Cluster:
             for name, (port, protocol) in PORTS.items()
         ]
         chosen = WEIGHTS[weight]
-        annotations = {WEIGHT: chosen} if chosen else None
+        annotations = {WEIGHT_ANNOTATION: chosen} if chosen else None
         made = manifests.endpoint_slice(
             f"s{number}",
             f"IPv{version}",

@@ -7,14 +7,10 @@ from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from typing import Any, NamedTuple
 
+from ebpflb.model.annotations import NODEPORT_RANGES_ANNOTATION, ON_REMOVAL_ANNOTATION
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
-from ebpflb.model.objects import (
-    NODEPORT_SOURCE_RANGES,
-    ON_REMOVAL,
-    Service,
-    ServicePortSpec,
-)
+from ebpflb.model.objects import Service, ServicePortSpec
 from tests.simulation.cluster import GRACES
 from tests.simulation.places import (
     AT_LOOPBACK,
@@ -178,7 +174,7 @@ def _frontends(
         used=used,
         has_any=bool(found.ready or found.leaving),
         affinity=spec.session_affinity == "ClientIP",
-        grace=GRACES.get(service.metadata.annotation(ON_REMOVAL) or ""),
+        grace=GRACES.get(service.metadata.annotation(ON_REMOVAL_ANNOTATION) or ""),
     )
     external = usual._replace(
         inside=found.cluster, outside=outside, external=True, local_only=local_only
@@ -204,7 +200,7 @@ def _balanced(service: Service, version: int) -> list[str]:
 
 
 def _nodeport_ranges(service: Service) -> list[str]:
-    text = service.metadata.annotation(NODEPORT_SOURCE_RANGES)
+    text = service.metadata.annotation(NODEPORT_RANGES_ANNOTATION)
     return text.split(",") if text else []
 
 
