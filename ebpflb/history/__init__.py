@@ -2,7 +2,7 @@
 """The flight recorder: what the agent wrote into the maps, when, and why.
 
 history_records  the content of the files
-segments         the files: bounded, complete up to a crash, and set aside if they are not ours
+segments         the files: bounded, and complete up to a crash
 recorder         the agent's part: collects causes and writes, and appends a record for each sync
 past             the content of the maps at a time
 changes          the change by each record, in words

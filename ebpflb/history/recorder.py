@@ -93,7 +93,6 @@ class History:
         self._error, self.next_try = "", 0.0
 
     def start(self) -> None:
-        segments.set_aside(self._paths)
         self._begin(fresh=True)
         self.because(WriteCause("started", "agent", "", VERSION))
         for opened in self._maps.values():

@@ -5,20 +5,16 @@ Nothing is synced to the disk: the history survives the agent, not the machine.
 """
 
 import errno
-import logging
 import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from ebpflb import files
-from ebpflb.errors import NodeError, in_words, one_line
+from ebpflb.errors import NodeError, one_line
 from ebpflb.history.history_records import Begun, Record, as_line, parse
 from ebpflb.options import Paths
-
-log = logging.getLogger(__name__)
 
 LIMIT = 16 << 20  # bytes of all files together
 PARTS = 4  # a file is full when this part of the limit follows its checkpoint
@@ -26,7 +22,6 @@ MOST_FILES = 64
 _PRIVATE = 0o600
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = 1 << 30
-_LONGEST_FIRST = 1 << 16  # bytes of a file's first line
 
 
 class Segment:
@@ -39,7 +34,8 @@ class Segment:
         try:
             self.append(begun)
         except OSError:
-            self.discard()
+            self.close()
+            self.path.unlink(missing_ok=True)
             raise
 
     def append(self, record: Record) -> None:
@@ -62,11 +58,6 @@ class Segment:
     def close(self) -> None:
         os.close(self._fd)
 
-    def discard(self) -> None:
-        """Close and remove the file."""
-        self.close()
-        self.path.unlink(missing_ok=True)
-
 
 def paths_of(paths: Paths) -> list[Path]:
     """Return the existing files, oldest first."""
@@ -77,16 +68,11 @@ def paths_of(paths: Paths) -> list[Path]:
 
 
 def new(paths: Paths, begun: Begun, limit: int = LIMIT) -> Segment:
-    """Create the next file with its first record; delete the oldest ones. Raises OSError."""
+    """Delete the oldest files, and create the next one with its first record. Raises OSError."""
+    forget(paths, limit)
     found = paths_of(paths)
     number = int(found[-1].name.split(".")[-2]) + 1 if found else 1
-    segment = Segment(paths.run / f"{paths.name}.{number % 10**8:08}.history", begun)
-    try:
-        forget(paths, limit)
-    except OSError:
-        segment.discard()
-        raise
-    return segment
+    return Segment(paths.run / f"{paths.name}.{number % 10**8:08}.history", begun)
 
 
 def forget(paths: Paths, limit: int = LIMIT) -> None:
@@ -98,59 +84,17 @@ def forget(paths: Paths, limit: int = LIMIT) -> None:
         sizes.pop(0)
 
 
-def set_aside(paths: Paths) -> None:
-    """Log and rename files that are no history of ours."""
-    for path in paths_of(paths):
-        try:
-            with _opened(path) as file:
-                _begun(path, file)
-        except (NodeError, OSError) as error:
-            aside = paths.run / f"{paths.name}.history.bad"
-            with suppress(OSError):
-                _move(path, aside)
-            log.warning("%s: renamed to %s", one_line(in_words(error)), aside.name)
-
-
 def read(path: Path) -> Iterator[Record]:
     """Yield the records; of the last line, half may be written. Raises NodeError."""
+    number = 1
     try:
-        with _opened(path) as file:
-            yield _begun(path, file)
-            for number, line in enumerate(file, 2):
-                if not line.endswith(b"\n"):
+        with files.open_regular(path, _LARGEST, follow=False) as file:
+            for number, line in enumerate(file, 1):
+                if number > 1 and not line.endswith(b"\n"):
                     return
-                yield _parsed(path, number, line)
+                yield parse(line)
     except OSError as error:
         raise NodeError(f"{path}: {error.strerror}") from error
-
-
-def _begun(path: Path, file: IO[bytes]) -> Begun:
-    """Return the first record. Raises NodeError if the file is no history."""
-    with suppress(ValueError):
-        begun = parse(file.readline(_LONGEST_FIRST))
-        if isinstance(begun, Begun):
-            return begun
-    raise NodeError(f"{path}: not a history of ebpflb")
-
-
-def _parsed(path: Path, number: int, line: bytes) -> Record:
-    try:
-        return parse(line)
-    except ValueError as error:
-        raise NodeError(f"{path}: line {number} is damaged ({one_line(str(error))})") from None
-
-
-def _opened(path: Path) -> IO[bytes]:
-    """Open the file. Raises NodeError for a file that is not regular, and OSError."""
-    try:
-        return files.open_regular(path, _LARGEST, follow=False)
-    except files.UnusableFile:
-        raise NodeError(f"{path}: not a history of ebpflb") from None
-
-
-def _move(path: Path, aside: Path) -> None:
-    """Move the file, replacing an earlier one; an empty directory is deleted instead."""
-    try:
-        path.rename(aside)
-    except (IsADirectoryError, NotADirectoryError):
-        path.rmdir()
+    except (files.UnusableFile, ValueError) as error:
+        reason = one_line(str(error))
+        raise NodeError(f"{path}: line {number} is damaged ({reason})") from None

@@ -31,7 +31,7 @@ from ebpflb.version import VERSION
 log = logging.getLogger(__name__)
 
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
-_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".bad", ".sysctls", ".tmp", ".half"}
+_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls"}
 _LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal take 15 MB
 _LOST = "`ebpflb monitor` and `doctor` cannot reach this agent until it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
