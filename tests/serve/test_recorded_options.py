@@ -17,20 +17,15 @@ PATHS = Paths(Path("/sys/fs/bpf/ebpflb-none"))
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("masquerade_mark", "0"),
-        ("masquerade_mark", str(1 << 32)),
         ("masquerade_ports", "0-9"),
         ("masquerade_ports", "9-8"),
         ("masquerade_ports", f"9-{1 << 16}"),
-        ("namespace_share", "1.5"),
-        ("scheduler", "none"),
-        ("audit", "none"),
-        ("cgroup", "a\0b"),
+        ("namespace_share", "150"),
     ],
 )
 def test_texts_that_no_agent_has_recorded(name: str, text: str) -> None:
     """A file may have anything."""
-    with pytest.raises(ValueError, match=r"is not|null character"):
+    with pytest.raises(ValueError, match="is not"):
         read_recorded({name: text}, PATHS)
 
 
