@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from ebpflb.cli.run_options import argument_name, format_value
 from ebpflb.config import config_file, fields, listen_addresses, parameters, translation, validation
-from ebpflb.config.config_file import FieldError
 from ebpflb.config.fields import KubeProxyConfiguration, replace_at, value_at
 from ebpflb.config.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter
+from ebpflb.config.validation import FieldError
 from ebpflb.errors import ConfigurationError
 from ebpflb.options import Options, flags_of
 from ebpflb.redaction import redact
@@ -44,11 +44,8 @@ def load(values: Mapping[str, Any]) -> KubeProxyConfiguration:
         _raise_if_any(describe(error) for error in validation.check(config))
         return config
     path = Path(values["config"])
-    parsed = config_file.read(path)
-    config = override(parsed.configuration, values)
-    mistyped = {each.path for each in parsed.errors}  # these have their default value
-    invalid = [each for each in validation.check(config) if each.path not in mistyped]
-    _raise_if_any(f"{path}: {each}" for each in (*invalid, *parsed.errors))
+    config = override(config_file.read(path), values)
+    _raise_if_any(f"{path}: {each}" for each in validation.check(config))
     return config
 
 

@@ -25,55 +25,31 @@ from ebpflb.model.services import PROXY_NAME_LABEL
 # See kube-proxy.md 1.1. A label is tested for presence, its value does not matter. An object that
 # no longer matches is emitted as removed, one that now matches as changed, as the API does.
 
-FIELDS: dict[str, Callable[[Object], str]] = {
-    "metadata.name": lambda item: item.metadata.name,
-    "spec.clusterIP": lambda item: item.spec.cluster_ip if isinstance(item, Service) else "",
-}
+
+def query(kind: Kind, node_name: str) -> dict[str, str]:
+    """Return the selectors of a list or watch request, for the node of this name."""
+    match kind:
+        case Kind.SERVICE:
+            absent = f"!{PROXY_NAME_LABEL}"
+            return {"labelSelector": absent, "fieldSelector": "spec.clusterIP!=None"}
+        case Kind.ENDPOINT_SLICE:
+            return {"labelSelector": f"!{HEADLESS_LABEL}"}
+        case Kind.NODE:
+            return {"fieldSelector": f"metadata.name={node_name}"}
+    return {}
 
 
-class FieldTest(Struct, frozen=True):
-    """``field`` must equal ``value``, or differ from it if not ``equal``."""
-
-    field: str
-    equal: bool
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.field}{'=' if self.equal else '!='}{self.value}"
-
-    def accepts(self, item: Object) -> bool:
-        return (FIELDS[self.field](item) == self.value) == self.equal
-
-
-class Selector(Struct, frozen=True):
-    """Objects without the label ``absent`` that pass ``test``; None means no condition."""
-
-    absent: str | None = None
-    test: FieldTest | None = None
-
-    def query(self) -> dict[str, str]:
-        """Return the parameters of a list or watch request."""
-        query = {}
-        if self.absent:
-            query["labelSelector"] = f"!{self.absent}"
-        if self.test:
-            query["fieldSelector"] = str(self.test)
-        return query
-
-    def accepts(self, item: Object) -> bool:
-        return self.absent not in (item.metadata.labels or {}) and (
-            self.test is None or self.test.accepts(item)
-        )
-
-
-def selectors(node_name: str) -> dict[Kind, Selector]:
-    """Return the selectors of the objects that the node of this name needs."""
-    return {
-        Kind.SERVICE: Selector(PROXY_NAME_LABEL, FieldTest("spec.clusterIP", False, "None")),
-        Kind.ENDPOINT_SLICE: Selector(HEADLESS_LABEL),
-        Kind.NODE: Selector(test=FieldTest("metadata.name", True, node_name)),
-        Kind.SERVICE_CIDR: Selector(),
-    }
+def is_selected(item: Object, node_name: str) -> bool:
+    """Whether the selectors select the object."""
+    labels = item.metadata.labels or {}
+    match item:
+        case Service():
+            return PROXY_NAME_LABEL not in labels and item.spec.cluster_ip != "None"
+        case EndpointSlice():
+            return HEADLESS_LABEL not in labels
+        case Node():
+            return item.metadata.name == node_name
+    return True
 
 
 TYPES: dict[Kind, type[Object]] = {
@@ -248,7 +224,7 @@ def line(data: bytes) -> Line:
     try:
         return _lines.decode(data)
     except DECODE_ERRORS as error:
-        raise _invalid(error) from error
+        raise invalid_object(error) from error
 
 
 def decode(kind: Kind, data: bytes | Raw) -> Object:
@@ -256,7 +232,7 @@ def decode(kind: Kind, data: bytes | Raw) -> Object:
     try:
         return _objects[kind].decode(data)
     except DECODE_ERRORS as error:
-        raise _invalid(error) from error
+        raise invalid_object(error) from error
 
 
 def convert(kind: Kind, value: Any) -> Object:
@@ -264,7 +240,7 @@ def convert(kind: Kind, value: Any) -> Object:
     try:
         return msgspec.convert(value, TYPES[kind])
     except DECODE_ERRORS as error:
-        raise _invalid(error) from error
+        raise invalid_object(error) from error
 
 
 def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadObject]:
@@ -344,7 +320,7 @@ def error_from_write(data: bytes, code: int) -> ClusterError:
     return RequestRejected(str(error)) if code // 100 == 4 and code not in RETRIABLE else error
 
 
-def _invalid(error: Exception) -> InvalidObject:
+def invalid_object(error: Exception) -> InvalidObject:
     """Parse msgspec's message: Expected `int`, got `str` - at `$.spec.ports[0].port`."""
     reason, _, path = str(error).partition(" - at ")
     field = re.sub("[`$]", "", path).strip(". ") or "object"

@@ -2,53 +2,29 @@
 """A configuration file -> plain values -> KubeProxyConfiguration with its defaults.
 
 As in kube-proxy (kube-proxy.md 15), unknown and duplicate fields are logged and otherwise ignored:
-the last value of a duplicate field and the first of several documents are used. A value of the
-wrong type is an error. All such errors are found in one pass: each invalid value is removed, and
-the rest is converted again.
+the last value of a duplicate field and the first of several documents are used. The first value of
+a wrong type is an error.
 """
 
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 import yaml
 
 from ebpflb import files
-from ebpflb.cluster import manifest_file
+from ebpflb.cluster import decoding, manifest_file
 from ebpflb.config import fields, listen_addresses
 from ebpflb.config.fields import KubeProxyConfiguration, Section, join_path, value_at
-from ebpflb.errors import ConfigurationError, in_json_words, one_line
+from ebpflb.errors import ConfigurationError, InvalidObject, one_line
 from ebpflb.model import durations
 from ebpflb.model.durations import Duration, FlushFrequency
 
 log = logging.getLogger(__name__)
-
-# The end of msgspec's messages: the place of the value, as "$.a.b[0]".
-_PLACE = re.compile(r"(?P<reason>.*) - at `(?:key in )?\$(?P<path>.*)`", re.DOTALL)
-_ANY_KEY = "[...]"  # msgspec does not name the key of a mapping; featureGates is the only one
-_STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")
-
-
-class FieldError(NamedTuple):
-    """The path of an invalid field, and the error of its value."""
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-
-class ParsedConfiguration(NamedTuple):
-    """A configuration, and its invalid fields, which have their default value."""
-
-    configuration: KubeProxyConfiguration
-    errors: tuple[FieldError, ...]
 
 
 class Document(NamedTuple):
@@ -58,10 +34,11 @@ class Document(NamedTuple):
     duplicates: tuple[str, ...]
 
 
-def read(path: Path) -> ParsedConfiguration:
+def read(path: Path) -> KubeProxyConfiguration:
     """Read the file.
 
-    Raises ConfigurationError if the file is missing or is not a KubeProxyConfiguration.
+    Raises ConfigurationError if the file is missing, is not a KubeProxyConfiguration, or has a
+    value of a wrong type.
     """
     try:
         document = parse(files.read_regular(path))
@@ -76,7 +53,10 @@ def read(path: Path) -> ParsedConfiguration:
     if document.duplicates:
         duplicates = ", ".join(document.duplicates)
         log.warning("%s: duplicate fields, the last value is used: %s", path, duplicates)
-    return to_configuration(document.values)
+    try:
+        return to_configuration(document.values)
+    except InvalidObject as error:
+        raise ConfigurationError(f"the configuration is invalid:\n  {path}: {error}") from None
 
 
 def parse(data: bytes) -> Document:
@@ -180,20 +160,14 @@ def _unknown(kind: type[Section], values: Any, path: str) -> Iterator[str]:
                 yield from _unknown(get_args(inner)[0], each, at)
 
 
-def to_configuration(values: dict[str, Any]) -> ParsedConfiguration:
-    """Convert plain values to fields; invalid values are removed from ``values``."""
-    errors: list[FieldError] = []
-    while True:
-        try:
-            converted = msgspec.convert(values, KubeProxyConfiguration, dec_hook=decode)
-            break
-        except msgspec.ValidationError as error:
-            errors.append(_remove_invalid(values, str(error)))
+def to_configuration(values: dict[str, Any]) -> KubeProxyConfiguration:
+    """Convert plain values to fields. Raises InvalidObject for a value of the wrong type."""
+    try:
+        converted = msgspec.convert(values, KubeProxyConfiguration, dec_hook=decode)
+    except msgspec.ValidationError as error:
+        raise decoding.invalid_object(error) from error
     explicit = {path for path in listen_addresses.LISTEN_FIELDS if value_at(converted, path)}
-    with_defaults = fields.with_defaults(converted)
-    return ParsedConfiguration(
-        listen_addresses.complete_listen_address(with_defaults, explicit), tuple(errors)
-    )
+    return listen_addresses.complete_listen_address(fields.with_defaults(converted), explicit)
 
 
 def decode(kind: type[Duration], value: Any) -> Duration:
@@ -207,26 +181,3 @@ def decode(kind: type[Duration], value: Any) -> Duration:
     if kind is FlushFrequency and isinstance(value, int) and not isinstance(value, bool):
         return kind(value)
     raise ValueError(f"{value!r} {durations.NOT_A_DURATION}")
-
-
-def _remove_invalid(values: dict[str, Any], message: str) -> FieldError:
-    """Remove the value that msgspec's message concerns.
-
-    An element of a list is replaced by an empty one, so that the indexes of the others stay right.
-    """
-    found = _PLACE.fullmatch(message)
-    if not found or not found["path"]:
-        raise ConfigurationError(in_json_words(message))
-    steps = _STEP.findall(found["path"].removesuffix(_ANY_KEY))
-    *parents, last = [name or int(index) for name, index in steps]
-    path, at = "", cast(Any, values)
-    for step in parents:
-        path, at = join_path(path, step), at[step]
-    if found["path"].endswith(_ANY_KEY):
-        path, at = join_path(path, last), at[last]
-        last = next(name for name, value in at.items() if not isinstance(value, bool))
-    if isinstance(last, int):
-        at[last] = {} if found["reason"].startswith("Expected `object`") else ""
-    else:
-        del at[last]
-    return FieldError(join_path(path, last), in_json_words(found["reason"]))

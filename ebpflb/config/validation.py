@@ -7,9 +7,9 @@ ClusterCIDR.
 
 import re
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ebpflb.config import listen_addresses
-from ebpflb.config.config_file import FieldError
 from ebpflb.config.fields import IPVS, Conntrack, KubeProxyConfiguration, join_path, value_at
 from ebpflb.model import devices
 from ebpflb.model.addresses import family, parse_address, parse_network
@@ -26,6 +26,16 @@ _REQUIRED = {
     LocalMode.BRIDGE.value: "detectLocal.bridgeInterface",
     LocalMode.NAME_PREFIX.value: "detectLocal.interfaceNamePrefix",
 }
+
+
+class FieldError(NamedTuple):
+    """The path of an invalid field, and the error of its value."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
 
 
 def check(config: KubeProxyConfiguration) -> Iterator[FieldError]:

@@ -23,7 +23,7 @@ def test_write_config_to(ebpflb: Ebpflb, file: Path) -> None:
     """What the flags say is written, whole, and reads back the same."""
     words = ["--cluster-cidr=10.0.0.0/8", "--iptables-min-sync-period=2s", "--node-name=a"]
     assert ebpflb("run", "--write-config-to", file, *words).status == 0
-    found = config_file.read(file).configuration
+    found = config_file.read(file)
     assert (found.cluster_cidr, found.hostname_override) == ("10.0.0.0/8", "a")
     assert found.mode_section.min_sync_period == 2 * 10**9
     other = file.with_suffix(".other")

@@ -21,16 +21,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.conf"
 
 
-def read(path: Path) -> KubeProxyConfiguration:
-    """A file in which nothing is wrong."""
-    found = config_file.read(path)
-    assert not found.errors
-    return found.configuration
-
-
 def test_defaults(file: Path) -> None:
     """A file that says nothing gives kube-proxy's defaults, but no pause between writes."""
-    said = fields.to_builtins(read(write(file)))
+    said = fields.to_builtins(config_file.read(write(file)))
     assert said["bindAddress"] == "0.0.0.0"
     assert said["healthzBindAddress"] == "0.0.0.0:10256"
     assert said["metricsBindAddress"] == "127.0.0.1:10249"
@@ -63,7 +56,7 @@ def test_defaults(file: Path) -> None:
 
 def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """kubeadm's file, full of zeros and nulls, gives no warning, and they mean defaults."""
-    assert read(KUBEADM) == read(
+    assert config_file.read(KUBEADM) == config_file.read(
         write(
             file,
             clusterCIDR="10.244.0.0/16",
@@ -75,7 +68,7 @@ def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_zero_of_a_pointer(file: Path) -> None:
     """In fields that are pointers in Go, zero is different from a missing value."""
-    found = read(
+    found = config_file.read(
         write(
             file,
             oomScoreAdj=0,
@@ -92,32 +85,34 @@ def test_zero_of_a_pointer(file: Path) -> None:
 def test_json(file: Path) -> None:
     """JSON will do, with tabs too."""
     file.write_text(json.dumps(HEAD | {"mode": "ipvs"}, indent="\t"))
-    assert read(file).mode == "ipvs"
+    assert config_file.read(file).mode == "ipvs"
 
 
 def test_first_document(file: Path) -> None:
     """If a file has several documents, the first is used."""
     file.write_text(f"{yaml.safe_dump(HEAD | {'mode': 'ipvs'})}---\nkind: Other\n")
-    assert read(file).mode == "ipvs"
+    assert config_file.read(file).mode == "ipvs"
 
 
 def test_addresses_by_family(file: Path) -> None:
     """An IPv6 bindAddress makes the default addresses IPv6 (kube-proxy.md 13.1)."""
-    found = read(write(file, bindAddress="fd00::7"))
+    found = config_file.read(write(file, bindAddress="fd00::7"))
     assert found.healthz_bind_address == "[::]:10256"
     assert found.metrics_bind_address == "[::1]:10249"
 
 
 def test_port_appended(file: Path) -> None:
     """An address without a port gets the usual one."""
-    found = read(write(file, healthzBindAddress="192.0.2.1", metricsBindAddress="fd00::7"))
+    found = config_file.read(
+        write(file, healthzBindAddress="192.0.2.1", metricsBindAddress="fd00::7")
+    )
     assert found.healthz_bind_address == "192.0.2.1:10256"
     assert found.metrics_bind_address == "[fd00::7]:10249"
 
 
 def test_flush_frequency_in_nanoseconds(file: Path) -> None:
     """This duration may be a number without a unit."""
-    found = read(write(file, logging={"flushFrequency": 3_000_000_000}))
+    found = config_file.read(write(file, logging={"flushFrequency": 3_000_000_000}))
     assert str(found.logging.flush_frequency) == "3s"
 
 
@@ -128,7 +123,7 @@ def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
         "ipvs: {ipSet: {a: 1}, scheduler: rr, scheduler: sh}\n"
         "logging: {vmodule: [{filePattern: x, verbosity: 1, why: no}]}\n"
     )
-    found = read(file)
+    found = config_file.read(file)
     assert (found.mode, found.ipvs.scheduler) == ("iptables", "sh")
     assert [record.getMessage() for record in caplog.records] == [
         f"{file}: unknown fields are ignored: modes, ipvs.ipSet, logging.vmodule[0].why",
@@ -139,14 +134,14 @@ def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_duplicates_in_json(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Duplicates in JSON are refused too."""
     file.write_text(json.dumps(HEAD)[:-1] + ', "mode": "ipvs", "mode": "nftables"}')
-    assert read(file).mode == "nftables"
+    assert config_file.read(file).mode == "nftables"
     assert "duplicate fields, the last value is used: mode" in caplog.text
 
 
 def test_strict(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file without errors logs nothing."""
     caplog.set_level(logging.DEBUG)
-    read(write(file, mode="ipvs", featureGates={"Any": True}))
+    config_file.read(write(file, mode="ipvs", featureGates={"Any": True}))
     assert not caplog.records
 
 
@@ -185,7 +180,7 @@ def test_round_trip(file: Path) -> None:
     """A written configuration reads back the same in every field."""
     found = altered(KubeProxyConfiguration())
     file.write_text(fields.as_yaml(found))
-    assert read(file) == found
+    assert config_file.read(file) == found
 
 
 def test_plain() -> None:

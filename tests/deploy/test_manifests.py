@@ -232,15 +232,15 @@ def test_configuration_is_read(
     if place == "the manifests":
         path = tmp_path / "config.conf"
         path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
-    found = config_file.read(path)
-    assert (found.errors, caplog.messages) == ((), [])
+    config_file.read(path)
+    assert not caplog.messages
 
 
 def test_probes_ask_where_it_listens(defaults: list[Object], tmp_path: Path) -> None:
     """The port that the reader makes of the configuration is the probes'."""
     path = tmp_path / "config.conf"
     path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
-    configuration = config_file.read(path).configuration
+    configuration = config_file.read(path)
     port = int(configuration.healthz_bind_address.rpartition(":")[2])
     container = helm.container(defaults)
     assert container["livenessProbe"]["httpGet"]["port"] == port
