@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ebpflb.cluster.decoding import selectors
+from ebpflb.cluster.decoding import query
 from ebpflb.cluster.list_watch import ANY, PAGE_LIMIT, ListWatch
 from ebpflb.cluster.retry import RetryLoop, Timing
 from ebpflb.cluster.source import Emit, Observe, unobserved
@@ -59,14 +59,14 @@ class ApiSource:
 
         if not hasattr(self, "server"):
             self.prepare()
-        for kind, selector in selectors(self._node_name).items():
+        for kind in Kind:
             source = self.server.url + api.API_PATHS[kind]
             loop = RetryLoop(
                 source, self._emit, self._timing, self._stopped, self._end_other_pauses
             )
             list_watch = ListWatch(
                 kind,
-                selector,
+                query(kind, self._node_name),
                 self.server,
                 loop,
                 limit=self._limit,

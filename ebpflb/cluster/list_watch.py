@@ -28,7 +28,6 @@ from typing import Protocol
 from msgspec import Raw
 
 from ebpflb.cluster import decoding
-from ebpflb.cluster.decoding import Selector
 from ebpflb.cluster.retry import RetryLoop
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
@@ -61,7 +60,7 @@ class ListWatch:
     def __init__(
         self,
         kind: Kind,
-        selector: Selector,
+        query: dict[str, str],
         server: ListServer,
         loop: RetryLoop,
         *,
@@ -69,9 +68,10 @@ class ListWatch:
         first_version: str = ANY,
         on_silent: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """``first_version``: how old the first list may be, ANY or NEWEST.
+        """``query`` has the selectors.
 
-        ``on_silent`` is called with the kind for each watch that sent nothing.
+        ``first_version``: how old the first list may be, ANY or NEWEST. ``on_silent`` is called
+        with the kind for each watch that sent nothing.
         """
         self._version = first_version  # where the next watch resumes; no list may be older
         self._must_list = True  # no version yet from which a watch could resume
@@ -79,7 +79,7 @@ class ListWatch:
         self._on_silent = on_silent
         self._silent = False  # the last watch sent nothing, and was therefore opened again
         self._kind = kind
-        self._query = selector.query()
+        self._query = query
         self._server = server
         self._loop = loop
         self._limit = limit

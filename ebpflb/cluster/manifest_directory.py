@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ebpflb.cluster import decoding, manifest_file
-from ebpflb.cluster.decoding import selectors
 from ebpflb.cluster.manifest_file import ObjectName
 from ebpflb.errors import ClusterError, InvalidObject, one_line
 from ebpflb.model.endpoint_slices import ReadSlice
@@ -51,7 +50,6 @@ class ManifestDirectory:
     def __init__(self, directory: Path, node_name: str) -> None:
         self._directory = directory
         self._node_name = node_name
-        self._selectors = selectors(node_name)
         self._files: dict[str, _File] = {}
         self._owners: dict[ObjectName, tuple[str, ...]] = {}  # object -> its files
         self._served: dict[ObjectName, ReadObject] = {}
@@ -144,7 +142,7 @@ class ManifestDirectory:
             return True
         if isinstance(object, InvalidObject):
             return name.kind is not Kind.NODE or name.key.name == self._node_name
-        return self._selectors[name.kind].accepts(object)
+        return decoding.is_selected(object, self._node_name)
 
     def _first_definition(self, name: ObjectName) -> ReadObject | None:
         files = sorted(self._owners[name])

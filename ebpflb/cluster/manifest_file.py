@@ -115,55 +115,27 @@ def check_values(data: bytes) -> None:
     Raises ValueError for deep nesting, which would be a segmentation fault in libyaml, and for too
     many values.
     """
-    document = _Document()
+    count, opened, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
     for event in yaml.parse(data, Loader=Loader):
-        if isinstance(event, yaml.ScalarEvent):  # the most frequent first
-            document.add(1)
-            document.name(event.anchor, 1)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            document.begin(event.anchor)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            document.end()
-        elif isinstance(event, yaml.DocumentStartEvent):
-            document = _Document()
-        elif isinstance(event, yaml.AliasEvent):
-            document.add(document.size_of(event.anchor))
-
-
-class _Document:
-    """Count the values of one document, including those that aliases stand for."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[str | None, int]] = []  # collections: anchor, values before it
-        self._sizes: dict[str, int] = {}  # by anchor; 0 for an open collection
-        self._count = 0
-
-    def begin(self, anchor: str | None) -> None:
-        self.name(anchor, 0)
-        self._open.append((anchor, self._count))
-        self.add(1)
-        if len(self._open) > MAX_DEPTH:
+        match event:
+            case yaml.ScalarEvent(anchor=anchor):  # the most frequent first
+                sizes[anchor] = 1
+                count += 1
+            case yaml.CollectionStartEvent(anchor=anchor):
+                opened.append((anchor, count))
+                sizes[anchor] = MAX_NODES  # an alias within its own value never ends
+                count += 1
+            case yaml.CollectionEndEvent():
+                anchor, before = opened.pop()
+                sizes[anchor] = count - before
+            case yaml.DocumentStartEvent():
+                count, opened, sizes = 0, [], {}
+            case yaml.AliasEvent(anchor=anchor):
+                count += sizes.get(anchor, 1)  # the parser names an unknown one
+        if len(opened) > MAX_DEPTH:
             raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
-
-    def end(self) -> None:
-        anchor, before = self._open.pop()
-        self.name(anchor, self._count - before)
-
-    def add(self, values: int) -> None:
-        self._count += values
-        if self._count > MAX_NODES:
+        if count > MAX_NODES:
             raise ValueError(f"more than {MAX_NODES:,} values in a document, aliases expanded")
-
-    def name(self, anchor: str | None, size: int) -> None:
-        if anchor is not None:
-            self._sizes[anchor] = size
-
-    def size_of(self, anchor: str | None) -> int:
-        """Return the size of an alias; unknown aliases are left to the parser."""
-        size = self._sizes.get(anchor or "", 1)
-        if not size:
-            raise ValueError(f"the alias {anchor} is within what it refers to")
-        return size
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ebpflb.cluster import decoding, manifest_file
-from ebpflb.cluster.decoding import selectors
 from ebpflb.errors import InvalidObject
 from ebpflb.lab.manifests import service_cidr
 from ebpflb.model import endpoint_slices
@@ -108,11 +107,11 @@ def test_yaml_and_json_decode_alike(tmp_path: Path, object: Json) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(object=services)
 def test_selectors_accept_what_the_server_would_give(api: FakeApiServer, object: Json) -> None:
-    """The query's text and ``accepts`` are two readings of one fact."""
+    """``query`` and ``is_selected`` are two readings of one fact."""
     try:
         decoded = decoding.decode(Kind.SERVICE, msgspec.json.encode(object))
     except InvalidObject:
         return
-    selector = selectors("node-1")[Kind.SERVICE]
     object["metadata"]["labels"] = object["metadata"]["labels"] or {}
-    assert selector.accepts(decoded) == fits(object, Request("Service", selector.query()))
+    asked = decoding.query(Kind.SERVICE, "node-1")
+    assert decoding.is_selected(decoded, "node-1") == fits(object, Request("Service", asked))

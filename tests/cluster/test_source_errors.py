@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from ebpflb.cluster.decoding import Selector
 from ebpflb.cluster.list_watch import ListWatch
 from ebpflb.cluster.retry import RetryLoop
 from ebpflb.errors import ClusterError
@@ -230,7 +229,7 @@ def test_a_quiet_watch_that_breaks_is_opened_soon(
         backoff_first=1.0, backoff_max=30.0, jitter=lambda: 1.0, monotonic=lambda: server.now
     )
     loop = RetryLoop("it", events, timing, threading.Event())
-    listed = ListWatch(Kind.SERVICE, Selector(), server, loop)
+    listed = ListWatch(Kind.SERVICE, {}, server, loop)
     assert [loop.run_once(listed.list_and_watch) for _ in range(3)] == pauses
 
 
