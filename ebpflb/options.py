@@ -124,9 +124,8 @@ def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
 
 
 def _parse_share(text: str) -> float:
-    if not (text.isascii() and text.isdecimal() and len(text) <= len("100")):
-        raise ValueError(f'"{text}" is not a number from 1 to {_PERCENT}')
-    if not 1 <= int(text) <= _PERCENT:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_PERCENT))
+    if not (is_number and 1 <= int(text) <= _PERCENT):
         raise ValueError(f'"{text}" is not a number from 1 to {_PERCENT}')
     return int(text) / _PERCENT
 

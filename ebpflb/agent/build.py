@@ -31,7 +31,7 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
-from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, LogRecorder, server_factory
+from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, server_factory
 from ebpflb.cluster.source import Source
 from ebpflb.cluster.sources import make_source
 from ebpflb.config.fields import to_builtins
@@ -167,7 +167,7 @@ def _servers(
 
 def _recorder(options: Options, metrics: Metrics) -> EventRecorder:
     if options.manifests:
-        return LogRecorder()
+        return EventRecorder()
     server = server_factory(options.kubeconfig, options.master, metrics.request)
     recorder = ApiRecorder(server, options.node_name)
     metrics.events_dropped(lambda: recorder.dropped)

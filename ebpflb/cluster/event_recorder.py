@@ -90,22 +90,6 @@ class Event(NamedTuple):
     note: str
 
 
-class EventRecorder(Protocol):
-    """The receiver of events. ``is_log``: they become log lines only."""
-
-    is_log: bool
-
-    def start(self) -> None: ...
-
-    def event(
-        self, about: Reference, severity: Severity, reason: str, action: str, note: str
-    ) -> None:
-        """Record an event; returns at once, and never fails."""
-
-    def stop(self) -> None:
-        """Wait a short time for unsent events."""
-
-
 class EventServer(Protocol):
     """The used part of ``api.Server``."""
 
@@ -120,25 +104,26 @@ def service(key: Key) -> Reference:
     return Reference("Service", key)
 
 
-class LogRecorder:
-    """Events as log lines."""
+class EventRecorder:
+    """Events as log lines. ``is_log``: they are nothing else."""
 
     is_log = True
 
     def start(self) -> None:
-        """Do nothing."""
+        """Begin to send events."""
 
     def event(
         self, about: Reference, severity: Severity, reason: str, action: str, note: str
     ) -> None:
+        """Record an event; returns at once, and never fails."""
         level = logging.WARNING if severity == "Warning" else logging.INFO
         log.log(level, "%s", f"event: {about}: {reason}: {note}".rstrip(": "))
 
     def stop(self) -> None:
-        """Do nothing."""
+        """Wait a short time for unsent events."""
 
 
-class ApiRecorder:
+class ApiRecorder(EventRecorder):
     """Send events to an API server; ``make_server`` is called for the first event."""
 
     is_log = False

@@ -3,12 +3,11 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.history.history_records import Reset, Sync, WriteCause
+from ebpflb.history.history_records import Reset, Sync
 from ebpflb.history.past import Past, State, moment
 from ebpflb.options import Paths
 from ebpflb.plan.entries import (
@@ -110,18 +109,12 @@ def changes(past: Past, since: float = 0.0, latest: int | None = None) -> Iterat
 
 
 def _change(sync: Sync, services: list[ServiceChange]) -> Change:
-    at = datetime.fromtimestamp(sync.at).astimezone().isoformat(timespec="milliseconds")
-    causes = [_cause(each) for each in sync.causes]
-    return Change(at, causes, sync.more, services, _counts(sync))
+    causes = [msgspec.structs.asdict(each) for each in sync.causes]
+    return Change(moment(sync.at), causes, sync.more, services, _counts(sync))
 
 
 def _reset(done: Reset) -> ServiceChange:
     return ServiceChange(done.service, connections_reset=[f"{done.count} to {done.endpoint}"])
-
-
-def _cause(cause: WriteCause) -> dict[str, str]:
-    named: dict[str, str] = msgspec.structs.asdict(cause)
-    return named
 
 
 def _counts(sync: Sync) -> dict[str, dict[str, int]]:

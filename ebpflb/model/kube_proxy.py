@@ -6,10 +6,9 @@ KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-MARK-DROP belong
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
 from ipaddress import IPv4Address, ip_address
-from itertools import pairwise
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
@@ -238,6 +237,29 @@ _IN_A_JUMP = re.compile(
 )
 
 
+class Option(NamedTuple):
+    """One option of iptables-save, such as "--dport", "80"."""
+
+    name: str
+    value: str = ""
+    negated: bool = False
+
+
+def read_options(text: str) -> list[Option]:
+    """Return each option with the words that follow it; negated if a "!" precedes it."""
+    found: list[Option] = []
+    negated = False
+    for word in _WORD.findall(text):
+        if word == "!":
+            negated = True
+        elif word.startswith("-") and not word[1:2].isdigit():
+            found.append(Option(word, "", negated))
+            negated = False
+        elif found:
+            found[-1] = found[-1]._replace(value=f"{found[-1].value} {word}".strip())
+    return found
+
+
 class IptablesRule(NamedTuple):
     """A rule: its chain, and the rest as iptables-save writes it."""
 
@@ -247,17 +269,20 @@ class IptablesRule(NamedTuple):
     @property
     def target(self) -> str:
         """The chain or target that the rule jumps to; "" for none."""
-        return _after(self.text, ("-j", "-g"))
+        return self._value("-j") or self._value("-g")
 
     @property
     def set(self) -> str:
         """The first ipset that the rule matches; "" for none."""
-        return _after(self.text, ("--match-set",))
+        return self._value("--match-set").partition(" ")[0]
 
     @property
     def is_bare(self) -> bool:
         """Whether the rule matches nothing except new connections."""
         return bool(_IN_A_JUMP.fullmatch(self.text))
+
+    def _value(self, option: str) -> str:
+        return next((each.value for each in read_options(self.text) if each.name == option), "")
 
 
 class IptablesTable(NamedTuple):
@@ -375,8 +400,3 @@ class Removal:
 
     def _has_rules(self, name: str) -> bool:
         return any(rule.chain == name for rule in self.table.rules)
-
-
-def _after(text: str, options: Iterable[str]) -> str:
-    pairs = pairwise(_WORD.findall(text))
-    return next((after for word, after in pairs if word in options), "")

@@ -81,72 +81,6 @@ def describe_build(registry: CollectorRegistry) -> None:
     Gauge("kubernetes_build_info", text, list(labels), registry=registry).labels(**labels).set(1)
 
 
-class Requests:
-    """rest_client_*: requests to the API server."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._count = Counter(
-            "rest_client_requests_total",
-            "Requests to the API server by status code, method and host",
-            ["code", "method", "host"],
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "rest_client_request_duration_seconds",
-            "Time until the API server responded, by verb and host",
-            ["verb", "host"],
-            buckets=REQUEST_SECONDS,
-            registry=registry,
-        )
-
-    def observe(self, method: str, url: str, code: int | None, seconds: float) -> None:
-        """Count one request.
-
-        ``code`` is None without a response; a watch ends when its response begins.
-
-        ``url`` is any URL of the server.
-        """
-        host = urlsplit(url).netloc
-        self._count.labels(NO_RESPONSE if code is None else code, method, host).inc()
-        self._seconds.labels(method, host).observe(seconds)
-
-
-class FeatureGates:
-    """kubernetes_feature_enabled, for the supported feature gates and no others."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Whether a supported feature gate is enabled, with its stage in Kubernetes"
-        labels = ["name", "stage"]
-        self._enabled = Gauge("kubernetes_feature_enabled", text, labels, registry=registry)
-
-    def set(self, name: str, stage: str, *, enabled: bool) -> None:
-        """Set one gate and its stage as Kubernetes 1.36 writes it, such as "DEPRECATED"."""
-        self._enabled.labels(name, stage).set(enabled)
-
-
-class SliMetrics:
-    """kubernetes_healthcheck*, the metrics of /metrics/slis."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._last = Gauge(
-            "kubernetes_healthcheck",
-            "Result of the last health check: 1 is success",
-            ["name", "type"],
-            registry=registry,
-        )
-        self._all = Counter(
-            "kubernetes_healthchecks_total",
-            "Health checks by result",
-            ["name", "type", "status"],
-            registry=registry,
-        )
-
-    def observe(self, name: str, type: str, *, ok: bool) -> None:
-        """Count one check of ``type`` healthz or livez."""
-        self._last.labels(name, type).set(ok)
-        self._all.labels(name, type, "success" if ok else "error").inc()
-
-
 log = logging.getLogger(__name__)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
@@ -168,10 +102,8 @@ class Metrics(KubeProxyMetrics):
         super().__init__(self.registry, clock)
         describe_process(self.registry)
         describe_build(self.registry)
-        self.gate = FeatureGates(self.registry).set
-        self.request = Requests(self.registry).observe
-        self.check = SliMetrics(self.slis).observe
         self._declare()
+        self._declare_as_kubernetes()
         self._lock = threading.Lock()  # of the collectors
         self._collectors: list[Collector] = []
         self.occupancy: Occupancy | None = None
@@ -181,6 +113,24 @@ class Metrics(KubeProxyMetrics):
         """Note that a sync failed after ``seconds``; its changes are still pending."""
         super().failed(seconds, full=full)
         self._failures.inc()
+
+    def gate(self, name: str, stage: str, *, enabled: bool) -> None:
+        """Set one feature gate and its stage as Kubernetes 1.36 writes it, such as "DEPRECATED"."""
+        self._gates.labels(name, stage).set(enabled)
+
+    def request(self, method: str, url: str, code: int | None, seconds: float) -> None:
+        """Count one request to the API server; ``url`` is any URL of the server.
+
+        ``code`` is None without a response; a watch ends when its response begins.
+        """
+        host = urlsplit(url).netloc
+        self._requests.labels(NO_RESPONSE if code is None else code, method, host).inc()
+        self._request_seconds.labels(method, host).observe(seconds)
+
+    def check(self, name: str, type: str, *, ok: bool) -> None:
+        """Count one check of ``type`` healthz or livez."""
+        self._last_check.labels(name, type).set(ok)
+        self._checks.labels(name, type, "success" if ok else "error").inc()
 
     def socket_destroy_supported(self, supported: bool) -> None:
         """Set whether this kernel can destroy sockets (INET_DIAG_DESTROY)."""
@@ -259,6 +209,31 @@ class Metrics(KubeProxyMetrics):
         with self._lock:
             self._collectors.append(whole)
             self.registry.register(whole)
+
+    def _declare_as_kubernetes(self) -> None:
+        text = "Whether a supported feature gate is enabled, with its stage in Kubernetes"
+        self._gates = Gauge(
+            "kubernetes_feature_enabled", text, ["name", "stage"], registry=self.registry
+        )
+        text = "Requests to the API server by status code, method and host"
+        self._requests = Counter(
+            "rest_client_requests_total", text, ["code", "method", "host"], registry=self.registry
+        )
+        self._request_seconds = Histogram(
+            "rest_client_request_duration_seconds",
+            "Time until the API server responded, by verb and host",
+            ["verb", "host"],
+            buckets=REQUEST_SECONDS,
+            registry=self.registry,
+        )
+        text, labels = "Result of the last health check: 1 is success", ["name", "type"]
+        self._last_check = Gauge("kubernetes_healthcheck", text, labels, registry=self.slis)
+        self._checks = Counter(
+            "kubernetes_healthchecks_total",
+            "Health checks by result",
+            ["name", "type", "status"],
+            registry=self.slis,
+        )
 
     def _declare(self) -> None:
         own = self.registry

@@ -15,7 +15,7 @@ from ebpflb.cluster.event_recorder import (
     QUEUE_SIZE,
     ApiRecorder,
     Event,
-    LogRecorder,
+    EventRecorder,
     manifest,
 )
 from ebpflb.model.events import Key, Kind
@@ -263,7 +263,7 @@ def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeA
 def test_without_an_api_server_events_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     """The severity is the level; an empty note leaves no colon."""
     caplog.set_level("INFO")
-    it = LogRecorder()
+    it = EventRecorder()
     it.start()
     it.event(*STARTING)
     it.event(*FAILED)

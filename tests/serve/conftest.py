@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ebpflb.cluster.event_recorder import Reference, Severity
+from ebpflb.cluster.event_recorder import EventRecorder, Reference, Severity
 from ebpflb.options import Options, Paths
 from ebpflb.serve.listener import Connections, Listener, ServerThread, listen
 from ebpflb.serve.metrics_pages import MetricsPages
@@ -34,7 +34,7 @@ class RecordedEvent(NamedTuple):
     note: str
 
 
-class FakeRecorder:
+class FakeRecorder(EventRecorder):
     """A recorder that keeps its events."""
 
     def __init__(self) -> None:

@@ -21,10 +21,10 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter.iptables import Tool, tools
 from ebpflb.kernel.node import device_watch, routes
 from ebpflb.model.addresses import Address, parse_address
-from ebpflb.model.kube_proxy import IptablesTable, is_chain
+from ebpflb.model.kube_proxy import IptablesTable, Option, is_chain, read_options
 from ebpflb.model.services import Protocol
 from ebpflb.tools import pins
-from ebpflb.tools.firewall.rules import Option, addresses, number, options, ports
+from ebpflb.tools.firewall.rules import addresses, number, ports
 
 _DEEPEST = 16  # the kernel's NFT_JUMP_STACK_SIZE
 _MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search
@@ -84,7 +84,8 @@ def dropping(state_directory: Path) -> list[Dropping]:
 def _drops_by_default(table: IptablesTable) -> bool:
     """Whether the policy or an unconditional rule drops what no rule accepts."""
     return table.policies.get("FORWARD") == "DROP" or any(
-        rule.target in _DROPS and _SILENT.issuperset(option.name for option in options(rule.text))
+        rule.target in _DROPS
+        and _SILENT.issuperset(option.name for option in read_options(rule.text))
         for rule in table.rules
     )
 
@@ -121,7 +122,7 @@ def _may_accept(
             and _may_accept(table, rule.target, request, kube_proxy, depth + 1)
         )
         for rule in table.rules
-        if rule.chain == chain and all(_may_hold(it, request) for it in options(rule.text))
+        if rule.chain == chain and all(_may_hold(it, request) for it in read_options(rule.text))
     )
 
 
@@ -222,7 +223,7 @@ def _endpoints_of_kube_proxy(tool: Tool) -> set[Endpoint]:
 
 def _destinations(texts: Iterable[str]) -> Iterator[Endpoint]:
     for text in texts:
-        values = {option.name: option.value for option in options(text)}
+        values = {option.name: option.value for option in read_options(text)}
         host, _, port = values.get("--to-destination", "").rpartition(":")
         if host and values.get("-p") == "tcp":
             yield parse_address(host.strip("[]")), int(port)

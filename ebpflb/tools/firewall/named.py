@@ -7,10 +7,9 @@ instead). A rule is read by itself: its other conditions (source, device, state)
 hold, and rules before it are not considered.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import NODE_PORT, frontend_kind, host_port
 from ebpflb.tools import pins
-from ebpflb.tools.firewall.rules import NAT_DST, Chain, Ranges, Rule, Table, number
+from ebpflb.tools.firewall.rules import NAT_DST, Chain, Rule, Table, number
 from ebpflb.tools.snapshot import Snapshot
 
 CLUSTER_IP, LOAD_BALANCER = "ClusterIP", "LoadBalancer"
@@ -62,32 +61,21 @@ class Frontends:
 
     def __init__(self, found: Iterable[Frontend]) -> None:
         self.all = sorted(found, key=lambda it: (_ORDER.index(it.kind), it.family, it.port))
-        self._by_address = _Index((address, it) for it in self.all for address in it.addresses)
-        self._by_port = _Index((it.port, it) for it in self.all if it.kind == NODE_PORT)
+        places = list(enumerate(self.all))
+        self._by_address = sorted((it, at) for at, each in places for it in each.addresses)
+        self._by_port = sorted((each.port, at) for at, each in places if each.kind == NODE_PORT)
 
     def candidates(self, rule: Rule) -> Iterator[Frontend]:
         """Yield the frontends that a rule names by address, or by port if it names no address."""
-        asked = sorted(rule.conditions, key=lambda it: not it.of_address)
-        for condition in asked:
-            if not condition.negated:
-                index = self._by_address if condition.of_address else self._by_port
-                yield from index.within(condition.ranges)
-                return
+        asked = [condition for condition in rule.conditions if not condition.negated]
+        for condition in sorted(asked, key=lambda it: not it.of_address)[:1]:
+            index = self._by_address if condition.of_address else self._by_port
+            for first, last in condition.ranges.pairs:
+                begin, end = bisect_left(index, (first, 0)), bisect_left(index, (last + 1, 0))
+                yield from (self.all[at] for _, at in index[begin:end])
 
 
 _ORDER = (NODE_PORT, LOAD_BALANCER, "ExternalIP", CLUSTER_IP)
-
-
-class _Index:
-    def __init__(self, entries: Iterable[tuple[int, Frontend]]) -> None:
-        self._entries = sorted(entries, key=itemgetter(0))
-        self._numbers = [entry[0] for entry in self._entries]
-
-    def within(self, ranges: Ranges) -> Iterator[Frontend]:
-        """Yield the frontends with a number in the ranges."""
-        for first, last in ranges.pairs:
-            begin, end = bisect_left(self._numbers, first), bisect_right(self._numbers, last)
-            yield from (frontend for _, frontend in self._entries[begin:end])
 
 
 def in_force(state_directory: Path, engine: Engine) -> tuple[Settings, list[Frontend], bool]:

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from ebpflb.errors import in_json_words
-from ebpflb.tools.firewall.rules import Chain, Option, Rule, Table
+from ebpflb.model.kube_proxy import Option
+from ebpflb.tools.firewall.rules import Chain, Rule, Table
 
 _FAMILIES = {"ip": 4, "ip6": 6}
 _UNREADABLE = (  # errors caused by JSON of another form

@@ -4,7 +4,6 @@
 Addresses are numbers of 128 bits, IPv4 as v4-mapped IPv6.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
@@ -15,6 +14,7 @@ from msgspec import Struct
 
 from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import Address, parse_address, parse_network
+from ebpflb.model.kube_proxy import Option, read_options
 from ebpflb.model.services import Protocol
 
 # Priorities of netfilter's hooks (uapi/linux/netfilter_ipv4.h).
@@ -23,14 +23,6 @@ _V4 = 0xFFFF << 32
 _ORIGINAL = "--ctorig"
 _ADDRESSES = {"-d", "--dst-range", f"{_ORIGINAL}dst"}
 _PORTS = {"--dport", "--dports", f"{_ORIGINAL}dstport"}
-
-
-class Option(NamedTuple):
-    """One option of iptables-save, such as "--dport", "80"; nft's conditions are written as one."""
-
-    name: str
-    value: str = ""
-    negated: bool = False
 
 
 class Condition(NamedTuple):
@@ -170,7 +162,6 @@ def _port_range(text: str) -> tuple[int, int]:
 _PRIORITIES = {"raw": RAW, "mangle": MANGLE, "nat": NAT_DST}
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _LONGEST = 160  # characters shown of a rule's text
-_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
 
 
 def read_iptables(saved: str, tool: str) -> list[Table]:
@@ -181,21 +172,6 @@ def read_iptables(saved: str, tool: str) -> list[Table]:
     return [_table(found, tool) for found in kube_proxy.parse_rules(saved)]
 
 
-def options(text: str) -> Iterator[Option]:
-    """Yield each option with the words that follow it; negated if a "!" precedes it."""
-    found: list[tuple[str, list[str], bool]] = []
-    negated = False
-    for word in _WORD.findall(text):
-        if word == "!":
-            negated = True
-        elif word.startswith("-") and not word[1:2].isdigit():
-            found.append((word, [], negated))
-            negated = False
-        elif found:
-            found[-1][1].append(word)
-    return (Option(name, " ".join(words), is_negated) for name, words, is_negated in found)
-
-
 def _table(found: kube_proxy.IptablesTable, tool: str) -> Table:
     table = Table(f"{tool}, table {found.name}", 6 if tool.startswith("ip6") else 4)
     for name in found.chains:
@@ -204,7 +180,9 @@ def _table(found: kube_proxy.IptablesTable, tool: str) -> Table:
         table.chains[name] = Chain(name, hook, priority, found.name == "nat")
     for rule in found.rules:
         shown = rule.text if len(rule.text) <= _LONGEST else f"{rule.text[:_LONGEST]}..."
-        table.chains[rule.chain].rules.append(Rule(shown, tuple(map(_option, options(rule.text)))))
+        table.chains[rule.chain].rules.append(
+            Rule(shown, tuple(map(_option, read_options(rule.text))))
+        )
     return table
 
 
