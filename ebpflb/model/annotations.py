@@ -19,16 +19,6 @@ def annotation_field(annotation: str) -> str:
     return f"{_PREFIX}{annotation}]"
 
 
-def misplaced(annotation: str, kind: str, owner: str) -> str:
-    """Return the warning about an annotation that belongs on another kind of object."""
-    return f"{annotation_field(annotation)}: has no effect on {kind}: set it on {owner}"
-
-
-def unknown(annotation: str, known: list[str]) -> str:
-    """Return the warning about an unknown annotation with our prefix."""
-    return f"{annotation_field(annotation)}: has no effect: it is not one of {', '.join(known)}"
-
-
 def is_about_one(message: str) -> bool:
     return message.startswith(_PREFIX)
 
@@ -281,27 +271,12 @@ OF_SERVICES = frozenset(
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
 
 
-class ServiceChoices(NamedTuple):
-    """The annotations' values, as in ServicePort."""
+def service_warnings(service: objects.Service) -> Iterator[str]:
+    """Yield warnings for annotations of a Service.
 
-    scheduler: str
-    on_removal: OnRemoval
-    slow_start: float
-
-
-def read_choices(
-    service: objects.Service, default_scheduler: str, warnings: list[str]
-) -> ServiceChoices:
-    """Return the values of all annotations.
-
-    An unreadable one adds a warning, and the default is used.
+    There is one for each annotation that only a slice can have, and one for the first unknown one.
     """
-    warnings += _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
-    return ServiceChoices(
-        read_scheduler(service, default_scheduler, warnings),
-        read_on_removal(service, warnings),
-        read_slow_start(service, warnings),
-    )
+    yield from _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
 
 
 def slice_warnings(slice: objects.EndpointSlice) -> Iterator[str]:
@@ -319,5 +294,9 @@ def _without_effect(
     """Yield one warning for each annotation of another kind; of unknown ones only for the first."""
     others = sorted((metadata.annotations or {}).keys() - its - {objects.TRIGGER_TIME})
     ours = OF_SERVICES | OF_SLICES
-    yield from (misplaced(name, kind, owner) for name in others if name in ours)
-    yield from [unknown(name, sorted(its)) for name in others if name not in ours][:1]
+    for name in others:
+        if name in ours:
+            yield f"{annotation_field(name)}: has no effect on {kind}: set it on {owner}"
+    for name in [name for name in others if name not in ours][:1]:
+        known = ", ".join(sorted(its))
+        yield f"{annotation_field(name)}: has no effect: it is not one of {known}"

@@ -224,7 +224,7 @@ class ClusterState:
 
     def listed_endpoints(self, name: services.PortName) -> tuple[Endpoint, ...]:
         """Return all endpoints of a service port in the slices, ready or serving or not."""
-        slices = self.slices_for(Key(name.namespace, name.service))
+        slices = self.slices_for(name.owner)
         return endpoints.merge(slices, name, self.node_name)
 
     def health_check(self, service: Key) -> endpoints.HealthCheck | None:

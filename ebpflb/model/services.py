@@ -26,6 +26,7 @@ from ebpflb import errors
 from ebpflb.model import addresses, annotations, field_checks, objects
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import KEPT, RANDOM, OnRemoval, annotation_field
+from ebpflb.model.events import Key
 from ebpflb.model.objects import Metadata
 
 # Which of a Service's externalIPs are served.
@@ -256,8 +257,12 @@ class PortName(NamedTuple):
     family: Family
 
     def __str__(self) -> str:
-        service = f"{self.namespace}/{self.service}"
-        return f"{service}:{self.port}" if self.port else service
+        return f"{self.owner}:{self.port}" if self.port else str(self.owner)
+
+    @property
+    def owner(self) -> Key:
+        """The Service that has this port."""
+        return Key(self.namespace, self.service)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +341,10 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     source_ranges = _source_ranges(spec, warnings)
     to_nodeports = _nodeport_ranges(service, admission, warnings)
     spec_ports = _ports(spec, warnings)
-    chosen = annotations.read_choices(service, admission.scheduler, warnings)
+    warnings += annotations.service_warnings(service)
+    scheduler = annotations.read_scheduler(service, admission.scheduler, warnings)
+    on_removal = annotations.read_on_removal(service, warnings)
+    slow_start = annotations.read_slow_start(service, warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
@@ -352,9 +360,9 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             internal_local=_is_local("spec.internalTrafficPolicy", spec.internal_traffic_policy),
             external_local=_is_external_local(spec),
             health_check_node_port=_health_check_node_port(spec),
-            scheduler=chosen.scheduler,
-            on_removal=chosen.on_removal if protocol is Protocol.TCP else KEPT,
-            slow_start=chosen.slow_start,
+            scheduler=scheduler,
+            on_removal=on_removal if protocol is Protocol.TCP else KEPT,
+            slow_start=slow_start,
             type=sys.intern(spec.type or "ClusterIP"),
         )
         for family, cluster_ip in cluster_ips.items()

@@ -318,7 +318,7 @@ def _not_programmed(facts: PortFacts) -> str:
     if facts.not_programmed:
         return _no_space(facts)
     if facts.desired and facts.port.name not in facts.owners.values():
-        older = sorted({_service(name) for name in facts.owners.values()})
+        older = sorted({str(name.owner) for name in facts.owners.values()})
         return f"{UnusedReason.CLAIMED}: {', '.join(older)}"
     return UnusedReason.NOT_WRITTEN
 
@@ -326,7 +326,7 @@ def _not_programmed(facts: PortFacts) -> str:
 def _missing_frontend(frontend: Frontend, facts: PortFacts) -> str:
     owner = facts.owners[frontend]
     if owner != facts.port.name:
-        return f"claimed by the older service {_service(owner)}"
+        return f"claimed by the older service {owner.owner}"
     if frontend in facts.entries.services:
         return ""
     return _no_space(facts) or UnusedReason.NOT_WRITTEN
@@ -342,7 +342,3 @@ def _left_out_row(left: LeftOut) -> LeftOutRow:
         service_name(left.port, 0) if left.port else "",
         left.reason,
     )
-
-
-def _service(name: PortName) -> str:
-    return f"{name.namespace}/{name.service}"

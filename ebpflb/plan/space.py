@@ -103,17 +103,13 @@ class Waiting:
         return found
 
     def _note(self, name: PortName, lack: Lack | None) -> None:
-        service = service_of(name)
+        service = name.owner
         ports = self.of_service.setdefault(service, {})
         ports.pop(name, None)
         ports |= {name: lack} if lack else {}
         if not ports:
             del self.of_service[service]
         self.changed.add(service)
-
-
-def service_of(name: PortName) -> Key:
-    return Key(name.namespace, name.service)
 
 
 _AT_RANDOM = "its connections go to any endpoint at random"
@@ -207,7 +203,7 @@ class Space:
         before, after = _usage(old), _usage(new)
         for part in before:
             used[part] += after[part] - before[part] + resting[part]
-        self._count_tables(service_of(name), after["choices"] - before["choices"])
+        self._count_tables(name.owner, after["choices"] - before["choices"])
         if any(after[part] < before[part] for part in ("services", "source_ranges")):
             self.waiting.freed(name.namespace)
         return partial(self._end_rest, name.namespace, resting) if +resting else None
@@ -227,7 +223,7 @@ class Space:
             share = f"namespace {name.namespace} has its share of map {part}"
             reason = f"{share} ({most} of {size} entries, see --namespace-share)"
             return found(name.namespace, reason=reason)
-        most, tables_now = int(size * self.shares.service_tables), self._tables[service_of(name)]
+        most, tables_now = int(size * self.shares.service_tables), self._tables[name.owner]
         if part == "choices" and most < tables_now - given_up + more:
             reason = f"the tables of one Service have at most {most} of {size} places of map {part}"
             return found(name.namespace, reason=reason)

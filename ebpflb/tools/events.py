@@ -376,8 +376,7 @@ def _answers(paths: Paths) -> bool:
 
 def require_service(wanted: str, maps: Mapping[str, Map]) -> None:
     """Raises NotFound where no port of it is served on this node."""
-    names = maps["service_names"].items()
-    known = {f"{name.namespace}/{name.service}" for _, name in names}
+    known = {str(name.owner) for _, name in maps["service_names"].items()}
     if wanted not in known:
         hint = likely_service(wanted, known)
         raise NotFound(f"no Service {one_line(wanted)} is served here: {hint}")

@@ -60,7 +60,7 @@ def check_service(maps: Mapping[str, Map], only: FlowFilter) -> None:
     """
     if only.service is None:
         return
-    names = {f"{it.namespace}/{it.service}" for _, it in maps["service_names"].items()}
+    names = {str(it.owner) for _, it in maps["service_names"].items()}
     wanted = "/".join(only.service)
     if wanted not in names:
         hint = likely_service(wanted, names)
@@ -106,9 +106,7 @@ def flush_flows(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
 
 def _matching(maps: Mapping[str, Map], table: str, only: FlowFilter) -> Iterator[Entries]:
     names: dict[int, PortName] = dict(maps["service_names"].items())
-    services = {
-        id_ for id_, name in names.items() if (name.namespace, name.service) == only.service
-    }
+    services = {id_ for id_, name in names.items() if name.owner == only.service}
     store: Entries = dict(maps[table].items())
     for key, flow in store.items():
         if only.client not in (None, between_hooks(key, flow).source):
@@ -191,7 +189,7 @@ class _Joined(NamedTuple):
         if only.client not in (None, self.entry.original.source):
             return False
         name = self.service.name
-        return only.service is None or bool(name and (name.namespace, name.service) == only.service)
+        return only.service is None or bool(name and name.owner == only.service)
 
 
 def list_connections(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:

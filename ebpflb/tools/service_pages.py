@@ -114,7 +114,7 @@ def _programmed(maps: Mapping[str, Map]) -> dict[str, ServicePage]:
     """By NAMESPACE/NAME."""
     pages: dict[str, ServicePage] = {}
     for name, entries in sorted(_entries(maps).items()):
-        service = f"{name.namespace}/{name.service}"
+        service = str(name.owner)
         page = pages.setdefault(service, ServicePage(service, []))
         page.ports.append(programmed_port(name, entries))
         page.ports[-1].endpoints.sort(key=lambda row: row.endpoint)

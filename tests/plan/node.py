@@ -14,7 +14,7 @@ from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import Frontend, ServiceEntry
 from ebpflb.plan.planner import Plan, Planner
-from ebpflb.plan.space import UNLIMITED, Shares, service_of
+from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan.builders import CAPACITY, CLIENTS
 from tests.plan.simulation import Backends, Drawn, Found, Maps, Rights, Write, WrongLookup, writes
 
@@ -252,8 +252,8 @@ def _check_waiting(node: PlannedNode) -> None:
     """The Services that wait are those with a port that lacks something, with these ports."""
     lacking = node.planner.waiting.lacks.keys()
     waiting = {service: ports.keys() for service, ports in node.planner.waiting.of_service.items()}
-    services = map(service_of, lacking)
-    assert waiting == {key: {it for it in lacking if service_of(it) == key} for key in services}
+    services = {it.owner for it in lacking}
+    assert waiting == {key: {it for it in lacking if it.owner == key} for key in services}
 
 
 def _check_backend_slots(node: PlannedNode) -> None:

@@ -108,10 +108,10 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
         (at, entry, name)
         for at, entry in entries
         if (name := names.get(entry.id)) and not at.address.is_unspecified
-        if (name.namespace, name.service) == (wanted.namespace, wanted.name)
+        if name.owner == (wanted.namespace, wanted.name)
     ]
     if not own:
-        known = {f"{it.namespace}/{it.service}" for it in names.values()}
+        known = {str(it.owner) for it in names.values()}
         hint = likely_service(str(wanted), known)
         raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
     fitting = [
