@@ -155,7 +155,7 @@ class BackendCounters(NamedTuple):
     closed: int
 
 
-CLASSES: dict[str, Any] = {
+_CLASSES: dict[str, Any] = {
     "struct frontend": entries.Frontend,
     "struct range": entries.Range,
     "struct service": entries.ServiceEntry,
@@ -202,10 +202,6 @@ _FLAGS = {
     "struct settings": names("setting_flag", "SETTING_"),
     "struct timeout_key": names("flow_flag", "FLOW_"),
 }
-
-
-def _text_bytes(text: str) -> bytes:
-    return text.encode()
 
 
 def _text_from(packed: bytes) -> str:
@@ -275,7 +271,7 @@ class Record:
             part = record(ctype.cname)
             return f"{part.struct.size}s", part.pack, part.unpack
         if ctype.kind == "array":
-            return f"{ctype.length}s", _text_bytes, _text_from
+            return f"{ctype.length}s", str.encode, _text_from
         return _CODES[ctype.cname], None, None
 
     def pack(self, value: Any) -> bytes:
@@ -296,7 +292,7 @@ class Record:
 @cache
 def record(ctype: str) -> Record:
     """Return the Record of a struct."""
-    return Record(ctype, CLASSES.get(ctype))
+    return Record(ctype, _CLASSES.get(ctype))
 
 
 class Codec(NamedTuple):

@@ -15,10 +15,8 @@ from ebpflb.errors import NodeError, in_words
 from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import Elements
-from ebpflb.kernel.netfilter.rules import TableOptions, base_chain, set_priority
+from ebpflb.kernel.netfilter.rules import TableOptions, one_rule_table, set_priority
 from ebpflb.kernel.netfilter.table import NetfilterTable
-from ebpflb.kernel.netfilter.transaction import NEW_CHAIN, NEW_RULE, NEW_TABLE, Transaction
-from ebpflb.kernel.netlink import encode, to_text
 from ebpflb.kernel.node.namespaces import call_in_new
 from ebpflb.plan.entries import Chosen
 
@@ -103,12 +101,8 @@ def _device(name: str) -> bytes:
 
 
 def _write_choice() -> None:
-    change, name = Transaction(_CHOICE_TABLE), to_text(_CHOICE_TABLE.table)
-    change.add(NEW_TABLE, encode({1: name}))
-    change.add(NEW_CHAIN, encode(base_chain(name, "choice", "filter", 0, _CHOICE_PRIORITY)))
     rule = set_priority(Chosen.PREFIX | BACKEND_ID)
-    change.add(NEW_RULE, encode({1: name, 2: to_text("choice"), 4: rule}))
-    change.commit()
+    one_rule_table(_CHOICE_TABLE, "choice", "filter", _CHOICE_PRIORITY, rule).commit()
 
 
 def _reaches_endpoint(protocol: int) -> bool:

@@ -17,11 +17,17 @@ The numbers are those of include/uapi/linux/netfilter/nf_tables.h.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ebpflb.kernel.netfilter.transaction import Name
-from ebpflb.kernel.netlink import Tree, to_number, to_text
+from ebpflb.kernel.netfilter.transaction import (
+    NEW_CHAIN,
+    NEW_RULE,
+    NEW_TABLE,
+    Name,
+    Transaction,
+)
+from ebpflb.kernel.netlink import Tree, encode, to_number, to_text
 from ebpflb.options import Options
 from ebpflb.plan.entries import Chosen
 
@@ -162,6 +168,17 @@ def base_chain(table: bytes, name: str, kind: str, hook: int, priority: int) -> 
     """Return a chain that packets pass at a hook (NF_INET_*)."""
     hooked: Tree = {1: to_number(hook), 2: to_number(priority)}
     return {**_inner_chain(table, name), 4: hooked, 5: to_number(_ACCEPT), 7: to_text(kind)}
+
+
+def one_rule_table(
+    table: Name, chain: str, kind: str, priority: int, rule: Sequence[Tree], *, flags: int = 0
+) -> Transaction:
+    """Return the creation of a table with one chain at PREROUTING, and one rule in it."""
+    name, made = to_text(table.table), Transaction(table)
+    made.add(NEW_TABLE, encode({1: name, 2: to_number(flags)}))
+    made.add(NEW_CHAIN, encode(base_chain(name, chain, kind, PREROUTING, priority)))
+    made.add(NEW_RULE, encode({1: name, 2: to_text(chain), 4: rule}))
+    return made
 
 
 def rules(options: TableOptions) -> list[Rule]:

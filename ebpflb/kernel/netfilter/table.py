@@ -16,12 +16,11 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.rules import (
     LOAD_CT_STATE,
-    PREROUTING,
     TABLE,
     Rule,
     TableOptions,
-    base_chain,
     chains,
+    one_rule_table,
     rules,
     sets,
 )
@@ -226,13 +225,10 @@ class Keeper:
         """Create the table unless it exists; return whether the kernel can. Raises NodeError."""
         if self._session:
             return True
-        session, name = Session(), to_text(KEEPER.table)
-        change = Transaction(KEEPER)
-        change.add(NEW_TABLE, encode({1: name, 2: to_number(OWNER)}))
-        change.add(NEW_CHAIN, encode(base_chain(name, "keep", "nat", PREROUTING, _KEEPER_PRIORITY)))
-        change.add(NEW_RULE, encode({1: name, 2: to_text("keep"), 4: [LOAD_CT_STATE]}))
+        session, rule = Session(), [LOAD_CT_STATE]
+        made = one_rule_table(KEEPER, "keep", "nat", _KEEPER_PRIORITY, rule, flags=OWNER)
         try:
-            change.commit(session)
+            made.commit(session)
         except Refused as error:
             session.close()
             if error.number in nft.NO_SUCH_THING:

@@ -17,15 +17,11 @@ from typing import Protocol
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
-from ebpflb.kernel.netfilter.rules import LOAD_CT_STATE, PREROUTING, base_chain
+from ebpflb.kernel.netfilter.rules import LOAD_CT_STATE, one_rule_table
 from ebpflb.kernel.netfilter.transaction import (
-    NEW_CHAIN,
-    NEW_RULE,
-    NEW_TABLE,
     Refused,
-    Transaction,
 )
-from ebpflb.kernel.netlink import NETFILTER, encode, tells_of, to_text
+from ebpflb.kernel.netlink import NETFILTER, tells_of
 from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
 from ebpflb.plan.flow_entries import DESTINATION_NAT
@@ -65,13 +61,8 @@ def keep_nat_hooks() -> bool:
     """
     if keeps_nat_hooks():
         return False
-    name, hold = to_text(HOLD.table), to_text(_CHAIN)
-    change = Transaction(HOLD)
-    change.add(NEW_TABLE, encode({1: name}))
-    change.add(NEW_CHAIN, encode(base_chain(name, _CHAIN, "nat", PREROUTING, _DSTNAT)))
-    change.add(NEW_RULE, encode({1: name, 2: hold, 4: [LOAD_CT_STATE]}))
     try:
-        change.commit()
+        one_rule_table(HOLD, _CHAIN, "nat", _DSTNAT, [LOAD_CT_STATE]).commit()
     except Refused as error:
         if error.number not in nft.NO_SUCH_THING:
             raise

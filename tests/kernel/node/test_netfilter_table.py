@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter import nft, probe
+from ebpflb.kernel.netfilter import nft, probe, rules
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
 from ebpflb.kernel.netfilter.table import KEEPER, Keeper, NetfilterTable, remove
@@ -527,5 +527,5 @@ def test_the_probe_finds_an_obstacle(monkeypatch: pytest.MonkeyPatch, node: None
     monkeypatch.setattr(probe, "BACKEND_ID", 1 << 22)
     assert "was not delivered" in (probe.netfilter_obstacle() or "")
     monkeypatch.undo()
-    monkeypatch.setattr(probe, "base_chain", lambda *_: {})
+    monkeypatch.setattr(rules, "base_chain", lambda *_: {})
     assert "cannot translate by nf_tables" in (probe.netfilter_obstacle() or "")
