@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-OF_OTHER_MODES = "iptables", "nftables"  # rules, tables and counters that we have not
 
 
 class Row(NamedTuple):
@@ -50,4 +49,6 @@ def read_table() -> dict[str, Row]:
 
 
 TABLE = read_table()
-OURS = {n: row for n, row in TABLE.items() if not any(mode in n for mode in OF_OTHER_MODES)}
+OURS = TABLE
+# Of rules, tables and counters that ebpflb does not have: named below the table.
+OF_OTHER_MODES = set(re.findall(r"`(kubeproxy_\w+)`", section(14))) - TABLE.keys()

@@ -10,7 +10,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.endpoints import TrafficPolicy
 from ebpflb.serve.metrics import Metrics
 from tests.serve import subjects
-from tests.serve.kube_proxy_table import OURS, TABLE, Row, section
+from tests.serve.kube_proxy_table import OF_OTHER_MODES, OURS, TABLE, Row, section
 from tests.serve.subjects import changes, families, value, values
 
 BOTH = {"IPv4": 1.0, "IPv6": 1.0}
@@ -30,6 +30,7 @@ def test_the_table_is_read() -> None:
     """Every row of section 14 was understood."""
     rows = [line for line in section(14).splitlines() if line.startswith("| ")]
     assert len(TABLE) == "".join(rows).count("kubeproxy_") == 15
+    assert len(OF_OTHER_MODES) == 11
     assert {row.type for row in TABLE.values()} == {"histogram", "gauge", "counter"}
     histograms = [row.buckets for row in TABLE.values() if row.type == "histogram"]
     assert sorted(map(len, histograms)) == [15] * 4 + [80]
