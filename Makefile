@@ -123,6 +123,7 @@ $(VARIANT) -DRECORD bpf/hooks/packet.c
 $(VARIANT) -DMONITOR bpf/hooks/packet.c
 $(CLANG) -c bpf/hooks/connection_end.c -o build/connection-end.o
 $(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/explain.c -o build/explain.o
+$(CLANG) -c bpf/hooks/flow_end.c -o build/flow-end.o
 $(CLANG) -c bpf/hooks/socket_end.c -o build/socket-end.o
 $(GCC) -c bpf/hooks/socket.c -o build/native.o
 $(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
@@ -130,6 +131,7 @@ $(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
 $(GCC_VARIANT) -DFAST_FORWARD -c bpf/hooks/packet.c -o build/packet-fast-native.o
 $(GCC_VARIANT) -DRECORD -c bpf/hooks/packet.c -o build/packet-record-native.o
 $(GCC) -c bpf/hooks/explain.c -o build/explain-native.o
+$(GCC) -c bpf/hooks/flow_end.c -o build/flow-end-native.o
 $(GCC) -c bpf/hooks/socket_end.c -o build/socket-end-native.o
 $(GCC) -c bpf/hooks/connection_end.c -o build/connection-end-native.o
 endef

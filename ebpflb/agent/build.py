@@ -46,6 +46,8 @@ from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
 from ebpflb.kernel.node.device_watch import DeviceWatch, RemovalWatch
 from ebpflb.kernel.node.namespaces import Namespaces
+from ebpflb.kernel.programs import precompile
+from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.options import REPORT, Options
@@ -193,7 +195,9 @@ def build_agent(
         agent = _agent(parts, nat_watch, lock)
         _read(metrics, agent, datapath, parts.servers)
         metrics.conntrack(datapath.maps, lambda: nat_watch.put_back)
-        sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack))
+        flow_end = FrameProgram(precompile.FLOW_END, datapath.maps, options.paths.cache)
+        stack.callback(flow_end.close)
+        sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack), flow_end.run)
         monitoring = Monitoring(options.paths, datapath, agent.node_sync, inbox.put)
         unreleased = UnreleasedSockets(datapath.maps, options.paths.cache)
         start(stack, sweeper, unreleased)

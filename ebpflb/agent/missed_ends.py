@@ -6,7 +6,6 @@ by BPF_PROG_TEST_RUN: it deletes the element and counts the end in one call.
 """
 
 import logging
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,8 @@ from ebpflb.kernel.maps.layout import MAPS, columns, ffi
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_SLICE
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.sock_diag import SockDiag
-from ebpflb.kernel.programs import compiler, loader, precompile
+from ebpflb.kernel.programs import precompile
+from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.services import Protocol
 from ebpflb.workers import PeriodicWorker
 
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 SOCKETS_INTERVAL = 300.0  # seconds
 RECOUNT_INTERVAL = 10.0
 _PAUSE = 0.002  # seconds after each slice of 0.2 ms
-
-_LINK_HEADER = bytes(14)
 
 
 class MissedEnds(PeriodicWorker):
@@ -46,8 +44,8 @@ class MissedEnds(PeriodicWorker):
 
     def __init__(self, maps: Mapping[str, Map], cache: Path) -> None:
         super().__init__(self.name, self.seconds, failing=self.reason)
-        self._maps, self._cache = maps, cache
-        self._program: int | None = None
+        self._maps = maps
+        self._program = FrameProgram(self.source, maps, cache)
 
     @abstractmethod
     def sweep(self) -> int:
@@ -62,15 +60,10 @@ class MissedEnds(PeriodicWorker):
     def stop(self) -> None:
         """Stop; return when no map is in use any more."""
         super().stop()
-        if self._program is not None:
-            os.close(self._program)
-            self._program = None
+        self._program.close()
 
     def _end(self, key: bytes) -> None:
-        if self._program is None:
-            compiled = compiler.compile_source(self.source, cache=self._cache)
-            self._program = loader.load(compiled, self._maps)[0].fd
-        loader.run_program(self._program, _LINK_HEADER + key)
+        self._program.run(key)
 
 
 _SOCKET_KEY = Struct("=Q")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from ebpflb.kernel.maps.sweep import Gate, Sweeper
+from ebpflb.plan.flow_entries import Timeouts
 from tests.packet.frames import at, ends, opening, reply
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
@@ -21,7 +22,7 @@ def node(node: PacketNode) -> PacketNode:
 @pytest.fixture
 def sweep(node: PacketNode) -> Callable[[], None]:
     """Sweeps once, as the agent does every ten seconds."""
-    sweeper = Sweeper(node.maps)
+    sweeper = Sweeper(node.maps, Timeouts(), lambda _: 0)
     sweeper.pause = 0
     return sweeper.turn
 

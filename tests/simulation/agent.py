@@ -33,6 +33,7 @@ from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, layout, state_dir, sweep
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.sweep import EndFlow
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.model import addresses
 from ebpflb.model.cluster_state import ClusterState
@@ -293,9 +294,10 @@ class Life:
         checks: list[Any] = [HooksCheck(nodes, _LOCK, lambda: None), self.maps_check, elements]
         return Audit(checks, on_drift, clock=self.clock)
 
-    def sweep(self, later: float = 0.0) -> None:
+    def sweep(self, end_flow: EndFlow, later: float = 0.0) -> None:
         """As the sweeper's thread does, so many seconds later. Raises KernelError."""
         now = int((self.clock() + later) * 1e9)
         with patch.object(sweep, "time", SimpleNamespace(monotonic_ns=lambda: now)):
             for name in sweep.FLOW_MAPS:
-                list(sweep.FlowTable(self.datapath.maps, name, TIMEOUTS).sweep())
+                table = sweep.SweptTable(self.datapath.maps, name, TIMEOUTS, end_flow)
+                list(table.sweep())

@@ -15,11 +15,11 @@ from ebpflb.agent.stale_udp import conntrack_worker
 from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
 from ebpflb.agent.stale_udp.socket_search import Counts, ServedFrontends, SocketEnder, SocketState
 from ebpflb.kernel.maps import occupancy, sweep
-from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
 from ebpflb.model.annotations import OnRemoval
 from ebpflb.model.endpoints import Selection
 from ebpflb.model.services import ServicePort
-from ebpflb.plan.flow_entries import Timeouts
+from ebpflb.plan.flow_entries import Expired, Timeouts
 from ebpflb.plan.removed_endpoints import RemovedEndpoints, Watched
 from tests.simulation.write_mutations import Mutation
 
@@ -37,13 +37,13 @@ def sweeps_take_open_flows() -> Iterator[None]:
 def sweeps_leave_flows() -> Any:
     """One entry of each is forgotten."""
 
-    def remove(self: FlowTable, entries: Any) -> Any:
-        return _remove(self, dict(list(entries.items())[:-1]))
+    def end(self: SweptTable, flow: Expired) -> Any:
+        return _end(self, flow._replace(entries=dict(list(flow.entries.items())[:-1])))
 
-    return patch.object(FlowTable, "remove", remove)
+    return patch.object(SweptTable, "_end", end)
 
 
-_remove = FlowTable.remove
+_end = SweptTable._end
 
 
 def forgotten_connections_stay_counted() -> Any:

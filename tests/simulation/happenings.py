@@ -251,4 +251,4 @@ class Happenings:
         """Flows that have been idle for too long are removed."""
         if self.node.life and self.node.serving:
             with suppress(KernelError):
-                self.node.life.sweep()
+                self.node.life.sweep(self.node.library.lib.end_flow)

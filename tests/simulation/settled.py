@@ -100,10 +100,10 @@ def _check_history(life: Life) -> None:
 
 def _check_sweeps(node: "SimNode", life: Life) -> None:
     """Flows that are open stay; once nobody uses them, sweeps leave none behind."""
-    life.sweep()
+    life.sweep(node.library.lib.end_flow)
     node.look()
     node.clients.packets.forget()
-    life.sweep(later=LONG)
+    life.sweep(node.library.lib.end_flow, later=LONG)
     for name in FLOW_MAPS:
         if left := list(life.datapath.maps[name].items()):
             raise Wrong(f"sweeps leave {left}")

@@ -7,6 +7,7 @@
  */
 #include "lookups.c"
 #include "hooks/packet.c"
+#include "engine/flows/expire.h"
 #include "helpers.h"
 #include "packets.h"
 
@@ -98,6 +99,14 @@ long long outcome_of(const struct attempt *attempt)
 void end_connection(const void *key)
 {
 	connection_end(key);
+}
+
+/* As hooks/flow_end.c. */
+__u32 end_flow(const void *entries)
+{
+	struct flow resting ALIGNED;
+
+	return flow_expire(entries, &resting);
 }
 
 /* Each is made by a socket of its own, which is closed then; every ``step``th, from ``first`` on. */

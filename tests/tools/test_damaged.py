@@ -23,7 +23,10 @@ from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray, create_map
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, remove_tree
-from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
+from ebpflb.kernel.programs import precompile
+from ebpflb.kernel.programs.loader import FrameProgram
+from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.tools import node_audit as comparisons
 from ebpflb.tools import service_pages
 from ebpflb.tools.dump import ROWS, dump_maps
@@ -81,7 +84,9 @@ def damage(opened: Map, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_reader_survives_any_content_of_the_maps(state: StateDir, seed: int) -> None:
+def test_every_reader_survives_any_content_of_the_maps(
+    state: StateDir, cache: Path, seed: int
+) -> None:
     """maps dump, flows, services, audit, status, and the sweep, which goes on and clears."""
     chance, maps = random.Random(seed), state.open_maps()
     for _ in range(60):
@@ -92,10 +97,13 @@ def test_every_reader_survives_any_content_of_the_maps(state: StateDir, seed: in
     list_flows(maps, FlowFilter())
     list(comparisons.inconsistent(maps, comparisons.contents(maps)))
     service_pages.programmed_list(maps, Wanted(("*",), 100))
+    program = FrameProgram(precompile.FLOW_END, maps, cache)
     for name in FLOW_MAPS:
-        assert FlowTable(maps, name).numbers
-        for _ in FlowTable(maps, name).sweep():
+        table = SweptTable(maps, name, Timeouts(), program.run)
+        assert table.numbers
+        for _ in table.sweep():
             pass
+    program.close()
     for opened in maps.values():
         opened.close()
 

@@ -8,11 +8,11 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.sweep import FlowTable
+from ebpflb.kernel.maps.sweep import SweptTable
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
-from ebpflb.plan.flow_entries import Entries
+from ebpflb.plan.flow_entries import Entries, Timeouts
 from ebpflb.tools.flow_list import FlowFilter, FlushResult, flush_flows, list_flows
 from tests.plan.flow_builders import Made
 from tests.tools.conftest import count
@@ -168,7 +168,8 @@ def test_flushed_entries_are_not_called_evicted(
     maps: dict[str, Map], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even by a sweep while they go."""
-    held, table = len(dict(maps["tcp_flows"].items())), FlowTable(maps, "tcp_flows")
+    held = len(dict(maps["tcp_flows"].items()))
+    table = SweptTable(maps, "tcp_flows", Timeouts(), lambda _: 0)
     count(maps["flow_stats"], 0, table.numbers.swept + table.numbers.evicted + held, 0, 0)
     before, pop = table.numbers, Map.pop
 

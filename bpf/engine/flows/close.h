@@ -48,10 +48,21 @@ static __always_inline bool request_leads_to(const struct tuple *request_tuple,
 	       address_equal(&request_tuple->destination, &reply_tuple->source);
 }
 
+/* Turns an entry into one that only holds its port (`resting` is memory for that). */
+static __always_inline void port_rest(const struct tuple *reply_tuple,
+				      const struct flow *reply_entry, struct flow *resting)
+{
+	if (!flow_copy(resting, reply_tuple, reply_entry))
+		return;
+	resting->flags |= FLOW_FIN;
+	resting->kind = FLOW_RESTING;
+	flow_update(reply_tuple, resting, BPF_EXIST);
+}
+
 /*
- * Deletes the entry that holds a port chosen by this node, or lets the port rest (`resting` is
- * memory for that). A port rests if one side has closed in order: the backend may be in TIME_WAIT
- * and would take a new connection from this port for a part of the old one.
+ * Deletes the entry that holds a port chosen by this node, or lets the port rest. A port rests if one
+ * side has closed in order: the backend may be in TIME_WAIT and would take a new connection from this
+ * port for a part of the old one.
  */
 static __always_inline void port_close(const struct tuple *reply_tuple,
 				       const struct flow *reply_entry, __u32 request_flags,
@@ -60,13 +71,10 @@ static __always_inline void port_close(const struct tuple *reply_tuple,
 	__u32 flags = reply_entry->flags | request_flags;
 
 	if (!rests || !(reply_entry->flags & FLOW_SEEN) || !(flags & FLOW_FIN) ||
-	    flags & FLOW_RST) {
+	    flags & FLOW_RST)
 		flow_delete(reply_tuple);
-	} else if (flow_copy(resting, reply_tuple, reply_entry)) {
-		resting->flags |= FLOW_FIN;
-		resting->kind = FLOW_RESTING;
-		flow_update(reply_tuple, resting, BPF_EXIST);
-	}
+	else
+		port_rest(reply_tuple, reply_entry, resting);
 }
 
 /* Deletes the un-SNAT entry if it is still this flow's: another may have the port by now. */

@@ -2,8 +2,8 @@
 /*
  * Finds, creates and deletes the entries of flows, and applies them to packets. An entry is one
  * direction at one hook; a flow has two or four. TCP has its own map of entries, so that a flood of
- * datagrams evicts no connection. Every creation and deletion of an entry is counted, so that the
- * agent can compute how many the LRU evicted.
+ * datagrams evicts no connection. Every creation and deletion by a packet is counted, so that
+ * the agent can compute how many the LRU evicted.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_TABLE_H
 #define EBPFLB_ENGINE_FLOWS_TABLE_H
@@ -78,18 +78,23 @@ static __always_inline long flow_write(const struct tuple *tuple, struct flow *f
 	return flow_store(tuple, flow, BPF_ANY);
 }
 
+/* Deletes an entry, and does not count that. */
+static __always_inline long flow_remove(const struct tuple *tuple)
+{
+	long failed;
+
+	if (tuple->protocol != TCP)
+		return bpf_map_delete_elem(MAP(other_flows), tuple);
+	failed = bpf_map_delete_elem(MAP(tcp_flows), tuple);
+	OPAQUE(failed);
+	return failed;
+}
+
 static __always_inline void flow_delete(const struct tuple *tuple)
 {
 	struct flow_counters *counters = flow_counters_of(tuple);
-	long failed;
 
-	if (tuple->protocol != TCP) {
-		failed = bpf_map_delete_elem(MAP(other_flows), tuple);
-	} else {
-		failed = bpf_map_delete_elem(MAP(tcp_flows), tuple);
-		OPAQUE(failed);
-	}
-	if (!failed && counters)
+	if (!flow_remove(tuple) && counters)
 		counters->deleted += 1;
 }
 

@@ -114,6 +114,14 @@ class DatagramChoice(NamedTuple):
     last_used: int
 
 
+class ExpiredEntry(NamedTuple):
+    """An entry of a flow to remove, in the frame of bpf/hooks/flow_end.c; ``rests``: 0 or 1."""
+
+    tuple: Tuple
+    last_seen: int
+    rests: int
+
+
 class Sweep(NamedTuple):
     swept: int
     entries: int
@@ -187,6 +195,7 @@ _CLASSES: dict[str, Any] = {
     "struct forwarded": Forwarded,
     "struct fragment_key": FragmentKey,
     "struct fragment_ports": FragmentPorts,
+    "struct expired_entry": ExpiredEntry,
     "struct sweep": Sweep,
     "struct event": MonitorEvent,
     "struct monitor": Monitor,

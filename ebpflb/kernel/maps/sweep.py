@@ -3,21 +3,22 @@
 
 It runs in a thread and reads a map a slice at a time with pauses between, so it never delays the
 agent. It first reads only the time of last use and the flags of each entry. If the flow may have
-expired by these, it reads the flow's other entries and decides (plan/flow_entries.py).
+expired by these, it reads the flow's other entries and decides (plan/flow_entries.py). A program
+removes the flow (bpf/hooks/flow_end.c): a new connection may replace it at any moment.
 """
 
 import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import MAPS, columns, ffi, names
-from ebpflb.kernel.maps.records import Sweep
+from ebpflb.kernel.maps.records import ExpiredEntry, Sweep, record
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Entries, Expired, Flow, Timeouts, Tuple
+from ebpflb.plan.flow_entries import Expired, Flow, Timeouts, Tuple
 from ebpflb.workers import PeriodicWorker
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,11 @@ _KNOWN = 2 * max(_FLAGS) - 1  # no program sets other flags
 _KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
 _FLAGS_AND_LAST_SEEN = columns("struct flow", flags="H", last_seen="Q")
 
+# Takes entries in the form of bpf/hooks/flow_end.c; returns the numbers of deleted ones, as bits.
+EndFlow = Callable[[bytes], int]
+_EXPIRED_ENTRY = record("struct expired_entry")
+_FLOW_SIZE = _EXPIRED_ENTRY.struct.size * ffi.typeof("enum flow_size").relements["FLOW_ENTRIES"]
+
 
 @cache
 def _idle_limits(timeouts: Timeouts, protocols: tuple[Protocol, ...]) -> list[int]:
@@ -48,18 +54,11 @@ def _idle_limits(timeouts: Timeouts, protocols: tuple[Protocol, ...]) -> list[in
 class FlowTable:
     """One of the two maps of flows, with its counters."""
 
-    def __init__(
-        self, maps: Mapping[str, Map], name: str, timeouts: Timeouts | None = None
-    ) -> None:
+    def __init__(self, maps: Mapping[str, Map], name: str) -> None:
         self.name = name
-        self._timeouts = timeouts or Timeouts()
         self.flows = maps[name]
         self.number = list(FLOW_MAPS).index(name)
         self._sweeps, self.stats = maps["sweeps"], maps["flow_stats"]
-
-    @cached_property  # commands read numbers alone
-    def _by_flags(self) -> list[int]:
-        return _idle_limits(self._timeouts, FLOW_MAPS[self.name])
 
     @property
     def numbers(self) -> Sweep:
@@ -67,24 +66,24 @@ class FlowTable:
         numbers: Sweep = self._sweeps.get(self.number)
         return numbers
 
-    def remove(self, entries: Entries) -> list[Tuple]:
-        """Delete a flow's entries; return the deleted keys.
-
-        If an entry was used since it was read, the entries deleted before it are put back.
-        """
-        deleted: Entries = {}
-        for key, former in entries.items():
-            flow = self.flows.pop(key)
-            if flow is not None:
-                deleted[key] = flow
-                if flow.last_seen > former.last_seen:
-                    return [k for k, each in deleted.items() if not self.flows.insert(k, each)]
-        return list(deleted)
-
     def count(self, removed: int) -> None:
         """Add to the number of swept entries."""
         numbers = self.numbers
         self._sweeps.write([(self.number, numbers._replace(swept=numbers.swept + removed))])
+
+
+class SweptTable(FlowTable):
+    """A map of flows from which expired flows are removed.
+
+    ``end_flow`` runs bpf/hooks/flow_end.c on entries and returns the program's result.
+    """
+
+    def __init__(
+        self, maps: Mapping[str, Map], name: str, timeouts: Timeouts, end_flow: EndFlow
+    ) -> None:
+        super().__init__(maps, name)
+        self._timeouts, self.end_flow = timeouts, end_flow
+        self._by_flags = _idle_limits(timeouts, FLOW_MAPS[name])
 
     def sweep(self) -> Iterator[None]:
         """Go once through the map, a slice at each step; update the numbers at the end."""
@@ -110,28 +109,21 @@ class FlowTable:
         return len(here.difference(map(self.flows.key.pack, removed)))
 
     def _end(self, flow: Expired) -> list[Tuple]:
-        """Delete an expired flow; return the keys that are deleted for good.
+        """Remove an expired flow, unless it was used since it was read; return the deleted keys.
 
         The entries are counted as swept before they are deleted, so that after a kill the next
         agent does not count them as evicted.
         """
-        self.count(len(flow.entries))
-        gone = self._gone(flow)
-        if len(gone) < len(flow.entries):
-            self.count(len(gone) - len(flow.entries))
-        return gone
-
-    def _gone(self, flow: Expired) -> list[Tuple]:
-        """Return the keys that are deleted for good.
-
-        Between its deletion and its return a port may get another flow: then the old flow does not
-        rest.
-        """
-        deleted = self.remove(flow.entries)
-        if len(deleted) < len(flow.entries):
-            return deleted
-        back = {key for key, entry in flow.rest.items() if self.flows.insert(key, entry)}
-        return [key for key in deleted if key not in back]
+        rows = [
+            ExpiredEntry(key, entry.last_seen, int(key == flow.resting))
+            for key, entry in flow.entries.items()
+        ]
+        self.count(len(rows))
+        bits = self.end_flow(b"".join(map(_EXPIRED_ENTRY.pack, rows)).ljust(_FLOW_SIZE, b"\0"))
+        deleted = [row.tuple for bit, row in enumerate(rows) if bits >> bit & 1]
+        if len(deleted) < len(rows):
+            self.count(len(deleted) - len(rows))
+        return deleted
 
     def _read(
         self, indexes: list[int], keys: bytes, values: bytes, removed: set[Tuple]
@@ -204,9 +196,9 @@ class Gate:
 class Sweeper(PeriodicWorker):
     """Sweep both maps every SWEEP_INTERVAL from ``start`` to ``stop``."""
 
-    def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
+    def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts, end_flow: EndFlow) -> None:
         super().__init__("sweep", SWEEP_INTERVAL, failing="sweeping flows failed", steady=True)
-        self.tables = [FlowTable(maps, name, timeouts) for name in FLOW_MAPS]
+        self.tables = [SweptTable(maps, name, timeouts, end_flow) for name in FLOW_MAPS]
         self._gate = Gate(maps)
         self.pause = (
             SWEEP_INTERVAL * SWEEP_SLICE / sum(table.flows.spec.entries for table in self.tables)

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError, VerifierError
@@ -258,6 +259,34 @@ def _verifier_log(name: str, hook: HookType, code: bytes) -> str:
         text = log.split(b"\0", 1)[0].decode(errors="replace").strip()
         return "\n".join(text.splitlines()[-_LOG_LINES:])
     return ""
+
+
+class FrameProgram:
+    """A program that the agent runs on data; it is attached nowhere, and loaded when first needed.
+
+    ``source`` has this program alone; ``cache`` holds compiled bytecode.
+    """
+
+    _LINK_HEADER = bytes(14)  # the kernel runs a program on nothing shorter
+
+    def __init__(self, source: str, maps: Mapping[str, Map], cache: Path) -> None:
+        self._source, self._maps, self._cache = source, maps, cache
+        self._loaded: Program | None = None
+
+    def run(self, data: bytes) -> int:
+        """Run it on a frame with the data as payload, and return its result.
+
+        Raises CompileError, VerifierError or KernelError.
+        """
+        if self._loaded is None:
+            compiled = compiler.compile_source(self._source, cache=self._cache)
+            (self._loaded,) = load(compiled, self._maps)
+        return run_program(self._loaded.fd, self._LINK_HEADER + data).retval
+
+    def close(self) -> None:
+        if self._loaded is not None:
+            os.close(self._loaded.fd)
+            self._loaded = None
 
 
 # The programs of one variant, which may replace those in force.

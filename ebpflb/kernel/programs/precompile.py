@@ -27,6 +27,7 @@ RECORDING = "-DRECORD"  # for `ebpflb explain`, whose packets all have a link he
 EXPLAIN = "hooks/explain.c"
 SOCKET_END = "hooks/socket_end.c"
 CONNECTION_END = "hooks/connection_end.c"
+FLOW_END = "hooks/flow_end.c"
 # The compiler's flags, by source and variant; the agent loads these and no others.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hooks/packet.c": {
@@ -56,6 +57,7 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hooks/netns_cookie.c": {"plain": ()},
     CONNECTION_END: {"plain": ()},
     EXPLAIN: {"plain": (), "set_retval": (RETVAL,)},
+    FLOW_END: {"plain": ()},
     SOCKET_END: {"plain": ()},
 }
 

@@ -5,6 +5,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout, sweep
 from ebpflb.kernel.maps.bpf_map import Counters, Map
 from ebpflb.kernel.maps.records import Sweep
-from ebpflb.kernel.maps.sweep import FlowTable, Sweeper
+from ebpflb.kernel.maps.sweep import EndFlow, Sweeper, SweptTable
+from ebpflb.kernel.programs import precompile
+from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Entries, FlowKind, Hook, Timeouts, chosen_port
 from tests.kernel.maps.small import ENTRIES, small_maps
@@ -35,8 +38,15 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Map]]:
 
 
 @pytest.fixture
-def table(world: dict[str, Map]) -> FlowTable:
-    return FlowTable(world, "tcp_flows")
+def end_flow(world: dict[str, Map], cache: Path) -> Iterator[EndFlow]:
+    program = FrameProgram(precompile.FLOW_END, world, cache)
+    yield program.run
+    program.close()
+
+
+@pytest.fixture
+def table(world: dict[str, Map], end_flow: EndFlow) -> SweptTable:
+    return SweptTable(world, "tcp_flows", Timeouts(), end_flow)
 
 
 def closed(number: int, idle: int = 121, **kind: Any) -> Entries:
@@ -45,7 +55,7 @@ def closed(number: int, idle: int = 121, **kind: Any) -> Entries:
     return Made(number, **kind).entries((first, *CLOSED[1:]), [idle] * 4)
 
 
-def put(table: FlowTable, *flows: Entries) -> None:
+def put(table: SweptTable, *flows: Entries) -> None:
     """Write entries like the datapath, which counts new ones."""
     pairs = [pair for flow in flows for pair in flow.items()]
     new = sum(table.flows.get(key) is None for key, _ in pairs)
@@ -54,20 +64,20 @@ def put(table: FlowTable, *flows: Entries) -> None:
     set_stats(table, created + new, deleted, refused)
 
 
-def set_stats(table: FlowTable, *counters: int) -> None:
+def set_stats(table: SweptTable, *counters: int) -> None:
     stats = table.stats
     assert isinstance(stats, Counters)
     cell = struct.pack("=3Q", *counters).ljust(stats.size, b"\0")
     bpf.map_update(stats.fd, stats.key.pack(table.number), cell)
 
 
-def run(table: FlowTable) -> Sweep:
+def run(table: SweptTable) -> Sweep:
     for _ in table.sweep():
         pass
     return table.numbers
 
 
-def left(table: FlowTable) -> Entries:
+def left(table: SweptTable) -> Entries:
     return dict(table.flows.items())
 
 
@@ -83,7 +93,7 @@ def test_kinds() -> None:
     )
 
 
-def test_sweep(table: FlowTable) -> None:
+def test_sweep(table: SweptTable) -> None:
     """Expired flows are removed with all their entries; others stay unchanged."""
     due = [closed(n, masqueraded=n % 2 > 0, changed=n % 3 > 0) for n in range(1, 400)]
     keep = [closed(n, idle=29) for n in range(400, 600)] + [Made(1000).plain(3600)]
@@ -95,7 +105,7 @@ def test_sweep(table: FlowTable) -> None:
 
 
 @pytest.mark.parametrize("kind", [{"masqueraded": True}, {"changed": True}], ids=str)
-def test_port_of_a_closed_connection_rests(table: FlowTable, kind: dict[str, bool]) -> None:
+def test_port_of_a_closed_connection_rests(table: SweptTable, kind: dict[str, bool]) -> None:
     """After 30 seconds a closed connection is removed except for its port, after 120 completely."""
     entries = closed(1, idle=31, **kind)
     put(table, entries)
@@ -109,21 +119,21 @@ def test_port_of_a_closed_connection_rests(table: FlowTable, kind: dict[str, boo
     assert run(table) == (len(entries), 0, 0)
 
 
-def test_port_that_another_gets_does_not_rest(table: FlowTable) -> None:
-    """If a new flow gets the port while the closed one is removed, the port is the new one's."""
+def test_port_that_another_gets_does_not_rest(table: SweptTable) -> None:
+    """If a new flow gets the port before the closed one is removed, the port is the new one's."""
     entries = closed(1, idle=31, masqueraded=True)
     put(table, entries)
     port = chosen_port(entries)
     assert port
     newer = entries[port]._replace(last_seen=NOW, created=NOW, port=4711)
-    after(table, 3, lambda: table.flows.write([(port, newer)]))
+    meanwhile(table, lambda: table.flows.write([(port, newer)]))
     run(table)
     assert left(table) == {port: newer}
 
 
-def test_other_protocols(world: dict[str, Map]) -> None:
+def test_other_protocols(world: dict[str, Map], end_flow: EndFlow) -> None:
     """UDP and SCTP share a map, each with its own timeouts."""
-    table = FlowTable(world, "other_flows")
+    table = SweptTable(world, "other_flows", Timeouts(), end_flow)
     put(table, *(Made(n, protocol).plain(200) for n, protocol in enumerate(Protocol) if n))
     run(table)
     assert {key.protocol for key in left(table)} == {Protocol.SCTP}
@@ -131,75 +141,93 @@ def test_other_protocols(world: dict[str, Map]) -> None:
     assert world["sweeps"].get(0) == (0, 0, 0)
 
 
-def test_chosen_timeouts(world: dict[str, Map]) -> None:
+def test_chosen_timeouts(world: dict[str, Map], end_flow: EndFlow) -> None:
     """The operator's timeout applies: an open connection that is idle for longer is removed."""
-    put(FlowTable(world, "tcp_flows"), Made(1).plain(60), Made(2).plain(59))
-    table = FlowTable(world, "tcp_flows", Timeouts(established=60))
+    table = SweptTable(world, "tcp_flows", Timeouts(established=60), end_flow)
+    put(table, Made(1).plain(60), Made(2).plain(59))
     run(table)
     assert left(table) == Made(2).plain(59)
 
 
-def after(table: FlowTable, count: int, happens: Callable[[], None]) -> None:
-    """Do something after this number of entries was popped."""
-    pop, popped = table.flows.pop, list[Any]()
+def meanwhile(table: SweptTable, happens: Callable[[], None]) -> None:
+    """Do something once, when the next flow was found expired and is not removed yet."""
+    end_flow = table.end_flow
 
-    def slowly(key: Any) -> Any:
-        if len(popped) == count:
-            happens()
-        popped.append(key)
-        return pop(key)
+    def later(data: bytes) -> int:
+        table.end_flow = end_flow
+        happens()
+        return end_flow(data)
 
-    table.flows.pop = slowly  # type: ignore[method-assign]
+    table.end_flow = later
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_used_meanwhile(table: FlowTable, part: int) -> None:
-    """A flow stays whole if any of its entries is used before its turn to be deleted."""
+def test_used_meanwhile(table: SweptTable, part: int) -> None:
+    """A flow stays whole if any of its entries is used before it is removed."""
     entries = closed(1, masqueraded=True)
     put(table, entries)
     key = list(entries)[part]
     used = entries[key]._replace(last_seen=NOW + 1)
-    after(table, part, lambda: table.flows.write([(key, used)]))
+    meanwhile(table, lambda: table.flows.write([(key, used)]))
     assert run(table).swept == 0
     assert left(table) == {**entries, key: used}
 
 
-def test_begun_anew_meanwhile(table: FlowTable) -> None:
-    """A new flow with the same ends, opened while the old one is removed, is complete."""
-    old = closed(1)
-    new = Made(1).plain(0)
+def test_begun_anew_meanwhile(table: SweptTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new flow with the same ends, opened before the old one is removed, is whole at any time."""
+    old, new = closed(1), Made(1).plain(0)
     assert old.keys() == new.keys()
     put(table, old)
-    after(table, 1, lambda: put(table, new))
+    count, call, calls = table.count, bpf.bpf, list[int]()
+
+    def open_anew(removed: int) -> None:
+        monkeypatch.setattr(table, "count", count)
+        put(table, new)
+        monkeypatch.setattr(bpf, "bpf", watched)
+        count(removed)
+
+    def watched(command: int, *words: Any) -> Any:
+        result = call(command, *words)
+        with monkeypatch.context() as patch:
+            patch.setattr(bpf, "bpf", call)
+            assert left(table) == new
+        calls.append(command)
+        return result
+
+    monkeypatch.setattr(table, "count", open_anew)
     numbers = run(table)
+    assert calls
     assert left(table) == new
     assert numbers.evicted == 0
     assert run(table) == (numbers.swept, 2, 0)
 
 
-def test_gone_meanwhile(table: FlowTable) -> None:
-    """An entry that the datapath deleted first does not count as swept."""
+def test_gone_meanwhile(table: SweptTable) -> None:
+    """Entries that the datapath deleted first do not count as swept."""
     entries = closed(1)
     put(table, entries)
-    after(table, 1, lambda: table.flows.delete(list(entries)))
+    meanwhile(table, lambda: table.flows.delete(list(entries)[1:]))
     set_stats(table, 2, 1, 0)
     assert run(table).evicted == 0
     assert run(table) == (1, 0, 0)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_killed_meanwhile(table: FlowTable, part: int) -> None:
+@pytest.mark.parametrize("removed", [False, True])
+def test_killed_meanwhile(table: SweptTable, removed: bool) -> None:
     """Entries that a killed agent had deleted do not count as evicted for the next agent."""
+    end_flow = table.end_flow
 
-    def die() -> None:
+    def die(data: bytes) -> int:
+        if removed:
+            end_flow(data)
         raise KeyboardInterrupt
 
-    pop = table.flows.pop
     put(table, closed(1, masqueraded=True))
-    after(table, part, die)
+    table.end_flow = die
     with pytest.raises(KeyboardInterrupt):
         run(table)
-    table.flows.pop = pop  # type: ignore[method-assign]
+    assert bool(left(table)) is not removed
+    table.end_flow = end_flow
     assert run(table).evicted == 0
     assert left(table) == {}
 
@@ -212,14 +240,8 @@ def refuse(number: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("number", [bpf.ENOTSUPP, errno.EINVAL])
-def test_older_kernels(table: FlowTable, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Without the commands for batches and look-up-and-delete, the same flows are removed."""
-    look_up = bpf.map_lookup
-
-    def without_delete(*words: Any, delete: bool = False) -> Any:
-        return refuse(number)() if delete else look_up(*words)
-
-    monkeypatch.setattr(bpf, "map_lookup", without_delete)
+def test_older_kernels(table: SweptTable, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Without the command for batches the same flows are removed."""
     monkeypatch.setattr(bpf, "map_lookup_batch", refuse(number))
     keep = Made(1000).plain(0)
     put(table, keep, *(closed(n, masqueraded=True) for n in range(1, 301)))
@@ -228,7 +250,7 @@ def test_older_kernels(table: FlowTable, monkeypatch: pytest.MonkeyPatch, number
     assert run(table) == (1200, 2, 0)
 
 
-def test_evicted(table: FlowTable) -> None:
+def test_evicted(table: SweptTable) -> None:
     """Evicted entries follow from those created, deleted, swept and left; the sum never falls."""
     put(table, *(Made(n).plain(0) for n in range(1, ENTRIES)))
     held = len(left(table))
@@ -239,7 +261,7 @@ def test_evicted(table: FlowTable) -> None:
     assert run(table) == (0, held, evicted)
 
 
-def test_in_flux(table: FlowTable) -> None:
+def test_in_flux(table: SweptTable) -> None:
     """Flows that are opened and closed during a sweep do not count as evicted."""
     put(table, *(Made(n).plain(0) for n in range(1, 500)))
     for step, _ in enumerate(table.sweep()):
@@ -251,29 +273,32 @@ def test_in_flux(table: FlowTable) -> None:
     assert run(table) == (0, len(left(table)), 0)
 
 
-def test_counted_by_others(table: FlowTable) -> None:
+def test_counted_by_others(table: SweptTable) -> None:
     """Flows that an operator flushes count as swept, not as evicted."""
     entries = Made(1).plain(0)
     put(table, entries, Made(2).plain(0))
-    table.count(len(table.remove(entries)))
+    table.count(len(entries))
+    table.flows.delete(list(entries))
     assert run(table) == (2, 2, 0)
 
 
-def test_thread(world: dict[str, Map], table: FlowTable) -> None:
+def test_thread(world: dict[str, Map], table: SweptTable, end_flow: EndFlow) -> None:
     """The thread sweeps both maps until it is stopped; then no map is in use any more."""
-    other = FlowTable(world, "other_flows")
+    other = SweptTable(world, "other_flows", Timeouts(), end_flow)
     put(table, closed(1))
     put(other, Made(2, Protocol.UDP).plain(3600))
-    sweeper = Sweeper(world)
+    sweeper = Sweeper(world, Timeouts(), end_flow)
     sweeper.start()
     assert eventually(lambda: table.numbers.swept == other.numbers.swept == 2)
     sweeper.stop()
     assert not sweeper.thread.is_alive()
 
 
-def test_failure(world: dict[str, Map], caplog: pytest.LogCaptureFixture) -> None:
+def test_failure(
+    world: dict[str, Map], end_flow: EndFlow, caplog: pytest.LogCaptureFixture
+) -> None:
     """A sweep that fails is logged and does not end the thread."""
-    sweeper = Sweeper(world)
+    sweeper = Sweeper(world, Timeouts(), end_flow)
     sweeper.tables[0].flows.slices = refuse(errno.EPERM)  # type: ignore[method-assign]
     sweeper.start()
     assert eventually(lambda: "sweeping flows failed" in caplog.text)
@@ -281,6 +306,6 @@ def test_failure(world: dict[str, Map], caplog: pytest.LogCaptureFixture) -> Non
     sweeper.stop()
 
 
-def test_never_started(world: dict[str, Map]) -> None:
+def test_never_started(world: dict[str, Map], end_flow: EndFlow) -> None:
     """A thread that was not started can be stopped."""
-    Sweeper(world).stop()
+    Sweeper(world, Timeouts(), end_flow).stop()

@@ -26,7 +26,12 @@ from vagrant.kernels import bytecode
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 PACKETS = "hooks/packet.c"
 # Explain's programs and what ends something are run, and nowhere attached.
-RUN = {precompile.EXPLAIN, precompile.SOCKET_END, precompile.CONNECTION_END}
+RUN = {
+    precompile.EXPLAIN,
+    precompile.SOCKET_END,
+    precompile.CONNECTION_END,
+    precompile.FLOW_END,
+}
 NOT_AT_CGROUPS = {PACKETS, *RUN}
 AT_CGROUPS = [
     (source, variant)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps of the flow tables while packets pass: a new connection loses none of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.sweep import SweptTable
+from ebpflb.kernel.programs import precompile
+from ebpflb.kernel.programs.loader import FrameProgram
+from ebpflb.plan.flow_entries import Timeouts
+from tests.packet.aging import idle
+from tests.packet.frames import at, destination, opening, reply, segment
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+
+def test_port_used_again_before_the_old_flow_is_removed(
+    node: PacketNode, places: Places, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep finds a flow expired that a new connection replaces then: its packets pass.
+
+    They pass after each system call of the sweep, also those that reset the connection.
+    """
+    backend, client = at(places.there, 8080), at(places.client, 2001)
+    where = serve(node, places, "nodeport", "tcp", cluster=[backend])
+    program = FrameProgram(precompile.FLOW_END, node.maps, cache)
+    table = SweptTable(node.maps, "tcp_flows", Timeouts(), program.run)
+    count, call, passed = table.count, bpf.bpf, list[str]()
+
+    def connect() -> None:
+        asked = node.through(opening("tcp", client, where))
+        node.through(reply(asked))
+        node.through(segment(client, where, "A"))
+
+    def connect_and_count(removed: int) -> None:
+        monkeypatch.setattr(table, "count", count)
+        connect()
+        monkeypatch.setattr(bpf, "bpf", watched)
+        count(removed)
+
+    def watched(*words: Any) -> Any:
+        result = call(*words)
+        with monkeypatch.context() as patch:
+            patch.setattr(bpf, "bpf", call)
+            passed.append(destination(node.through(segment(client, where, "RA"))))
+        return result
+
+    connect()
+    node.through(segment(client, where, "RA"))
+    idle(node, "tcp", 11)
+    monkeypatch.setattr(table, "count", connect_and_count)
+    for _ in table.sweep():
+        pass
+    program.close()
+    assert passed
+    assert set(passed) == {backend}
