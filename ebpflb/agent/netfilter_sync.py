@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.translations import Translations
-from ebpflb.kernel.netfilter import table, watch
+from ebpflb.kernel.netfilter import nft, table, watch
 from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
 from ebpflb.kernel.netfilter.rules import table_options
 from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable
@@ -87,6 +87,7 @@ class NetfilterSync:
             if not self._table.is_owned:
                 self._keeper.open()
             self._fill(wanted)
+            nft.delete(watch.FORMER)
             self.active, self._former = True, set()
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:

@@ -209,7 +209,7 @@ def _release_tables() -> None:
     Raises NodeError.
     """
     flowtable.remove(flowtable.TABLE)
-    tables = [table for table in (TABLE, watch.HOLD) if nft.exists(table)]
+    tables = [table for table in (TABLE, watch.HOLD, watch.FORMER) if nft.exists(table)]
     others = bool(tables) and bool(kube_proxy_leftovers.visible_rules())
     for table in tables:
         if others:

@@ -9,6 +9,7 @@ flow tables in the simulation: there no packet waits for a translation.
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ebpflb.agent import netfilter_sync
@@ -47,6 +48,7 @@ class SimTable:
             (netfilter_sync, "NetfilterTable", lambda options: _Table(self)),
             (netfilter_sync, "Elements", lambda session, options: _Elements(self)),
             (netfilter_sync, "read_backends", self.read),
+            (netfilter_sync, "nft", SimpleNamespace(delete=lambda name: None)),
         ]
 
     @property

@@ -132,6 +132,7 @@ MORE = (
     "tests/network/test_netfilter_engine.py",
     "tests/network/test_netfilter_segments.py",
     "tests/network/test_netfilter_sctp.py",
+    "tests/network/test_former_engine.py",
     "tests/network/test_kernel_sockets.py",
     # each with nodes of its own
     "tests/network/test_packets_flows.py",

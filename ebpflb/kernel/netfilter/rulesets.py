@@ -15,7 +15,7 @@ from ebpflb.kernel.netfilter.rules import TABLE
 from ebpflb.kernel.netfilter.table import KEEPER
 from ebpflb.model.kube_proxy import NFT_TABLE
 
-OWN_TABLES = {TABLE, KEEPER, flowtable.TABLE, watch.HOLD}
+OWN_TABLES = {TABLE, KEEPER, flowtable.TABLE, watch.HOLD, watch.FORMER}
 MOST_RULES = 128 << 20  # characters
 _OF_IPTABLES = frozenset(("raw", "mangle", "nat", "filter", "security"))
 

@@ -35,7 +35,10 @@ from ebpflb.workers import DescriptorWorker
 # connection breaks. The table HOLD has both: a chain of type nat, and in it an expression that
 # reads conntrack's state and has no effect. An empty chain would not suffice. The table exists from
 # the removal of kube-proxy's rules until kube-proxy's connections have ended.
+#
+# FORMER is the same table of an ebpflb older than the netfilter engine.
 
+FORMER = nft.Name("inet", "ebpflb-conntrack")
 HOLD = nft.Name("inet", "ebpflb-nat")
 
 _CHAIN = "hold"
@@ -53,28 +56,28 @@ def has_dnat_connections() -> bool:
         return bool(conntrack.limit())
 
 
-def keep_nat_hooks() -> bool:
+def keep_nat_hooks(table: nft.Name = HOLD) -> bool:
     """Keep conntrack and NAT working for both families, whatever rules are removed.
 
-    Returns whether the table HOLD, or removed parts of it, had to be created. Raises NodeError if
-    this kernel has no NAT by nf_tables.
+    Returns whether the table, or removed parts of it, had to be created. Raises NodeError if this
+    kernel has no NAT by nf_tables.
     """
-    if keeps_nat_hooks():
+    if keeps_nat_hooks(table):
         return False
     try:
-        one_rule_table(HOLD, _CHAIN, "nat", _DSTNAT, [LOAD_CT_STATE]).commit()
+        one_rule_table(table, _CHAIN, "nat", _DSTNAT, [LOAD_CT_STATE]).commit()
     except Refused as error:
         if error.number not in nft.NO_SUCH_THING:
             raise
         raise NodeError(
-            f"{HOLD}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
+            f"{table}: the kernel has no NAT by nf_tables: modprobe -a nft_chain_nat nft_ct"
         ) from error
     return True
 
 
-def keeps_nat_hooks() -> bool:
-    """Whether the table HOLD exists and is complete. Raises NodeError."""
-    return nft.has_rule(HOLD, _CHAIN)
+def keeps_nat_hooks(table: nft.Name = HOLD) -> bool:
+    """Whether the table exists and is complete. Raises NodeError."""
+    return nft.has_rule(table, _CHAIN)
 
 
 def release_when_unused(table: nft.Name) -> bool:
@@ -212,6 +215,7 @@ class NatWatch(DescriptorWorker):
         if not needed:
             self.lacking = []
             self.table.release()
+            release_when_unused(FORMER)
             return
         lacked = self.lacking
         lacking = self.table.differences() if self.report_only else self.table.restore()

@@ -8,11 +8,12 @@ from queue import SimpleQueue
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netfilter import nft
+from ebpflb.kernel.netfilter import conntrack, nft
 from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
 from ebpflb.kernel.netfilter.table import NetfilterTable, remove
-from ebpflb.kernel.netfilter.watch import NatWatch
+from ebpflb.kernel.netfilter.watch import FORMER, NatWatch, keep_nat_hooks
 from ebpflb.model.events import SourceStatus
+from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 from tests.kernel.variants import eventually
 from tests.kit.descriptors import beyond_1023
@@ -115,10 +116,17 @@ def test_it_stays_at_the_end(table: Table) -> None:
         assert watch.put_back == 0
 
 
-def test_an_earlier_engines_table_goes(table: Table) -> None:
-    """Where the engine does not serve its table is to be released."""
+def test_an_earlier_engines_tables_go(table: Table) -> None:
+    """Where the engine does not serve its table is to be released; what an earlier version kept NAT
+    at work with stays as long as a connection is translated.
+    """
+    keep_nat_hooks(FORMER)
+    nodes.translate(SERVICE, PORT)
     with started(NatWatch(lambda _: None, table, needed=lambda: False, seconds=0.01)):
         assert eventually(lambda: table.releases > 3)
+        assert nft.tables() == {FORMER}
+        conntrack.delete(conntrack.connections(lambda *_: True))
+        assert eventually(lambda: not nft.tables())
 
 
 def test_nothing_is_done_before_the_engine_is_known(
