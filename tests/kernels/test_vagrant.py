@@ -2,7 +2,6 @@
 """The machines of Vagrant, as far as they can be tried without starting one."""
 
 import os
-import re
 import shutil
 import subprocess
 from contextlib import suppress
@@ -109,12 +108,6 @@ def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert before == ([] if brought else ["  -m ebpflb.kernel.programs.precompile"])
     assert tests.startswith(f"5.10 {lane.LOAD} -m pytest ")
     assert tests.endswith(" ".join(lane_tests.TESTS))
-
-
-def test_maps_are_not_limited() -> None:
-    """Both where the lab boots a machine, and where a login of Vagrant's runs the tests."""
-    for script in ("kernels/init", "provision/kernel"):
-        assert re.search(r"^ulimit -l unlimited$", (VAGRANT / script).read_text(), re.MULTILINE)
 
 
 def test_tests_of_the_lane_exist() -> None:

@@ -15,7 +15,6 @@ from tests.kit.lab_cluster import TARGET
 
 SOON, LATE = "reset=0s", "reset=1h"  # no test lives to see an hour
 LEAVING = f"{LATE},terminating=1s/1s"  # resets connections once an endpoint terminates
-SHORT = "reset=4s"  # longer than a change of the manifests takes
 Connect = Callable[[], tuple[Socket, str]]
 
 

@@ -3,11 +3,11 @@
 
 from collections import Counter
 from collections.abc import Callable
-from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_RAW, SOCK_STREAM, socket
+from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM, socket
 from typing import NamedTuple
 
 from ebpflb.lab import traffic
-from ebpflb.lab.sockets import CALL_SECONDS, Socket, Sockets
+from ebpflb.lab.sockets import Socket, Sockets
 from tests.kit.cluster import PORT
 
 MPTCP = 262
@@ -127,22 +127,6 @@ def exchange_fragmented(client: Socket, host: str, port: int = PORT, size: int =
     said, sender = client.recvfrom(2 * size)
     assert said.partition(b"\n")[2] == sent
     return _answer(said, sender[:2])
-
-
-def ping(sockets: Sockets, host: str, seconds: float = CALL_SECONDS) -> bool:
-    """Whether an echo reply arrives; it is read after 20 bytes of IP header, of ICMPv6 without."""
-    request = bytes((128, 0, 0, 0)) if ":" in host else bytes((8, 0, 0xF7, 0xFF))
-    protocol, offset, reply = (58, 0, 129) if ":" in host else (1, 20, 0)
-    with sockets.open(family_of(host), SOCK_RAW, protocol) as raw:
-        raw.settimeout(seconds)
-        raw.connect((host, 0))
-        raw.send(request + bytes(4))
-        try:
-            while raw.recv(64)[offset] != reply:
-                pass
-        except TimeoutError:
-            return False
-    return True
 
 
 def is_answered(send: Send, sockets: Sockets, where: tuple[str, int], seconds: float) -> bool:

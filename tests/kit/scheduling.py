@@ -18,9 +18,7 @@ SEPARATE_TESTS = {
 }
 # Files that build a cluster for each value of their first parameter.
 SEPARATE_PARAMETERS = {
-    "tests/network/test_full_connections.py",
     "tests/network/test_killed_amid_changes.py",
-    "tests/network/test_masquerade_matrix.py",
     "tests/network/test_packets_setups.py",
     "tests/network/test_stale_rebound.py",
 }

@@ -4,7 +4,6 @@
 short_connections.py serve PORT                   sends a byte and closes; prints "ready" before
 short_connections.py ask COUNT HOST:PORT...       connects to each in turn, COUNT times in all;
                                                   prints how many SYNs the kernel sent again
-short_connections.py syn COUNT HOST:PORT          sends COUNT SYNs and waits for no answer
 """
 
 import socket
@@ -50,13 +49,6 @@ def ask(count: str, *places: str) -> None:
     print(syns_sent_again() - before)
 
 
-def syn(count: str, where: str) -> None:
-    for _ in range(int(count)):
-        with socket.socket() as client:
-            client.setblocking(False)
-            client.connect_ex(place(where))
-
-
 if __name__ == "__main__":
-    commands: dict[str, Callable[..., None]] = {"serve": serve, "ask": ask, "syn": syn}
+    commands: dict[str, Callable[..., None]] = {"serve": serve, "ask": ask}
     commands[sys.argv[1]](*sys.argv[2:])

@@ -5,7 +5,7 @@ import pytest
 
 from tests.native.node import NativeNode
 
-WEB, DNS = "172.30.0.1:80", "172.30.0.10:53"
+WEB = "172.30.0.1:80"
 POD = "10.1.0.1:8080"
 FAMILIES = [
     ("172.30.0.1:80", "10.1.0.1:8080", "172.30.0.1:80"),

@@ -19,8 +19,8 @@ from tests.native.node import POD, NativeNode
 from tests.publishing import frontend
 
 NewNode = Callable[[], NativeNode]
-WEB, OTHER_WEB = "172.30.0.1:80", "172.30.0.2:80"
-OLD, NEW, OTHER = "10.1.0.1:8080", "10.1.0.2:8080", "10.9.0.1:8080"
+WEB = "172.30.0.1:80"
+OLD, NEW = "10.1.0.1:8080", "10.1.0.2:8080"
 
 numbers = some.integers(0, 9)
 addresses = some.sampled_from(["10.1.0.1", "10.1.0.2", "fd00::1", "fd00::2"]).map(ip_address)

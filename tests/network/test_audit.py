@@ -22,7 +22,7 @@ from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 from tests.kit.lab_cluster import new_lab
 
-READY, HEALTHY = "http://127.0.0.1:10247/readyz", "http://127.0.0.1:10256/healthz"
+READY = "http://127.0.0.1:10247/readyz"
 
 
 @pytest.fixture(scope="module")

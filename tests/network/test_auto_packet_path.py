@@ -5,7 +5,7 @@ Clients: a host outside, and a pod whose sockets the hooks do not see (a virtual
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, SOCK_STREAM
@@ -26,36 +26,22 @@ from tests.kit.lab_cluster import NODEPORT, PORT, TARGET, LabCluster, new_lab
 
 VIPS = ("10.96.0.10", "fd00:96::10")
 OPTIONS = ("--packet-path=auto", "--iptables-sync-period=1s")
-MARKED = """
-table inet lab_forward {
-    chain forward {
-        type filter hook forward priority 0; policy drop;
-        ct state established,related accept
-        ip6 nexthdr icmpv6 accept
-        meta mark & 0x4000 == 0x4000 accept
-    }
-}
-"""
 WORKS = "the kernel's NAT works with nftables"
 
 pytestmark = needs.bridge_netfilter
 
 
-def bridge_with_hairpin() -> cni.Cni:
-    return cni.Bridge(hairpin=True)
-
-
 class Auto(LabCluster):
-    """A node whose pods' bridge, if it has one, hands packets to netfilter or not."""
+    """A node whose pods' bridge hands packets to netfilter or not; it does not at first."""
 
-    def __init__(self, lab: Lab, folder: Path, network: cni.Cni, calls: int, *options: str) -> None:
+    def __init__(self, lab: Lab, folder: Path) -> None:
         super().__init__(lab, folder)
-        self.node = lab.node("node", 1, network)
+        self.node = lab.node("node", 1, cni.Bridge(hairpin=True))
         self.outside = lab.outside("outside", 1)
         self.server = lab.outside("server", 2)
         self.start_program(self.server, "serve", "server", str(TARGET))
-        self.call(calls)
-        self.agent = self.add_agent(self.node, *OPTIONS, *options)
+        self.call(0)
+        self.agent = self.add_agent(self.node, *OPTIONS)
         self.pods: list[Host] = []
 
     def call(self, netfilter: int) -> None:
@@ -139,51 +125,17 @@ class Auto(LabCluster):
 
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Auto]:
-    """With this CNI, and br_netfilter on or off."""
+def made(tmp_path: Path) -> Iterator[Auto]:
+    """Its agent is not started yet."""
     needs.netfilter()
-    network, calls, *options = request.param
     with new_lab() as lab:
-        auto = Auto(lab, tmp_path, network(), calls, *options)
+        auto = Auto(lab, tmp_path)
         try:
             yield auto
         finally:
             auto.close()
 
 
-def node(network: Callable[[], cni.Cni], *options: str, calls: int) -> pytest.MarkDecorator:
-    how = (network, calls, *options)
-    return pytest.mark.parametrize("made", [how], indirect=True, ids=["node"])
-
-
-@node(cni.Routed, calls=0)
-def test_auto_takes_netfilter_on_a_node_and_serves(made: Auto) -> None:
-    """Where pods are routed, and no bridge is in the way."""
-    for number, name in ((11, "one"), (12, "two")):
-        made.pod(name, number)
-    made.start()
-    made.publish(made.service())
-    made.comes_to_say(Engine.NETFILTER, WORKS)
-    made.serves()
-    for v6 in (False, True):
-        assert made.opened_by(made.connection(v6)) is Engine.NETFILTER
-
-
-@node(cni.Bridge, calls=0)
-def test_auto_takes_the_flow_tables_on_a_bridge_without_br_netfilter(made: Auto) -> None:
-    """Pods on it reach each other, and themselves, by the service."""
-    for number, name in ((11, "one"), (12, "two")):
-        made.pod(name, number)
-    made.start()
-    made.publish(made.service())
-    made.comes_to_say(Engine.FLOWS, "pods on the bridge cni0 answer each other without conntrack")
-    made.serves()
-    for v6 in (False, True):
-        assert made.opened_by(made.connection(v6)) is Engine.FLOWS
-
-
-@pytest.mark.extended
-@node(bridge_with_hairpin, calls=0)
 def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
     """The first pod on a bridge, br_netfilter and hairpin mode change it; all connections go on."""
     made.start()
@@ -211,15 +163,3 @@ def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
         client.send(b"still here")
         assert client.recv(64) == b"still here"
         assert made.opened_by(client) is engine
-
-
-@node(cni.Routed, "--packet-mark=0x4000/0x4000", calls=0)
-def test_auto_takes_the_flow_tables_where_rules_wait_for_a_mark(made: Auto) -> None:
-    """A FORWARD chain that accepts only the mark would drop what netfilter translates."""
-    made.pod("one", 11)
-    made.start()
-    made.publish(made.service())
-    made.node.nft(MARKED)
-    only = "only the flow tables set the mark 0x4000/0x4000"
-    made.comes_to_say(Engine.FLOWS, only)
-    made.serves()

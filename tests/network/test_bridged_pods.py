@@ -6,7 +6,6 @@ The kernel's own rules show the need: kube-proxy's are of this kind.
 
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
@@ -19,10 +18,8 @@ from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import CALL_SECONDS, Sockets
 from ebpflb.model.addresses import Family
 from ebpflb.model.packet_path import SYSCTLS, unsuited
-from ebpflb.serve import status
 from tests.kernel.node import nodes
 from tests.kit import needs
-from tests.kit.cluster import Cluster, endpoint, web
 from tests.kit.lab_cluster import new_lab
 
 VIPS = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
@@ -133,33 +130,6 @@ def test_the_kernel_forgets_at_a_bridge_how_small_fragments_of_ipv6_have_to_be(
     finally:
         sender.close()
         receiver.close()
-
-
-@pytest.mark.parametrize("family", list(Family), ids=str)
-def test_the_engine_has_the_same_need(lab: Lab, tmp_path: Path, family: Family) -> None:
-    """Chosen by hand, netfilter serves a pod on its backend's bridge only with br_netfilter.
-
-    Its status names the bridge; the pod's sockets are not seen by the hooks.
-    """
-    needs.netfilter()
-    cluster = Cluster(lab, tmp_path, "--packet-path", "netfilter")
-    try:
-        client = lab.pod(cluster.node, "vm", 30, hooked=False)
-        pod = cluster.web[0]
-        cluster.publish(web(endpoint(pod), v6=[endpoint(pod, v6=True)]))
-        for name in SYSCTLS.values():
-            cluster.node.sysctl(name.replace("/", "."), 0)
-        cluster.agent.start()
-        said = status.read(cluster.agent.paths)
-        assert said is not None
-        assert said.packet_path is not None
-        assert "although pods on the bridge cni0 answer each other" in said.packet_path.reason
-        sysctl = SYSCTLS[family].replace("/", ".")
-        for on in (0, 1):
-            cluster.node.sysctl(sysctl, on)
-            assert serves(cluster.sockets(client), family, patience(on)) == bool(on)
-    finally:
-        cluster.close()
 
 
 def serves(sockets: Sockets, family: Family, seconds: float) -> bool:

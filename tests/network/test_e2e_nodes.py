@@ -17,7 +17,6 @@ from tests.kit.two_nodes import Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds after which nobody is going to answer
-TWELVE = range(12)  # so often one of two is missed once in 2000 times
 OLD_RANGE, NEW_RANGE = ("10.96.0.0/16", "fd00:96::/64"), ("10.97.0.0/24", "fd00:97::/112")
 
 pytestmark = both_engines
@@ -51,21 +50,6 @@ def is_silent(two: TwoNodes, kind: str, node: Host, *who: str, v6: bool = False)
     return [answer(two, each, kind, node, A_MOMENT, v6=v6) == ("", "") for each in who]
 
 
-@pytest.mark.extended
-@families
-def test_external_policy_changes(two: TwoNodes, v6: bool) -> None:
-    """Local, Cluster and Local again: a node without endpoint does not answer clients elsewhere,
-    its own processes do; an endpoint here sees its client."""
-    of = {host: host.v6 if v6 else host.v4 for host in (two.near, two.far)}
-    for policy in ("Local", "Cluster", "Local"):
-        two.publish(two.service("web", 10, two.here, externalTrafficPolicy=policy))
-        assert answer(two, "far", "nodeport", two.near, v6=v6) == ("here", of[two.far])
-        assert answer(two, "far", "nodeport", two.far, v6=v6) == ("here", of[two.far])
-        assert answer(two, "near", "nodeport", two.near, v6=v6)[0] == "here"
-        from_elsewhere = is_up if policy == "Cluster" else is_silent
-        assert from_elsewhere(two, "nodeport", two.far, "near", v6=v6) == [True]
-
-
 @families
 def test_load_balancer_changes(two: TwoNodes, v6: bool) -> None:
     """Scaled to nothing it is refused, scaled up it is back; as a ClusterIP it is closed."""
@@ -87,21 +71,6 @@ def test_load_balancer_changes(two: TwoNodes, v6: bool) -> None:
         answer(two, "outside", "nodeport", two.near, v6=v6)
     assert is_silent(two, "balancer", two.near, "outside", v6=v6) == [True]
     assert is_up(two, "cluster", two.near, "hooked", v6=v6) == [True]
-
-
-@families
-def test_prefer_same_node(two: TwoNodes, v6: bool) -> None:
-    """Each node's own endpoint serves it; when it goes the other does, and then it again."""
-    for pods in ((two.here, two.there), (two.there,), (two.here, two.there)):
-        service, *slices = two.service("web", 10, *pods, trafficDistribution="PreferSameNode")
-        for each in slices:
-            for endpoint in each["endpoints"]:
-                endpoint["hints"] = {"forNodes": [{"name": endpoint["nodeName"]}]}
-        two.publish(service, *slices)
-        of_near = pods[0].name
-        for who, kind in (("hooked", "cluster"), ("unhooked", "cluster"), ("outside", "balancer")):
-            assert {answer(two, who, kind, two.near, v6=v6)[0] for _ in TWELVE} == {of_near}
-        assert {answer(two, "far", "cluster", two.far, v6=v6)[0] for _ in TWELVE} == {"there"}
 
 
 def unallocated(two: TwoNodes, host: str) -> bool:

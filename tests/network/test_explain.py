@@ -30,8 +30,6 @@ from ebpflb.model.packet_path import Engine
 from tests.kit import forked, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
 
-KINDS = {"ClusterIP": (VIP, 80), "NodePort": ("192.0.2.1", NODEPORT)}
-
 
 class Said:
     """What the command printed and returned."""
@@ -113,19 +111,6 @@ def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: 
     assert said.chances().keys() == real.keys()
     assert set(said.chances().values()) == {1 / len(real)}
     assert ("frontend", "services") in {(it["step"], it["map"]) for it in said.data["steps"]}
-
-
-def test_session_affinity_names_who_is_remembered(cluster: Cluster, pods: list[Host]) -> None:
-    """Before a pod's first connection nobody; afterwards the endpoint that all of them get."""
-    cluster.publish(web(*map(endpoint, pods), sessionAffinity="ClientIP"))
-    asks, sender = cluster.sockets(pods[2]), ("--from", pods[2].v4)
-    assert len(ask(cluster, f"{VIP}:80", *sender).chances()) == 3
-    first = requests.tcp(asks, VIP).name
-    said = ask(cluster, f"{VIP}:80", *sender)
-    assert said.chances() == {first: 1.0}
-    (row,) = [it for it in said.data["steps"] if it["step"] == "affinity"]
-    assert row["map"] == "affinity" and first in row["says"] and "until" in row["says"]
-    assert requests.backends(asks, VIP).keys() == {first}
 
 
 def test_a_node_port_from_outside(cluster: Cluster, pods: list[Host]) -> None:

@@ -212,28 +212,6 @@ def who_answers(client: Socket) -> str:
     return said.split()[0].decode()
 
 
-@pytest.mark.parametrize(
-    "removal",
-    [
-        "flush chain inet ebpflb-fast-forward fast-forward",
-        "delete chain inet ebpflb-fast-forward fast-forward",
-        "delete table inet ebpflb-fast-forward",
-    ],
-    ids=["rules", "chain", "table"],
-)
-def test_it_is_put_back(node: ServingOutside, removal: str) -> None:
-    """Whatever part of it another program removes; the log says so, and connections go on."""
-    client = node.connection()
-    whole = flowtable.read(flowtable.TABLE)
-    known = len(node.agent.log())
-    node.node.nft(f"{removal}\n")
-    wait_until("it is there again", lambda: flowtable.read(flowtable.TABLE) == whole)
-    said = "the flowtable or its rules had been removed or changed by another program"
-    wait_until("the log says so", lambda: said in node.agent.log()[known:])
-    exchange(client)
-    client.close()
-
-
 def test_cleanup_removes_it_and_connections_go_on(node: ServingOutside) -> None:
     """It goes also where the table has to stay for connections that are open."""
     client = established(node)

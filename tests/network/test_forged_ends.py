@@ -3,7 +3,7 @@
 
 from contextlib import suppress
 from pathlib import Path
-from socket import SHUT_WR, SO_LINGER, SOL_SOCKET
+from socket import SO_LINGER, SOL_SOCKET
 from struct import pack
 
 import pytest
@@ -14,7 +14,7 @@ from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import FlowKind, Timeouts, gather, state
 from tests.kernel.node import nodes
-from tests.kit import flood, requests
+from tests.kit import flood
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import both_engines, families
 from tests.kit.requests import lives
@@ -103,27 +103,3 @@ def test_a_real_end_is_believed(two: TwoNodes, abort: bool, busy: bool, v6: bool
     with suppress(OSError):
         client.close()
     wait_until("the connection has ended", lambda: Known(two).timeout < SHORT)
-
-
-@families
-def test_a_forged_syn_leaves_a_half_closed_connection(two: TwoNodes, v6: bool) -> None:
-    """While the backend may still send, a SYN in the client's name opens no other connection."""
-    number, port = Frontends(11), TARGET + 1
-    two.publish(two.one_port("half", 11, two.there, port))
-    to = number.to("nodeport", two.near, v6=v6)
-    with (
-        requests.tcp_socket(two.sockets(two.there), to[0]) as listening,
-        requests.tcp_socket(two.sockets(two.outside), to[0]) as client,
-    ):
-        listening.bind((end_of(two, v6), port))
-        listening.listen(1)
-        client.connect(to)
-        backend, _ = listening.accept()
-        client.shutdown(SHUT_WR)
-        assert backend.recv(1) == b""
-        ends = (to[0], str(to[1]), *map(str, client.getsockname()[:2]))
-        assert two.lab.keep(two.outside.python(FLOOD, "one", *ends, str(SYN), "12345")).wait() == 0
-        backend.send(b"late")
-        client.settimeout(5)
-        assert client.recv(4) == b"late"
-        backend.close()

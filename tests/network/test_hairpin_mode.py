@@ -6,7 +6,7 @@ sends the translated request on itself, to the port that it came in by.
 """
 
 import subprocess
-from socket import SOCK_DGRAM, SOCK_STREAM
+from socket import SOCK_STREAM
 
 import pytest
 
@@ -15,13 +15,11 @@ from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.addresses import Family
-from ebpflb.model.packet_path import SYSCTLS, Engine, unsuited
+from ebpflb.model.packet_path import SYSCTLS, unsuited
 from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.lab_cluster import PORT, TARGET, TRAFFIC, new_lab
-from tests.kit.parameters import both_engines, families, protocols
-from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.parameters import families
 
 VIPS = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
 RULES = """
@@ -41,12 +39,6 @@ table inet kernel {{
 
 
 pytestmark = needs.bridge_netfilter
-
-
-@pytest.fixture(scope="module")
-def services(two: TwoNodes) -> None:
-    """The lab's bridge, whose ports have no hairpin mode at first."""
-    two.publish(two.service("web", 10, two.twin))
 
 
 def set_port(node: Host, number: int, hairpin: str) -> None:
@@ -93,24 +85,3 @@ def test_the_kernels_rules_need_hairpin_mode_only_with_br_netfilter(v6: bool, ca
                 assert (found is None) == works
                 assert works or "veth12 on the bridge cni0" in str(found)
         sockets.close()
-
-
-@both_engines
-@pytest.mark.usefixtures("services")
-@families
-@protocols
-@pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
-@pytest.mark.parametrize("hairpin", ["off", "on"])
-def test_hairpin(two: TwoNodes, hairpin: str, kind: str, send: Send, v6: bool) -> None:
-    """The flow tables serve with hairpin mode and without it, netfilter only with it."""
-    set_port(two.near, 12, hairpin)
-    two.delete_flows("tcp_flows" if send is requests.tcp else "other_flows")
-    to = Frontends(10).to(kind, two.near, v6=v6)
-    works = two.engine is Engine.FLOWS or hairpin == "on"
-    sockets = two.sockets(two.twin)
-    if not works:
-        assert times_out(sockets, SOCK_STREAM if send is requests.tcp else SOCK_DGRAM, to)
-        return
-    answer = send(sockets, *to)
-    assert (answer.name, answer.peer) == ("twin", to)
-    assert answer.source not in (two.twin.v4, two.twin.v6)

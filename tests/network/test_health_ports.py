@@ -50,17 +50,6 @@ def _everything(stream: Socket) -> bytes:
     return said
 
 
-def refused(two: TwoNodes, client: Host, host: str) -> bool:
-    """A client that connects while the listener closes is reset, which is not refused yet."""
-    try:
-        get(two, client, host)
-    except ConnectionRefusedError:
-        return True
-    except ConnectionResetError:
-        return False
-    return False
-
-
 def balanced(two: TwoNodes, *pods: Host, **more: Any) -> list[Manifest]:
     spec: dict[str, Any] = {"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT}
     return two.service("checked", 7, *pods, **spec, **more)
@@ -83,7 +72,6 @@ def tells(two: TwoNodes, node: Host, v6: bool, code: int) -> None:
     wait_until(f"{node.name} says {code}", said)
 
 
-@pytest.mark.extended
 @families
 def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
     """The node with the endpoint answers 200, the other one 503, to every client."""
@@ -95,36 +83,6 @@ def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
         assert near[:2] == (200, 1)
         assert far[:2] == (503, 0)
         assert '"name": "checked"' in near.body
-
-
-@families
-def test_reachable_without_endpoints(two: TwoNodes, v6: bool) -> None:
-    """A node without an endpoint answers 503; all nodes do if none has an endpoint."""
-    for pods in ([two.there], []):
-        two.publish(balanced(two, *pods))
-        tells(two, two.near, v6, 503)
-        for client in (two.outside, two.unhooked, two.near):
-            assert get(two, client, address(two.near, v6))[:2] == (503, 0)
-
-
-@families
-def test_service_gone_or_policy_cluster_is_refused(two: TwoNodes, v6: bool) -> None:
-    """The port is closed."""
-    for gone in ([], two.service("checked", 7, two.here, externalTrafficPolicy="Cluster")):
-        two.publish(balanced(two, two.here))
-        tells(two, two.near, v6, 200)
-        two.publish(gone)
-        host = address(two.near, v6)
-        wait_until("it is refused", lambda host=host: refused(two, two.near, host))  # type: ignore[misc]
-        assert refused(two, two.outside, host)
-
-
-@families
-def test_only_on_the_addresses_that_serve_nodeports(two: TwoNodes, v6: bool) -> None:
-    """The default, primary, is the Node's own addresses: loopback is not among them."""
-    two.publish(balanced(two, two.here))
-    tells(two, two.near, v6, 200)
-    assert refused(two, two.near, "::1" if v6 else "127.0.0.1")
 
 
 @families
@@ -156,10 +114,3 @@ def test_proxy_mode_on_loopback_only(two: TwoNodes) -> None:
     assert get(two, two.near, "127.0.0.1", 10249, "/proxyMode")[::2] == (200, "ebpf")
     with pytest.raises(ConnectionRefusedError):
         get(two, two.outside, two.near.v4, 10249, "/proxyMode")
-
-
-def test_feature_gates(two: TwoNodes) -> None:
-    """/metrics of a running agent shows that externalIPs are served, which is the default."""
-    said = get(two, two.near, "127.0.0.1", 10249, "/metrics").body.splitlines()
-    gate = 'kubernetes_feature_enabled{name="AllowServiceExternalIPs",stage="DEPRECATED"}'
-    assert [line for line in said if line.startswith("kubernetes_feature")] == [f"{gate} 1.0"]

@@ -6,16 +6,11 @@ connection.
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
-from ebpflb.plan.flow_entries import STREAM_AFTER, FlowKind
 from tests.kit import short_connections, two_nodes
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families
@@ -51,71 +46,6 @@ def test_ports_do_not_run_out(two: TwoNodes, protocol: str, v6: bool) -> None:
     answers = two.request(two.outside, protocol, *to, 6 * PORTS)
     assert not answers["errors"]
     assert answers["names"] == {"there": 6 * PORTS}
-    assert two.verdict("ports_exhausted") == before
-
-
-@pytest.mark.usefixtures("agents")
-def test_unanswered_connections_hold_no_port(two: TwoNodes) -> None:
-    """Far more connections than ports that the backend does not answer keep no other client out."""
-    to = FRONTENDS.to("nodeport", two.near)
-    before = two.verdict("ports_exhausted")
-    two.far.ip(f"rule add pref 1 to {two.there.v4} blackhole")
-    try:
-        opening = two.outside.python(PROGRAM, "syn", str(6 * PORTS), f"{to[0]}:{to[1]}")
-        assert two.lab.keep(opening).wait() == 0
-    finally:
-        two.far.ip(f"rule del pref 1 to {two.there.v4} blackhole")
-    answers = two.request(two.outside, "tcp", *to, 2 * PORTS)
-    assert not answers["errors"]
-    assert two.verdict("ports_exhausted") == before
-
-
-@pytest.mark.extended
-def test_open_connections_keep_their_ports(two: TwoNodes) -> None:
-    """However many others come, connections that are open go on."""
-    to = FRONTENDS.to("nodeport", two.near)
-    client = two.sockets(two.outside)
-    opened = []
-    for _ in range(PORTS // 4):
-        stream = client.open(AF_INET, SOCK_STREAM)
-        stream.connect(to)
-        stream.recv(64)
-        opened.append(stream)
-    answers = two.request(two.outside, "tcp", *to, 6 * PORTS)
-    assert not answers["errors"]
-    for stream in opened:
-        stream.send(b"still there?")
-        assert stream.recv(64) == b"still there?"
-        stream.close()
-
-
-def all_are_streams(two: TwoNodes, opened: list[Socket]) -> bool:
-    """Whether each of these UDP sockets is in use for so long that its flow keeps its port."""
-    for each in opened:
-        each.send(b"?")
-        each.recv(64)
-    flows = [flow for _, flow in two.maps["other_flows"].items() if flow.kind == FlowKind.UN_SNAT]
-    lasted = sorted(flow.last_seen - flow.created for flow in flows)
-    return bool(lasted[-len(opened)] > STREAM_AFTER * 1_000_000_000)
-
-
-@pytest.mark.usefixtures("agents")
-def test_one_port_that_no_open_flow_has_serves_all_others(two: TwoNodes) -> None:
-    """With all ports busy no query is dropped while one of the flows is idle."""
-    to, before = FRONTENDS.to("nodeport", two.near), two.verdict("ports_exhausted")
-    client = two.sockets(two.outside)
-    two.delete_flows("other_flows")
-    with ExitStack() as stack:
-        opened = [stack.enter_context(client.open(AF_INET, SOCK_DGRAM)) for _ in range(PORTS - 1)]
-        for each in opened:
-            each.connect(to)
-        wait_until("all are streams", lambda: all_are_streams(two, opened))
-        answers = two.request(two.outside, "udp", *to, 2 * PORTS)
-        assert answers["names"] == {"there": 2 * PORTS}
-        assert not answers["errors"]
-        for each in opened:
-            each.send(b"still there?")
-            assert b"still there?" in each.recv(64)
     assert two.verdict("ports_exhausted") == before
 
 

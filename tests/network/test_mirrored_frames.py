@@ -100,14 +100,6 @@ def test_frames_for_another_host_are_left_alone(
         assert not ours & known_ports(two)
 
 
-@families
-@protocols
-def test_ports_of_a_bridge(two: TwoNodes, send: Send, v6: bool) -> None:
-    """What a pod sends to the MAC address of its bridge is another host's at the bridge's port."""
-    where = Frontends(WEB).to("cluster", two.near, v6=v6)
-    assert send(two.sockets(two.unhooked), *where).name in {"here", "there"}
-
-
 @pytest.fixture(scope="module")
 def machine(two: TwoNodes) -> Host:
     """On the bridge of near's pods, as a virtual machine is: it has addresses that are frontends'

@@ -12,10 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from ebpflb import unix_socket
-from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import MonitorQuestion
 from ebpflb.lab import manifests
@@ -24,7 +22,6 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
-from ebpflb.tools.events import Told
 from tests.kit import monitors, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, running, web
 from tests.kit.monitors import watching
@@ -246,43 +243,6 @@ def test_a_restarted_agent_attaches_the_usual_programs(
         requests.tcp(pod, VIP)
 
 
-def told_and_lost(monitor: monitors.MonitorProcess) -> int:
-    said = (line.split() for line in monitor.said().splitlines())
-    return len(monitor.events()) + sum(
-        int(words[0]) for words in said if words[1:] == ["events", "lost"]
-    )
-
-
-@pytest.mark.extended
-def test_what_nobody_reads_is_lost_and_counted(
-    cluster: Cluster, pod: Sockets, tmp_path: Path
-) -> None:
-    """A stopped monitor loses events, says how many, and nothing waits for it."""
-    translated = monitoring.DECISIONS["translated"]
-    before = sum(cluster.maps["verdicts"].get(translated))
-    with watching(cluster.agent, tmp_path, "-o", "json", "--verdict", "translated") as monitor:
-        monitor.process.send_signal(signal.SIGSTOP)
-        sent = 0
-        while sent < 60_000:
-            sent += 10_000
-            cluster.request(cluster.client, "udp", VIP, 80, 10_000)
-        monitor.process.send_signal(signal.SIGCONT)
-
-        def has_caught_up() -> bool:
-            requests.tcp(pod, VIP)
-            return any(it["protocol"] == "TCP" for it in monitor.events())
-
-        wait_until("it has caught up", has_caught_up, 60)
-        total = sum(cluster.maps["verdicts"].get(translated)) - before
-        wait_until("the last one", lambda: told_and_lost(monitor) >= total, 60)
-        assert monitor.interrupt() == 0
-        told = len(monitor.events())
-    last = monitor.said().splitlines()[-1]
-    lost = int(last.split()[3])
-    assert last == f"{told} events shown, {lost} lost"
-    assert lost > 0 and told + lost == total
-
-
 @pytest.mark.parametrize(
     ("words", "sentence", "exit"),
     [
@@ -339,16 +299,6 @@ def test_names_are_escaped(cluster: Cluster, pod: Sockets, tmp_path: Path, outpu
         assert monitor.process.wait(60) == 0
     assert "\x1b" not in monitor.text()
     assert output == "table" or "[2Jb" in monitor.text()
-
-
-def test_yaml(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
-    """A document for each event, with all that JSON has."""
-    with watching(cluster.agent, tmp_path, "-o", "yaml", "--count", "2") as monitor:
-        for _ in range(2):
-            requests.tcp(pod, VIP)
-        assert monitor.process.wait(60) == 0
-    documents = list(yaml.safe_load_all(monitor.text()))
-    assert [msgspec.convert(each, Told).frontend for each in documents] == [f"{VIP}:80"] * 2
 
 
 def test_lines(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:

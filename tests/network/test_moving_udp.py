@@ -6,9 +6,6 @@ them with the change itself. test_datagrams has the same of sockets, and test_st
 of connected ones.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from ebpflb.kernel.node import sock_diag
@@ -16,11 +13,10 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import CALL_SECONDS, Socket
-from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.lab_cluster import PORT
 from tests.kit.moved_flows import wait_until_only
-from tests.kit.parameters import both_engines, families, packet_clients
+from tests.kit.parameters import both_engines, families
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 pytestmark = both_engines
@@ -30,7 +26,6 @@ LEAVING = {"ready": False, "terminating": True}
 NEVER = {"ready": False, "serving": False}
 A_MOMENT = 0.3  # seconds after which nobody is going to answer
 CLIENT_PORT = 12345  # as `nc -u -p 12345`
-OTHER_TARGET = 9090
 
 everybody = pytest.mark.parametrize("who", ["hooked", "unhooked", "near", "outside"])
 ways = pytest.mark.parametrize("kind", ["cluster", "nodeport"])
@@ -39,16 +34,6 @@ ways = pytest.mark.parametrize("kind", ["cluster", "nodeport"])
 @pytest.fixture(autouse=True)
 def afresh(two: TwoNodes) -> None:
     two.delete_flows("other_flows")
-
-
-@pytest.fixture
-def talk(two: TwoNodes, who: str, kind: str, v6: bool) -> Iterator[Socket]:
-    """A datagram socket connected to a service of both endpoints."""
-    two.publish(two.service("web", 10, two.here, two.there))
-    to = FRONTENDS.to(kind, two.near, v6=v6)
-    with requests.udp_socket(two.sockets(getattr(two, who)), to[0]) as client:
-        client.connect(to)
-        yield client
 
 
 def answers(client: Socket, times: int = 10) -> set[str]:
@@ -60,52 +45,12 @@ def answers(client: Socket, times: int = 10) -> set[str]:
     return found
 
 
-@families
-@packet_clients
-def test_datagrams_stay_while_leaving(two: TwoNodes, talk: Socket) -> None:
-    """An endpoint that terminates but serves keeps its flows; when it serves no more they move."""
-    (name,) = answers(talk)
-    (other,) = {"here", "there"} - {name}
-    two.publish(leaving(two, name, other))
-    assert answers(talk) == {name}
-    two.publish(leaving(two, name, other, serving=False))
-    wait_until_only(two.near, talk.getsockname()[1], getattr(two, other))
-    assert answers(talk) == {other}
-
-
 def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Manifest]:
     """The service with one endpoint that is leaving."""
     service, *slices = two.service("web", 10, getattr(two, other))
     for each, v6 in zip(slices, (False, True), strict=True):
         each["endpoints"] += two.endpoints(getattr(two, name), v6=v6, **LEAVING | conditions)
     return [service, *slices]
-
-
-@pytest.fixture
-def soon_forgotten(two: TwoNodes) -> Iterator[None]:
-    """Conntrack keeps datagrams' flows for a second only, instead of two minutes."""
-    timeouts = Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream")
-    with nodes.entered(two.near.netns):
-        usual = timeouts.read_text()
-        timeouts.write_text("1")
-    yield
-    with nodes.entered(two.near.netns):
-        timeouts.write_text(usual)
-
-
-@families
-@packet_clients
-@pytest.mark.usefixtures("soon_forgotten")
-def test_datagrams_to_nobody(two: TwoNodes, talk: Socket) -> None:
-    """A flow whose last endpoint goes is refused; of conntrack once the client has paused for as
-    long as conntrack keeps it, as with kube-proxy (kube-proxy.md 11.1).
-    """
-    answers(talk)
-    two.publish(two.service("web", 10))
-    wait_until_only(two.near, talk.getsockname()[1])
-    with pytest.raises(ConnectionRefusedError):
-        for _ in range(3):
-            answers(talk)
 
 
 def from_one_port(
@@ -169,20 +114,6 @@ def with_port(published: list[Manifest], port: int) -> list[Manifest]:
         if each["kind"] == "EndpointSlice":
             each["ports"] = [{**named, "port": port} for named in each["ports"]]
     return published
-
-
-@families
-@everybody
-def test_udp_when_the_target_port_changes(two: TwoNodes, who: str, v6: bool) -> None:
-    """The pod stays and its port is another: the client comes to the new one."""
-    server = two.start_program(two.here, "serve", "new", str(OTHER_TARGET))
-    two.publish(two.service("web", 10, two.here))
-    assert from_one_port(two, who, "nodeport", v6=v6) == "here"
-    two.publish(with_port(two.service("web", 10, two.here), OTHER_TARGET))
-    wait_until_only(two.near, CLIENT_PORT)
-    assert from_one_port(two, who, "nodeport", v6=v6) == "new"
-    server.terminate()
-    server.wait()
 
 
 @families

@@ -115,17 +115,6 @@ both = pytest.mark.parametrize("kind", [AF_INET, AF_INET6], ids=["v4", "v6"])
 each_table = pytest.mark.parametrize("keeps", [hold, engine, keeper])
 
 
-@each_table
-@both
-def test_connections_go_on_with_one_of_our_tables_alone(
-    world: World, kind: int, keeps: Keeps
-) -> None:
-    """No rule is left that translates; each of our tables keeps the kernel translating."""
-    with keeps():
-        client, peer = world.connection(kind)
-        assert goes_on(client, peer)
-
-
 @both
 def test_a_table_in_use_is_not_released(world: World, kind: int) -> None:
     """So ``ebpflb cleanup`` leaves it, and removes it when the connections have ended."""

@@ -5,23 +5,26 @@ destination, knows every flow, and finds a port as it does for every other rule.
 
 from contextlib import ExitStack
 from ipaddress import ip_address
-from socket import SO_LINGER, SO_REUSEADDR, SOL_SOCKET
+from socket import IPPROTO_SCTP, SO_LINGER, SO_REUSEADDR, SOCK_RAW, SOL_SOCKET
 from struct import pack
 
 import pytest
+from scapy.layers.sctp import SCTP, SCTPChunkInit
 
 from bench.conntrack_filler import Served, amid
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options
-from ebpflb.plan.flow_entries import DESTINATION_NAT, Connection
+from ebpflb.plan.flow_entries import Connection
 from tests.kernel.node import nodes
-from tests.kit import requests
+from tests.kit import needs, requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
 from tests.kit.moved_flows import wait_until_only
-from tests.kit.parameters import families, netfilter, protocols
+from tests.kit.parameters import families, netfilter, packet_clients, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.load import scaled
@@ -61,47 +64,6 @@ def is_lost(two: TwoNodes, send: Send, *, v6: bool) -> bool:
     """Whether neither an answer nor an error comes."""
     where = FRONTENDS.to("nodeport", two.near, v6=v6)
     return not requests.is_answered(send, two.sockets(two.outside), where, A_MOMENT)
-
-
-@pytest.mark.extended
-@families
-@protocols
-def test_conntrack_lists_the_flow(two: TwoNodes, v6: bool, send: Send) -> None:
-    """With its original destination and its backend; the flow tables have no entry of it."""
-    for name, _ in answered(two, send, v6=v6):
-        backend = getattr(two, name)
-        (entry, *_) = [e for e in entries(two) if str(e.reply.source) in (backend.v4, backend.v6)]
-        assert entry.status & DESTINATION_NAT
-        assert str(entry.original.source) == (two.outside.v6 if v6 else two.outside.v4)
-        assert entry.original.destination_port == FRONTENDS.nodeport
-        assert entry.reply.source_port == TARGET
-    assert not [tuple_ for table in FLOW_MAPS for tuple_, _ in two.maps[table].items()]
-
-
-@families
-@protocols
-@pytest.mark.parametrize("priority", ["raw", "mangle"])
-def test_prerouting_sees_the_original_destination(
-    two: TwoNodes, priority: str, v6: bool, send: Send
-) -> None:
-    """A drop of the NodePort, in raw or mangle, is a drop of its packets, and leaves no entry."""
-    drop = f"meta l4proto {{ tcp, udp }} th dport {FRONTENDS.nodeport} drop"
-    with rules(two.near, chain("prerouting", priority, drop)):
-        assert is_lost(two, send, v6=v6)
-        assert not entries(two)
-    assert answered(two, send, v6=v6)
-
-
-@families
-def test_netfilter_lengthens_the_life_of_an_entry(two: TwoNodes, v6: bool) -> None:
-    """A connection and an answered datagram have the time-outs of conntrack's own."""
-    answered(two, requests.udp, v6=v6, times=1)
-    assert {entry.seconds > 20 for entry in entries(two)} == {True}
-    where = FRONTENDS.to("nodeport", two.near, v6=v6)
-    with requests.tcp_socket(two.sockets(two.outside), where[0]) as client:
-        client.connect(where)
-        client.recv(64)
-        assert max(entry.seconds for entry in entries(two)) > 3600
 
 
 @families
@@ -306,3 +268,37 @@ def test_an_endpoint_that_is_the_node_itself(two: TwoNodes) -> None:
     two.publish(manifests)
     with pytest.raises(ConnectionRefusedError):  # by a process of the node, which is not there
         requests.tcp(two.sockets(two.outside), *FRONTENDS.to("nodeport", two.near))
+
+
+@pytest.fixture(scope="module")
+def sctp() -> None:
+    needs.sctp()
+
+
+def raw(two: TwoNodes, host: Host, *, v6: bool) -> Socket:
+    """Kernels need no SCTP sockets for their NAT."""
+    family = requests.family_of(host.v6 if v6 else host.v4)
+    return two.sockets(host).open(family, SOCK_RAW, IPPROTO_SCTP)
+
+
+@pytest.mark.usefixtures("sctp")
+@families
+@pytest.mark.parametrize("where", ["here", "there"])
+@packet_clients
+def test_an_init_of_sctp_reaches_its_endpoint(
+    two: TwoNodes, who: str, kind: str, where: str, v6: bool
+) -> None:
+    """With the endpoint's port, the client's verification tag and a correct checksum."""
+    endpoint = getattr(two, where)
+    two.publish(two.one_port("sctp", 10, endpoint, TARGET, "SCTP"))
+    address, port = FRONTENDS.to(kind, two.near, v6=v6)
+    init = SCTPChunkInit(init_tag=0x1234, a_rwnd=65536, n_out_streams=1, n_in_streams=1)
+    sent = bytes(SCTP(sport=5000, dport=port) / init)
+    with raw(two, endpoint, v6=v6) as server, raw(two, getattr(two, who), v6=v6) as client:
+        client.sendto(sent, (address, 0))
+        received = server.recv(1 << 16)
+    packet = SCTP(received if v6 else received[20:])
+    assert packet.dport == TARGET
+    assert packet[SCTPChunkInit].init_tag == 0x1234
+    claimed, packet.chksum = packet.chksum, None
+    assert SCTP(bytes(packet)).chksum == claimed

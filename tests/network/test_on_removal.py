@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of connections when their endpoint goes: on-removal, of sockets and of packets."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from socket import SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
 
 import pytest
-from pytest import MonkeyPatch
 
 from ebpflb.kernel.node import sock_diag
 from ebpflb.lab.agents import wait_until
@@ -21,7 +18,6 @@ from tests.kit.lab_cluster import TARGET
 from tests.kit.on_removal import (
     LATE,
     LEAVING,
-    SHORT,
     SOON,
     held,
     is_reset,
@@ -166,21 +162,6 @@ def test_connections_are_kept_unless_their_grace_is_over(
 
 @both_engines
 @clients
-def test_an_endpoint_that_comes_back_within_the_grace_keeps_its_connections(
-    two: TwoNodes, stack: ExitStack, who: str
-) -> None:
-    """One that goes after it is reset, when the first one's grace would be over too."""
-    everybody = two.here, two.twin, two.there
-    two.publish(web(two, SHORT, *everybody))
-    found = open_each(two, stack, who, "here", "there")
-    for pods in (everybody[1:], everybody, everybody[:2]):
-        two.publish(web(two, SHORT, *pods))
-    assert is_reset(found["there"])
-    assert lives(found["here"])
-
-
-@both_engines
-@clients
 def test_connections_end_before_a_terminating_endpoint_is_killed(
     two: TwoNodes, stack: ExitStack, who: str
 ) -> None:
@@ -257,28 +238,6 @@ def silenced(pod: Host) -> Iterator[None]:
 
 @flow_tables
 @ends_sockets
-def test_an_endpoint_that_terminates_or_is_not_ready_has_not_gone(
-    two: TwoNodes, stack: ExitStack
-) -> None:
-    """It has when its slice lists it no more."""
-    two.publish(web(two, SOON, two.here, two.twin), beside(two, two.there))
-    found = open_each(two, stack, "hooked", "here", "twin")
-    other = open_each(two, stack, "hooked", "there", to=BESIDE)["there"]
-    said = web(two, SOON, two.here, two.twin)
-    for each in said[1:]:
-        states = {"ready": False, "serving": False}
-        each["endpoints"][0]["conditions"] = states | {"terminating": True}
-        each["endpoints"][1]["conditions"] = states
-    two.publish(said, beside(two, two.twin))
-    assert is_reset(other)
-    assert all(map(lives, found.values()))
-    two.publish(web(two, SOON, two.twin))
-    assert is_reset(found["here"])
-    assert lives(found["twin"])
-
-
-@flow_tables
-@ends_sockets
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "loopback"])
 def test_every_frontend_of_a_service_that_is_deleted(
     two: TwoNodes, stack: ExitStack, kind: str
@@ -292,62 +251,6 @@ def test_every_frontend_of_a_service_that_is_deleted(
     two.publish(same)
     assert is_reset(client)
     assert lives(other)
-
-
-@flow_tables
-@ends_sockets
-@pytest.mark.parametrize("deleted", [False, True], ids=["endpoint", "service"])
-def test_an_agent_that_is_started_again_gives_the_grace_anew(
-    two: TwoNodes, stack: ExitStack, deleted: bool, monkeypatch: MonkeyPatch
-) -> None:
-    """Whether the endpoint or the whole Service went while no agent ran, or within the grace."""
-    agent = two.agents[0]
-    two.publish(web(two, SHORT, two.here, two.twin))
-    found = open_each(two, stack, "hooked", "here", "twin")
-    status = agent.paths.status_file
-    wait_until("the status names it", lambda: '"grace"' in status.read_text())
-    agent.stop(signal.SIGKILL)
-    two.publish([] if deleted else web(two, SHORT, two.twin))
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", lambda *_, **__: None)  # start() deletes the former status
-        agent.start()
-    assert is_reset(found["here"])
-    assert is_reset(found["twin"]) if deleted else lives(found["twin"])
-
-
-@flow_tables
-@ends_sockets
-def test_the_annotation_may_change_within_the_grace(two: TwoNodes, stack: ExitStack) -> None:
-    """A shorter grace counts from when the endpoint went; one that was kept has it from then on."""
-    two.publish(web(two, None, two.here, two.twin, two.there))
-    found = open_each(two, stack, "hooked", "here", "twin")
-    two.publish(web(two, None, two.twin, two.there))
-    two.publish(web(two, LATE, two.twin, two.there))
-    two.publish(web(two, LATE, two.there))
-    two.publish(web(two, SOON, two.there))
-    assert is_reset(found["here"])
-    assert is_reset(found["twin"])
-
-
-@flow_tables
-@ends_sockets
-def test_connections_after_a_return_are_kept_if_the_service_keeps_them_now(
-    two: TwoNodes, stack: ExitStack
-) -> None:
-    """Later passes of the search, for what went before, leave them alone."""
-    one, other, third = two.here, two.twin, two.there
-    two.publish(web(two, SOON, one, other), beside(two, third))
-    first = open_each(two, stack, "hooked", "here")["here"]
-    two.publish(web(two, SOON, other), beside(two, third))
-    assert is_reset(first)
-    two.publish(web(two, None, one, other), beside(two, third))
-    kept = open_each(two, stack, "hooked", "here")["here"]
-    two.publish(web(two, None, other), beside(two, third))
-    for pod in (other, one):  # their last passes come after those for the first one
-        client = stack.enter_context(two.connected("hooked", BESIDE.to("cluster", two.near)))
-        two.publish(web(two, None, other), beside(two, pod, "reset=4s"))
-        assert is_reset(client)
-    assert lives(kept)
 
 
 @flow_tables

@@ -11,7 +11,6 @@ import pytest
 
 from ebpflb.kernel import probe
 from ebpflb.lab import manifests
-from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from tests.kit import cluster, requests
 from tests.kit.cluster import Cluster
@@ -59,11 +58,6 @@ def publish(made: Cluster, *admitted: str) -> None:
     made.publish(cidr, balanced, inside, *slices)
 
 
-def request(made: Cluster, host: Host, way: str, address: str) -> str:
-    """Who answers."""
-    return requests.KINDS[way](made.sockets(host), address).name
-
-
 def ask(client: Socket, way: str, where: tuple[str, int]) -> None:
     if way == "udp":
         client.sendto(b"?", where)
@@ -89,37 +83,6 @@ def test_dropped_at_an_own_address(
     with make(made.sockets(made.node), addresses[v6]) as client, pytest.raises(expected):
         client.settimeout(0.3)
         ask(client, way, (addresses[v6], PORT))
-
-
-@ways
-@families
-@pytest.mark.parametrize("addresses", [BALANCER, INTERNAL, UNALLOCATED])
-def test_dropped_of_a_pod(made: Cluster, way: str, addresses: dict[bool, str], v6: bool) -> None:
-    """Nor does anybody answer a pod, whose packets are dropped when they come in."""
-    publish(made, "192.0.2.200/32", "fd02::200/128")
-    make = requests.tcp_socket if way == "tcp" else requests.udp_socket
-    client: Socket
-    with make(made.sockets(made.client), addresses[v6]) as client, pytest.raises(TimeoutError):
-        client.settimeout(0.3)
-        client.connect((addresses[v6], PORT))
-        client.send(b"?")
-        client.recv(64)
-
-
-@ways
-@families
-def test_admitted_at_an_own_address(made: Cluster, way: str, v6: bool) -> None:
-    """A node that the ranges admit reaches the endpoints by an address of its own."""
-    publish(made, f"{made.node.v4}/32", f"{made.node.v6}/128")
-    assert request(made, made.node, way, BALANCER[v6]).startswith("web-")
-
-
-@ways
-@families
-def test_own_address_without_a_service(made: Cluster, way: str, v6: bool) -> None:
-    """The node's listener at an address that is no service's is reached as ever."""
-    publish(made)
-    assert request(made, made.node, way, made.node.v6 if v6 else made.node.v4) == "local"
 
 
 @families

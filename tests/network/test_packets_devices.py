@@ -14,7 +14,6 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import CALL_SECONDS
 from ebpflb.model.packet_path import Engine
 from tests.kit import forked, requests, two_nodes
-from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
@@ -22,7 +21,6 @@ from tests.load import scaled
 
 FRONTENDS = Frontends(10)
 LATE = {False: "192.0.2.77", True: "fd02::77"}
-A_MOMENT = 0.3  # seconds in which nothing may happen
 A_FIRST_SEGMENT = 0.5  # seconds in which the first segment is sent, and no other
 DEVICES = scaled(60)  # pairs
 PATIENCE = 10.0  # seconds; TCP sends again after 1, 3 and 7
@@ -103,22 +101,6 @@ def test_devices_that_come_and_go_fail_no_connection(two: TwoNodes) -> None:
 
 @families
 @protocols
-def test_late_endpoint(two: TwoNodes, send: Send, v6: bool) -> None:
-    """An endpoint that comes later serves outside clients and unhooked pods."""
-    name = f"late-{send.__name__}-{v6:d}"
-    pod = two.lab.pod(two.near, name, 60 + 2 * v6 + (send is requests.udp))
-    two.start_program(pod, "serve", pod.name, str(TARGET))
-    two.publish(two.service("web", 10, pod))
-    for who, kind in ((two.outside, "nodeport"), (two.unhooked, "cluster")):
-        where = FRONTENDS.to(kind, two.near, v6=v6)
-        two.until_served(who, where)
-        assert requests.backends(two.sockets(who), where[0], send=send, port=where[1]).keys() == {
-            name
-        }
-
-
-@families
-@protocols
 def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
     """A new address of the node serves NodePorts to outside clients and pods, as long as the node
     has it.
@@ -132,21 +114,6 @@ def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
         assert found.keys() == {"here", "there"}
     two.near.ip(f"address del {address} dev eth0")
     wait_until("it is served no more", lambda: addresses.get(address) is None)
-
-
-@pytest.mark.extended
-def test_devices_left_alone(two: TwoNodes) -> None:
-    """At devices that --devices excludes no packet is served; at the others all are."""
-    agent = two.agents[0]
-    agent.stop()
-    agent.options = (*agent.options, "--devices", "!eth*")
-    agent.start()
-    assert two.is_served(two.unhooked, FRONTENDS.to("cluster", two.near), CALL_SECONDS)
-    assert not two.is_served(two.outside, FRONTENDS.to("nodeport", two.near))
-    agent.stop()
-    agent.options = agent.options[:-2]
-    agent.start()
-    assert two.is_served(two.outside, FRONTENDS.to("nodeport", two.near), CALL_SECONDS)
 
 
 def test_cleanup(two: TwoNodes) -> None:

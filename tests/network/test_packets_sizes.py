@@ -71,18 +71,6 @@ def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
         yield opened
 
 
-@pytest.mark.extended
-@families
-@endpoints
-@packet_clients
-def test_fragments(two: TwoNodes, who: str, kind: str, frontends: Frontends, v6: bool) -> None:
-    """A datagram of 2,000 bytes is answered by as many, from the address that it was sent to."""
-    where = frontends.to(kind, two.near, v6=v6)
-    for _ in range(10):
-        answer = requests.fragmented(two.sockets(getattr(two, who)), *where)
-        assert (answer.name, answer.peer) == (name_of(frontends), where)
-
-
 @families
 @endpoints
 def test_longest(two: TwoNodes, frontends: Frontends, v6: bool) -> None:

@@ -75,33 +75,6 @@ def test_by_rule(routed: PolicyRouted, policy: str, v6: bool) -> None:
         routed.node.ip(f"rule del {rule}", v6=v6)
 
 
-to_device = pytest.mark.parametrize(
-    "routed",
-    [("--packet-path=flows", "--reply-path=request-device")],
-    indirect=True,
-    ids=["request-device"],
-)
-
-
-@to_device
-@families
-@policies
-def test_by_request_device(routed: PolicyRouted, policy: str, v6: bool) -> None:
-    """With --reply-path=request-device NodePorts work under both policies, in every protocol."""
-    routed.serve(policy)
-    where = routed.node.v6 if v6 else routed.node.v4
-    client = routed.outside.v6 if v6 else routed.outside.v4
-    sends: list[Send] = [requests.tcp, requests.udp, requests.connected_udp]
-    for send in sends:
-        answer = send(routed.sockets(routed.outside), where, NODEPORT)
-        assert answer.name == "web-1"
-        if policy == "Local":
-            assert answer.source == client
-    assert routed.echo(routed.outside, where, NODEPORT) == "web-1"
-    fragments = requests.fragmented(routed.sockets(routed.outside), where, NODEPORT)
-    assert fragments.name == "web-1"
-
-
 FIREWALL = """
 table inet firewall {
     chain forward {

@@ -16,11 +16,11 @@ from ebpflb.kernel.programs.loader import Program
 from ebpflb.lab.netns import Namespace
 from ebpflb.lab.router import NODES
 from tests.kit import requests
-from tests.kit.parameters import connecting, families
+from tests.kit.parameters import families
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
 
-WEB, NOBODY = 10, 20
+WEB = 10
 PRIORITY = 5 << 13
 CLIENTS = {"unhooked": "cluster", "outside": "nodeport"}
 
@@ -30,7 +30,7 @@ protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp, request
 
 @pytest.fixture(scope="module", autouse=True)
 def services(two: TwoNodes) -> None:
-    two.publish(two.service("web", WEB, two.here, two.there), two.service("no", NOBODY))
+    two.publish(two.service("web", WEB, two.here, two.there))
 
 
 @pytest.fixture(params=[[PRIORITY], [PRIORITY, PRIORITY]], ids=["one", "two"])
@@ -75,7 +75,6 @@ def pushing(tags: list[int]) -> bytes:
     return bytes.fromhex("bf16000000000000" + "".join(calls) + "b7000000ffffffff9500000000000000")
 
 
-@pytest.mark.extended
 @families
 @protocols
 @clients
@@ -88,15 +87,3 @@ def test_frames_with_a_priority_tag_are_served(
     answers = [send(sockets, *where) for _ in range(20)]
     assert {answer.name for answer in answers} == {"here", "there"}
     assert {answer.peer for answer in answers} == {where}
-
-
-@families
-@connecting
-@clients
-def test_frames_with_a_priority_tag_are_refused(
-    two: TwoNodes, tagging: None, who: str, send: Send, v6: bool
-) -> None:
-    """A service without endpoints refuses them at once."""
-    where = Frontends(NOBODY).to(CLIENTS[who], two.near, v6=v6)
-    with pytest.raises(ConnectionRefusedError):
-        send(two.sockets(getattr(two, who)), *where)

@@ -26,15 +26,9 @@ A_MOMENT = 0.1  # seconds in which nothing may happen
 def reporting(cluster: Cluster) -> Iterator[Cluster]:
     """Its audit leaves other programs than the agent's in force."""
     former = cluster.agent.options
-    _restart(cluster, *former, "--audit=report")
+    cluster.restart(*former, "--audit=report")
     yield cluster
-    _restart(cluster, *former)
-
-
-def _restart(cluster: Cluster, *options: str) -> None:
-    cluster.agent.stop()
-    cluster.agent.options = options
-    cluster.agent.start()
+    cluster.restart(*former)
 
 
 @pytest.fixture(scope="module", params=["named errno", "refusing place"])
@@ -61,11 +55,6 @@ def elsewhere(cluster: Cluster, form: str) -> None:
     """Endpoints on another node, under the policy Local."""
     v4, v6 = endpoint(cluster.web[0], node="other"), endpoint(cluster.web[0], node="other", v6=True)
     cluster.publish(web(v4, v6=[v6], internalTrafficPolicy="Local"))
-
-
-@pytest.fixture(params=["pod", "host"])
-def sockets(request: pytest.FixtureRequest) -> Iterator[Sockets]:
-    yield request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -98,14 +87,6 @@ def test_udp_connect_to_an_unserved_port(nobody: None, sockets: Sockets, cluster
         assert is_refused_when_used(sockets, address, port)
 
 
-def test_udp_connect_before_endpoints(nobody: None, sockets: Sockets, cluster: Cluster) -> None:
-    """A program learns its own address from a socket that it connects and does not use."""
-    for address in (VIP, VIP6):
-        with requests.udp_socket(sockets, address) as client:
-            client.connect((address, PORT))
-            assert client.getsockname()[0] not in ("0.0.0.0", "::", "127.0.0.1", "::1")
-
-
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_unconnected_udp(nobody: None, sockets: Sockets, form: str, address: str) -> None:
     """sendto() fails where the hook can set the errno; else the datagram is lost. Never EPERM."""
@@ -116,27 +97,15 @@ def test_unconnected_udp(nobody: None, sockets: Sockets, form: str, address: str
             requests.exchange(client, address)
 
 
-def test_mptcp(nobody: None, pod: Sockets) -> None:
-    """An MPTCP socket is refused as a TCP socket is."""
-    if not requests.has_mptcp():
-        pytest.skip("this kernel has no MPTCP")
-    with pytest.raises(ConnectionRefusedError):
-        requests.mptcp(pod, VIP)
-
-
+@pytest.mark.parametrize("way", ["tcp", "udp"])
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_no_local_endpoint_tcp(elsewhere: None, sockets: Sockets, address: str) -> None:
-    """With endpoints elsewhere alone the connection is neither made nor refused."""
-    with requests.tcp_socket(sockets, address) as client:
+def test_no_local_endpoint(elsewhere: None, sockets: Sockets, address: str, way: str) -> None:
+    """With endpoints elsewhere alone nothing is answered, and nothing is refused."""
+    send = requests.KINDS[way]
+    with requests.socket_of(send, sockets, address) as client:
         client.settimeout(A_MOMENT)
         with pytest.raises(TimeoutError):
-            client.connect((address, PORT))
-
-
-@pytest.mark.parametrize("address", ADDRESSES)
-def test_no_local_endpoint_udp(elsewhere: None, sockets: Sockets, address: str) -> None:
-    """Datagrams get no answer and no error."""
-    with requests.udp_socket(sockets, address) as client:
-        client.settimeout(A_MOMENT)
-        with pytest.raises(TimeoutError):
-            requests.exchange(client, address)
+            if way == "tcp":
+                client.connect((address, PORT))
+            else:
+                requests.exchange(client, address)

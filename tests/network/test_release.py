@@ -53,14 +53,6 @@ def test_closed(pod: Sockets, send: requests.Send) -> None:
         send(pod, address)
 
 
-def test_open_meanwhile(cluster: Cluster, pod: Sockets) -> None:
-    """An open socket is counted as open, and only it."""
-    requests.tcp(pod, VIP)
-    with requests.tcp_socket(pod, VIP) as client:
-        client.connect((VIP, PORT))
-        assert opened(cluster) - closed(cluster) == len(remembered(cluster)) == 1
-
-
 def test_killed(cluster: Cluster) -> None:
     """Sockets of a process that was killed."""
     sockets = Sockets(cluster.client)
@@ -80,15 +72,6 @@ def test_many_frontends(pod: Sockets) -> None:
         client.connect((EXTERNAL, PORT))
 
 
-def test_never_used(pod: Sockets) -> None:
-    """Sockets that were connected and closed without sending anything."""
-    for address in ALL:
-        with requests.tcp_socket(pod, address) as client:
-            client.connect((address, PORT))
-        with requests.udp_socket(pod, address) as client:
-            client.connect((address, PORT))
-
-
 def test_connection_failed(cluster: Cluster, pod: Sockets) -> None:
     """A stream socket whose backend refused it, connected again."""
     gone = endpoint(cluster.client)  # a pod where nobody listens
@@ -98,14 +81,3 @@ def test_connection_failed(cluster: Cluster, pod: Sockets) -> None:
         for _ in range(2):
             with pytest.raises(ConnectionRefusedError):
                 client.connect((VIP, PORT))
-
-
-def test_backend_changed(cluster: Cluster, pod: Sockets) -> None:
-    """A datagram socket that had to move."""
-    with requests.udp_socket(pod, VIP) as client:
-        for _ in range(3):
-            for host in cluster.web:
-                cluster.publish(web(endpoint(host), endpoint(cluster.client, ready=False)))
-                assert requests.exchange(client, VIP).name == host.name
-        cluster.publish(web(*map(endpoint, cluster.web)))
-        requests.tcp(pod, VIP)

@@ -18,13 +18,12 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.router import NODES
 from ebpflb.lab.sockets import Socket
 from ebpflb.serve import status
 from tests.kit import needs, requests
 from tests.kit.lab_cluster import started
 from tests.kit.parameters import families
-from tests.kit.policy_routed import CLOSED, OURS, OWN_TARGET, SERVED, TwoPlaces
+from tests.kit.policy_routed import OURS, OWN_TARGET, SERVED, TwoPlaces
 from tests.kit.requests import Send
 
 NARROW = 1280  # bytes
@@ -209,61 +208,6 @@ def test_time_exceeded_of_a_reply(places: TwoPlaces, name: str, beyond: int, v6:
     with conversation(places, name, v6=v6) as (client, server):
         server.setsockopt(level, ttl, hops)
         assert error_after(server, client, b"too far") == errno.EHOSTUNREACH
-
-
-@each_set_up
-@families
-@endpoints
-@pytest.mark.parametrize("hops", [1, 2], ids=["router", "node"])
-def test_time_exceeded_of_a_request(places: TwoPlaces, name: str, hops: int, v6: bool) -> None:
-    """Whether its last hop is a router before this node or the node: the client is told."""
-    level, _, ttl, _ = OPTIONS[v6]
-    with conversation(places, name, v6=v6) as (client, server):
-        client.setsockopt(level, ttl, hops)
-        assert error_after(client, server, b"too far") == errno.EHOSTUNREACH
-
-
-@each_set_up
-@families
-@endpoints
-def test_port_unreachable(places: TwoPlaces, name: str, v6: bool) -> None:
-    """The endpoint's error that nobody listens reaches the client, as a reply would."""
-    where = places.to(name, CLOSED, v6=v6)
-    with requests.udp_socket(places.sockets(places.outside), where[0]) as client:
-        client.settimeout(5)
-        client.connect(where)
-        client.send(b"?")
-        with pytest.raises(ConnectionRefusedError):
-            client.recv(64)
-
-
-@each_set_up
-@families
-def test_narrow_device(places: TwoPlaces, v6: bool) -> None:
-    """An endpoint whose reply is too long for the device is told so, as the stack would do it."""
-    level, _, _, discover = OPTIONS[v6]
-    places.node.ip(f"link set eth0 mtu {NARROW}")
-    places.lab.router.narrow(NARROW, to=[NODES])  # else requests may be too long for the device
-    try:
-        with conversation(places, "web-1", v6=v6) as (client, server):
-            server.setsockopt(level, discover, PMTUDISC_DO)
-            assert error_after(server, client, bytes(NARROW)) == errno.EMSGSIZE
-            assert places.echo(places.outside, *places.to("web-1", SERVED, v6=v6)) == "web-1"
-    finally:
-        places.node.ip("link set eth0 mtu 1500")
-        places.lab.router.narrow()
-
-
-@fast_forward
-def test_restart(places: TwoPlaces) -> None:
-    """A new agent's programs go on with the flows."""
-    with conversation(places, "web-1", v6=False) as (client, server):
-        places.agent.stop()
-        places.agent.start()
-        client.send(b"?")
-        assert server.recv(64) == b"?"
-        server.send(b"!")
-        assert client.recv(64) == b"!"
 
 
 @fast_forward

@@ -16,21 +16,17 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.kernel import probe
-from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import Namespace
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
-from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, protocols
 from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 
-FRONTENDS, PUBLIC = Frontends(10), Frontends(11)
+FRONTENDS = Frontends(10)
 # The kernel lists the newest address of a scope first for IPv6: the global one precedes the ULA.
 SECOND = "192.0.2.101", "2001:db8:2::1"
-# Of two global ones RFC 6724 prefers that which has more bits in common with the destination.
-THIRD, GLOBAL = "2001:db8:3:1::1", "2001:db8:3:2::9"
-NEIGHBOUR = "10.244.2.250"
 MASQUERADE = """
 table inet likekernel {
     chain postrouting {
@@ -146,64 +142,6 @@ def test_source_follows_the_routes(two: TwoNodes, v6: bool) -> None:
         two.near.ip(f"route replace {network} via {gateway}")
     first = two.near.v6 if v6 else two.near.v4
     wait_until("the old source", lambda: seen(two, v6=v6) == first)
-
-
-@pytest.fixture
-def on_link(two: TwoNodes) -> Iterator[None]:
-    """near's uplink has an address in the network of far's pods, and their route no source."""
-    pod = two.there.v4
-    for device in ("eth0", "cni0"):
-        two.far.sysctl(f"net.ipv4.conf.{device}.proxy_arp", 1)
-    two.far.ip(f"route add {NEIGHBOUR} dev eth0")
-    two.near.ip(f"address add {NEIGHBOUR}/24 dev eth0", f"route add {pod}/32 dev eth0")
-    yield
-    two.near.ip(f"route del {pod}/32 dev eth0", f"address del {NEIGHBOUR}/24 dev eth0")
-    two.far.ip(f"route del {NEIGHBOUR} dev eth0")
-
-
-@second_address
-@pytest.mark.usefixtures("on_link")
-def test_route_without_source_and_gateway(two: TwoNodes) -> None:
-    """The flow tables take the source that the node's own sockets have, the device's first address;
-    the kernel's masquerading takes the one in the network of the endpoint.
-    """
-    assert chosen(two, v6=False) == two.near.v4
-    assert masqueraded_by_kernel(two, v6=False) == NEIGHBOUR
-    expected = NEIGHBOUR if two.engine is Engine.NETFILTER else two.near.v4
-    wait_until("the source", lambda: seen(two, v6=False) == expected)
-
-
-@pytest.fixture
-def public(two: TwoNodes) -> Iterator[None]:
-    """The endpoint has a global address too, and the node a third one: two global, and a ULA."""
-    near, far, pod = two.near, two.far, two.there
-    near.ip(f"address add {THIRD}/64 dev eth0", f"route add {GLOBAL} via {far.v6}")
-    far.ip(f"route add {THIRD} dev eth0", f"route add {GLOBAL} via {pod.v6}")
-    pod.ip(f"address add {GLOBAL}/128 dev eth0")
-    named = [{"name": "tcp", "port": TARGET, "protocol": "TCP"}]
-    ports = [{**named[0], "port": PORT, "nodePort": PUBLIC.nodeport}]
-    endpoint = manifests.endpoint(GLOBAL, node=far.name, target=pod.name)
-    two.publish(
-        two.service("web", 10, pod),
-        manifests.service("public", PUBLIC.cluster, ports, type="NodePort"),
-        manifests.endpoint_slice("public", "IPv6", [endpoint], named),
-    )
-    yield
-    two.publish(two.service("web", 10, pod))
-    pod.ip(f"address del {GLOBAL}/128 dev eth0")
-    far.ip(f"route del {THIRD} dev eth0", f"route del {GLOBAL}")
-    near.ip(f"route del {GLOBAL}", f"address del {THIRD}/64 dev eth0")
-
-
-@second_address
-@pytest.mark.usefixtures("public")
-def test_each_destination_has_the_kernels_choice_of_several(two: TwoNodes) -> None:
-    """With two global addresses and a unique local one, by the destination of each flow."""
-    own = requests.udp(two.sockets(two.near), GLOBAL, TARGET).source
-    assert own == THIRD
-    where = PUBLIC.to("nodeport", two.near, v6=True)
-    wait_until("the source", lambda: requests.tcp(two.sockets(two.outside), *where).source == THIRD)
-    assert seen(two, v6=True) == two.near.v6
 
 
 @unnumbered

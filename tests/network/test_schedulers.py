@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """How connections are spread, by the scheduler: of sockets and of packets, as a client sees it."""
 
+import signal
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from errno import ECONNREFUSED
 from math import gcd
+from pathlib import Path
 
 import pytest
 
+from ebpflb.agent import missed_ends
+from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.manifests import Manifest
 from ebpflb.model.annotations import (
     LEAST_CONNECTIONS,
-    SCHEDULER_ANNOTATION,
+    ROUND_ROBIN,
     SCHEDULERS,
     SLOW_START_ANNOTATION,
 )
 from tests.kit import chances, requests
-from tests.kit.parameters import both_engines
+from tests.kit.parameters import both_engines, families
 from tests.kit.requests import Send
 from tests.kit.scheduled import (
+    BY_SOCKETS,
     CLIENTS,
     ENDPOINTS,
     KINDS,
@@ -42,6 +49,17 @@ from tests.kit.two_nodes import TwoNodes
 
 pytestmark = both_engines
 
+PAIR = ("here", "there")
+HERE = ("hooked", "unhooked")  # clients of the near node: by sockets, and by packets
+OFF = 7  # connections
+CONFIG = f"""\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+clusterCIDR: {",".join(cni.NETWORKS)}
+mode: ipvs
+ipvs: {{scheduler: wlc}}
+"""
+
 SETS = ENDPOINTS, ENDPOINTS, ("here", "there"), ENDPOINTS  # one goes, and comes back
 DRAWN = [
     ("random", chances.EVEN),
@@ -49,7 +67,6 @@ DRAWN = [
     ("maglev", chances.UNEVEN),
     ("least-connections", chances.UNEVEN),
 ]
-BY_WEIGHT = ("random", "round-robin", "least-connections", "maglev")
 
 
 @pytest.mark.extended
@@ -68,17 +85,6 @@ def test_connections_are_drawn_by_weight(
     chances.assert_drawn(found["names"], dict(zip(ENDPOINTS, its, strict=True)))
 
 
-@clients
-@protocols
-def test_round_robin_is_an_exact_rotation(two: TwoNodes, who: str, send: Send) -> None:
-    """Every endpoint once, in the same order in every round, in both families."""
-    two.publish(service(two, "round-robin"))
-    for v6 in (False, True):
-        found = met(two, who, 9, send, v6=v6)
-        assert sorted(found[:3]) == sorted(ENDPOINTS)
-        assert found == found[:3] * 3
-
-
 def test_round_robin_counts_connections_of_all_cpus(two: TwoNodes) -> None:
     """Connections at the same time take different turns: each endpoint gets as many as the next."""
     two.publish(service(two, "round-robin"))
@@ -87,14 +93,6 @@ def test_round_robin_counts_connections_of_all_cpus(two: TwoNodes) -> None:
             name for names in threads.map(lambda who: met(two, who, 15), CLIENTS) for name in names
         ]
     assert Counter(found) == dict.fromkeys(ENDPOINTS, len(found) // 3)
-
-
-def test_a_wrong_scheduler_is_named_and_the_service_is_served(two: TwoNodes) -> None:
-    """At random, as without the annotation."""
-    two.publish(service(two, "fastest"))
-    assert set(met(two, "hooked", 40)) == {*ENDPOINTS}
-    said = f'metadata.annotations[{SCHEDULER_ANNOTATION}]: "fastest" is not one of'
-    assert two.agents[0].log().count(said) == 1
 
 
 @kinds
@@ -119,32 +117,6 @@ def test_weight_0_drains(two: TwoNodes, opened: ExitStack) -> None:
     assert set(met(two, "hooked", 20) + met(two, "unhooked", 20)) == {"here"}
     assert client.getpeername()[:2] == (WEB.cluster[0], 80)
     assert requests.lives(client)
-
-
-@pytest.mark.parametrize("name", BY_WEIGHT)
-def test_weight_0_drains_of_clients_with_affinity(two: TwoNodes, name: str) -> None:
-    """Their next connections go to another endpoint, and stay with it."""
-
-    def met_but(drained: str, who: str) -> set[str]:
-        published = weighted(two, name, (100 * (pod != drained) for pod in ENDPOINTS))
-        published[0]["spec"]["sessionAffinity"] = "ClientIP"
-        two.publish(published)
-        return set(met(two, who, 6))
-
-    for who in ("hooked", "unhooked"):
-        (before,) = met_but("none", who)
-        (after,) = met_but(before, who)
-        assert after != before
-
-
-@pytest.mark.parametrize("name", BY_WEIGHT)
-def test_weights_may_be_as_far_apart_as_0_and_1000(two: TwoNodes, name: str) -> None:
-    """An endpoint of weight 0 gets none, one of 1 hardly any: one of a hundred at most."""
-    two.publish(weighted(two, name, (1000, 0, 1)))
-    for who in ("hooked", "unhooked"):
-        found = Counter(met(two, who, 20))
-        assert found["twin"] == 0
-        assert found["here"] >= 14  # of random ones fewer come once in 10^9 times
 
 
 @pytest.mark.parametrize(
@@ -260,3 +232,106 @@ def test_where_every_weight_is_0_new_connections_are_refused_and_open_ones_live(
     two.publish(weighted(two, name, (1, 1, 1)))
     held += [dial(two, who, opened)[1] for who in CLIENTS]
     assert all(map(requests.lives, held))
+
+
+def counted(two: TwoNodes, *pods: str) -> list[Manifest]:
+    return service(two, LEAST_CONNECTIONS, *(pods or PAIR))
+
+
+@pytest.mark.extended
+@clients
+@families
+def test_new_connections_go_to_the_endpoint_with_fewest(
+    two: TwoNodes, who: str, v6: bool, opened: ExitStack
+) -> None:
+    """While all stay open they alternate; where one endpoint's have ended it gets the next ones."""
+    two.publish(counted(two))
+    settled(two)
+    held = [dial(two, who, opened, v6=v6) for _ in range(8)]
+    assert Counter(name for name, _ in held) == {"here": 4, "there": 4}
+    assert loads(two) == [4, 4]
+    for name, each in held:
+        if name == "here":
+            each.close()
+    settled(two, 4)
+    assert {dial(two, who, opened, v6=v6)[0] for _ in range(4)} == {"here"}
+    opened.close()
+    settled(two)
+
+
+@clients
+def test_open_connections_are_as_many_as_the_weights_say(
+    two: TwoNodes, who: str, opened: ExitStack
+) -> None:
+    """Of those that are held at once; OFF more or less come once in a million times."""
+    two.publish(counted(two, "here"), slices(two, "there", 25))
+    settled(two)
+    held = Counter(dial(two, who, opened)[0] for _ in range(60))
+    assert abs(held["there"] - 60 * 25 // 125) <= OFF
+    opened.close()
+    settled(two)
+
+
+@clients
+def test_datagrams_count_as_long_as_their_socket_or_flow_lives(
+    two: TwoNodes, who: str, opened: ExitStack
+) -> None:
+    """Sockets until they are released; flows until they are gone and the agent has swept."""
+    two.publish(counted(two))
+    settled(two)
+    held = [dial(two, who, opened, "udp", v6=v6)[0] for v6 in (False, True) for _ in range(4)]
+    for family in (held[:4], held[4:]):
+        assert Counter(family) == {"here": 2, "there": 2}
+    settled(two, 2, 2, 2, 2)
+    opened.close()
+    if who in BY_SOCKETS:
+        settled(two)
+    else:
+        two.delete_flows("other_flows")
+        wait_until("swept", lambda: not loads(two), 8 * missed_ends.RECOUNT_INTERVAL)
+    assert not list(two.maps["connections"].items())
+
+
+def test_an_agent_that_is_killed_leaves_exact_counts(two: TwoNodes, opened: ExitStack) -> None:
+    """Connections are opened and closed meanwhile, and the next agent goes on with the counts."""
+    two.publish(counted(two))
+    settled(two)
+    held = [dial(two, who, opened) for who in CLIENTS for _ in range(2)]
+    agent = two.agents[0]
+    agent.stop(signal.SIGKILL)
+    for _, each in held[::2]:
+        each.close()
+    more = [dial(two, who, opened) for who in CLIENTS]
+    left = Counter(name for name, _ in [*held[1::2], *more])
+    settled(two, *left.values())
+    agent.start()
+    two.publish(counted(two))
+    assert loads(two) == sorted(left.values())[::-1]
+    opened.close()
+    settled(two)
+
+
+@pytest.fixture
+def configured(two: TwoNodes, tmp_path: Path) -> Iterator[None]:
+    """The near node's agent runs with this configuration beside its own options."""
+    (config := tmp_path / "config.yaml").write_text(CONFIG)
+    usual = two.agents[0].options
+    two.restart(*usual, "--config", str(config))
+    yield
+    two.restart(*usual)
+
+
+@pytest.mark.usefixtures("configured")
+def test_a_configuration_of_mode_ipvs_has_a_default(two: TwoNodes, opened: ExitStack) -> None:
+    """Connections are counted, as by wlc; a Service's annotation goes before that."""
+    two.publish(service(two, None, *PAIR))
+    for number, who in enumerate(HERE, 1):
+        assert {dial(two, who, opened)[0] for _ in PAIR} == {*PAIR}
+        assert loads(two) == [number] * 2
+    opened.close()
+    settled(two)
+    two.publish(service(two, ROUND_ROBIN, *PAIR))
+    for who in HERE:
+        names = met(two, who, 6)
+        assert names == names[:2] * 3 and {*names} == {*PAIR}
+    assert not loads(two)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UDP sockets that are silent longer than conntrack would keep their flow.
+"""UDP sockets that are silent longer than conntrack would keep their flow, on the wire.
 
-Unconnected ones see added endpoints then; connected ones keep theirs.
+tests/native/test_silent_sockets.py has every rule.
 """
 
 import time
@@ -13,7 +13,7 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
-from tests.kit.cluster import PORT, VIP, VIP6, Cluster, running
+from tests.kit.cluster import VIP, Cluster, running
 from tests.kit.stale_udp import dual_stack_web
 
 SILENCE = 1  # seconds
@@ -33,43 +33,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.parametrize("vip", [VIP, VIP6], ids=["v4", "v6"])
-def test_a_silent_socket_sees_an_added_backend(
-    cluster: Cluster, sockets: Sockets, vip: str
-) -> None:
+def test_a_silent_socket_sees_an_added_backend(cluster: Cluster, pod: Sockets) -> None:
     """It keeps its endpoint while it asks, and may get an added one after each silence."""
     first, *added = cluster.web
     cluster.publish(dual_stack_web(first))
-    with requests.udp_socket(sockets, vip) as client:
-        assert requests.exchange(client, vip).name == first.name
+    with requests.udp_socket(pod, VIP) as client:
+        assert requests.exchange(client, VIP).name == first.name
         cluster.publish(dual_stack_web(first, *added))
 
         def moved() -> bool:
             time.sleep(1.2 * SILENCE)  # what is to be measured: the silence
-            return requests.exchange(client, vip).name != first.name
-
-        wait_until("an added endpoint is drawn", moved)
-
-
-@pytest.mark.parametrize("vip", [VIP, VIP6], ids=["v4", "v6"])
-def test_a_connected_socket_keeps_its_backend_however_long_it_is_silent(
-    cluster: Cluster, sockets: Sockets, vip: str
-) -> None:
-    """No hook sees what it sends; when it connects again it may get an added one."""
-    first, *added = cluster.web
-    cluster.publish(dual_stack_web(first))
-    with requests.udp_socket(sockets, vip) as client:
-        client.connect((vip, PORT))
-        cluster.publish(dual_stack_web(first, *added))
-        for _ in range(5):
-            client.send(b"?")
-            assert requests.receive(client).name == first.name
-            time.sleep(1.2 * SILENCE)  # what is to be measured: the silence
-
-        def moved() -> bool:
-            time.sleep(1.2 * SILENCE)
-            client.connect((vip, PORT))
-            client.send(b"?")
-            return requests.receive(client).name != first.name
+            return requests.exchange(client, VIP).name != first.name
 
         wait_until("an added endpoint is drawn", moved)

@@ -85,27 +85,6 @@ def test_served_at_the_pods_device(
     assert (answer.name, answer.peer) == (cluster.web[0].name, (vip, PORT))
 
 
-@services
-def test_the_nodes_sockets_alone_are_remembered(
-    cluster: Cluster, served: None, pod: Sockets, host: Sockets, vip: str
-) -> None:
-    """A pod's socket is connected to the service itself, the node's to the backend."""
-    before = {key for key, _ in cluster.maps["sockets"].items()}
-    with requests.tcp_socket(pod, vip) as one, requests.tcp_socket(host, vip) as other:
-        for client in (one, other):
-            client.connect((vip, PORT))
-        new = {key for key, _ in cluster.maps["sockets"].items()} - before
-        assert len(new) == 1
-
-
-@services
-def test_refused_at_the_pods_device(cluster: Cluster, pod: Sockets, vip: str) -> None:
-    """A service without endpoints refuses a pod's connection by a reset."""
-    cluster.publish(web())
-    with pytest.raises(ConnectionRefusedError):
-        requests.tcp(pod, vip)
-
-
 class Opened:
     """A pod's sockets of each kind that have been answered once by a service."""
 

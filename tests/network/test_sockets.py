@@ -1,10 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of socket reaches an endpoint through every kind of address, and sees the address."""
+"""Every kind of socket reaches an endpoint through every kind of address, and sees the address.
 
-from collections.abc import Mapping
+What else one agent's sockets meet: the guard of NodePorts, affinity (tests/native/test_affinity.py
+has its rules), and whom a socket that is connected anew names.
+"""
+
+import os
+from errno import EADDRINUSE
+from socket import (
+    AF_INET,
+    AF_INET6,
+    IPPROTO_IPV6,
+    IPV6_V6ONLY,
+    MSG_ERRQUEUE,
+    SOCK_DGRAM,
+    SOCK_STREAM,
+    inet_ntop,
+)
+from typing import Any
 
 import pytest
 
+from ebpflb.kernel import probe
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
@@ -22,16 +39,19 @@ from tests.kit.cluster import (
     endpoint,
     web,
 )
-from tests.kit.parameters import every_kind
+from tests.kit.parameters import every_kind, families
 from tests.kit.requests import Send
+from tests.kit.stale_udp import connect, dual_stack_web
 
 EXTERNAL6, BALANCER6 = "2001:db8::10", "2001:db8::20"
 ADDRESSES = [VIP, VIP6, EXTERNAL, EXTERNAL6, BALANCER, BALANCER6]
 MAPPED = [f"::ffff:{address}" for address in (VIP, EXTERNAL, BALANCER)]
 NAMES = {"web-1", "web-2", "web-3"}
 OF_THE_NODE = ["192.0.2.1", "fd02::1"]
+TAKEN = ["0.0.0.0", "::", "127.0.0.1", "::1", "192.0.2.1", "fd02::1"]
+KINDS = [SOCK_STREAM, SOCK_DGRAM]
+ERROR_BYTES = 16  # struct sock_extended_err; a sockaddr follows
 LOOPBACKS = ["127.0.0.1", "::1", "127.7.7.7", "::ffff:127.0.0.1", "0.0.0.0"]
-ZONE = "topology.kubernetes.io/zone"
 
 
 def everything(cluster: Cluster) -> list[Manifest]:
@@ -80,13 +100,6 @@ def test_loopback_of_the_node(host: Sockets, send: Send, address: str) -> None:
     assert send(host, address, NODEPORT).name in NAMES
 
 
-@pytest.mark.parametrize("address", LOOPBACKS)
-def test_loopback_of_a_pod(pod: Sockets, address: str) -> None:
-    """A pod's loopback is its own: nothing listens there."""
-    with pytest.raises(ConnectionRefusedError):
-        requests.tcp(pod, address, NODEPORT)
-
-
 @pytest.mark.parametrize("address", ["10.244.1.1", "fd00:244:1::1"])
 def test_other_addresses_of_the_node(sockets: Sockets, address: str) -> None:
     """With the default --nodeport-addresses only the primary address serves."""
@@ -119,25 +132,6 @@ def another_service(cluster: Cluster) -> object:
     cluster.publish(everything(cluster))
 
 
-# The zone of each endpoint, that of the node, and the endpoints that a pod of the node comes to.
-ZONES: list[tuple[Mapping[str, str], str, set[str]]] = [
-    ({"web-1": "a", "web-2": "b", "web-3": "a"}, "", NAMES),
-    ({"web-1": "a", "web-2": "b", "web-3": "a"}, "a", {"web-1", "web-3"}),
-    ({"web-1": "a", "web-2": "b"}, "c", {"web-1", "web-2"}),
-]
-
-
-@pytest.mark.usefixtures("another_service")
-def test_zones(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
-    """Zone hints keep traffic in the node's zone, once it has a label and endpoints for it."""
-    for of_endpoints, zone, names in ZONES:
-        node = manifests.node("node", cluster.node.v4, cluster.node.v6)
-        node["metadata"]["labels"] = {ZONE: zone} if zone else {}
-        hinted = [it for it in pods if it.name in of_endpoints]
-        cluster.publish(node, web(*(endpoint(it, zones=of_endpoints[it.name]) for it in hinted)))
-        assert requests.backends(pod, VIP).keys() == names
-
-
 @pytest.mark.usefixtures("another_service")
 @pytest.mark.parametrize("address", [VIP, VIP6])
 @every_kind
@@ -147,21 +141,98 @@ def test_hairpin(cluster: Cluster, pods: list[Host], send: Send, address: str) -
     assert send(cluster.sockets(pods[0]), address)[:2] == ("web-1", (address, PORT))
 
 
+def bind(sockets: Sockets, kind: int, address: str, port: int = NODEPORT) -> int:
+    """The errno, or 0."""
+    with sockets.open(requests.family_of(address), kind) as opened:
+        try:
+            opened.bind((address, port))
+        except OSError as error:
+            return error.errno or -1
+    return 0
+
+
+guarded = pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
+
+
+@guarded
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("address", TAKEN)
+def test_on_the_node(host: Sockets, kind: int, address: str) -> None:
+    """On the addresses that serve NodePorts, and on any address, the port is taken."""
+    assert bind(host, kind, address) == EADDRINUSE
+
+
+@guarded
 @pytest.mark.usefixtures("another_service")
-def test_two_services(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
-    """What happens to one service moves nothing of another."""
-    steady = [
-        manifests.service("steady", ["10.96.0.20"], [{"port": PORT}]),
-        manifests.endpoint_slice("steady", "IPv4", [*map(endpoint, pods[:2])], [{"port": TARGET}]),
+@pytest.mark.skipif(not probe.kernel_read(), reason="no program may read the kernel's memory")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("addresses", [[VIP], [VIP6], [VIP, VIP6]], ids=["v4", "v6", "both"])
+def test_ipv6_only(cluster: Cluster, host: Sockets, kind: int, addresses: list[str]) -> None:
+    """A socket with IPV6_V6ONLY may have a NodePort that only IPv4 has; one without it may not."""
+    named = [
+        {"name": it, "port": 80, "nodePort": NODEPORT, "protocol": it} for it in ("TCP", "UDP")
     ]
+    cluster.publish(manifests.service("web", addresses, named, type="NodePort"))
+    for v6only in (True, False):
+        with host.open(AF_INET6, kind) as opened:
+            opened.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, int(v6only))
+            if v6only and addresses == [VIP]:
+                opened.bind(("::", NODEPORT))
+            else:
+                with pytest.raises(OSError, match=os.strerror(EADDRINUSE)):
+                    opened.bind(("::", NODEPORT))
 
-    def entry() -> object:
-        """The steady service as the map has it."""
-        return next(it for key, it in cluster.maps["services"].items() if "96.0.20:" in str(key))
 
-    cluster.publish(steady, web(endpoint(pods[2])))
-    before = entry()
-    for count in (3, 0, 1, 2):
-        cluster.publish(steady, web(*map(endpoint, pods[:count])))
-        assert requests.backends(pod, "10.96.0.20").keys() == {"web-1", "web-2"}
-        assert entry() == before
+@pytest.mark.usefixtures("another_service")
+@every_kind
+def test_sticks(cluster: Cluster, pod: Sockets, send: Send) -> None:
+    """One client comes to one endpoint with every connection and every new datagram socket, by all
+    addresses of the service's port.
+    """
+    pods = map(endpoint, cluster.web)
+    spec: dict[str, Any] = {"externalIPs": [EXTERNAL], "sessionAffinity": "ClientIP"}
+    cluster.publish(web(*pods, nodeport=NODEPORT, **spec))
+    (name,) = requests.backends(pod, VIP, send=send)
+    assert send(pod, EXTERNAL).name == name
+    assert send(pod, cluster.node.v4, NODEPORT).name == name
+    cluster.publish()  # the next test's service is another, whom nobody remembers
+
+
+@pytest.mark.usefixtures("another_service")
+@families
+def test_udp_disconnected(cluster: Cluster, sockets: Sockets, v6: bool) -> None:
+    """After connect() to AF_UNSPEC the backend is the backend, and the service the service."""
+    cluster.publish(dual_stack_web(cluster.web[0]))
+    vip, pod = (VIP6, cluster.web[0].v6) if v6 else (VIP, cluster.web[0].v4)
+    with requests.udp_socket(sockets, vip) as client:
+        assert connect(client, vip).peer == (vip, PORT)
+        client.disconnect()
+        assert requests.exchange(client, pod, TARGET).peer == (pod, TARGET)
+        assert requests.exchange(client, vip).peer == (vip, PORT)
+
+
+@pytest.mark.usefixtures("another_service")
+@families
+def test_the_error_queue_names_the_backend(cluster: Cluster, sockets: Sockets, v6: bool) -> None:
+    """With IP_RECVERR: as whom the datagram was for, and as who reports the error; no hook sees it.
+
+    The error itself is the service's as well, ECONNREFUSED.
+    """
+    pod = cluster.web[0]
+    closed = [{"name": "udp", "port": TARGET + 1, "protocol": "UDP"}]
+    number, address, level, option = (1, VIP6, 41, 25) if v6 else (0, VIP, 0, 11)
+    where = pod.v6 if v6 else pod.v4
+    cluster.publish(
+        manifests.service("web", [VIP, VIP6], [{**closed[0], "port": PORT}]),
+        manifests.endpoint_slice("web", "IPv4", [endpoint(pod)], closed),
+        manifests.endpoint_slice("web", "IPv6", [endpoint(pod, v6=True)], closed),
+    )
+    with requests.udp_socket(sockets, address) as client:
+        client.setsockopt(level, option, 1)
+        client.sendto(b"?", (address, PORT))
+        with pytest.raises(ConnectionRefusedError):
+            client.recv(64)
+        payload, ((_, _, said),), _, destination = client.recvmsg(64, 512, MSG_ERRQUEUE)
+        assert (payload, destination[:2]) == (b"?", (where, TARGET + 1))
+        offset, family = ERROR_BYTES + (8 if v6 else 4), (AF_INET, AF_INET6)[number]
+        assert inet_ntop(family, said[offset : offset + (16 if v6 else 4)]) == where

@@ -14,7 +14,7 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket, Sockets
 from tests.kit import requests
-from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, endpoint, web
+from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, web
 from tests.kit.parameters import families
 from tests.kit.stale_udp import (
     SOURCE,
@@ -133,17 +133,6 @@ def test_several_clients(cluster: Cluster, changes: Changes, vip: str) -> None:
         client.close()
 
 
-def test_service_is_scaled_to_zero(
-    cluster: Cluster, changes: Changes, client: Socket, vip: str
-) -> None:
-    """Services with no serving endpoint are not cleaned."""
-    one = cluster.web[0]
-    changes.apply(dual_stack_web(one))
-    assert connect(client, vip).name == one.name
-    changes.apply(dual_stack_web())
-    assert exchange(client).name == one.name
-
-
 def test_terminating_but_serving(
     cluster: Cluster, changes: Changes, client: Socket, vip: str
 ) -> None:
@@ -182,25 +171,6 @@ def test_only_those_translated(cluster: Cluster, changes: Changes, sockets: Sock
         assert stream.recv(64) == b"still there"
 
 
-def test_nothing_is_left(cluster: Cluster, changes: Changes, client: Socket, vip: str) -> None:
-    """What was remembered of an ended socket goes with it, used again or not."""
-    before = remembered(cluster)  # MPTCP sockets are never released (sockets/stream.h)
-    one, other, _ = cluster.web
-    changes.apply(dual_stack_web(one))
-    connect(client, vip)
-    changes.apply(dual_stack_web(other))
-    assert is_ended(client)
-    client.close()
-    changes.marker.close()
-    assert remembered(cluster) <= before
-
-
-def remembered(cluster: Cluster) -> set[object]:
-    return {
-        key for name in ("sockets", "assignments", "peers") for key, _ in cluster.maps[name].items()
-    }
-
-
 def test_while_no_agent_runs(cluster: Cluster, changes: Changes, pod: Sockets) -> None:
     """What ended while no agent ran is made good when one starts."""
     one, other, _ = cluster.web
@@ -217,20 +187,6 @@ def test_while_no_agent_runs(cluster: Cluster, changes: Changes, pod: Sockets) -
 
 # UDP is preserved when initial unready endpoints get ready (e2e conntrack.go): who asks before
 # anyone serves is served afterwards.
-
-
-def test_udp_is_preserved_when_endpoints_get_ready(
-    cluster: Cluster, changes: Changes, sockets: Sockets
-) -> None:
-    """A client is refused while there is no endpoint, and reaches it afterwards."""
-    changes.apply(web(endpoint(cluster.web[0], ready=False, serving=False)))
-    with bound_socket(sockets, VIP) as early, pytest.raises(ConnectionRefusedError):
-        early.connect((VIP, PORT))
-        early.send(b"?")
-        early.recv(64)
-    changes.apply(dual_stack_web(cluster.web[0]))
-    with bound_socket(sockets, VIP) as client:
-        assert connect(client, VIP).name == cluster.web[0].name
 
 
 @pytest.mark.parametrize("address", [VIP, VIP6])

@@ -2,7 +2,6 @@
 """Session affinity in packets: by the client's address, whatever its port (kube-proxy.md 9)."""
 
 from ipaddress import ip_address
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from ebpflb.kernel.maps.records import Affinity, AffinityKey
 from tests.packet.frames import at, chunk, destination, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import serve, written
+from tests.packet.services import serve
 
 CLIENTS = range(50_000, 50_024)
 
@@ -41,20 +40,6 @@ def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
     assert len({destination(came.packet) for came in asked}) > 1
 
 
-def test_backend_gone(node: PacketNode, places: Places, protocol: str) -> None:
-    """When the remembered backend is gone, another is remembered."""
-    where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
-    (former,) = met(node, places.client, where, protocol)
-    rest = [backend for backend in backends(places) if backend != former]
-    serve(node, places, "nodeport", protocol, cluster=rest, affinity=60)
-    other = {
-        destination(node.ingress(opening(protocol, at(places.client, port), where)).packet)
-        for port in range(51_000, 51_024)
-    }
-    assert len(other) == 1
-    assert other < set(rest)
-
-
 @pytest.mark.parametrize("name", ["affinity", "new_affinity"])
 def test_timeout(node: PacketNode, places: Places, name: str) -> None:
     """A record that is older than the timeout counts no more."""
@@ -68,22 +53,6 @@ def test_timeout(node: PacketNode, places: Places, name: str) -> None:
         node.ingress(opening("tcp", at(places.client, port), where))
         met_by_age.add(node.maps["new_affinity"].get(client).backend)
     assert len(met_by_age) > 1
-
-
-def test_local_list(node: PacketNode, places: Places, protocol: str) -> None:
-    """A remembered backend that the policy does not allow this time is not used."""
-    here, there = at(places.here, 8080), at(places.there, 8080)
-    lists: dict[str, Any] = {"cluster": [there], "local": [here], "here": [here], "affinity": 60}
-    node.publish(
-        1,
-        {
-            written(places, "nodeport", protocol): "external",
-            written(places, "balancer", protocol): "external load_balancer local",
-        },
-        **lists,
-    )
-    assert met(node, places.client, at(places.node, 30080), protocol) == {there}
-    assert met(node, places.client, at(places.balancer, 443), protocol) == {here}
 
 
 def test_client_that_is_answered(node: PacketNode, places: Places, protocol: str) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from ebpflb.kernel.maps.records import Affinity
 from tests.packet.cluster import Cluster
 from tests.packet.frames import at
 from tests.packet.node import PacketNode
@@ -76,17 +75,3 @@ def test_remembered_endpoint_unready(cluster: Cluster, places: Places) -> None:
     assert cluster.outcome_of("client", ways(places)[0]) == f"{other}*"
     cluster.endpoints(*BOTH)
     assert cluster.outcome_of("client", ways(places)[0]) == f"{other}*"
-
-
-def test_seconds_of_the_service(node: PacketNode, cluster: Cluster, places: Places) -> None:
-    """The timeout is the Service's own: a record as old as that counts no more (sliding)."""
-    publish(cluster, sessionAffinityConfig={"clientIP": {"timeoutSeconds": 1}}, **WITH_AFFINITY)
-    cluster.endpoints(*BOTH)
-    found = set()
-    for _ in range(12):
-        cluster.outcome_of("client", ways(places)[0])
-        ((client, remembered),) = node.maps["new_affinity"].items()
-        found.add(remembered.backend)
-        for name in ("affinity", "new_affinity"):
-            node.put(name, client, Affinity(1, remembered.backend))
-    assert len(found) == 2

@@ -66,7 +66,6 @@ ONE_FIN = ("client's FIN", "client's FIN acknowledged")
 BACKENDS_FIN = ("backend's FIN", "backend's FIN acknowledged")
 BOTH_FINS = ("both FINs, the client's first", "both FINs, the backend's first", "both FINs at once")
 CLOSED = ("closed by the client", "closed by the backend")
-RESET = ("reset by the client", "reset by the backend")
 # Why -> the histories and events where it is so, and the state of the flow tables.
 DIFFERENT = {
     "a FIN of a side is one FIN however often it is sent; conntrack takes it for the other's": (

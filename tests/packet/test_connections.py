@@ -166,33 +166,12 @@ def test_syn_after_one_fin(
     assert ends(node.through(segment(client, where, "A", seq=1002, ack=5001))) == got
 
 
-def test_backend_takes_a_syn_after_one_fin(node: PacketNode, client: str, where: str) -> None:
-    """A backend that has forgotten a half-closed connection opens another one."""
-    asked = shake(node, client, where)
-    node.through(segment(client, where, "FA"))
-    node.through(segment(client, where, seq=700_000_000))
-    accepted = segment(destination(asked), source(asked), "SA", seq=900_000_000, ack=700_000_001)
-    assert ends(node.through(accepted)) == f"{where} > {client}"
-    node.through(segment(client, where, "A", seq=700_000_001, ack=900_000_001))
-    assert not any(flow.flags & {"fin", "rst"} for flow in node.flows().values())
-
-
 def test_last_acknowledgment(node: PacketNode, places: Places, client: str, where: str) -> None:
     """Packets that come after the end still follow: the last ACK, and FINs sent again."""
     got = ends(shake(node, client, where))
     finish(node, client, where)
     assert ends(node.through(segment(client, where, "A", seq=1002, ack=5002))) == got
     assert ends(node.through(segment(client, where, "FA", seq=1001, ack=5001))) == got
-
-
-def test_forged_reset(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """A reset that more of its side follows was none: the connection is not taken as ended."""
-    got = ends(shake(node, client, where))
-    abort(node, client, where)
-    node.through(segment(client, where, "PA", seq=1001, ack=5001, payload=b"GET /"))
-    replace(node, places, kind)
-    assert ends(node.through(segment(client, where))) == got
-    assert all("rst" not in flow.flags for flow in node.flows().values())
 
 
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "R", "RA", "SA", ""])

@@ -26,18 +26,6 @@ def protocol(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_kept(node: PacketNode, places: Places, client: str, kind: str, protocol: str) -> None:
-    """While its backend serves, if only what it has, the flow stays."""
-    backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
-    where = serve(node, places, kind, protocol, cluster=[backend])
-    got = ends(node.through(opening(protocol, client, where)))
-    serve(node, places, kind, protocol, cluster=[other], leaving=[backend])
-    for _ in range(3):
-        asked = node.through(opening(protocol, client, where))
-        assert ends(asked) == got
-        assert ends(node.through(reply(asked))) == f"{where} > {client}"
-
-
 def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None:
     """When its backend is gone, the next datagram comes to another, and is answered."""
     backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
@@ -51,23 +39,6 @@ def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None
     assert ends(again) == ends(asked)
     assert node.maps["service_stats"].get(1)[0] == 2
     assert source(node.egress(node.ingress(late).packet).packet) in (where, backend)
-
-
-def test_nobody_serves(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """When all are gone, the client gets an error."""
-    where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
-    node.through(datagram(client, where))
-    serve(node, places, kind, "udp")
-    assert node.ingress(datagram(client, where)).verdicts == {"refused": 1}
-
-
-def test_comes_back(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """A client that was refused is served as soon as somebody can."""
-    where = serve(node, places, kind, "udp")
-    assert node.ingress(datagram(client, where)).action == "redirect"
-    serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
-    asked = node.through(datagram(client, where))
-    assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
 def test_service_gone(node: PacketNode, places: Places, kind: str, client: str) -> None:

@@ -89,16 +89,3 @@ def test_loopback(node: PacketNode, protocol: str, host: str) -> None:
     assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
     own = at("192.0.2.1" if "." in host else "2001:db8:1::1", 30080)
     assert node.ingress(opening(protocol, client, own)).verdicts == {"translated": 1}
-
-
-def test_spread(node: PacketNode, places: Places, protocol: str) -> None:
-    """Flows spread evenly, by client ports as by client addresses."""
-    backends = [at(places.there, port) for port in (8080, 8081, 8082)]
-    where = serve(node, places, "cluster", protocol, cluster=backends)
-    for clients in (
-        [at(places.pod, port) for port in range(50_000, 50_300)],
-        [at(f"{places.pod[:-2]}{number}", 50123) for number in range(100, 250)] * 2,
-    ):
-        asked = [node.ingress(opening(protocol, client, where), "pods") for client in clients]
-        counts = [sum(destination(one.packet) == b for one in asked) for b in backends]
-        assert min(counts) > 60, counts

@@ -6,7 +6,7 @@ import pytest
 from tests.packet.frames import at, destination, ends, host_of, opening, port_of, reply, source
 from tests.packet.node import FIRST_PORT, LAST_PORT, PacketNode
 from tests.packet.places import Places
-from tests.packet.services import KINDS, exchange, serve, written
+from tests.packet.services import KINDS, exchange, serve
 
 
 @pytest.fixture(params=list(KINDS))
@@ -65,23 +65,6 @@ def test_same_port(node: PacketNode, places: Places, protocol: str) -> None:
     assert ends(request) == f"{pod} > {backend}"
 
 
-def test_here(node: PacketNode, places: Places, protocol: str) -> None:
-    """A backend on this node sees an external client's own address."""
-    backend, client = at(places.here, 8080), at(places.client, 50123)
-    where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
-    request = exchange(node, protocol, client, where, "uplink", "pods")
-    assert ends(request) == f"{client} > {backend}"
-
-
-def test_masquerade_here(node: PacketNode, places: Places, protocol: str) -> None:
-    """With the operator's option the backend sees the address of the device that leads to it."""
-    node.settings("detect_local", "masquerade_here")
-    backend, client = at(places.here, 8080), at(places.client, 50123)
-    where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
-    request = exchange(node, protocol, client, where, "uplink", "pods")
-    assert host_of(source(request)) == places.bridge
-
-
 def test_device_without_address(node: PacketNode, places: Places, protocol: str) -> None:
     """A flow that must be masqueraded is dropped at a device that has no address for it."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
@@ -89,16 +72,6 @@ def test_device_without_address(node: PacketNode, places: Places, protocol: str)
     left = node.egress(came.packet, "tunnel")
     assert (left.action, left.verdicts) == ("drop", {"ports_exhausted": 1})
     assert destination(node.egress(came.packet, "uplink").packet) == at(places.there, 8080)
-
-
-def test_node_port_elsewhere(node: PacketNode, places: Places, protocol: str) -> None:
-    """The NodePort of another node is that node's business."""
-    serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
-    pod = at(places.pod, 50123)
-    request = opening(protocol, pod, at(places.other_node, 30080))
-    assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})
-    own = opening(protocol, pod, at(places.node, 30080))
-    assert node.ingress(own, "pods").verdicts == {"translated": 1}
 
 
 def test_service_before_node_port(node: PacketNode, places: Places, protocol: str) -> None:
@@ -109,15 +82,6 @@ def test_service_before_node_port(node: PacketNode, places: Places, protocol: st
         node.publish(number, frontends, cluster=[at(places.there, number)])
     request = opening(protocol, at(places.client, 50123), at(places.node, 30080))
     assert destination(node.ingress(request).packet) == at(places.there, 2)
-
-
-def test_protocols_apart(node: PacketNode, places: Places, protocol: str) -> None:
-    """TCP, UDP and SCTP on one port are three services."""
-    backends = {word: at(places.there, n) for n, word in enumerate(("tcp", "udp", "sctp"), 8001)}
-    for number, (word, backend) in enumerate(backends.items(), 1):
-        node.publish(number, [written(places, "cluster", word)], cluster=[backend])
-    request = opening(protocol, at(places.pod, 50123), at(places.cluster_ip, 80))
-    assert destination(node.ingress(request, "pods").packet) == backends[protocol]
 
 
 def test_nobody_asked(node: PacketNode, places: Places, protocol: str) -> None:

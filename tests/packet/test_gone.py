@@ -23,7 +23,7 @@ from tests.packet.places import Places
 from tests.packet.services import KINDS, serve
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
-RST, ACK, MSS = 4, 16, 1400
+RST, MSS = 4, 1400
 
 
 def mark(node: PacketNode) -> None:

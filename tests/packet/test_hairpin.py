@@ -31,11 +31,3 @@ def test_same_port(node: PacketNode, places: Places, protocol: str) -> None:
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
     asked = exchange(node, protocol, backend, where, "pods", "pods")
     assert host_of(source(asked)) == places.bridge
-
-
-def test_neighbour(node: PacketNode, places: Places, protocol: str) -> None:
-    """Another pod on the same node is no hairpin."""
-    backend, client = at(places.here, 8080), at(places.pod, 50123)
-    where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
-    asked = exchange(node, protocol, client, where, "pods", "pods")
-    assert ends(asked) == f"{client} > {backend}"

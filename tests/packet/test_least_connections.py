@@ -159,6 +159,21 @@ def test_what_an_lru_or_a_sweep_takes_is_ended_by_the_agent(
     assert sum(counted(node).values()) == 4
 
 
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_a_full_map_costs_the_count_alone(node: PacketNode, places: Places, protocol: str) -> None:
+    """A flow that finds no space is served, and counted as one that was not counted."""
+    where = serve(node, places, "nodeport", protocol, WORD, cluster=backends(places))
+    first, second = clients(places, 2)
+    node.ingress(opening(protocol, first, where))
+    connections = node.maps["connections"]
+    ((key, value),) = connections.items()
+    numbers = range(key.socket + 1000, key.socket + 1000 + connections.spec.entries - 1)
+    connections.write([(key._replace(socket=number), value) for number in numbers])
+    assert node.ingress(opening(protocol, second, where)).verdicts == {"translated": 1}
+    assert sum(counted(node).values()) == 1
+    assert sum(each.uncounted for _, each in node.maps["backend_loads"].items()) == 1
+
+
 def _client(key: Tuple) -> str:
     if key.hook == Hook.INGRESS:
         return at(str(key.source), key.source_port)

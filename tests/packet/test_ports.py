@@ -73,14 +73,6 @@ def test_random(node: PacketNode, places: Places, protocol: str) -> None:
     assert sum(map(eq, first, second)) < 5
 
 
-def test_kept(node: PacketNode, places: Places, protocol: str) -> None:
-    """A flow keeps its port, whatever others come."""
-    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
-    clients = [at(places.client, port) for port in range(2001, 2011)]
-    first = [flow(node, protocol, client, where) for client in clients]
-    assert [flow(node, protocol, client, where) for client in clients] == first
-
-
 def test_crowded(node: PacketNode, places: Places, protocol: str) -> None:
     """If open flows have all ports, a new flow is dropped with a verdict; older flows go on."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
@@ -102,16 +94,6 @@ def test_backends_apart(node: PacketNode, places: Places, protocol: str) -> None
     )
     assert flow(node, protocol, at(places.client, 2001), where) == at(places.node, 40_000)
     assert flow(node, protocol, at(places.client, 2001), other) == at(places.node, 40_000)
-
-
-def test_room_again(node: PacketNode, places: Places) -> None:
-    """The port of a connection that is over is free for the client's next one."""
-    node.settings("detect_local", first_port=40_000, last_port=40_000)
-    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
-    client = at(places.client, 2001)
-    asked = node.through(opening("tcp", client, where))
-    node.through(reply(node.through(reply(asked, "SA")), "R"))
-    assert flow(node, "tcp", client, where) == at(places.node, 40_000)
 
 
 @pytest.mark.parametrize("ending", ["closed", "aborted"])

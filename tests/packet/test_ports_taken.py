@@ -2,7 +2,6 @@
 """Masquerade ports come free in the program: by conntrack's times, and as the sweeps have them."""
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -17,7 +16,6 @@ from tests.packet.services import serve
 
 PORT, PORT_TRIES = 40_000, 16  # bpf/engine/flows/source_port.h
 TIMES = Timeouts(established=600, close_wait=300)
-Talk = Callable[[PacketNode, str, str, Packet], None]
 
 
 class Stands(NamedTuple):

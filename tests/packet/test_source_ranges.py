@@ -5,10 +5,10 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from tests.packet.frames import at, destination, opening
+from tests.packet.frames import at, opening
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import serve, written
+from tests.packet.services import serve
 
 RESTRICTED = "external load_balancer restricted"
 
@@ -19,41 +19,6 @@ def where(node: PacketNode, places: Places, protocol: str) -> str:
     node.admit(1, places.clients)
     there = [at(places.there, 8080)]
     return serve(node, places, "balancer", protocol, "restricted", cluster=there)
-
-
-def test_inside(node: PacketNode, places: Places, protocol: str, where: str) -> None:
-    came = node.ingress(opening(protocol, at(places.client, 50123), where))
-    assert destination(came.packet) == at(places.there, 8080)
-
-
-@pytest.mark.parametrize("sender", ["other_client", "pod", "remote_pod", "node"])
-def test_outside(node: PacketNode, places: Places, protocol: str, where: str, sender: str) -> None:
-    """All others are dropped without an answer, be they pods."""
-    request = opening(protocol, at(getattr(places, sender), 50123), where)
-    came = node.ingress(request)
-    assert (came.action, came.verdicts) == ("drop", {"source_denied": 1})
-    assert not node.flows(protocol)
-
-
-def test_without_endpoints(node: PacketNode, places: Places, protocol: str, where: str) -> None:
-    """Only an admitted client learns that there is no endpoint."""
-    serve(node, places, "balancer", protocol, "restricted")
-    other_client, client = at(places.other_client, 50123), at(places.client, 50123)
-    assert node.ingress(opening(protocol, other_client, where)).verdicts == {"source_denied": 1}
-    assert node.ingress(opening(protocol, client, where)).verdicts == {"refused": 1}
-
-
-def test_other_frontends(node: PacketNode, places: Places, protocol: str) -> None:
-    """The same service's NodePort, external IP and cluster IP are open to everybody."""
-    node.admit(1, places.clients)
-    words = {written(places, kind, protocol): "external" for kind in ("nodeport", "external")}
-    words[written(places, "cluster", protocol)] = ""
-    words[written(places, "balancer", protocol)] = RESTRICTED
-    node.publish(1, words, cluster=[at(places.there, 8080)])
-    others = at(places.node, 30080), at(places.external, 8443), at(places.cluster_ip, 80)
-    for port, where in enumerate(others, 50_000):
-        came = node.ingress(opening(protocol, at(places.other_client, port), where))
-        assert came.verdicts == {"translated": 1}
 
 
 def test_services_apart(node: PacketNode, places: Places, protocol: str, where: str) -> None:

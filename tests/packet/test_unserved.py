@@ -16,27 +16,6 @@ def served(node: PacketNode, places: Places) -> str:
     return serve(node, places, "cluster", cluster=[at(places.there, 8080)])
 
 
-def test_other_port(node: PacketNode, places: Places, protocol: str) -> None:
-    """A cluster IP refuses the ports that it does not serve."""
-    request = opening(protocol, at(places.pod, 50123), at(places.cluster_ip, 81))
-    came = node.ingress(request, "pods")
-    assert (came.action, came.verdicts) == ("redirect", {"refused": 1})
-
-
-@pytest.mark.parametrize("protocol", ["udp", "sctp"])
-def test_other_protocol(node: PacketNode, places: Places, protocol: str) -> None:
-    """The same port in another protocol is refused."""
-    request = opening(protocol, at(places.pod, 50123), at(places.cluster_ip, 80))
-    assert node.ingress(request, "pods").verdicts == {"refused": 1}
-
-
-def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
-    """An address that is kept for services and has none swallows everything."""
-    request = opening(protocol, at(places.pod, 50123), at(places.unallocated, 80))
-    came = node.ingress(request, "pods")
-    assert (came.action, came.verdicts) == ("drop", {"unallocated": 1})
-
-
 def test_connection_to_unallocated(node: PacketNode, places: Places) -> None:
     """An existing connection, which conntrack may still know, goes on."""
     for host in (places.unallocated, places.cluster_ip):
@@ -58,13 +37,6 @@ def test_inside_span_alone(node: PacketNode, places: Places, protocol: str) -> N
     table.delete([key for key, _ in table.items()])
     request = opening(protocol, at(places.pod, 50123), at(places.unallocated, 80))
     assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})
-
-
-def test_external_addresses(node: PacketNode, places: Places, protocol: str) -> None:
-    """Other ports of an external address are not refused: another program may serve them."""
-    serve(node, places, "balancer", protocol, service=2, cluster=[at(places.there, 8080)])
-    request = opening(protocol, at(places.client, 50123), at(places.balancer, 444))
-    assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
 
 
 @pytest.mark.parametrize("size", [0, 3, 20, 56, 1400])

@@ -153,26 +153,6 @@ def test_source_ranges_of_the_other_family(tcp: Cluster, places: Places) -> None
     assert tcp.outcome_of("other_client", where(places, "balancer")) == "c*"
 
 
-def test_external_policy_local(cluster: Cluster, places: Places) -> None:
-    """Seven flows: outside clients come to endpoints here as themselves, pods to all (4.2, 4.3)."""
-    public(cluster, externalTrafficPolicy="Local")
-    cluster.endpoints("a", "c")
-    assert cluster.outcome_of("pod", where(places, "cluster")) == "a c"
-    for kind in ("external", "balancer", "nodeport"):
-        assert cluster.outcome_of("pod", where(places, kind)) == "a c"
-        assert cluster.outcome_of("client", where(places, kind)) == "a"
-
-
-def test_external_policy_cluster(cluster: Cluster, places: Places) -> None:
-    """Seven flows: all come to all, and all need SNAT, but outside clients of a (4.2)."""
-    public(cluster)
-    cluster.endpoints("a", "c")
-    assert cluster.outcome_of("pod", where(places, "cluster")) == "a c"
-    for kind in ("external", "balancer", "nodeport"):
-        assert cluster.outcome_of("pod", where(places, kind)) == "a* c*"
-        assert cluster.outcome_of("client", where(places, kind)) == "a c*"
-
-
 def test_node_port_of_another_node(cluster: Cluster, places: Places) -> None:
     """Another node's NodePort is not intercepted: the packet goes on to that node (4)."""
     public(cluster)

@@ -27,20 +27,15 @@ ALL_TESTS = (
     "--parameter-sets=1:tests/network/test_packets_table.py",
     "--parameter-sets=1:tests/network/test_packets_refusal.py",
     "--parameter-sets=4:tests/network/test_schedulers.py::test_connections_are_drawn_by_weight",
-    "--parameter-sets=4:tests/network/test_schedulers.py::test_weights_may_be",
-    "--parameter-sets=1:tests/network/test_default_scheduler.py",
     "--parameter-sets=1:tests/network/test_on_removal.py",
     "--parameter-sets=1:tests/network/test_some_services.py",
     "--parameter-sets=1:tests/network/test_shadow.py",
     "--parameter-sets=1:tests/network/test_killed_amid_changes.py",
     "--parameter-sets=1:tests/network/test_sockets.py",
-    "--parameter-sets=1:tests/network/test_affinity.py",
     "--parameter-sets=1:tests/network/test_stale_udp.py",
     # seconds of Python that ask the kernel nothing new
     "--deselect=tests/kernel/programs/test_loader.py::test_relocation",
     "--deselect=tests/kernel/maps/test_state_dir.py::test_bpffs_is_mounted",
-    "--deselect=tests/packet/test_devices.py::test_spread",
-    "--deselect=tests/network/test_bind.py::test_switched_off",
     "--deselect=tests/network/test_stale_udp.py::test_while_no_agent_runs",
     "tests/kernels/inside",
     "tests/kernel/maps/test_maps.py",
@@ -67,19 +62,14 @@ ALL_TESTS = (
     "tests/network/test_packets_table.py",
     "tests/network/test_packets_refusal.py",
     "tests/network/test_schedulers.py",
-    "tests/network/test_least_connections.py",
     "tests/network/test_on_removal.py",
     "tests/network/test_moving_udp.py",
-    "tests/network/test_default_scheduler.py",
     # with a node of its own, where the kernel has what it needs
     "tests/network/test_flowtable.py",
     # these share one cluster: first those that need it unchanged, last those that change it
     "tests/network/test_release.py",
     "tests/network/test_sockets.py",
-    "tests/network/test_affinity.py",
-    "tests/network/test_datagrams.py",
     "tests/network/test_stale_udp.py",
-    "tests/network/test_bind.py",
     "tests/network/test_refusal.py",
     # with two nodes of its own
     "tests/network/test_killed_amid_changes.py",
@@ -102,8 +92,6 @@ LONG = (
     "tests/packet/test_recycled_flows.py",  # 13
     "tests/packet/test_upstream.py",  # 34
     "tests/network/test_schedulers.py",  # 140
-    "tests/network/test_default_scheduler.py",  # 85
-    "tests/network/test_least_connections.py",  # 32
     "tests/network/test_on_removal.py",  # 73
     "tests/network/test_flowtable.py",
     "tests/network/test_release.py",  # 45
@@ -124,19 +112,16 @@ IN_TURNS = ("tests/packet", "tests/network")
 MORE = (
     "--parameter-sets=1",
     # the cluster and the two nodes that files share
-    "tests/network/test_connected_anew.py",
     "tests/network/test_own_addresses.py",
     "tests/network/test_silent_sockets.py",
     "tests/network/test_forged_ends.py",
     "tests/network/test_admission.py",
     "tests/network/test_netfilter_engine.py",
     "tests/network/test_netfilter_segments.py",
-    "tests/network/test_netfilter_sctp.py",
     "tests/network/test_former_engine.py",
     "tests/network/test_kernel_sockets.py",
     # each with nodes of its own
     "tests/network/test_packets_flows.py",
-    "tests/network/test_floods.py",
     "tests/network/test_netfilter_floods.py",
     "tests/network/test_netfilter_parity.py",
     "tests/network/test_netfilter_operation.py",
