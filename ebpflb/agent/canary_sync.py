@@ -95,11 +95,6 @@ class CanarySync:
         if self._id and lease == self._id:
             self._end()
 
-    def turn(self) -> None:
-        """Withdraw the canary when its lease has ended."""
-        if self._clock() >= self.due:
-            self.withdraw()
-
     def withdraw(self) -> None:
         """Withdraw the canary. Raises nothing: a failed write is repeated with all others."""
         try:

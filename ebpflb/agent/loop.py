@@ -259,10 +259,12 @@ class Agent:
             self._take(message)
         if self.stopped:
             return
-        if self.loader.try_again():
+        now = self.clock()
+        if now >= self.loader.due and self.loader.try_again():
             self.node_sync.programs_loaded()
             self.in_sync = False
-        self.canary.turn()
+        if now >= self.canary.due:
+            self.canary.withdraw()
         self._sync_if_due()
         self.service_sync.turn()
         self._choose_engine()

@@ -90,9 +90,10 @@ class ProgramLoader:
             self._load()
 
     def try_again(self) -> bool:
-        """Return whether programs have been loaded now, which must be attached."""
-        if self._clock() < self.due:
-            return False
+        """Try to load the programs, when it is due.
+
+        Returns whether they have been loaded now, and must be attached.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._compile, name="compile", daemon=True)
             self._thread.start()
