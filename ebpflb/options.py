@@ -5,10 +5,12 @@ An option that kube-proxy does not have is declared once, as a field with a ``Fl
 come the option of ``ebpflb run``, its line in /flagz, and its row in docs/configuration.md.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,7 +18,7 @@ from ebpflb.kernel.maps.map_sizes import SIZES, MapSizes
 from ebpflb.kernel.maps.map_sizes import parse as parse_sizes
 from ebpflb.kernel.maps.map_sizes import show as show_sizes
 from ebpflb.model import annotations
-from ebpflb.model.addresses import Address, Network
+from ebpflb.model.addresses import Address, Network, parse_address
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.packet_path import (
     AUTO,
@@ -43,6 +45,7 @@ from ebpflb.model.services import (
 
 _LAST_PORT = 65535
 _PERCENT = 100
+_HOST = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]+", re.ASCII)
 
 
 class Flag(NamedTuple):
@@ -117,6 +120,43 @@ def _parse_listen_address(address: str) -> str:
     if ":" in host and not host.startswith("["):
         raise ValueError(f'"{address}": an IPv6 address is written in brackets')
     return address
+
+
+def parse_api_servers(texts: tuple[str, ...]) -> tuple[str, ...]:
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    return tuple(dict.fromkeys(map(_parse_api_server, parts)))
+
+
+def _parse_api_server(text: str) -> str:
+    """HOST:PORT, or the URL of a server -> the URL."""
+    url = text if "://" in text else f"https://{text}"
+    try:
+        found = urlsplit(url)
+        is_one = found.scheme in ("http", "https") and _HOST.fullmatch(found.netloc) and found.port
+    except ValueError:
+        is_one = False
+    if not is_one or found.path.strip("/") or found.query or found.fragment:
+        raise ValueError(f'"{text}" is not HOST:PORT such as 192.0.2.1:6443 or [2001:db8::1]:6443')
+    return f"{found.scheme}://{found.netloc}"
+
+
+def _parse_local_api_server(text: str) -> tuple[Address, int]:
+    host, _, port = text.rpartition(":")
+    try:
+        address = parse_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        address = None
+    number = int(port) if re.fullmatch("[0-9]{1,5}", port) else 0
+    if address is None or not address.is_loopback or not 1 <= number <= _LAST_PORT:
+        raise ValueError(f'"{text}" is not a loopback address and port such as 127.0.0.1:7445')
+    return address, number
+
+
+def _show_local_api_server(found: tuple[Address, int] | None) -> str:
+    if not found:
+        return ""
+    address, port = found
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
 def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
@@ -201,6 +241,10 @@ class Paths:
         return self.run / f"{self.name}.ports"
 
     @property
+    def api_servers_file(self) -> Path:
+        return self.cache / f"{self.name}.api-servers.json"
+
+    @property
     def name(self) -> str:
         """Of its files in the run directory, which several agents may share."""
         return self.known_as or str(self.state).strip("/").replace("/", "-")
@@ -254,6 +298,33 @@ class Options:
     )
     kubeconfig: Path | None = None  # None: the pod's own
     master: str = ""  # the API server's URL, where it is not the kubeconfig's
+    # URLs; () means that of ``master``, the kubeconfig or the pod.
+    api_servers: tuple[str, ...] = option(
+        (),
+        "--api-server",
+        "Ask these API servers in turn, with the credentials of the kubeconfig or the pod: no load"
+        " balancer is needed before them. Can be repeated.",
+        default_text="the kubeconfig's, or the pod's",
+        metavar="HOST:PORT,...",
+        repeated=True,
+        parse=parse_api_servers,
+        show=",".join,
+        chart="apiServer.hosts",
+        details="See [API servers](api-servers.md).",
+    )
+    local_api_server: tuple[Address, int] | None = option(
+        None,
+        "--local-api-server",
+        "Serve the API servers (Service default/kubernetes) at this loopback address too, for"
+        " processes in the node's own network namespace, such as its kubelet.",
+        default_text="none",
+        metavar="ADDRESS:PORT",
+        parse=_parse_local_api_server,
+        show=_show_local_api_server,
+        chart="-",
+        details="Only with the systemd unit or a static pod: see"
+        " [API servers](api-servers.md#how-does-a-kubelet-use-it).",
+    )
     nodeport_addresses: tuple[str, ...] = PRIMARY
     guard_nodeports: bool = option(
         True,
@@ -503,7 +574,18 @@ class Options:
     def admission(self) -> Admission:
         """What Services may do on this node."""
         external_ips = self.serve_external_ips, self.external_ips
-        return Admission(*external_ips, self.nodeport_source_ranges, self.served, self.scheduler)
+        return Admission(
+            *external_ips,
+            self.nodeport_source_ranges,
+            self.served,
+            self.scheduler,
+            self.local_api_server,
+        )
+
+    @property
+    def keeps_api_servers(self) -> bool:
+        """Whether the endpoints of default/kubernetes are kept, and watched for life."""
+        return bool(self.api_servers or self.local_api_server)
 
     @property
     def left_to_kube_proxy(self) -> str:
@@ -517,6 +599,8 @@ class Options:
         """Where the cluster's objects come from, for the operator."""
         if self.manifests:
             return f"manifests in {self.manifests}"
+        if self.api_servers:
+            return f"the API servers {', '.join(self.api_servers)}"
         if self.master:
             return f"the API server {self.master}"
         return f"the API server of {self.kubeconfig or 'this pod'}"

@@ -3,7 +3,7 @@
  * Which service has this frontend? (kube-proxy.md 4)
  *
  * A frontend is matched exactly. Only if there is none, and the address is this node's, a NodePort
- * is looked up. On loopback, NodePorts are served in the node's own namespace alone: a pod's
+ * is looked up. On loopback, frontends are served in the node's own namespace alone: a pod's
  * loopback is not the node's.
  */
 #ifndef EBPFLB_RULES_FRONTEND_H
@@ -19,10 +19,16 @@ enum found { ABSENT, FOUND, RECYCLED };
 
 #define FRONTEND_PLACES 1048576	/* bits of no_frontends; behind them is one for each port */
 
+/* Whether it is the loopback of another namespace, or a packet's, which no frontend is for. */
+static __always_inline bool address_is_foreign_loopback(const struct address *address, __u64 netns)
+{
+	return address_is_loopback(address) && (netns == NO_NETNS || !netns_is_host(netns));
+}
+
 static __always_inline bool node_serves(const struct address *address, __u64 netns)
 {
 	if (address_is_loopback(address))
-		return netns != NO_NETNS && netns_is_host(netns);
+		return !address_is_foreign_loopback(address, netns);
 	return LOOKUP(__u32, node_addresses, address) != NULL;
 }
 
@@ -87,6 +93,8 @@ static __always_inline enum found service_find(const struct frontend *frontend, 
 {
 	enum found found = ABSENT;
 
+	if (address_is_foreign_loopback(&frontend->address, netns))
+		return ABSENT;
 	if (!address_is_any(&frontend->address))
 		found = service_read(frontend, service);
 	if (found == ABSENT && node_serves(&frontend->address, netns)) {

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import loop, node_sync
+from ebpflb.agent.api_server_watch import ApiServerWatch
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
     HOOKS_AND_PINS,
@@ -20,6 +21,7 @@ from ebpflb.agent.audit import (
     TableCheck,
 )
 from ebpflb.agent.canary_sync import local_pages
+from ebpflb.agent.kept_api_servers import ApiServersFile
 from ebpflb.agent.loop import Agent, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
@@ -31,6 +33,7 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, server_factory
 from ebpflb.cluster.source import Source
 from ebpflb.cluster.sources import make_source
@@ -48,6 +51,7 @@ from ebpflb.kernel.node.device_watch import DeviceWatch, RemovalWatch
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
+from ebpflb.model.api_servers import KeptApiServers, Silent
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.options import REPORT, Options
@@ -85,6 +89,7 @@ class Parts:
     options: Options
     metrics: Metrics
     inbox: Inbox
+    api_servers: ApiServers
     source: Source
     host: HostChanges
     datapath: Datapath
@@ -100,7 +105,8 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
     """Open the parts in order; the stack closes them."""
     metrics = Metrics()
     stack.callback(metrics.close)
-    source = _source(options, inbox, metrics)
+    api_servers = ApiServers(options.api_servers, are_several=options.keeps_api_servers)
+    source = _source(options, inbox, metrics, api_servers)
     source.prepare()
     host = stack.enter_context(HostChanges(options))
     with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
@@ -119,39 +125,49 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
         options=options,
         metrics=metrics,
         inbox=inbox,
+        api_servers=api_servers,
         source=source,
         host=host,
         datapath=datapath,
         loader=loader,
         history=history,
-        servers=_servers(options, flags, metrics, inbox),
+        servers=_servers(options, flags, metrics, inbox, api_servers),
         netfilter=netfilter,
-        engine=EngineChoice(
-            options.packet_path,
-            missing=missing,
-            netfilter=netfilter,
-            mark=options.packet_mark,
-            patterns=options.devices,
-            period=options.sync_period,
-        ),
+        engine=_engine(options, missing, netfilter),
         flowtable=node_sync.flowtable_of(options, missing),
     )
 
 
-def _source(options: Options, inbox: Inbox, metrics: Metrics) -> Source:
+def _engine(options: Options, missing: str | None, netfilter: NetfilterSync) -> EngineChoice:
+    return EngineChoice(
+        options.packet_path,
+        missing=missing,
+        netfilter=netfilter,
+        mark=options.packet_mark,
+        patterns=options.devices,
+        period=options.sync_period,
+    )
+
+
+def _source(options: Options, inbox: Inbox, metrics: Metrics, servers: ApiServers) -> Source:
     return make_source(
         inbox.put,
         node_name=options.node_name,
         manifests=options.manifests,
         kubeconfig=options.kubeconfig,
         master=options.master,
+        servers=servers,
         observe=metrics.request,
         on_silent=metrics.watch_silent,
     )
 
 
 def _servers(
-    options: Options, flags: Mapping[str, str], metrics: Metrics, inbox: Inbox
+    options: Options,
+    flags: Mapping[str, str],
+    metrics: Metrics,
+    inbox: Inbox,
+    api_servers: ApiServers,
 ) -> HttpServers:
     pages = MetricsPages(
         metrics=metrics.exposition,
@@ -162,15 +178,15 @@ def _servers(
         profiling=options.profiling,
     )
     families = sysctls.supported_families()
-    about = options, _recorder(options, metrics), pages, metrics.answered
+    about = options, _recorder(options, metrics, api_servers), pages, metrics.answered
     local = local_pages(inbox.put)
     return HttpServers(*about, families=families, local=local, waiting=lambda: inbox.age)
 
 
-def _recorder(options: Options, metrics: Metrics) -> EventRecorder:
+def _recorder(options: Options, metrics: Metrics, servers: ApiServers) -> EventRecorder:
     if options.manifests:
         return EventRecorder()
-    server = server_factory(options.kubeconfig, options.master, metrics.request)
+    server = server_factory(options.kubeconfig, options.master, metrics.request, servers)
     recorder = ApiRecorder(server, options.node_name)
     metrics.events_dropped(lambda: recorder.dropped)
     return recorder
@@ -192,7 +208,7 @@ def build_agent(
         parts = open_parts(options, flags, stack, inbox)
         metrics, datapath = parts.metrics, parts.datapath
         nat_watch, removals = _removal_watches(parts)
-        agent = _agent(parts, nat_watch, lock)
+        agent = _agent(parts, nat_watch, lock, _api_servers_file(parts, stack))
         _read(metrics, agent, datapath, parts.servers)
         metrics.conntrack(datapath.maps, lambda: nat_watch.put_back)
         flow_end = FrameProgram(precompile.FLOW_END, datapath.maps, options.paths.cache)
@@ -209,11 +225,12 @@ def build_agent(
         yield agent
 
 
-def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
+def _agent(
+    parts: Parts, nat_watch: NatWatch, lock: AgentLock, api_servers_file: ApiServersFile
+) -> Agent:
     """Return the loop with everything that it calls."""
     options, metrics, inbox, datapath = parts.options, parts.metrics, parts.inbox, parts.datapath
-    bind_address, admission = options.bind_address, options.admission
-    cluster = ClusterState(options.node_name, bind_address=bind_address, admission=admission)
+    cluster = _cluster(options)
     node_sync = NodeSync(options, datapath, cluster, parts.engine, parts.flowtable)
     former = status.read(options.paths)
     record_lack = parts.servers.record_lack
@@ -245,7 +262,29 @@ def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
         audit=Audit(checks, drift_found, report_only=options.audit == REPORT),
         host=parts.host,
         history=parts.history,
+        api_servers_file=api_servers_file,
     )
+
+
+def _cluster(options: Options) -> ClusterState:
+    return ClusterState(
+        options.node_name,
+        bind_address=options.bind_address,
+        admission=options.admission,
+        keeps_api_servers=options.keeps_api_servers,
+    )
+
+
+def _api_servers_file(parts: Parts, stack: ExitStack) -> ApiServersFile:
+    """Return the file; its API servers are watched, and asked when the agent's own are gone."""
+    watch = ApiServerWatch(lambda places: parts.inbox.put(Silent(places)))
+    stack.callback(stopping.run_all, watch.stop)
+
+    def on_change(found: KeptApiServers) -> None:
+        parts.api_servers.name(found.urls)
+        watch.set(found.endpoints)
+
+    return ApiServersFile(parts.options.paths.api_servers_file, on_change)
 
 
 def _reset_worker(parts: Parts, former: status.AgentStatus | None) -> ResetWorker:
@@ -301,4 +340,5 @@ def _read(metrics: Metrics, agent: Agent, datapath: Datapath, servers: HttpServe
     metrics.health(lambda: servers.health.healthy)
     metrics.ready(lambda: servers.health.ready)
     metrics.waiting(lambda: servers.health.pulse.waiting)
+    metrics.api_servers_silent(lambda: len(agent.cluster.silent))
     metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=agent.options.serve_external_ips)

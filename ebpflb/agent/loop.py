@@ -27,6 +27,7 @@ from ebpflb import stopping
 from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.canary_sync import CanaryPorts, CanarySync, Order
 from ebpflb.agent.inspection import Question
+from ebpflb.agent.kept_api_servers import ApiServersFile
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
@@ -35,10 +36,11 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.cluster.source import Source
 from ebpflb.errors import KernelError
-from ebpflb.history.recorder import CANARY, DEVICES, History
+from ebpflb.history.recorder import API_SERVERS, CANARY, DEVICES, History
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
+from ebpflb.model.api_servers import Silent
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import in_force
 from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
@@ -55,7 +57,7 @@ class Stop:
 
 
 _Asked = Question[Any] | Order
-Message = Event | DevicesChanged | Detection | Disturbed | ConnectionsReset | _Asked | Stop
+Message = Event | DevicesChanged | Detection | Disturbed | ConnectionsReset | Silent | _Asked | Stop
 
 
 class Inbox:
@@ -214,6 +216,7 @@ class Agent:
     audit: Audit
     host: HostChanges
     history: History
+    api_servers_file: ApiServersFile
     clock: Callable[[], float] = time.monotonic  # in seconds
 
     def __post_init__(self) -> None:
@@ -245,6 +248,7 @@ class Agent:
         self.source.start()  # its lists arrive while the kernel verifies the programs
         try:
             self.loader.load()
+            self._serve_kept_api_servers()
             while not self.stopped:
                 self._turn()
         finally:
@@ -273,9 +277,22 @@ class Agent:
             self.stale_udp.check_connections()
         self.history.commit(keep=self._has_changes(), error=self.sync_error)
         self.publisher.publish(make_status(self), in_force=in_force(self.audit.drift))
-        if self.node_sync.attached:
+        if self.node_sync.attached and self.cluster.complete:
             end_startup()
             self.reporter.turned()
+
+    def _serve_kept_api_servers(self) -> None:
+        """On a node without maps: whoever needs an API server need not wait for its answer."""
+        kept = self.api_servers_file.read() if self.options.keeps_api_servers else None
+        if kept and not self.service_sync.planner.actual:
+            self.cluster.apply_kept(kept, str(self.api_servers_file.path))
+            log.info("serving the API servers that were kept until one has answered")
+
+    def _end_provisional(self) -> None:
+        """Plan everything as at a start, when the first lists are complete."""
+        if self.cluster.provisional and self.cluster.complete:
+            self.cluster.provisional = self.in_sync = False
+            self.service_sync.must_start_over = True
 
     def _wait(self) -> list[Message]:
         """Return all messages in the inbox; wait for the first one until something else is due."""
@@ -291,6 +308,7 @@ class Agent:
                     self.service_sync.plan_all()  # repairs any fault of the plan, hours apart
                 self.reporter.event_applied(applied, self.cluster.node)
                 self.history.event(message, applied)
+                self._end_provisional()
             case DevicesChanged():
                 self.node_sync.device_list = message
                 self.history.because(DEVICES)
@@ -310,6 +328,9 @@ class Agent:
                     self.stale_udp.check_connections()
             case ConnectionsReset(name, (address, port), kind, count):
                 self.history.reset(name, host_port(address, port), f"{count} {kind}")
+            case Silent(places):
+                self.cluster.set_silent(places)
+                self.history.because(API_SERVERS)
             case Order():
                 message.answer(self.canary)
             case Question():
@@ -321,7 +342,7 @@ class Agent:
         """Whether there is anything new to write; False before the needed lists are received."""
         services = bool(self.cluster.changed_services or self.service_sync.backlog)
         changed = services or self.node_sync.changed or not self.in_sync
-        return self.cluster.complete and changed
+        return self.cluster.may_be_written and changed
 
     def _next_sync(self) -> float:
         """When the next sync is due; infinity means only a message can make one necessary.
@@ -364,6 +385,8 @@ class Agent:
             self.reporter.sync_failed(self.clock() - begun, full=full)
             return
         self.in_sync, self.sync_error = True, None
+        if self.cluster.complete:
+            self.api_servers_file.keep(self.cluster.api_servers())
         if has_changes:
             self._report_sync(self.clock() - begun, full=full)
         self._check_stale_udp()

@@ -6,6 +6,7 @@ Everything is checked before anything is sent. No error quotes a credential.
 
 import hashlib
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -23,10 +24,11 @@ class Access:
     """The client's configuration, by the kubeconfig at this object's creation.
 
     Without ``path`` it is that of the pod, or ``master`` alone, without credentials. ``master``
-    always overrides the server's URL. Raises ClusterError.
+    always overrides the server's URL. ``servers`` are URLs that are used instead, with these
+    credentials. Raises ClusterError.
     """
 
-    def __init__(self, path: Path | None, master: str = "") -> None:
+    def __init__(self, path: Path | None, master: str = "", servers: Sequence[str] = ()) -> None:
         self._path, self._digest = path, b""
         self.configuration = Configuration()
         try:
@@ -34,7 +36,8 @@ class Access:
                 self._load(path)
             elif not master:
                 cast(Any, load_incluster_config)(self.configuration)
-            self._use_server(master or self.configuration.host)
+            for url in [*servers, master or self.configuration.host]:
+                self._use_server(url)
         except Exception as error:  # the loaders do not translate their errors
             where = path or "no kubeconfig given, and not in a pod"
             raise ClusterError(f"{where}: {kubernetes_parts.reason(error)}") from None

@@ -13,7 +13,15 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_NODELAY
+from socket import (
+    IPPROTO_TCP,
+    SO_KEEPALIVE,
+    SOL_SOCKET,
+    TCP_KEEPCNT,
+    TCP_KEEPIDLE,
+    TCP_KEEPINTVL,
+    TCP_NODELAY,
+)
 from typing import Any
 
 from kubernetes.client.rest import RESTClientObject
@@ -21,6 +29,7 @@ from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from ebpflb.cluster.access import Access
+from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import WatchSilent, error_from_status, error_from_write
 from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Observe, unobserved
@@ -83,15 +92,24 @@ KEEPALIVE = [  # a vanished API server is noticed after 30 + 9 * 15 s, not at th
     (IPPROTO_TCP, TCP_KEEPIDLE, 30),
     (IPPROTO_TCP, TCP_KEEPINTVL, 15),
 ]
+KEEPALIVE_OF_SEVERAL = [  # after 5 + 3 * 5 s, because another server can be asked
+    *KEEPALIVE[:2],
+    (IPPROTO_TCP, TCP_KEEPIDLE, 5),
+    (IPPROTO_TCP, TCP_KEEPINTVL, 5),
+    (IPPROTO_TCP, TCP_KEEPCNT, 3),
+]
 CONNECT_TIMEOUT = 10.0  # seconds
+CONNECT_TIMEOUT_OF_SEVERAL = 2.0  # seconds
+SERVER_ERRORS = 500  # the first status: the server cannot answer, but another one may
 UNAUTHORIZED = 401
 
 
 class Server:
     """An API server, by kubeconfig or, if that is None, the server of the pod that we run in.
 
-    ``master`` overrides the kubeconfig's URL; alone it means no credentials. Raises ClusterError if
-    the configuration cannot be used; the constructor sends nothing.
+    ``master`` overrides the kubeconfig's URL; alone it means no credentials. ``servers`` are asked
+    in turn instead, with the same credentials. Raises ClusterError if the configuration cannot be
+    used; the constructor sends nothing.
     """
 
     def __init__(
@@ -100,9 +118,11 @@ class Server:
         timing: Timing,
         master: str = "",
         *,
+        servers: ApiServers | None = None,
         observe: Observe = unobserved,
     ) -> None:
         self._observe = observe
+        self._servers = servers or ApiServers()
         self._config_source = kubeconfig, master
         self.url = ""
         self._configure()
@@ -143,7 +163,7 @@ class Server:
                 "POST",
                 path,
                 body=body,
-                timeout=Timeout(connect=CONNECT_TIMEOUT, read=self._timing.answer_timeout),
+                timeout=self._timeout(self._timing.answer_timeout),
                 preload_content=False,
             )
         with closing(response):
@@ -176,7 +196,7 @@ class Server:
                 "GET",
                 API_PATHS[kind],
                 fields=query,
-                timeout=Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
+                timeout=self._timeout(read_timeout),
                 preload_content=False,
             )
         with self._registered(response):
@@ -191,32 +211,50 @@ class Server:
         """
         access, refused = self._access, self._headers()
         try:
-            response = self._send(method, path, headers=refused, **how)
+            response = self._send_in_turn(method, path, headers=refused, **how)
         except HTTPError:
             if not access.is_outdated:
                 raise
             self._configure()
-            return self._send(method, path, headers=self._headers(), **how)
+            return self._send_in_turn(method, path, headers=self._headers(), **how)
         if response.status == UNAUTHORIZED:
             self._configure()
             if (headers := self._headers()) != refused:
                 response.close()
-                return self._send(method, path, headers=headers, **how)
+                return self._send_in_turn(method, path, headers=headers, **how)
         return response
 
-    def _send(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
+    def _send_in_turn(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
+        """Send a request to the first server that answers. Raises the last one's HTTPError."""
+        *others, last = self._servers.in_turn(self.url)
+        for url in others:
+            with suppress(HTTPError):
+                return self._send(url, method, path, **how)
+        return self._send(last, method, path, **how)
+
+    def _send(self, url: str, method: str, path: str, **how: Any) -> BaseHTTPResponse:
         began, code = time.monotonic(), None
         try:
-            response = self._pool.request(method, self.url + path, retries=False, **how)
+            response = self._pool.request(method, url + path, retries=False, **how)
             code = response.status
             return response
         finally:
-            self._observe(method, self.url, code, time.monotonic() - began)
+            if code is None or code >= SERVER_ERRORS:
+                self._servers.failed(url)
+            else:
+                self._servers.answered(url)
+            self._observe(method, url, code, time.monotonic() - began)
+
+    def _timeout(self, read: float) -> Timeout:
+        several = self._servers.are_several
+        connect = CONNECT_TIMEOUT_OF_SEVERAL if several else CONNECT_TIMEOUT
+        return Timeout(connect=connect, read=read)
 
     def _configure(self) -> None:
         """Read the kubeconfig and the files that it names. Raises ClusterError."""
-        access = Access(*self._config_source)
-        access.configuration.socket_options = KEEPALIVE
+        access = Access(*self._config_source, self._servers.own)
+        several = self._servers.are_several
+        access.configuration.socket_options = KEEPALIVE_OF_SEVERAL if several else KEEPALIVE
         try:
             pool: PoolManager = RESTClientObject(access.configuration).pool_manager
         except (HTTPError, ValueError) as error:  # an invalid proxy

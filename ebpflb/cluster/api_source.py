@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import query
 from ebpflb.cluster.list_watch import ANY, PAGE_LIMIT, ListWatch
 from ebpflb.cluster.retry import RetryLoop, Timing
@@ -23,6 +24,7 @@ class ApiSource:
         node_name: str,
         kubeconfig: Path | None = None,
         master: str = "",
+        servers: ApiServers | None = None,
         timing: Timing | None = None,
         limit: int = PAGE_LIMIT,
         first_version: str = ANY,
@@ -31,13 +33,13 @@ class ApiSource:
     ) -> None:
         """Without ``kubeconfig`` the configuration is that of a pod.
 
-        ``node_name`` is the Node to watch; ``master`` replaces the URL of the server.
+        ``node_name`` is the Node to watch; ``master`` and ``servers``: see api.Server.
         ``first_version``: see ListWatch.
         """
         self._emit = emit
         self._node_name = node_name
         self._kubeconfig = kubeconfig
-        self._master = master
+        self._master, self._servers = master, servers
         self._timing = timing or Timing()
         self._limit, self._first_version = limit, first_version
         self._observe, self._on_silent = observe, on_silent
@@ -50,7 +52,11 @@ class ApiSource:
         from ebpflb.cluster import api
 
         self.server = api.Server(
-            self._kubeconfig, self._timing, self._master, observe=self._observe
+            self._kubeconfig,
+            self._timing,
+            self._master,
+            servers=self._servers,
+            observe=self._observe,
         )
 
     def start(self) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.retry import Backoff, Timing
 from ebpflb.cluster.source import Observe, unobserved
@@ -254,7 +255,10 @@ def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
 
 
 def server_factory(
-    kubeconfig: Path | None, master: str = "", observe: Observe = unobserved
+    kubeconfig: Path | None,
+    master: str = "",
+    observe: Observe = unobserved,
+    servers: ApiServers | None = None,
 ) -> Callable[[], EventServer]:
     """Return a function that connects to the API server.
 
@@ -264,6 +268,6 @@ def server_factory(
     def make() -> EventServer:
         from ebpflb.cluster import api
 
-        return api.Server(kubeconfig, Timing(), master, observe=observe)
+        return api.Server(kubeconfig, Timing(), master, servers=servers, observe=observe)
 
     return make

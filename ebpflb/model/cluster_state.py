@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from ebpflb.errors import InvalidObject, one_line
-from ebpflb.model import endpoint_slices, endpoints, nodes, services
+from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model.api_servers import KUBERNETES, KeptApiServers, Place
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.endpoints import Endpoint, Selection, Topology, select
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
@@ -149,6 +150,7 @@ _Stored = TypeVar("_Stored")
 class ClusterState:
     """The state of the cluster as seen from one node.
 
+    ``keeps_api_servers``: the Service default/kubernetes never loses its last ready endpoint.
     ``bind_address`` is the primary address, and its family the primary one, whatever the Node says
     (kube-proxy.md 17).
     """
@@ -159,6 +161,7 @@ class ClusterState:
         *,
         bind_address: Address | None = None,
         admission: Admission = OF_KUBE_PROXY,
+        keeps_api_servers: bool = False,
     ) -> None:
         self.node_name = node_name
         self.admission = admission
@@ -174,6 +177,10 @@ class ClusterState:
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
         # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
         self.service_cidrs: frozenset[Network] = frozenset()
+        self._keeps_api_servers = keeps_api_servers
+        self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
+        self.silent: frozenset[Place] = frozenset()  # API servers that do not answer this node
+        self.provisional = False  # only the kept API servers are known
         self.listed: set[Kind] = set()
         self.changed_services: set[Key] = set()  # to be planned again; the reader empties it
         self.invalid: dict[tuple[Kind, Key], str] = {}  # invalid object -> what is wrong with it
@@ -185,6 +192,29 @@ class ClusterState:
         Until then nothing is written.
         """
         return self.listed >= _NEEDED
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether the state is whole; the kept API servers are until the first list arrives."""
+        return self.complete or (self.provisional and not self.listed)
+
+    def apply_kept(self, kept: KeptApiServers, source: str) -> None:
+        """Serve the API servers that an earlier agent knew, until the first lists arrive."""
+        for event in api_servers.as_lists(kept, source):
+            self._apply(event)
+        self.listed.clear()
+        self.provisional = True
+
+    def api_servers(self) -> KeptApiServers | None:
+        """Return the API servers; None if they are not known, or not to be kept."""
+        if not self._keeps_api_servers:
+            return None
+        return api_servers.keep(self.services.get(KUBERNETES, ()), self._slices(KUBERNETES))
+
+    def set_silent(self, silent: frozenset[Place]) -> None:
+        """Set which API servers do not answer this node: they get no new connections."""
+        self.silent = silent
+        self.changed_services.add(KUBERNETES)
 
     def apply(self, event: ObjectEvent) -> Applied:
         """Change the state; add affected services to ``changed_services``."""
@@ -233,6 +263,13 @@ class ClusterState:
         return endpoints.health_check(ports, self.slices_for(service), self.node_name)
 
     def slices_for(self, service: Key) -> tuple[StoredSlice, ...]:
+        """Return the slices; API servers that do not answer this node are not ready in them."""
+        found = self._slices(service)
+        if self.silent and service == KUBERNETES:
+            return api_servers.without_silent(found, self.silent)
+        return found
+
+    def _slices(self, service: Key) -> tuple[StoredSlice, ...]:
         return tuple([self.slices[key] for key in self.slices_of.get(service, ())])
 
     def _apply(self, event: ObjectEvent) -> list[ObjectWarning]:
@@ -304,6 +341,8 @@ class ClusterState:
 
     def _store_service(self, key: Key, service: Service) -> tuple[str, ...]:
         ports, warnings = services.parse(service, self.admission)
+        if (local := self.admission.local_api_server) and key == KUBERNETES:
+            ports = services.with_loopback(ports, local)
         self.labels.pop(key, None)
         if labels := service.metadata.labels:
             self.labels[key] = show_labels(labels)
@@ -315,14 +354,19 @@ class ClusterState:
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
         former, (stored, warnings) = self.slices.get(key), read
         if former is not None and stored == former:
+            self._held.discard(key)
             return self._slice_warnings.of(key, warnings)
         if former is not None and stored is not None:
             stored = endpoint_slices.reused(stored, former)
-        self._remove_slice(key)
+        if self._is_last(key) and not (stored and api_servers.has_ready(stored)):
+            self._held.add(key)
+            return self._slice_warnings.of(key, warnings)
+        self._drop_slice(key)
         if stored is not None:
             self.slices[key] = stored
             self.slices_of[stored.service] = (*self.slices_of.get(stored.service, ()), key)
             self.changed_services.add(stored.service)
+            self._release(key, stored)
         return self._slice_warnings.of(key, warnings)
 
     def _service_cidrs(self) -> frozenset[Network]:
@@ -365,6 +409,30 @@ class ClusterState:
             self.service_cidrs = self._service_cidrs()
 
     def _remove_slice(self, key: Key) -> None:
+        """Remove a slice, except the last one that has API servers: an outage must not."""
+        if self._is_last(key):
+            self._held.add(key)
+        else:
+            self._drop_slice(key)
+
+    def _is_last(self, key: Key) -> bool:
+        """Whether KUBERNETES has no ready endpoints but those of this slice."""
+        if not self._keeps_api_servers or key not in self.slices_of.get(KUBERNETES, ()):
+            return False
+        able = [each for each in self.slices_of[KUBERNETES] if self._has_ready(each)]
+        return able == [key]
+
+    def _has_ready(self, key: Key) -> bool:
+        return api_servers.has_ready(self.slices[key])
+
+    def _release(self, key: Key, stored: StoredSlice) -> None:
+        """Remove the slices that were held, if this one has API servers."""
+        if stored.service == KUBERNETES and api_servers.has_ready(stored):
+            self._held.discard(key)
+            while self._held:
+                self._drop_slice(self._held.pop())
+
+    def _drop_slice(self, key: Key) -> None:
         before = self.slices.pop(key, None)
         if before is None:
             return

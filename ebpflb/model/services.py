@@ -14,7 +14,7 @@ Next: endpoints.py finds the endpoints of a service port, and those that are use
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from itertools import islice
@@ -207,7 +207,8 @@ class Admission(Struct, frozen=True):
     ``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs are
     not served, but still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges`` and
     ``scheduler`` apply to Services without the annotation (annotations.py). Services that are not
-    ``served`` belong to another proxy.
+    ``served`` belong to another proxy. ``local_api_server`` is a loopback address and port at which
+    the node's own processes reach the API servers.
     """
 
     serve_external_ips: bool = True
@@ -215,6 +216,7 @@ class Admission(Struct, frozen=True):
     nodeport_source_ranges: tuple[Network, ...] = ()
     served: ServedServices = ALL_SERVICES
     scheduler: str = annotations.RANDOM
+    local_api_server: tuple[Address, int] | None = None
 
 
 OF_KUBE_PROXY = Admission()
@@ -265,6 +267,10 @@ class PortName(NamedTuple):
         return Key(self.namespace, self.service)
 
 
+# The service port whose endpoints are the cluster's API servers: a PortName without its family.
+API_SERVERS = ("default", "kubernetes", "https", Protocol.TCP)
+
+
 @dataclass(frozen=True, slots=True)
 class ServicePort:
     """One port of one Service in one family; every address is of that family.
@@ -275,6 +281,7 @@ class ServicePort:
     ``on_removal``: when connections to a removed or terminating endpoint are reset.
     ``slow_start``: seconds in which the weight of a new endpoint grows to its full value.
     ``type``: the Service's spec.type; it decides nothing here.
+    ``loopback``: another frontend, for the node's own processes.
     """
 
     name: PortName
@@ -294,6 +301,7 @@ class ServicePort:
     on_removal: OnRemoval = KEPT
     slow_start: float = 0.0
     type: str = "ClusterIP"
+    loopback: tuple[Address, int] | None = None
 
     @property
     def externally_accessible(self) -> bool:
@@ -369,6 +377,14 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
         for port, protocol in spec_ports
     )
     return ParsedService(ports, tuple(map(errors.one_line, warnings)))
+
+
+def with_loopback(
+    ports: tuple[ServicePort, ...], loopback: tuple[Address, int]
+) -> tuple[ServicePort, ...]:
+    """Return the ports with this frontend at that of the API servers, in its family."""
+    wanted = (*API_SERVERS, loopback[0].version)
+    return tuple(replace(it, loopback=loopback) if it.name == wanted else it for it in ports)
 
 
 def _name(field: str, text: str) -> str:

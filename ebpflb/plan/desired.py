@@ -216,6 +216,9 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
         restricted = "restricted" * bool(port.nodeport_source_ranges)
         nodeport = external | _flags(*usual, "nodeport", restricted)
         found[Frontend(ANY[port.name.family], port.node_port, protocol)] = nodeport
+    if port.loopback:
+        address, number = port.loopback
+        found[Frontend(address, number, protocol)] = _flags(*usual, "external")
     internal = _flags(*usual, "local" * port.internal_local)
     found[Frontend(port.cluster_ip, port.port, protocol)] = internal
     return found

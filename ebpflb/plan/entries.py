@@ -247,6 +247,7 @@ class Settings(NamedTuple):
 # How names and addresses are written for the operator, the same everywhere.
 
 NODE_PORT = "NodePort"
+LOOPBACK = "Loopback"  # --local-api-server
 _PROTOCOLS = frozenset(Protocol)
 
 
@@ -270,9 +271,11 @@ def host_port(address: Address, port: int) -> str:
 
 
 def frontend_kind(frontend: Frontend, flags: Flags) -> str:
-    """The kind of the frontend's address, in Kubernetes' words."""
+    """The kind of the frontend's address, in Kubernetes' words if Kubernetes has it."""
     if frontend.address.is_unspecified:
         return NODE_PORT
+    if frontend.address.is_loopback:
+        return LOOPBACK
     if "load_balancer" in flags:
         return "LoadBalancer"
     return "ExternalIP" if "external" in flags else "ClusterIP"

@@ -152,6 +152,10 @@ class Metrics(KubeProxyMetrics):
         """Call ``seconds`` at each scrape: how long the oldest message has waited for the loop."""
         self._oldest.set_function(lambda: seconds())
 
+    def api_servers_silent(self, count: Callable[[], int]) -> None:
+        """Call ``count`` at each scrape: the API servers that do not answer this node."""
+        self._api_servers_silent.set_function(lambda: count())
+
     def watch_silent(self, kind: str) -> None:
         """Count a watch that sent nothing for so long that it was opened again."""
         self._watches_silent.labels(kind).inc()
@@ -252,6 +256,8 @@ class Metrics(KubeProxyMetrics):
         self._ready = Gauge("ebpflb_ready", text, registry=own)
         text = "How long the oldest change has waited for the agent's loop"
         self._oldest = Gauge("ebpflb_inbox_oldest_seconds", text, registry=own)
+        text = "Endpoints of default/kubernetes that do not answer this node"
+        self._api_servers_silent = Gauge("ebpflb_api_servers_silent", text, registry=own)
         text = "Times that the audit found a difference from the plan"
         self._drift_found = Counter("ebpflb_audit_drift_total", text, ["part"], registry=own)
         for part in Part:

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ebpflb.options import Options, Paths, flags_of
+from ebpflb.options import Options, Paths, flags_of, parse_api_servers
 
 # Field of Options -> how its text is parsed, and for those of a flag how the flag shows the value.
 _PLAIN: dict[str, Callable[[str], Any]] = {
@@ -27,6 +27,8 @@ _PLAIN: dict[str, Callable[[str], Any]] = {
     "audit": str,
 }
 _AS_FLAGS = (
+    "api_servers",
+    "local_api_server",
     "external_ips",
     "nodeport_source_ranges",
     "namespaces",
@@ -36,6 +38,7 @@ _AS_FLAGS = (
 )
 _FLAGS = {name: flag for name, flag, _ in flags_of(Options) if name in _AS_FLAGS}
 _PARSERS = _PLAIN | {name: flag.parse for name, flag in _FLAGS.items() if flag.parse}
+_PARSERS["api_servers"] = lambda text: parse_api_servers((text,))  # its flag can be repeated
 _BE_LIBERAL = "be_liberal"
 
 

@@ -47,6 +47,7 @@ def listed(options: Options) -> ClusterState:
 
 
 def _list_by_api(cluster: ClusterState, options: Options) -> None:
+    from ebpflb.cluster.api_servers import ApiServers
     from ebpflb.cluster.api_source import ApiSource
     from ebpflb.cluster.list_watch import NEWEST
 
@@ -56,6 +57,7 @@ def _list_by_api(cluster: ClusterState, options: Options) -> None:
         node_name=options.node_name,
         kubeconfig=options.kubeconfig,
         master=options.master,
+        servers=ApiServers(options.api_servers, are_several=options.keeps_api_servers),
         first_version=NEWEST,
     )
     until, reason = time.monotonic() + LIST_SECONDS, "no answer"

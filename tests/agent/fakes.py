@@ -8,6 +8,7 @@ from typing import Any
 
 from ebpflb.agent import Agent
 from ebpflb.agent.audit import Audit, HooksCheck
+from ebpflb.agent.kept_api_servers import ApiServersFile
 from ebpflb.agent.loop import Inbox, Stop
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
@@ -336,6 +337,7 @@ class Harness:
             loader=self.loader,
             audit=Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT),
             host=FakeHost(self.options),  # type: ignore[arg-type]
+            api_servers_file=ApiServersFile(Path("/nowhere/api-servers.json")),
             **others,
         )
         self.thread = threading.Thread(target=self._run)

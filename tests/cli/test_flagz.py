@@ -74,6 +74,8 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
         ("fast-forward", "false"),
         ("audit", "repair"),
         ("readyz-bind-address", "127.0.0.1:10247"),
+        ("api-server", ""),
+        ("local-api-server", ""),
         ("nodeport-source-ranges", ""),
         ("cache-dir", "/var/cache/ebpflb"),
     ],
@@ -93,7 +95,11 @@ def test_what_was_given(flagz: Flagz) -> None:
         "--nodeport-source-ranges=198.51.100.0/24,2001:db8::/32",
         *("--namespaces=shop,default", "--services=app in (a,b),!old"),
         *("--healthz-port=0", "--healthz-bind-address="),
+        *("--api-server=192.0.2.1:6443", "--api-server=[2001:db8::1]:6443,http://a.example:80/"),
+        "--local-api-server=[::1]:7445",
     )
+    servers = "https://192.0.2.1:6443,https://[2001:db8::1]:6443,http://a.example:80"
+    assert (said["api-server"], said["local-api-server"]) == (servers, "[::1]:7445")
     assert said["masquerade-all"] == "true"
     assert said["v"] == "2"
     assert said["iptables-sync-period"] == "1m30s"

@@ -30,6 +30,7 @@ OTHERS: dict[str, Any] = {
     "image.digest": f"sha256:{'0' * 64}",
     "image.pullPolicy": "Always",
     "image.pullSecrets": ["one"],
+    "apiServer.hosts": ["192.0.2.1:6443"],
     "config.clusterCIDR": "10.244.0.0/16",
     "config.detectLocalMode": "NodeCIDR",
     "config.healthzBindAddress": "127.0.0.1:10300",
@@ -138,7 +139,7 @@ def test_options_of_the_chart() -> None:
     declared = [flag for kind in (Options, Paths) for _, flag, _ in flags_of(kind)]
     for flag in declared:
         if flag.chart not in ("-", "extraArgs"):
-            assert flag.chart in DEFAULTS
+            assert flag.chart in {*DEFAULTS, *dict(leaves(DEFAULTS))}
             assert re.search(rf"{flag.name}\b.*\.Values\.|{flag.name}[=\n]", template), flag.name
 
 
@@ -162,6 +163,8 @@ def test_misspelt_values_are_refused() -> None:
         {"image": {"digest": "sha256:abc"}},
         {"apiServer": {"host": "https://192.0.2.1:6443"}},
         {"apiServer": {"port": 0}},
+        {"apiServer": {"hosts": ["192.0.2.1"]}},
+        {"apiServer": {"hosts": "192.0.2.1:6443"}},
         {"config": {"kind": "KubeProxyConfiguration"}},
         {"config": {"healthzBindAddress": "10256"}},
         {"config": {"healthzBindAddress": "[::]"}},
@@ -269,6 +272,13 @@ def test_api_server() -> None:
     found = {it["name"]: it.get("value") for it in helm.container(named)["env"]}
     assert found["KUBERNETES_SERVICE_HOST"] == "192.0.2.1"
     assert found["KUBERNETES_SERVICE_PORT"] == "6443"
+
+
+def test_several_api_servers() -> None:
+    """They reach the agent as options, and the kubelet's frontend cannot be chosen here."""
+    (objects,) = helm.render({"apiServer": {"hosts": ["192.0.2.1:6443", "[2001:db8::1]:6443"]}})
+    given = [it for it in helm.container(objects)["args"] if "api-server" in it]
+    assert given == ["--api-server=192.0.2.1:6443", "--api-server=[2001:db8::1]:6443"]
 
 
 def test_bpffs_is_mounted_for_the_host() -> None:

@@ -13,10 +13,13 @@ import ssl
 import threading
 import time
 from collections import Counter, defaultdict, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR, socket
+from typing import Any
 
 from tests.kit.api_discovery import OBJECT_PATHS
 from tests.kit.api_history import Change, Json, Request, event, fits, key, status
@@ -34,11 +37,26 @@ class Collection:
     oldest: int = 0  # a watch from before this version is 410 Gone
 
 
+class _HttpServer(ThreadingHTTPServer):
+    def __init__(self, *arguments: Any) -> None:
+        self.connections: list[socket] = []
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.append(request)
+        super().process_request(request, client_address)
+
+
 class FakeApiServer:
     """``with FakeApiServer() as api:`` serves until the end of the block."""
 
     def __init__(
-        self, *, token: str = "secret", port: int = 0, certificate: Path | None = None
+        self,
+        *,
+        token: str = "secret",
+        port: int = 0,
+        certificate: Path | None = None,
+        address: str = "127.0.0.1",
     ) -> None:
         self.requests: list[Request] = []
         self.created: list[Json] = []
@@ -56,11 +74,13 @@ class FakeApiServer:
         self._tokens: dict[str, list[Json]] = {}
         self._version = 1
         self._generation = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, self.answer))
+        self._server = _HttpServer((address, port), partial(Handler, self.answer))
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self._server.socket = context.wrap_socket(  # a client that says nothing stops no other
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     @property
     def version(self) -> str:
@@ -70,7 +90,8 @@ class FakeApiServer:
     @property
     def url(self) -> str:
         scheme = "https" if self._certificate else "http"
-        return f"{scheme}://127.0.0.1:{self._server.server_port}"
+        address, port = self._server.server_address[:2]
+        return f"{scheme}://{address!s}:{port}"
 
     def __enter__(self) -> "FakeApiServer":
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -80,6 +101,12 @@ class FakeApiServer:
         self._server.shutdown()
         self._server.server_close()
         self.drop()
+
+    def hang_up(self) -> None:
+        """End all connections, also idle ones, as the end of a process does."""
+        for connection in self._server.connections:
+            with suppress(OSError):
+                connection.shutdown(SHUT_RDWR)
 
     # What the cluster does
 

@@ -139,3 +139,12 @@ def test_withdrawn(node: NativeNode) -> None:
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.withdraw(1, "172.30.0.1:80")
     assert node.socket().connect("172.30.0.1:80").place == "172.30.0.1:80"
+
+
+@pytest.mark.parametrize("at", ["127.0.0.1:7445", "[::1]:7445"])
+def test_loopback_is_the_nodes_alone(node: NativeNode, at: str) -> None:
+    """A frontend on loopback is not a pod's."""
+    backend = BACKEND6 if "[" in at else BACKEND
+    node.publish(1, {at: "external"}, cluster=[backend])
+    assert node.socket(netns=HOST).connect(at) == (True, 0, backend)
+    assert node.socket(netns=POD).connect(at) == (True, 0, at)

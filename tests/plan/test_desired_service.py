@@ -46,6 +46,9 @@ BALANCED = replace(
 )
 
 
+LOCAL_API = ip_address("127.0.0.1"), 7445
+
+
 def at(address: str, port: int = 80) -> Frontend:
     return Frontend(ip_address(address), port, 6)
 
@@ -248,3 +251,11 @@ def test_a_name_is_as_the_map_holds_it(pod: str) -> None:
     record = records.record("struct backend_name")
     assert record.unpack(record.pack(backend.name)) == backend.name
     assert pod.startswith(backend.name.target) and backend.name.target
+
+
+def test_a_frontend_on_loopback() -> None:
+    """It is not a cluster IP: no covering prefix may hold it, and no policy Local applies."""
+    port = replace(WEB, loopback=LOCAL_API, internal_local=True)
+    frontends = desired_service(port, SOMEBODY).frontends
+    assert frontends[at("127.0.0.1", 7445)] == flags("external endpoints")
+    assert frontends[at("172.30.0.41")] == flags("local endpoints")

@@ -21,6 +21,8 @@ PATHS = Paths(Path("/sys/fs/bpf/ebpflb-none"))
         ("masquerade_ports", "9-8"),
         ("masquerade_ports", f"9-{1 << 16}"),
         ("namespace_share", "150"),
+        ("api_servers", "192.0.2.1"),
+        ("local_api_server", "192.0.2.1:7445"),
     ],
 )
 def test_texts_that_no_agent_has_recorded(name: str, text: str) -> None:
@@ -37,6 +39,8 @@ def test_the_same_services_are_planned() -> None:
         cgroup=Path("/sys/fs/cgroup"),
         kubeconfig=Path("/etc/kubeconfig"),
         master="https://192.0.2.1:6443",
+        api_servers=("https://192.0.2.1:6443", "https://[2001:db8::1]:6443"),
+        local_api_server=(ip_address("127.0.0.1"), 7445),
         bind_address=ip_address("2001:db8::1"),
         serve_external_ips=False,
         external_ips=services.parse_external_ips("192.0.2.0/24"),

@@ -17,6 +17,7 @@ from unittest.mock import patch
 from ebpflb import files
 from ebpflb.agent import canary_sync, loop, missed_ends, node_sync, program_loader
 from ebpflb.agent.audit import Audit, ElementsCheck, HooksCheck, MapsCheck
+from ebpflb.agent.kept_api_servers import ApiServersFile
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
@@ -209,7 +210,12 @@ def simulated(
 
 def _others(history: History) -> dict[str, Any]:
     """The parts of an agent that are not simulated, beside that one."""
-    return {"device_watch": FakeDeviceWatch(), "host": _Host(), "history": history}
+    return {
+        "device_watch": FakeDeviceWatch(),
+        "host": _Host(),
+        "history": history,
+        "api_servers_file": ApiServersFile(Path("/nowhere/api-servers.json")),
+    }
 
 
 def _options(state: Any, folder: Path) -> Options:

@@ -18,7 +18,7 @@ from ebpflb.kernel.node import device_watch
 from ebpflb.model.addresses import Address
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import NODE_PORT, frontend_kind, host_port
+from ebpflb.plan.entries import LOOPBACK, NODE_PORT, frontend_kind, host_port
 from ebpflb.tools import pins
 from ebpflb.tools.firewall.rules import NAT_DST, Chain, Rule, Table, number
 from ebpflb.tools.snapshot import Snapshot
@@ -75,7 +75,7 @@ class Frontends:
                 yield from (self.all[at] for _, at in index[begin:end])
 
 
-_ORDER = (NODE_PORT, LOAD_BALANCER, "ExternalIP", CLUSTER_IP)
+_ORDER = (NODE_PORT, LOAD_BALANCER, "ExternalIP", CLUSTER_IP, LOOPBACK)
 
 
 def in_force(state_directory: Path, engine: Engine) -> tuple[Settings, list[Frontend], bool]:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several API servers, tried in turn: which one to ask next.
+
+The server that answered last is asked again. One that fails is left out for a pause that doubles
+with each failure. The agent's own servers come first, as they were given; then those that the
+cluster has named: the endpoints of the Service ``default/kubernetes``.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+PAUSE_FIRST, PAUSE_LONGEST = 1.0, 30.0  # seconds: 1, 2, 4, ... 30
+
+
+class ApiServers:
+    """The URLs; any thread may ask, and say what came of it. ``clock`` is monotonic, in seconds.
+
+    ``are_several``: requests give up early, because there may be another server.
+    """
+
+    def __init__(
+        self,
+        own: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        are_several: bool = False,
+    ) -> None:
+        self.own, self.are_several = tuple(own), are_several
+        self._named: tuple[str, ...] = ()
+        self._clock, self._lock = clock, threading.Lock()
+        self._current = ""
+        self._pauses: dict[str, tuple[float, float]] = {}  # of failed ones: the length and its end
+
+    def name(self, urls: Iterable[str]) -> None:
+        """Take the servers that the cluster names; an empty list leaves the former ones."""
+        named = tuple(urls)
+        with self._lock:
+            self._named = named or self._named
+
+    def in_turn(self, usual: str) -> list[str]:
+        """Return the servers to try for a request, the best one first; never an empty list.
+
+        ``usual`` is the server if none was given.
+        """
+        with self._lock:
+            known = list(dict.fromkeys([*(self.own or (usual,)), *self._named]))
+            now = self._clock()
+            able = [url for url in known if self._end_of_pause(url) <= now]
+            if not able:
+                return [min(known, key=self._end_of_pause)]
+            return sorted(able, key=lambda url: url != self._current)
+
+    def answered(self, url: str) -> None:
+        with self._lock:
+            self._current = url
+            self._pauses.pop(url, None)
+
+    def failed(self, url: str) -> None:
+        with self._lock:
+            length, _ = self._pauses.get(url, (PAUSE_FIRST / 2, 0.0))
+            length = min(2 * length, PAUSE_LONGEST)
+            self._pauses[url] = length, self._clock() + length
+
+    def _end_of_pause(self, url: str) -> float:
+        return self._pauses[url][1] if url in self._pauses else 0.0

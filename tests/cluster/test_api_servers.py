@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several API servers, tried in turn, with pauses for those that fail."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cluster import api as api_module
+from ebpflb.cluster.api import Server
+from ebpflb.cluster.api_servers import ApiServers
+from ebpflb.cluster.api_source import ApiSource
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Changed, Kind
+from tests.cluster.event_log import NODE, QUICK, EventLog
+from tests.cluster.objects import service
+from tests.kit.api_server import FakeApiServer
+from tests.kit.certificates import self_signed
+
+ONE, TWO, NAMED, USUAL = (f"https://192.0.2.{number}:6443" for number in range(1, 5))
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_usual_one_alone_without_others() -> None:
+    assert ApiServers().in_turn(USUAL) == [USUAL]
+
+
+def test_in_the_order_given_and_then_those_that_the_cluster_names() -> None:
+    servers = ApiServers([ONE, TWO])
+    servers.name([TWO, NAMED])
+    assert servers.in_turn(USUAL) == [ONE, TWO, NAMED]
+
+
+def test_the_one_that_answered_is_asked_again() -> None:
+    servers = ApiServers([ONE, TWO])
+    servers.answered(TWO)
+    assert servers.in_turn(USUAL) == [TWO, ONE]
+
+
+def test_one_that_fails_is_left_out_for_a_pause_that_doubles() -> None:
+    clock = Clock()
+    servers = ApiServers([ONE, TWO], clock)
+    for pause in (1, 2, 4, 8, 16, 30, 30):
+        servers.failed(ONE)
+        clock.now += pause - 0.1
+        assert servers.in_turn(USUAL) == [TWO]
+        clock.now += 0.2
+        assert servers.in_turn(USUAL) == [ONE, TWO]
+    servers.answered(ONE)
+    servers.failed(ONE)
+    clock.now += 1
+    assert servers.in_turn(USUAL) == [ONE, TWO]
+
+
+def test_if_all_fail_the_one_whose_pause_ends_first_is_asked() -> None:
+    clock = Clock()
+    servers = ApiServers([ONE, TWO], clock)
+    servers.failed(TWO)
+    clock.now += 0.1
+    servers.failed(ONE)
+    assert servers.in_turn(USUAL) == [TWO]
+
+
+def test_an_outage_leaves_the_named_ones() -> None:
+    servers = ApiServers([ONE])
+    servers.name([NAMED])
+    servers.name([])
+    assert servers.in_turn(USUAL) == [ONE, NAMED]
+
+
+def test_the_next_server_is_asked_when_one_dies(events: EventLog, tmp_path: Path) -> None:
+    """Nothing is missed: the watch goes on from the version that the former one has sent."""
+    with FakeApiServer() as other, FakeApiServer() as one:
+        servers = ApiServers([one.url, other.url])
+        kubeconfig = one.kubeconfig(tmp_path)
+        source = ApiSource(
+            events, node_name=NODE, kubeconfig=kubeconfig, servers=servers, timing=QUICK
+        )
+        source.start()
+        try:
+            events.next(Kind.SERVICE)
+            one.wait_for_watch("Service")
+            assert not other.requests
+            one.__exit__()
+            other.wait_for_watch("Service")
+            other.put(service("late"))
+            assert isinstance(events.next(Kind.SERVICE), Changed)
+        finally:
+            source.stop()
+
+
+def test_a_server_that_cannot_answer_is_left_for_another(tmp_path: Path) -> None:
+    """As one whose etcd is gone."""
+    with FakeApiServer() as one, FakeApiServer() as other:
+        one.fail("Service", 503, times=9)
+        server = Server(one.kubeconfig(tmp_path), QUICK, servers=ApiServers([one.url, other.url]))
+        with pytest.raises(ClusterError):
+            list(server.page(Kind.SERVICE, {}))
+        assert list(server.page(Kind.SERVICE, {}))
+        assert (len(one.requests), len(other.requests)) == (1, 1)
+
+
+def test_a_watch_outlives_the_patience_for_a_connection(
+    events: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several servers a connection is given up early, but not an open watch."""
+    monkeypatch.setattr(api_module, "CONNECT_TIMEOUT_OF_SEVERAL", 0.5)
+    with FakeApiServer() as one, FakeApiServer() as other:
+        servers = ApiServers([one.url, other.url], are_several=True)
+        source = ApiSource(
+            events, node_name=NODE, kubeconfig=one.kubeconfig(tmp_path), servers=servers
+        )
+        source.start()
+        try:
+            events.next(Kind.SERVICE)
+            one.wait_for_watch("Service")
+            time.sleep(1)
+            assert len(one.watches("Service")) == 1
+        finally:
+            source.stop()
+
+
+@pytest.mark.parametrize(
+    ("names", "tls_server_name", "is_accepted"),
+    [
+        ("IP:127.0.0.1", None, True),
+        ("DNS:kubernetes.default.svc", None, False),
+        ("DNS:kubernetes.default.svc", "kubernetes.default.svc", True),
+        ("DNS:another", "kubernetes.default.svc", False),
+    ],
+)
+def test_those_that_the_cluster_names_are_verified(
+    tmp_path: Path, names: str, tls_server_name: str | None, is_accepted: bool
+) -> None:
+    """By their address, or by the name that the kubeconfig has for all of them."""
+    certificate = self_signed(tmp_path, names)
+    with FakeApiServer(certificate=certificate) as gone:
+        pass
+    with FakeApiServer(certificate=certificate) as named:
+        kubeconfig = named.kubeconfig(tmp_path)
+        config = json.loads(kubeconfig.read_text())
+        config["clusters"][0]["cluster"]["server"] = gone.url
+        if tls_server_name:
+            config["clusters"][0]["cluster"]["tls-server-name"] = tls_server_name
+        kubeconfig.write_text(json.dumps(config))
+        servers = ApiServers([gone.url], are_several=True)
+        servers.name([named.url])
+        server = Server(kubeconfig, QUICK, servers=servers)
+        if is_accepted:
+            assert list(server.page(Kind.SERVICE, {}))
+        else:
+            with pytest.raises(ClusterError, match="certificate"):
+                list(server.page(Kind.SERVICE, {}))
+            assert named.requests == []

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program: begins an HTTPS request every 20 ms, whatever became of the earlier ones, until its
+input ends. Then it prints when each failed request began (CLOCK_MONOTONIC) and why, and how many
+succeeded.
+
+    python3 https_load.py ADDRESS PORT
+"""
+
+import json
+import selectors
+import ssl
+import sys
+import time
+from http.client import HTTPException, HTTPSConnection
+from threading import Thread
+
+PAUSE, PATIENCE = 0.02, 5.0  # seconds
+
+
+class Load:
+    def __init__(self, address: str, port: int) -> None:
+        self._where = address, port
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
+        self.failed: list[tuple[float, str]] = []
+        self.succeeded = 0
+
+    def request(self) -> None:
+        begun = time.monotonic()
+        connection = HTTPSConnection(*self._where, timeout=PATIENCE, context=self._context)
+        try:
+            connection.request("GET", "/version")
+            connection.getresponse().read()
+            self.succeeded += 1
+        except (OSError, HTTPException) as error:
+            self.failed.append((begun, repr(error)))
+        finally:
+            connection.close()
+
+
+def main(address: str, port: str) -> None:
+    load, threads = Load(address, int(port)), list[Thread]()
+    load.request()
+    print("ready", flush=True)
+    end = selectors.PollSelector()
+    end.register(sys.stdin, selectors.EVENT_READ)
+    while not end.select(PAUSE):
+        threads.append(Thread(target=load.request))
+        threads[-1].start()
+    for each in threads:
+        each.join()
+    print(json.dumps({"failed": load.failed, "succeeded": load.succeeded}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API servers that the cluster names: kept, served again, and never emptied by an outage."""
+
+from ipaddress import ip_address
+from typing import Any
+
+import msgspec
+import pytest
+
+from ebpflb.lab import manifests
+from ebpflb.model import objects
+from ebpflb.model.api_servers import KUBERNETES, KeptApiServers
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
+from ebpflb.model.services import API_SERVERS, Admission
+
+IPS = ["10.96.0.1", "fd00:96::1"]
+PORTS = [{"name": "https", "port": 443, "protocol": "TCP"}]
+ONE, TWO, SIX = "192.0.2.1", "192.0.2.2", "2001:db8::1"
+KEPT = KeptApiServers(tuple(IPS), 443, ((ONE, 6443), (SIX, 6443)))
+
+
+def slice_of(*addresses: str, name: str = "kubernetes", **conditions: bool) -> Any:
+    """A slice as the API servers write it: without conditions, unless some are given."""
+    family = "IPv6" if ":" in "".join(addresses) else "IPv4"
+    found: Any = manifests.endpoint_slice(
+        "kubernetes", family, [], [{"name": "https", "port": 6443, "protocol": "TCP"}]
+    )
+    found["metadata"]["name"] = name
+    found["endpoints"] = [{"addresses": [each], "conditions": conditions} for each in addresses]
+    return found
+
+
+def changed(manifest: Any) -> Changed:
+    kind = Kind(manifest["kind"])
+    type: Any = objects.Service if kind is Kind.SERVICE else objects.EndpointSlice
+    key = Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+    return Changed(kind, key, ReadObject(msgspec.convert(manifest, type), "it"))
+
+
+def serving(*slices: Any) -> ClusterState:
+    made = ClusterState("node", keeps_api_servers=True)
+    made.apply(changed(manifests.service("kubernetes", IPS, PORTS)))
+    for each in slices:
+        made.apply(changed(each))
+    return made
+
+
+def addresses(cluster: ClusterState) -> set[str]:
+    kept = cluster.api_servers()
+    return {address for address, _ in kept.endpoints} if kept else set()
+
+
+def test_what_is_kept_is_what_was_received() -> None:
+    made = serving(slice_of(ONE), slice_of(SIX, name="kubernetes-v6"))
+    assert made.api_servers() == KEPT
+    assert KEPT.urls == [f"https://{ONE}:6443", f"https://[{SIX}]:6443"]
+
+
+def test_nothing_is_kept_without_the_service_or_endpoints() -> None:
+    assert serving().api_servers() is None
+    assert serving(slice_of(ONE, ready=False)).api_servers() is None
+
+
+def test_what_was_kept_is_served_until_the_first_list_arrives() -> None:
+    made = ClusterState("node", keeps_api_servers=True)
+    made.apply_kept(KEPT, "the file")
+    assert (made.may_be_written, made.complete, made.api_servers()) == (True, False, KEPT)
+    [(port, selection), (_, of_v6)] = made.ports(KUBERNETES)
+    assert (str(port.cluster_ip), port.port) == (IPS[0], 443)
+    assert [str(each.address) for each in selection.cluster + of_v6.cluster] == [ONE, SIX]
+    made.apply(Replaced(Kind.SERVICE, {}))
+    assert not made.may_be_written
+
+
+def test_the_first_lists_replace_what_was_kept() -> None:
+    made = ClusterState("node", keeps_api_servers=True)
+    made.apply_kept(KEPT, "the file")
+    found = changed(slice_of(TWO))
+    made.apply(Replaced(Kind.ENDPOINT_SLICE, {found.key: found.found}))
+    assert addresses(made) == {TWO}
+
+
+@pytest.mark.parametrize("how", ["empty", "not ready", "removed", "not in the list"])
+def test_an_outage_does_not_empty_them(how: str) -> None:
+    """Until another endpoint is there."""
+    made = serving(slice_of(ONE))
+    key = changed(slice_of(ONE)).key
+    outages: dict[str, Any] = {
+        "empty": changed(slice_of()),
+        "not ready": changed(slice_of(ONE, ready=False)),
+        "removed": Removed(Kind.ENDPOINT_SLICE, key),
+        "not in the list": Replaced(Kind.ENDPOINT_SLICE, {}),
+    }
+    made.apply(outages[how])
+    assert addresses(made) == {ONE}
+    made.apply(changed(slice_of(TWO, name="another")))
+    assert addresses(made) == {TWO}
+    assert len(made.slices_for(KUBERNETES)) == 1
+
+
+def test_one_that_comes_back_stays_with_the_next() -> None:
+    made = serving(slice_of(ONE))
+    made.apply(Removed(Kind.ENDPOINT_SLICE, changed(slice_of(ONE)).key))
+    made.apply(changed(slice_of(ONE)))
+    made.apply(changed(slice_of(TWO, name="another")))
+    assert addresses(made) == {ONE, TWO}
+
+
+def test_other_services_may_lose_their_last_endpoint() -> None:
+    found = slice_of(ONE)
+    found["metadata"]["labels"] = {"kubernetes.io/service-name": "web"}
+    made = ClusterState("node", keeps_api_servers=True)
+    made.apply(changed(found))
+    made.apply(Removed(Kind.ENDPOINT_SLICE, changed(found).key))
+    assert not made.slices
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"cluster_ips": ["x"], "port": 443, "endpoints": []}',
+        b'{"cluster_ips": [], "port": 0, "endpoints": []}',
+        b'{"cluster_ips": [], "port": 443, "endpoints": [["192.0.2.1", 65536]]}',
+    ],
+)
+def test_a_damaged_file_is_an_error(text: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(text, type=KeptApiServers)
+
+
+def test_all_is_off_unless_it_is_chosen() -> None:
+    """An empty Service is refused, as with kube-proxy, and nothing is kept."""
+    made = ClusterState("node")
+    made.apply(changed(manifests.service("kubernetes", IPS, PORTS)))
+    made.apply(changed(slice_of(ONE)))
+    assert made.api_servers() is None
+    made.apply(changed(slice_of()))
+    assert not any(selection.has_any for _, selection in made.ports(KUBERNETES))
+
+
+def chosen(cluster: ClusterState) -> set[str]:
+    return {
+        str(each.address)
+        for _, selection in cluster.ports(KUBERNETES)
+        for each in selection.cluster
+    }
+
+
+def test_a_silent_one_gets_no_new_connections_while_another_answers() -> None:
+    """Its connections stay; it is kept, and back when it answers."""
+    made = serving(slice_of(ONE, TWO))
+    made.take_changed_services()
+    made.set_silent(frozenset({(ONE, 6443), ("192.0.2.9", 6443)}))
+    assert made.take_changed_services() == {KUBERNETES}
+    assert (chosen(made), addresses(made)) == ({TWO}, {ONE, TWO})
+    [(_, selection), _] = made.ports(KUBERNETES)
+    assert {str(each.address) for each in selection.serving} == {ONE, TWO}
+    made.set_silent(frozenset({(ONE, 6443), (TWO, 6443)}))
+    assert chosen(made) == {ONE, TWO}
+    made.set_silent(frozenset())
+    assert chosen(made) == {ONE, TWO}
+
+
+def test_another_port_of_a_silent_address_answers() -> None:
+    made = serving(slice_of(ONE, TWO))
+    made.set_silent(frozenset({(ONE, 443)}))
+    assert chosen(made) == {ONE, TWO}
+
+
+@pytest.mark.parametrize(("address", "of"), [("127.0.0.1", 4), ("::1", 6)])
+def test_the_frontend_on_loopback_is_of_one_service_and_family(address: str, of: int) -> None:
+    local = (ip_address(address), 7445)
+    made = ClusterState("node", admission=Admission(local_api_server=local))
+    others = [{"name": "other", "port": 444, "protocol": "TCP"}]
+    for name, ports in (("kubernetes", [*PORTS, *others]), ("web", PORTS)):
+        made.apply(changed(manifests.service(name, IPS, ports)))
+    found = {port.name: port.loopback for ports in made.services.values() for port in ports}
+    assert [name for name, it in found.items() if it] == [(*API_SERVERS, of)]
+    assert set(found.values()) == {None, local}

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three API servers without a load balancer, replaced and dying under load (docs/api-servers.md).
+
+A client in a pod asks default/kubernetes, translated by the packet path of each engine; one on the
+node asks its loopback, translated at its sockets.
+"""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroute2 import netns
+
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.manifests import Manifest
+from ebpflb.model.packet_path import Engine
+from ebpflb.serve import status
+from tests.kit import https_load
+from tests.kit.api_server import FakeApiServer
+from tests.kit.certificates import self_signed
+from tests.kit.cluster import Cluster
+from tests.kit.lab_cluster import PREFIX
+from tests.kit.two_nodes import ENGINES, require
+
+VIP, VIP_PORT, API_PORT = "10.96.0.1", 443, 6443
+LOCAL = "127.0.0.1", 7445
+NOTICED = 2.0  # seconds after an unannounced death in which connections may fail
+SERVICE = [{"name": "https", "port": VIP_PORT, "protocol": "TCP"}]
+SLICE = [{"name": "https", "port": API_PORT, "protocol": "TCP"}]
+DEAD = "chain {0} {{\ntype filter hook {0} priority -300; policy drop;\n}}\n"
+
+
+class Servers:
+    """API servers in pods, which all have seen the same changes."""
+
+    def __init__(self, cluster: Cluster, folder: Path, stack: ExitStack) -> None:
+        self.cluster, self.pods = cluster, cluster.web
+        self._stack = stack
+        self._certificate = self_signed(folder, *(f"IP:{pod.v4}" for pod in self.pods))
+        self._changes: list[Manifest] = []
+        self.live: dict[Host, FakeApiServer] = {}
+
+    def start(self, pod: Host) -> FakeApiServer:
+        netns.pushns(pod.netns)
+        try:
+            made = FakeApiServer(port=API_PORT, certificate=self._certificate, address=pod.v4)
+        finally:
+            netns.popns()
+        for change in self._changes:
+            made.put(change)
+        self.live[pod] = self._stack.enter_context(made)
+        return made
+
+    def stop(self, pod: Host) -> None:
+        api = self.live.pop(pod)
+        api.__exit__()
+        api.hang_up()
+
+    def put(self, *changes: Manifest) -> None:
+        self._changes += changes
+        for api in self.live.values():
+            for change in changes:
+                api.put(change)
+
+    def name(self, *pods: Host) -> None:
+        """These are the endpoints; returns when the agent has written that."""
+        slice: Any = manifests.endpoint_slice("kubernetes", "IPv4", [], SLICE)
+        self.put(slice | {"endpoints": [{"addresses": [pod.v4]} for pod in pods]})
+        wait_until("the agent knows", lambda: used(self.cluster) == {pod.v4 for pod in pods})
+
+
+@pytest.fixture(params=ENGINES, ids=str)
+def cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
+    engine: Engine = request.param
+    require(engine)
+    with Lab(PREFIX) as lab:
+        made = Cluster(lab, tmp_path, engine=engine)
+        monkeypatch.setenv("NO_PROXY", ",".join(pod.v4 for pod in made.web))
+        try:
+            yield made
+        finally:
+            made.agent.paths.api_servers_file.unlink(missing_ok=True)
+            made.close()
+
+
+@pytest.fixture
+def servers(cluster: Cluster, tmp_path: Path) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        made = Servers(cluster, tmp_path, stack)
+        made.put(
+            manifests.service("kubernetes", [VIP], SERVICE),
+            manifests.node("node", cluster.node.v4),
+        )
+        first = made.start(made.pods[0])
+        cluster.agent.options = (
+            *("--kubeconfig", str(first.kubeconfig(tmp_path))),
+            *("--api-server", f"{made.pods[0].v4}:{API_PORT}"),
+            *("--local-api-server", "{}:{}".format(*LOCAL)),
+            *("--socket-translation", "host"),
+        )
+        for pod in made.pods[1:]:
+            made.start(pod)
+        cluster.agent.start()
+        made.name(*made.pods)
+        yield made
+
+
+def page(cluster: Cluster) -> Any:
+    """The page of default/kubernetes: {} while no agent answers."""
+    done = cluster.ebpflb("services", "get", "default/kubernetes", "-o", "json")
+    return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {}
+
+
+def used(cluster: Cluster) -> set[str]:
+    """The addresses of the API servers that get new connections."""
+    rows = [row for port in page(cluster).get("ports", ()) for row in port["endpoints"]]
+    return {row["endpoint"].partition(":")[0] for row in rows if row["state"] == "used"}
+
+
+def loads(cluster: Cluster) -> "list[subprocess.Popen[str]]":
+    program, pipe = Path(https_load.__file__), subprocess.PIPE
+    return [
+        cluster.lab.keep_ready(host.python(program, *to, stdin=pipe, stdout=pipe))
+        for host, to in (
+            (cluster.client, (VIP, str(VIP_PORT))),
+            (cluster.node, (LOCAL[0], str(LOCAL[1]))),
+        )
+    ]
+
+
+def failed(running: "list[subprocess.Popen[str]]") -> list[tuple[float, str]]:
+    """When each failed request began, and why."""
+    found: list[tuple[float, str]] = []
+    for process in running:
+        said, _ = process.communicate("", timeout=60)
+        counted = json.loads(said)
+        assert counted["succeeded"] > 50, counted
+        found += counted["failed"]
+    return found
+
+
+def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> None:
+    """No connection fails: one is no endpoint any more before it is stopped."""
+    running = loads(cluster)
+    for pod in servers.pods:
+        servers.name(*(each for each in servers.pods if each != pod))
+        time.sleep(https_load.PATIENCE / 5)  # what has begun before may end
+        servers.stop(pod)
+        servers.start(pod)
+        servers.name(*servers.pods)
+    assert failed(running) == []
+
+
+def test_one_dies_unannounced(cluster: Cluster, servers: Servers) -> None:
+    """Connections fail for 2 s at most; the agent, whose only own server it is, goes on by the
+    others, also after a reboot; and the server is back when it answers again.
+    """
+    dead, *others = servers.pods
+    alive = {pod.v4 for pod in others}
+    running = loads(cluster)
+    dead.nft("table inet dead {\n" + DEAD.format("input") + DEAD.format("output") + "}\n")
+    died = time.monotonic()
+    time.sleep(2 * NOTICED)
+    late = [each for each in failed(running) if not died - 0.5 < each[0] < died + NOTICED]
+    assert late == []
+    assert used(cluster) == alive
+    assert f"the API server {dead.v4}, port {API_PORT}, does not answer" in str(page(cluster))
+    servers.put(manifests.service("late", ["10.96.0.99"], SERVICE))
+    wait_until("the agent follows the others", lambda: "default/late" in listed(cluster))
+    reboot(cluster)
+    wait_until("the kept ones are asked", lambda: used(cluster) == alive)
+    explained = cluster.ebpflb("explain", "{}:{}".format(*LOCAL)).stdout
+    assert "Loopback of default/kubernetes" in explained, explained
+    dead.nft("delete table inet dead\n")
+    wait_until("it is back", lambda: used(cluster) == {*alive, dead.v4})
+
+
+def listed(cluster: Cluster) -> str:
+    return cluster.ebpflb("services", "list").stdout
+
+
+def reboot(cluster: Cluster) -> None:
+    """Programs, maps and the agent's status are gone; its cache is not."""
+    agent = cluster.agent
+    agent.stop(signal.SIGKILL)
+    cluster.close_maps()
+    unpin_all(StateDir(agent.paths.state))
+    agent.start()
+    last = status.read(agent.paths)
+    assert last and last.lists_complete
