@@ -271,12 +271,26 @@ OF_SERVICES = frozenset(
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
 
 
-def service_warnings(service: objects.Service) -> Iterator[str]:
-    """Yield warnings for annotations of a Service.
+class Chosen(NamedTuple):
+    """What a Service chooses by annotations; ``slow_start`` in seconds."""
 
-    There is one for each annotation that only a slice can have, and one for the first unknown one.
+    scheduler: str
+    on_removal: OnRemoval
+    slow_start: float
+
+
+def read(service: objects.Service, scheduler: str, warnings: list[str]) -> Chosen:
+    """Return what the Service chooses; ``scheduler`` is the default.
+
+    There is a warning for each invalid value, for each annotation that only a slice can have, and
+    for the first unknown one.
     """
-    yield from _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
+    warnings += _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
+    return Chosen(
+        read_scheduler(service, scheduler, warnings),
+        read_on_removal(service, warnings),
+        read_slow_start(service, warnings),
+    )
 
 
 def slice_warnings(slice: objects.EndpointSlice) -> Iterator[str]:

@@ -349,10 +349,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     source_ranges = _source_ranges(spec, warnings)
     to_nodeports = _nodeport_ranges(service, admission, warnings)
     spec_ports = _ports(spec, warnings)
-    warnings += annotations.service_warnings(service)
-    scheduler = annotations.read_scheduler(service, admission.scheduler, warnings)
-    on_removal = annotations.read_on_removal(service, warnings)
-    slow_start = annotations.read_slow_start(service, warnings)
+    chosen = annotations.read(service, admission.scheduler, warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
@@ -368,9 +365,9 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             internal_local=_is_local("spec.internalTrafficPolicy", spec.internal_traffic_policy),
             external_local=_is_external_local(spec),
             health_check_node_port=_health_check_node_port(spec),
-            scheduler=scheduler,
-            on_removal=on_removal if protocol is Protocol.TCP else KEPT,
-            slow_start=slow_start,
+            scheduler=chosen.scheduler,
+            on_removal=chosen.on_removal if protocol is Protocol.TCP else KEPT,
+            slow_start=chosen.slow_start,
             type=sys.intern(spec.type or "ClusterIP"),
         )
         for family, cluster_ip in cluster_ips.items()
