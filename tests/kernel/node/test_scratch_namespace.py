@@ -14,6 +14,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.errors import NodeError
+from ebpflb.kernel import libc
 from ebpflb.kernel.node import scratch_namespace
 from ebpflb.kernel.node.scratch_namespace import VETH_PREFIX, ScratchNamespace, unused_address
 from ebpflb.lab.agents import wait_until
@@ -95,10 +96,10 @@ def test_killed(node: Namespace) -> None:
 def test_not_allowed(node: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sentence, where namespaces cannot be made."""
 
-    def refuse() -> None:
+    def refuse(_: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(scratch_namespace, "leave", refuse)
+    monkeypatch.setattr(libc, "unshare", refuse)
     with pytest.raises(NodeError, match=r"no scratch namespace can be made: .*CAP_SYS_ADMIN"):
         ScratchNamespace([unused_address(Family.IPV4, ())])
     assert devices() == []
