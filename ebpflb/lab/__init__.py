@@ -6,7 +6,6 @@ netns       a network namespace: devices, routes, sysctls, packet filters
 router      the network that connects nodes and outside hosts
 cni         three kinds of pod networks
 traffic     runs on hosts: servers that send their name, clients that count the replies
-sockets     sockets on a host, used from this process
 agents      `ebpflb run` on a node of the lab
 manifests   Services and EndpointSlices as manifests
 demo        the steps of `ebpflb demo`

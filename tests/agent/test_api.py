@@ -13,7 +13,6 @@ from pyroute2 import netns
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
-from ebpflb.lab.sockets import Sockets
 from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.events import Kind
 from ebpflb.serve import status
@@ -21,6 +20,7 @@ from tests.kit import requests
 from tests.kit.api_server import FakeApiServer
 from tests.kit.cluster import VIP, Cluster, endpoint, web
 from tests.kit.lab_cluster import PORT, PREFIX, TARGET
+from tests.kit.sockets import Sockets
 
 
 def server_on(cluster: Cluster, port: int = 0) -> FakeApiServer:

@@ -15,12 +15,12 @@ from bench import kubeproxy
 from bench.services import CIDR, CIDR6, NodePort
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from ebpflb.model.packet_path import Engine
 from tests.kit import needs, requests
 from tests.kit.cluster import Cluster, endpoint
 from tests.kit.lab_cluster import PORT, TARGET, new_lab
+from tests.kit.sockets import Socket, Sockets
 from tests.load import LOAD, scaled
 
 PODS, PODS6 = cni.NETWORKS

@@ -18,9 +18,9 @@ import pytest
 from ebpflb.lab import traffic
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import CALL_SECONDS, Sockets
 from tests.kit import requests
 from tests.kit.requests import Send
+from tests.kit.sockets import CALL_SECONDS, Sockets
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 # A service for each policy: its number, and what its spec says.

@@ -10,10 +10,10 @@ from typing import Any
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit.lab_cluster import NODEPORT as NODEPORT
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
+from tests.kit.sockets import Socket
 
 VIP, VIP6 = "10.96.0.10", "fd00:96::10"
 EXTERNAL, BALANCER = "203.0.113.10", "203.0.113.20"

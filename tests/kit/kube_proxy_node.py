@@ -11,11 +11,11 @@ from bench import kubeproxy
 from bench.services import NodePort
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import needs, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import new_lab
+from tests.kit.sockets import Socket
 from tests.load import paused, scaled
 
 PODS, PODS6 = cni.NETWORKS

@@ -19,11 +19,11 @@ from ebpflb.lab import manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Frontend
 from tests.kit import forked
 from tests.kit.forked import ForkedAgent
+from tests.kit.sockets import Sockets
 
 PORT, TARGET, NODEPORT = 80, 8080, 30080
 MARKER = "10.96.255.255"

@@ -8,10 +8,10 @@ from socket import IPPROTO_TCP
 from ebpflb.kernel.node import sock_diag
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.annotations import ON_REMOVAL_ANNOTATION
 from tests.kernel.node import nodes
 from tests.kit.lab_cluster import TARGET
+from tests.kit.sockets import Socket
 
 SOON, LATE = "reset=0s", "reset=1h"  # no test lives to see an hour
 LEAVING = f"{LATE},terminating=1s/1s"  # resets connections once an endpoint terminates

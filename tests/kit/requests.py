@@ -7,8 +7,8 @@ from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM, socket
 from typing import NamedTuple
 
 from ebpflb.lab import traffic
-from ebpflb.lab.sockets import Socket, Sockets
 from tests.kit.cluster import PORT
+from tests.kit.sockets import Socket, Sockets
 
 MPTCP = 262
 

@@ -12,10 +12,10 @@ import pytest
 from ebpflb.lab import traffic
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.model.annotations import SCHEDULER_ANNOTATION, WEIGHT_ANNOTATION
 from tests.kit import requests
 from tests.kit.requests import Answer, Send
+from tests.kit.sockets import Socket, Sockets
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 NUMBER = 10

@@ -10,10 +10,10 @@ from typing import Any
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import CALL_SECONDS, Socket, Sockets
 from tests.kit import requests
 from tests.kit.cluster import PORT, TARGET, Cluster, endpoint, web
 from tests.kit.requests import Answer
+from tests.kit.sockets import CALL_SECONDS, Socket, Sockets
 
 MARKER = "10.96.0.31"
 SOURCE = 12345  # the client's port, as `nc -u -p 12345`

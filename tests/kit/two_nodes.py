@@ -21,12 +21,12 @@ from ebpflb.lab import cni, manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
+from tests.kit.sockets import Socket
 
 ENGINES = list(Engine)
 CLUSTER_CIDR = ("--cluster-cidr", ",".join(cni.NETWORKS))

@@ -9,12 +9,12 @@ from typing import Literal
 import pytest
 
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from tests.kit import beside_kube_proxy, both_proxies, needs, two_nodes
 from tests.kit.beside_kube_proxy import BesideKubeProxy
 from tests.kit.both_proxies import Both
 from tests.kit.cluster import Cluster, running
+from tests.kit.sockets import Sockets
 from tests.kit.stale_udp import Changes
 from tests.kit.two_nodes import TwoNodes
 

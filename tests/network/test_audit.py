@@ -15,12 +15,12 @@ from ebpflb.kernel.attach import cgroup_links, tcx
 from ebpflb.kernel.maps import layout, state_dir
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Sockets
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock, status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 from tests.kit.lab_cluster import new_lab
+from tests.kit.sockets import Sockets
 
 READY = "http://127.0.0.1:10247/readyz"
 

@@ -17,12 +17,12 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import SYSCTLS, Engine
 from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.cluster import endpoint, web
 from tests.kit.lab_cluster import NODEPORT, PORT, TARGET, LabCluster, new_lab
+from tests.kit.sockets import Socket
 
 VIPS = ("10.96.0.10", "fd00:96::10")
 OPTIONS = ("--packet-path=auto", "--iptables-sync-period=1s")

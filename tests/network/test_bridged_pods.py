@@ -15,12 +15,12 @@ from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.sockets import CALL_SECONDS, Sockets
 from ebpflb.model.addresses import Family
 from ebpflb.model.packet_path import SYSCTLS, unsuited
 from tests.kernel.node import nodes
 from tests.kit import needs
 from tests.kit.lab_cluster import new_lab
+from tests.kit.sockets import CALL_SECONDS, Sockets
 
 VIPS = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
 KINDS = {Family.IPV4: AF_INET, Family.IPV6: AF_INET6}

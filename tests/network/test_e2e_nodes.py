@@ -10,9 +10,9 @@ import pytest
 
 from ebpflb.lab import manifests, traffic
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import CALL_SECONDS
 from tests.kit import requests
 from tests.kit.parameters import both_engines, families
+from tests.kit.sockets import CALL_SECONDS
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)

@@ -10,10 +10,10 @@ import pytest
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import CALL_SECONDS, Sockets
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.requests import Send
+from tests.kit.sockets import CALL_SECONDS, Sockets
 
 ENDPOINT_CHANGE, SERVICE_CHANGE = 30, 120  # seconds (kube-proxy.md 16.8)
 A_MOMENT = 0.3  # seconds after which nobody is going to answer

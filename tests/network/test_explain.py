@@ -25,10 +25,10 @@ from ebpflb.kernel.node import namespaces
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.netns import NETNS
-from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from tests.kit import forked, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
+from tests.kit.sockets import Sockets
 
 
 class Said:

@@ -16,7 +16,6 @@ import pytest
 from bench.conntrack_filler import full
 from ebpflb.kernel.netfilter import conntrack, flowtable, nft
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.flow_entries import Connection
 from tests.kernel.node import nodes
@@ -24,6 +23,7 @@ from tests.kit import firewall, flood, needs
 from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families
+from tests.kit.sockets import Socket
 
 FAST = ("--fast-forward",)
 OTHERS_PORT = 30999

@@ -16,7 +16,6 @@ import pytest
 from bench import conntrack_filler
 from ebpflb.kernel.netfilter import nft, watch
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Ends
@@ -25,6 +24,7 @@ from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import netfilter
 from tests.kit.requests import Send
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes, address
 
 FRONTENDS = Frontends(10)

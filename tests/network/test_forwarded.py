@@ -8,13 +8,13 @@ import pytest
 
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, Cluster, endpoint, web
 from tests.kit.lab_cluster import started
 from tests.kit.parameters import families
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import ENGINES, require
 
 FAR = {False: "10.99.0.3", True: "fd99::3"}  # the customer's address, behind the node

@@ -13,13 +13,13 @@ import pytest
 from ebpflb.kernel.node.device_watch import list_devices
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Sockets
 from ebpflb.model.addresses import Family
 from ebpflb.model.packet_path import SYSCTLS, unsuited
 from tests.kernel.node import nodes
 from tests.kit import needs, requests
 from tests.kit.lab_cluster import PORT, TARGET, TRAFFIC, new_lab
 from tests.kit.parameters import families
+from tests.kit.sockets import Sockets
 
 VIPS = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
 RULES = """

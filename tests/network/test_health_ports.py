@@ -12,10 +12,10 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
 from tests.kit import requests
 from tests.kit.parameters import families
 from tests.kit.requests import family_of
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 PORT = 32100

@@ -17,7 +17,7 @@ import pytest
 
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import TwoNodes
 
 ROOT = "/sys/fs/cgroup"

@@ -15,7 +15,6 @@ from ebpflb.agent import missed_ends
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.annotations import (
     LEAST_CONNECTIONS,
     SCHEDULER_ANNOTATION,
@@ -27,6 +26,7 @@ from tests.kit import scheduled as spread
 from tests.kit.parameters import both_engines
 from tests.kit.requests import lives
 from tests.kit.scheduled import CLIENTS, ENDPOINTS, dial, loads, settled
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import TwoNodes
 from tests.load import LOAD, scaled
 

@@ -16,9 +16,9 @@ import pytest
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, Cluster, endpoint, running, web
+from tests.kit.sockets import Sockets
 
 pytestmark = pytest.mark.usefixtures("started_anew")
 

@@ -15,12 +15,12 @@ import pytest
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.router import NODES
-from ebpflb.lab.sockets import Socket
 from tests.kernel.node import nodes
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import PORT
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes, address
 
 WEB, NOBODY, LOCAL = 10, 20, 30

@@ -19,12 +19,12 @@ from ebpflb.kernel.monitoring import MonitorQuestion
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
 from tests.kit import monitors, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, running, web
 from tests.kit.monitors import watching
+from tests.kit.sockets import Sockets
 from tests.load import scaled
 
 OTHER_VIP = "10.96.0.40"

@@ -10,7 +10,6 @@ import pytest
 from bench import conntrack_filler
 from ebpflb.agent.stale_udp.conntrack_worker import PASS_TIMES
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Ends
 from tests.kernel.node import nodes
@@ -18,6 +17,7 @@ from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
 from tests.kit.moved_flows import wait_until_only
 from tests.kit.parameters import families, netfilter
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes, address
 
 pytestmark = netfilter

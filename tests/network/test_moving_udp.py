@@ -12,11 +12,11 @@ from ebpflb.kernel.node import sock_diag
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import CALL_SECONDS, Socket
 from tests.kit import requests
 from tests.kit.lab_cluster import PORT
 from tests.kit.moved_flows import wait_until_only
 from tests.kit.parameters import both_engines, families
+from tests.kit.sockets import CALL_SECONDS, Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 pytestmark = both_engines

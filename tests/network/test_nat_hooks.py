@@ -15,10 +15,10 @@ from ebpflb.kernel.netfilter import conntrack, nft, watch
 from ebpflb.kernel.netfilter.rules import TableOptions
 from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable, remove
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.sockets import Socket, Sockets
 from tests.kernel.node import nodes
 from tests.kit import needs
 from tests.kit.lab_cluster import new_lab
+from tests.kit.sockets import Socket, Sockets
 
 PORT, TARGET = 30080, 8080
 RULE = """

@@ -15,7 +15,6 @@ from bench.conntrack_filler import Served, amid
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options
 from ebpflb.plan.flow_entries import Connection
@@ -26,6 +25,7 @@ from tests.kit.lab_cluster import TARGET
 from tests.kit.moved_flows import wait_until_only
 from tests.kit.parameters import families, netfilter, packet_clients, protocols
 from tests.kit.requests import Send
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.load import scaled
 

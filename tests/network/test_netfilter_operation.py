@@ -14,11 +14,11 @@ import pytest
 from ebpflb.kernel.netfilter import conntrack, nft
 from ebpflb.kernel.netfilter.rules import TABLE
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
 from tests.kit import forked, needs
 from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
+from tests.kit.sockets import Socket
 
 
 @pytest.fixture(scope="module")

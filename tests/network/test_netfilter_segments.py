@@ -14,13 +14,13 @@ import pytest
 
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
 from tests.kernel.node import nodes
 from tests.kit import flood, requests
 from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, netfilter, packet_clients, protocols
 from tests.kit.requests import Send
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 FLOOD = Path(flood.__file__)

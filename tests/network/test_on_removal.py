@@ -11,7 +11,6 @@ from ebpflb.kernel.node import sock_diag
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
@@ -27,6 +26,7 @@ from tests.kit.on_removal import (
 )
 from tests.kit.parameters import both_engines, families, flow_tables
 from tests.kit.requests import connected, lives
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 WEB, BESIDE = Frontends(10), Frontends(20)

@@ -11,11 +11,11 @@ import pytest
 
 from ebpflb.kernel import probe
 from ebpflb.lab import manifests
-from ebpflb.lab.sockets import Socket
 from tests.kit import cluster, requests
 from tests.kit.cluster import Cluster
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.parameters import families
+from tests.kit.sockets import Socket
 
 BALANCER = {False: "203.0.113.20", True: "fd03:113::20"}
 INTERNAL = {False: "10.96.0.30", True: "fd00:96::30"}

@@ -11,11 +11,11 @@ import pytest
 
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import CALL_SECONDS
 from ebpflb.model.packet_path import Engine
 from tests.kit import forked, requests, two_nodes
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
+from tests.kit.sockets import CALL_SECONDS
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.load import scaled
 

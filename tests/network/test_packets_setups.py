@@ -12,10 +12,10 @@ import pytest
 
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import CALL_SECONDS
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.parameters import families
+from tests.kit.sockets import CALL_SECONDS
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 from tests.network import hardening
 

@@ -14,10 +14,10 @@ import pytest
 
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.parameters import families, packet_clients
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes, address
 
 NETWORKS: dict[Engine, cni.Cni] = {Engine.FLOWS: cni.Bridge(), Engine.NETFILTER: cni.Routed()}

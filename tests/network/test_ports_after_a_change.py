@@ -9,10 +9,10 @@ from socket import SO_REUSEADDR, SOL_SOCKET
 import pytest
 
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.parameters import families, protocols
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 WEB = Frontends(10)

@@ -16,11 +16,11 @@ import pytest
 from ebpflb.history import segments
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Sockets
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, web
 from tests.kit.lab_cluster import started
+from tests.kit.sockets import Sockets
 
 READ_ONLY = 'for it; do mount --bind "$it" "$it"; mount -o remount,bind,ro "$it"; done'
 

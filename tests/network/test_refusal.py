@@ -13,10 +13,10 @@ from ebpflb.kernel import sources
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, loader
-from ebpflb.lab.sockets import Sockets
 from ebpflb.options import Paths
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
+from tests.kit.sockets import Sockets
 
 ADDRESSES = [VIP, VIP6, f"::ffff:{VIP}"]
 A_MOMENT = 0.1  # seconds in which nothing may happen

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.parameters import every_kind
+from tests.kit.sockets import Sockets
 
 ALL = [VIP, VIP6, EXTERNAL]
 

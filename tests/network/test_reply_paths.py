@@ -18,13 +18,13 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Socket
 from ebpflb.serve import status
 from tests.kit import needs, requests
 from tests.kit.lab_cluster import started
 from tests.kit.parameters import families
 from tests.kit.policy_routed import OURS, OWN_TARGET, SERVED, TwoPlaces
 from tests.kit.requests import Send
+from tests.kit.sockets import Socket
 
 NARROW = 1280  # bytes
 IPPROTO_IP, IPPROTO_IPV6 = 0, 41

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Process
-from ebpflb.lab.sockets import Socket
 from tests.kit.lab_cluster import TARGET
 from tests.kit.on_removal import is_idle, one_each, terminating
 from tests.kit.parameters import both_engines
 from tests.kit.requests import connected, lives
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.load import scaled
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, running
+from tests.kit.sockets import Sockets
 from tests.kit.stale_udp import dual_stack_web
 
 SILENCE = 1  # seconds

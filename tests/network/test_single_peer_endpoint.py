@@ -8,13 +8,13 @@ import pytest
 
 from ebpflb.lab import cni
 from ebpflb.lab.router import NODES
-from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from ebpflb.tools.neighbours import misled
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
 from tests.kit.parameters import families
+from tests.kit.sockets import Sockets
 from tests.kit.two_nodes import ENGINES, require
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import PORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
 from tests.kit.parameters import every_kind, protocols
 from tests.kit.requests import Send
+from tests.kit.sockets import Sockets
 from tests.kit.stale_udp import connect, dual_stack_web, exchange
 from tests.kit.two_nodes import ENGINES, require
 

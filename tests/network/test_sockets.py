@@ -25,7 +25,6 @@ from ebpflb.kernel import probe
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import (
     BALANCER,
@@ -41,6 +40,7 @@ from tests.kit.cluster import (
 )
 from tests.kit.parameters import every_kind, families
 from tests.kit.requests import Send
+from tests.kit.sockets import Sockets
 from tests.kit.stale_udp import connect, dual_stack_web
 
 EXTERNAL6, BALANCER6 = "2001:db8::10", "2001:db8::20"

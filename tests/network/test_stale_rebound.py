@@ -14,8 +14,8 @@ import pytest
 from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
 from tests.kit import requests, two_nodes
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import PORT, Frontends, TwoNodes
 
 UNABLE = """

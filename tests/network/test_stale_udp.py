@@ -12,10 +12,10 @@ from ebpflb.kernel.node import sock_diag
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket, Sockets
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, web
 from tests.kit.parameters import families
+from tests.kit.sockets import Socket, Sockets
 from tests.kit.stale_udp import (
     SOURCE,
     Changes,

@@ -10,11 +10,11 @@ import pytest
 
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import monitors, requests
 from tests.kit.parameters import both_engines
 from tests.kit.requests import lives
+from tests.kit.sockets import Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 pytestmark = [both_engines, pytest.mark.usefixtures("started_anew")]

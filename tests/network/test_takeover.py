@@ -18,7 +18,6 @@ from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.services import Protocol
 from tests.kernel.node import answering, nodes
 from tests.kit import kube_proxy_node, requests
@@ -30,6 +29,7 @@ from tests.kit.kube_proxy_node import (
     iptables_nft,
     nftables,
 )
+from tests.kit.sockets import Socket
 from tests.load import paused
 
 Load = Callable[[Cluster], None]

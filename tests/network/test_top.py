@@ -16,12 +16,12 @@ from ebpflb.cli.top import ALL
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Sockets
 from ebpflb.readable import readable
 from ebpflb.tools import rates
 from ebpflb.tools.rates import Rate
 from tests.kit import forked, requests
 from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
+from tests.kit.sockets import Sockets
 
 WEB, QUIET = "default/web:tcp/TCP", "default/quiet:tcp/TCP"
 QUIET_VIP, EMPTY_VIP = "10.96.0.30", "10.96.0.31"

@@ -18,11 +18,11 @@ from typing import Any
 from ebpflb.lab import traffic
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.sockets import Socket
 from ebpflb.serve import status
 from ebpflb.serve.conditions import not_ready
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
+from tests.kit.sockets import Socket
 from tests.soak.client import STEP
 
 CLIENT = Path(__file__).with_name("client.py")
