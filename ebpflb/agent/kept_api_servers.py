@@ -32,9 +32,9 @@ class ApiServersFile:
             self._on_change(self._last)
         return self._last
 
-    def keep(self, found: KeptApiServers | None) -> None:
-        """Write the file if the API servers have changed; without any it stays as it is."""
-        if found is None or found == self._last:
+    def keep(self, found: KeptApiServers) -> None:
+        """Write the file if the API servers have changed."""
+        if found == self._last:
             return
         self._last = found
         self._on_change(found)

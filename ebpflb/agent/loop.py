@@ -385,8 +385,8 @@ class Agent:
             self.reporter.sync_failed(self.clock() - begun, full=full)
             return
         self.in_sync, self.sync_error = True, None
-        if self.cluster.complete:
-            self.api_servers_file.keep(self.cluster.api_servers())
+        if self.cluster.complete and (found := self.cluster.api_servers()):
+            self.api_servers_file.keep(found)
         if has_changes:
             self._report_sync(self.clock() - begun, full=full)
         self._check_stale_udp()

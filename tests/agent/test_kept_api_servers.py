@@ -15,13 +15,12 @@ TWO = KeptApiServers(("10.96.0.1",), 443, (("192.0.2.1", 6443), ("192.0.2.2", 64
 
 
 def test_the_next_agent_reads_what_was_kept(tmp_path: Path) -> None:
-    """Only changes are written and told; without API servers the file stays."""
+    """Only changes are written and told."""
     path, told = tmp_path / "file", list[KeptApiServers]()
     kept = ApiServersFile(path, told.append)
     kept.keep(ONE)
     first = path.stat().st_ino
     kept.keep(ONE)
-    kept.keep(None)
     assert (path.stat().st_ino, told) == (first, [ONE])
     kept.keep(TWO)
     assert path.stat().st_ino != first  # another file took its place
