@@ -18,7 +18,7 @@ from ebpflb.kernel.maps.map_sizes import SIZES, MapSizes
 from ebpflb.kernel.maps.map_sizes import parse as parse_sizes
 from ebpflb.kernel.maps.map_sizes import show as show_sizes
 from ebpflb.model import annotations
-from ebpflb.model.addresses import Address, Network, parse_address
+from ebpflb.model.addresses import Address, Network, host_port, parse_address
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.packet_path import (
     AUTO,
@@ -153,10 +153,7 @@ def _parse_local_api_server(text: str) -> tuple[Address, int]:
 
 
 def _show_local_api_server(found: tuple[Address, int] | None) -> str:
-    if not found:
-        return ""
-    address, port = found
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+    return host_port(*found) if found else ""
 
 
 def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
@@ -298,7 +295,7 @@ class Options:
     )
     kubeconfig: Path | None = None  # None: the pod's own
     master: str = ""  # the API server's URL, where it is not the kubeconfig's
-    # URLs; () means that of ``master``, the kubeconfig or the pod.
+    # URLs; if empty, the API server of ``master``, of the kubeconfig or of the pod is asked.
     api_servers: tuple[str, ...] = option(
         (),
         "--api-server",

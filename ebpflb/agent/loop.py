@@ -40,13 +40,13 @@ from ebpflb.history.recorder import API_SERVERS, CANARY, DEVICES, History
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
+from ebpflb.model.addresses import host_port
 from ebpflb.model.api_servers import Silent
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import in_force
 from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.options import Options
-from ebpflb.plan.entries import host_port
 from ebpflb.serve.status import AgentStatus
 
 # The messages of other threads to the agent's loop.

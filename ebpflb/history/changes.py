@@ -9,6 +9,7 @@ import msgspec
 
 from ebpflb.history.history_records import Reset, Sync
 from ebpflb.history.past import Past, State, moment
+from ebpflb.model.addresses import host_port
 from ebpflb.options import Paths
 from ebpflb.plan.entries import (
     Backend,
@@ -16,7 +17,6 @@ from ebpflb.plan.entries import (
     Frontend,
     ServiceEntry,
     frontend_kind,
-    host_port,
     service_name,
     service_of,
 )

@@ -42,6 +42,10 @@ def family(value: Address | Network) -> Family:
     return Family.IPV4 if value.version == 4 else Family.IPV6
 
 
+def host_port(address: Address, port: int) -> str:
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
 def parse_address(text: str, wanted: Family | None = None) -> Address:
     """Return the address.
 

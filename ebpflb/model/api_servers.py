@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from ebpflb.model import objects
+from ebpflb.model.addresses import host_port
 from ebpflb.model.endpoint_slices import SERVICE_LABEL, StoredEndpoint, StoredSlice
 from ebpflb.model.events import Key, Kind, ReadObject, Replaced
 from ebpflb.model.services import API_SERVERS, ServicePort
@@ -47,8 +48,7 @@ class KeptApiServers(Struct, frozen=True):
     @property
     def urls(self) -> list[str]:
         return [
-            f"https://{f'[{address}]' if ':' in address else address}:{port}"
-            for address, port in self.endpoints
+            f"https://{host_port(ip_address(address), port)}" for address, port in self.endpoints
         ]
 
 
@@ -104,7 +104,7 @@ def as_lists(kept: KeptApiServers, source: str) -> list[Replaced]:
 
 
 def _by_port(kept: KeptApiServers) -> dict[tuple[str, int], list[str]]:
-    """Return the endpoints' addresses by their type and port: those of a slice."""
+    """Group the addresses by type and port, as each slice has one of both."""
     found: dict[tuple[str, int], list[str]] = defaultdict(list)
     for address, port in kept.endpoints:
         found[_family(address), port].append(address)

@@ -416,7 +416,7 @@ class ClusterState:
             self._drop_slice(key)
 
     def _is_last(self, key: Key) -> bool:
-        """Whether KUBERNETES has no ready endpoints but those of this slice."""
+        """Whether all ready endpoints of KUBERNETES are in this slice."""
         if not self._keeps_api_servers or key not in self.slices_of.get(KUBERNETES, ()):
             return False
         able = [each for each in self.slices_of[KUBERNETES] if self._has_ready(each)]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ebpflb.model import annotations, endpoint_slices
-from ebpflb.model.addresses import Address, Family
+from ebpflb.model.addresses import Address, Family, host_port
 from ebpflb.model.endpoint_slices import EndpointName, Hints, StoredEndpoint, StoredSlice
 from ebpflb.model.services import PortName, ServicePort
 
@@ -67,7 +67,7 @@ def _add(
     address, (ready, serving, terminating) = stored.address, stored.conditions
     if address is None or isinstance(address, str):
         return
-    key = f"{address}:{port}" if family == Family.IPV4 else f"[{address}]:{port}"
+    key = host_port(address, port)
     if terminating and key in found:
         return
     name = stored.name

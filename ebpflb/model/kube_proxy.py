@@ -11,7 +11,7 @@ from functools import cached_property
 from ipaddress import IPv4Address, ip_address
 from typing import NamedTuple
 
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.services import PROTOCOLS
 
 # The virtual servers of IPVS, and which of them belong to kube-proxy (kube-proxy.md 17).
@@ -28,8 +28,7 @@ class VirtualServer(NamedTuple):
     open_connections: int = 0
 
     def __str__(self) -> str:
-        address = f"[{self.address}]" if self.address.version == 6 else self.address
-        return f"{address}:{self.port}/{self.protocol}"
+        return f"{host_port(self.address, self.port)}/{self.protocol}"
 
 
 def parse_virtual_servers(table: str) -> list[VirtualServer]:

@@ -379,7 +379,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
 def with_loopback(
     ports: tuple[ServicePort, ...], loopback: tuple[Address, int]
 ) -> tuple[ServicePort, ...]:
-    """Return the ports with this frontend at that of the API servers, in its family."""
+    """Add the frontend to the API servers' port of the same family."""
     wanted = (*API_SERVERS, loopback[0].version)
     return tuple(replace(it, loopback=loopback) if it.name == wanted else it for it in ports)
 

@@ -266,10 +266,6 @@ def protocol_name(number: int) -> str:
     return Protocol(number).name if number in _PROTOCOLS else f"protocol {number}"
 
 
-def host_port(address: Address, port: int) -> str:
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
-
-
 def frontend_kind(frontend: Frontend, flags: Flags) -> str:
     """The kind of the frontend's address, in Kubernetes' words if Kubernetes has it."""
     if frontend.address.is_unspecified:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.annotations import HASHING
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import tables
@@ -26,7 +26,6 @@ from ebpflb.plan.entries import (
     SourceRange,
     Table,
     Translation,
-    host_port,
     source_range_key,
 )
 from ebpflb.plan.flow_entries import StaleCandidates

@@ -12,14 +12,20 @@ from typing import NamedTuple
 import msgspec
 
 from ebpflb.model import endpoints
-from ebpflb.model.addresses import Family
+from ebpflb.model.addresses import Family, host_port
 from ebpflb.model.annotations import RANDOM
 from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import LeftOut, Topology, UnusedReason, Use, select
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired import DesiredBackend, DesiredService
-from ebpflb.plan.entries import NODE_PORT, Flags, Frontend, frontend_kind, host_port, service_name
+from ebpflb.plan.entries import (
+    NODE_PORT,
+    Flags,
+    Frontend,
+    frontend_kind,
+    service_name,
+)
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.tables import scheduler_of

@@ -5,27 +5,49 @@ They are texts; none contains a secret. Options with their default are left out.
 one of conntrack's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ebpflb.options import Options, Paths, flags_of, parse_api_servers
+from ebpflb.model.annotations import SCHEDULERS
+from ebpflb.options import AUDITS, Options, Paths, flags_of, parse_api_servers
 
-# Field of Options -> how its text is parsed, and for those of a flag how the flag shows the value.
+
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError("a path with a null character")
+    return Path(text)
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _is_true(text: str) -> bool:
+    return text == "True"
+
+
+# Fields of Options, and how their recorded texts are parsed.
 _PLAIN: dict[str, Callable[[str], Any]] = {
     "node_name": str,
-    "cgroup": Path,
-    "manifests": Path,
-    "kubeconfig": Path,
+    "cgroup": _path,
+    "manifests": _path,
+    "kubeconfig": _path,
     "master": str,
     "bind_address": ip_address,
-    "serve_external_ips": "True".__eq__,
-    "scheduler": str,
+    "serve_external_ips": _is_true,
+    "scheduler": _one_of(SCHEDULERS),
     "masquerade_mark": int,
-    "audit": str,
+    "audit": _one_of(AUDITS),
 }
+# Fields whose flags parse and show the texts.
 _AS_FLAGS = (
     "api_servers",
     "local_api_server",

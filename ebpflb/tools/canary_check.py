@@ -32,12 +32,11 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import clients
 from ebpflb.kernel.node.scratch_namespace import ScratchNamespace, unused_address
 from ebpflb.kernel.node.sysctls import supported_families
-from ebpflb.model.addresses import Address, Family, family
+from ebpflb.model.addresses import Address, Family, family, host_port
 from ebpflb.model.devices import Device
 from ebpflb.model.services import Protocol
 from ebpflb.options import Paths
 from ebpflb.plan.canary import CANARY_PROTOCOLS, CanaryLease
-from ebpflb.plan.entries import host_port
 from ebpflb.tools import ask
 from ebpflb.tools.ask import NoAnswer
 from ebpflb.tools.check_result import CheckResult

@@ -22,13 +22,13 @@ from ebpflb.kernel.maps.records import (
     PeerFrontend,
     SocketEntry,
 )
+from ebpflb.model.addresses import host_port
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
     Frontend,
     Range,
     frontend_kind,
-    host_port,
     protocol_name,
 )
 from ebpflb.plan.tables import scheduler_of

@@ -21,13 +21,12 @@ from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import MonitorEvent
 from ebpflb.kernel.monitoring import FLOW_KINDS, FRAME, HOOKS, MonitorAnswer, MonitorQuestion
 from ebpflb.kernel.node import clients, namespaces
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.services import likely_service
 from ebpflb.options import Paths
 from ebpflb.plan.entries import (
     BackendName,
     Frontend,
-    host_port,
     protocol_name,
     service_name,
     service_of,

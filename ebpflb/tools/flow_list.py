@@ -14,7 +14,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.model.addresses import Address, family
+from ebpflb.model.addresses import Address, family, host_port
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName, likely_service
 from ebpflb.plan.desired import ANY
@@ -23,7 +23,6 @@ from ebpflb.plan.entries import (
     BackendName,
     Frontend,
     ServiceEntry,
-    host_port,
     protocol_name,
     service_name,
 )

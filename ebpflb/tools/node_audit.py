@@ -27,7 +27,7 @@ from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.rules import TABLE, table_options
 from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.kernel.valid_contents import ValidContents
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.services import PortName
@@ -35,7 +35,13 @@ from ebpflb.options import Options
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
 from ebpflb.plan.desired import DesiredBackend
-from ebpflb.plan.entries import Backend, Flags, Frontend, Range, host_port, service_name
+from ebpflb.plan.entries import (
+    Backend,
+    Flags,
+    Frontend,
+    Range,
+    service_name,
+)
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.service_entries import ServiceEntries
@@ -84,8 +90,8 @@ def table(
     """The nft table of the engine netfilter, where it serves, with its elements.
 
     ``options`` are the last agent's; without them only a missing table is found. ``but`` are the
-    ids of backends whose slots differ: nothing is known of their elements, or of those of damaged
-    service ports. An element that should not exist does no harm: its id may be in quarantine.
+    ids of backends whose slots differ; their elements, and the elements of damaged service ports,
+    are not compared. An element that should not exist does no harm: its id may be in quarantine.
     Raises NodeError.
     """
     flags = maps["settings"].get(0).flags

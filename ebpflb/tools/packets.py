@@ -16,8 +16,12 @@ from ebpflb.kernel.maps.records import (
     HalfOpen,
 )
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
+from ebpflb.model.addresses import host_port
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Chosen, host_port, protocol_name
+from ebpflb.plan.entries import (
+    Chosen,
+    protocol_name,
+)
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 from ebpflb.tools.snapshot import Row, Snapshot, endpoint, seconds_since
 

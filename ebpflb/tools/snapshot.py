@@ -14,13 +14,13 @@ from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import ServiceCounters
 from ebpflb.kernel.valid_contents import ValidContents
+from ebpflb.model.addresses import host_port
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
     Frontend,
     ServiceEntry,
-    host_port,
     service_name,
 )
 

@@ -108,7 +108,7 @@ def test_a_status_that_is_none_is_named(
     assert said.startswith(f"{paths.status_file}: ignored: ")
 
 
-@pytest.mark.parametrize("field", ["external_ips", "bind_address"])
+@pytest.mark.parametrize("field", ["external_ips", "cgroup", "scheduler", "bind_address"])
 def test_options_that_are_none(ebpflb: Ebpflb, paths: Paths, field: str) -> None:
     """The audit says whose they are."""
     options = {"node_name": "n", "cgroup": "/sys/fs/cgroup"} | {field: "no\0thing"}

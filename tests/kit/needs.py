@@ -31,7 +31,7 @@ def flowtable() -> None:
 def owned_tables() -> None:
     """Skips the test where no process can own a table of nftables (before Linux 5.12)."""
     if not call_in_new(_can_own_a_table):
-        pytest.skip("on this kernel no process can own a table of nftables")
+        pytest.skip("this kernel knows no tables of nftables with an owner")
 
 
 def _can_own_a_table() -> bool:

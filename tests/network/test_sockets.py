@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kind of socket reaches an endpoint through every kind of address, and sees the address.
 
-What else one agent's sockets meet: the guard of NodePorts, affinity (tests/native/test_affinity.py
-has its rules), and whom a socket that is connected anew names.
+Also: the guard of NodePorts, affinity (its rules are tested in tests/native/test_affinity.py), and
+the peer's name after a socket is connected again.
 """
 
 import os

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Records of all structs that are keys and values of maps, each made when it is first used.
 
-Entries that the agent writes are defined in plan/entries.py, those of the datapath here. A struct
-of which Python only reads numbers, or nothing, has no class of its own.
+plan/entries.py defines the entries that the agent writes. This file defines those that the programs
+write. A struct of which Python only reads numbers, or nothing, has no class of its own.
 """
 
 import socket

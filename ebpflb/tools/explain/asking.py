@@ -16,7 +16,7 @@ from msgspec import Struct
 from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.node import clients, namespaces, routes
-from ebpflb.model.addresses import Address, parse_address
+from ebpflb.model.addresses import Address, host_port, parse_address
 from ebpflb.model.services import PROTOCOLS, PortName, Protocol, likely_service
 from ebpflb.plan.entries import (
     Backend,
@@ -25,7 +25,6 @@ from ebpflb.plan.entries import (
     Frontend,
     Range,
     ServiceEntry,
-    host_port,
     protocol_name,
     service_name,
 )

@@ -12,9 +12,12 @@ from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node import routes
 from ebpflb.kernel.node.routes import Route
 from ebpflb.kernel.recording import Answer, Handled, RecordingPrograms, SocketQuestion
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Chosen, Frontend, host_port
+from ebpflb.plan.entries import (
+    Chosen,
+    Frontend,
+)
 from ebpflb.plan.flow_entries import Connection, Ends, FlowState
 from ebpflb.tools.explain.asking import NODE_CLIENT, Client, MapFacts
 from ebpflb.tools.explain.words import Noted, Row, Words

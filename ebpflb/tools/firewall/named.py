@@ -15,10 +15,14 @@ from typing import NamedTuple
 
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.node import device_watch
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import LOOPBACK, NODE_PORT, frontend_kind, host_port
+from ebpflb.plan.entries import (
+    LOOPBACK,
+    NODE_PORT,
+    frontend_kind,
+)
 from ebpflb.tools import pins
 from ebpflb.tools.firewall.rules import NAT_DST, Chain, Rule, Table, number
 from ebpflb.tools.snapshot import Snapshot
