@@ -7,7 +7,7 @@ CPU can get in each other's way is read from the kernel's configuration.
 
 import gzip
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from ebpflb.kernel.netfilter.probe import netfilter_obstacle
 from ebpflb.kernel.node import device_watch, process, sock_diag
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
-from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Flags
 from ebpflb.tools import neighbours, pins
 from ebpflb.tools.check_result import CheckResult, feature
@@ -35,7 +34,7 @@ def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
         return results
     flags = settings_flags(state_directory)
     optional = list(_optional(fast_forward="fast_forward" in flags))
-    others = neighbours.results(state_directory, cgroup, _engine(optional), flags)
+    others = neighbours.results(state_directory, cgroup, flags)
     return [*results, *_batches(), *optional, *others]
 
 
@@ -113,12 +112,6 @@ def _kernel_config() -> str | None:
             found = path.read_bytes()
             return (gzip.decompress(found) if path.suffix == ".gz" else found).decode()
     return None
-
-
-def _engine(optional: Iterable[CheckResult]) -> Engine:
-    """What --packet-path=auto takes."""
-    needed = [r.ok for r in optional if r.feature in (_NETFILTER, _BRIDGES)]
-    return Engine.NETFILTER if all(needed) else Engine.FLOWS
 
 
 def _netfilter() -> CheckResult:

@@ -11,7 +11,6 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import namespaces, routes
 from ebpflb.kernel.node.routes import FAR_CLIENTS, ReplyRoute
 from ebpflb.model.addresses import Address
-from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Flags
 from ebpflb.tools import kube_proxy, pins
 from ebpflb.tools.check_result import CheckResult
@@ -25,15 +24,13 @@ _BY_HAND = "compare them by hand with docs/firewalls.md"
 _INSTEAD = "docs/firewalls.md names what to use instead"
 
 
-def results(
-    state_directory: Path, cgroup: Path | None, engine: Engine, flags: Flags
-) -> Iterator[CheckResult]:
-    """``engine`` is the one to expect where no agent has run; ``flags`` are those of settings."""
+def results(state_directory: Path, cgroup: Path | None, flags: Flags) -> Iterator[CheckResult]:
+    """``flags`` are those of the settings in force."""
     yield _other_hooks(state_directory, cgroup)
     yield from _other_filters(state_directory)
     yield _kube_proxy(state_directory)
     yield from _forwarding(state_directory)
-    yield from _firewall(state_directory, engine, fast_forward="fast_forward" in flags)
+    yield from _firewall(state_directory, fast_forward="fast_forward" in flags)
     yield from _reply_result(state_directory)
 
 
@@ -48,24 +45,25 @@ def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
         yield CheckResult("forwarded packets", True, False, "accepted for pods of this node", "")
 
 
-def _firewall(
-    state_directory: Path, engine: Engine, *, fast_forward: bool
-) -> Iterator[CheckResult]:
+def _firewall(state_directory: Path, *, fast_forward: bool) -> Iterator[CheckResult]:
     """Rules of netfilter that may not see requests to Services (docs/firewalls.md)."""
     try:
-        surveyed = survey(state_directory, engine)
+        surveyed = survey(state_directory)
     except (EbpflbError, OSError) as error:
         yield CheckResult(
             "firewall rules", False, False, f"cannot be read: {in_words(error)}", _BY_HAND
         )
         return
-    for rule in surveyed.named:
+    for rule in surveyed.named or ():
         yield CheckResult("firewall rule", False, False, rule, _INSTEAD)
-    for note in surveyed.notes:
-        yield CheckResult("firewall rules", False, False, note, _BY_HAND)
-    if not (surveyed.named or surveyed.notes):
-        yield CheckResult("firewall rules", True, False, f"none {surveyed.scope}", "")
-    yield _each_packet(surveyed.per_packet, fast_forward=fast_forward)
+    for line in surveyed.unread:
+        yield CheckResult("firewall rules", False, False, line, _BY_HAND)
+    if surveyed.named is None:
+        unknown = "are compared with Services once an agent has run"
+        yield CheckResult("firewall rules", True, False, unknown, "")
+    elif not (surveyed.named or surveyed.unread):
+        yield CheckResult("firewall rules", True, False, "none misses a Service", "")
+    yield _each_packet(surveyed.each_packet, fast_forward=fast_forward)
 
 
 def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:

@@ -8,16 +8,17 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
 
+from ebpflb import child
+from ebpflb.errors import NodeError
 from ebpflb.kernel import probe
 from ebpflb.kernel.attach import cgroup_links, device_programs, netns_cookie, tcx
-from ebpflb.kernel.netfilter import rulesets
-from ebpflb.kernel.netfilter.rulesets import Ruleset
+from ebpflb.kernel.netfilter import iptables
 from ebpflb.kernel.node import process, sock_diag
-from ebpflb.lab.netns import Namespace
 from ebpflb.tools import check
 from tests.cli.conftest import NEVER, Ebpflb
 
@@ -118,43 +119,31 @@ def test_json_and_yaml(ebpflb: Ebpflb) -> None:
     assert not missing(said)
 
 
-RULES = """
-table inet lab_rules {
-    chain output {
-        type filter hook output priority -300;
-        tcp dport 30080 accept
-        tcp dport 22 accept
-    }
-}
-"""
-
-
-def test_firewall_rules(ebpflb: Ebpflb, own_netns: str) -> None:
-    """A rule that does not see services is a warning that names it, and the page that helps."""
-    here = Namespace(own_netns)
-    here.ip("address add 192.0.2.1/32 dev lo")
-    here.nft(RULES)
-    try:
-        done = ebpflb("check", "--state-dir", NEVER, "-o", "json")
-    finally:
-        here.nft("delete table inet lab_rules")
-        here.ip("address delete 192.0.2.1/32 dev lo")
+def firewall_rules(ebpflb: Ebpflb) -> list[dict[str, Any]]:
+    done = ebpflb("check", "--state-dir", NEVER, "-o", "json")
     assert done.status == 0
-    (found,) = [each for each in json.loads(done.out) if each["feature"].startswith("firewall")]
-    assert (found["feature"], found["ok"], found["required"]) == ("firewall rule", False, False)
-    assert found["detail"].startswith("table inet lab_rules, chain output: handle ")
-    assert "docs/firewalls.md" in found["remedy"]
+    return [each for each in json.loads(done.out) if each["feature"] == "firewall rules"]
+
+
+def test_services_that_are_unknown(ebpflb: Ebpflb) -> None:
+    """Where no agent has run, rules are compared with nothing, which is no fault."""
+    (found,) = firewall_rules(ebpflb)
+    assert (found["ok"], found["required"]) == (True, False)
+    assert "once an agent has run" in found["detail"]
 
 
 def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a tool cannot read is one line, and no failure."""
-    said = Ruleset((), ("nft: Operation not permitted (you must be root)",))
-    monkeypatch.setattr(rulesets, "read", lambda: said)
-    done = ebpflb("check", "--state-dir", NEVER, "-o", "json")
-    assert done.status == 0
-    (found,) = [each for each in json.loads(done.out) if each["feature"] == "firewall rules"]
-    assert found["detail"] == said.unread[0]
-    assert found["remedy"]
+    says = "Operation not permitted (you must be root)"
+
+    def refuse(command: list[str]) -> str:
+        raise NodeError(f"{command[0]}: {says}")
+
+    monkeypatch.setattr(iptables, "run", refuse)
+    monkeypatch.setattr(child, "find", lambda program: program)
+    found = firewall_rules(ebpflb)
+    assert f"nft: {says}" in [each["detail"] for each in found]
+    assert all(each["remedy"] for each in found if not each["ok"])
 
 
 @pytest.mark.parametrize("cgroup", ["/tmp", "/nowhere"])

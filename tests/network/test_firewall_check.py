@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 
-from ebpflb.model.packet_path import Engine
 from ebpflb.tools.firewall.survey import FirewallSurvey, survey
 from tests.kernel.node import nodes
 from tests.kit import requests
@@ -91,10 +90,9 @@ def ask(two: TwoNodes) -> None:
 
 
 def checked(two: TwoNodes) -> FirewallSurvey:
-    """What `ebpflb check` says of the rules on the node; what it expects of an agent is wrong."""
-    other = {Engine.FLOWS: Engine.NETFILTER, Engine.NETFILTER: Engine.FLOWS}[two.engine]
+    """What `ebpflb check` says of the rules on the node."""
     with nodes.entered(two.near.netns):
-        return survey(two.agents[0].paths.state, other)
+        return survey(two.agents[0].paths.state)
 
 
 @pytest.mark.extended
@@ -112,13 +110,15 @@ def test_named_rules_do_not_match(two: TwoNodes, monkeypatch: pytest.MonkeyPatch
     two.near.nft(f"table inet lab_case {{\n{chains}\n}}\n")
     try:
         found = checked(two)
-        named = {name for line in found.named for name in re.findall(r'handle \d+ "(.*)":', line)}
+        named = {
+            name for line in found.named or () for name in re.findall(r'handle \d+ "(.*)":', line)
+        }
         ask(two)
         command = [*two.near.enter, "nft", "-j", "list", "table", "inet", "lab_case"]
         listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     finally:
         two.near.nft("delete table inet lab_case")
-    assert not found.notes
+    assert not found.unread
     rules = [o["rule"] for o in listed["nftables"] if "rule" in o]
     counts = {
         r["comment"]: e["counter"]["packets"] for r in rules for e in r["expr"] if "counter" in e

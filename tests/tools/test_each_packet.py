@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.netfilter import rulesets
-from ebpflb.model.packet_path import Engine
 from ebpflb.tools import neighbours
 from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.firewall.survey import each_packet, tables
+from ebpflb.tools.firewall.read import tables
+from ebpflb.tools.firewall.survey import each_packet
 from tests.kernel.node import nodes, rules
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
@@ -63,9 +62,14 @@ def of_nft(rule: str) -> list[str]:
     """Of a chain with this rule, as nft prints it."""
     text = NFT.format(rule.replace("; ", "\n        "))
     subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
-    notes: list[str] = []
-    found = [line for each in tables(rulesets.read().printed, notes) for line in each_packet(each)]
-    assert not notes
+    return lines()
+
+
+def lines() -> list[str]:
+    """Of all rules in this namespace."""
+    unread = list[str]()
+    found = [line for each in tables(unread) for line in each_packet(each)]
+    assert not unread
     return found
 
 
@@ -88,12 +92,12 @@ def test_kube_proxy_and_kubelet_have_none(tool: nodes.Tool) -> None:
     """On a node with nothing but them --fast-forward hides no packet from anybody."""
     nodes.load(tool, rules.IPTABLES_MODE, rules.KUBELET, rules.PORTMAP)
     nodes.load_nft()
-    assert not [line for each in tables(rulesets.read().printed, []) for line in each_packet(each)]
+    assert not lines()
 
 
 def checked(tmp_path: Path, *flags: str) -> CheckResult:
     """The row of `ebpflb check`, with these settings in force."""
-    rows = neighbours.results(tmp_path / "none", None, Engine.FLOWS, frozenset(flags))
+    rows = neighbours.results(tmp_path / "none", None, frozenset(flags))
     (row,) = [each for each in rows if each.feature == "rules for each packet"]
     return row
 

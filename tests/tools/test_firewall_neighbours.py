@@ -3,12 +3,11 @@
 
 import pytest
 
-from ebpflb.kernel.netfilter import rulesets
 from ebpflb.kernel.netfilter.iptables import Tool
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall.survey import tables
+from ebpflb.tools.firewall.read import tables
 from tests.kernel.node import nodes, rules
-from tests.tools.firewall.services import chain, node, search
+from tests.tools.firewall.services import SETTINGS, search, services, where
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
 tools = pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
@@ -17,20 +16,20 @@ engines = pytest.mark.parametrize("engine", list(Engine))
 
 def found(engine: Engine) -> list[str]:
     """The rules that are named, of all that is in this namespace."""
-    ruleset = rulesets.read()
-    assert not ruleset.unread
-    notes: list[str] = []
-    named = search(list(tables(ruleset.printed, notes)), node(engine))
-    assert not notes
-    return [f"{chain(each)}: {each.rule}" for each in named]
+    unread = list[str]()
+    named = search(list(tables(unread)), services(SETTINGS[engine]))
+    assert not unread
+    return [": ".join(where(line)) for line in named]
 
 
 @engines
 @tools
 def test_kube_proxy(tool: Tool, engine: Engine) -> None:
-    """None of its rules, whatever its mode."""
+    """None of its rules, whatever its mode, nor ebpflb's own."""
     nodes.load(tool, rules.IPTABLES_MODE)
     nodes.load_nft()
+    own = "type filter hook prerouting priority -300; tcp dport 30080 counter"
+    nodes.run("nft", "-f", "-", said=f"table inet ebpflb-nat {{ chain hold {{ {own} ; }} ; }}")
     assert not found(engine)
 
 

@@ -14,7 +14,6 @@ flowtable    the kernel's flowtable (--fast-forward)
 The state of netfilter as other programs left it:
 
 conntrack    the entries of conntrack, listed and deleted
-rulesets     all rules of netfilter, as nft and iptables print them
 nft          nftables tables, by netlink
 iptables     chains and rules, by iptables' own tools and of iptables-legacy
 """

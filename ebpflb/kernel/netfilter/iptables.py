@@ -84,7 +84,7 @@ def read_table(family: int, table: str) -> bytes:
         return libc.getsockopt(socket_, level, _ENTRIES, head, len(head) + size)
 
 
-LEGACY, _NFT = "legacy", "nft"
+LEGACY, NFT = "legacy", "nft"
 _LOCK_TIMEOUT = "10"  # seconds to wait for the lock of the iptables tools
 FAMILY_OF_TOOL = {"iptables": AF_INET, "ip6tables": AF_INET6}
 NFT_FAMILY = {"iptables": "ip", "ip6tables": "ip6"}
@@ -111,7 +111,7 @@ class Tool:
 
     def tables(self) -> list[IptablesTable]:
         """Return all tables. Reading loads no module and creates no table. Raises NodeError."""
-        return parse_rules(_run([f"{self.command}-save"]))
+        return parse_rules(run([f"{self.command}-save"]))
 
     def table(self, name: str) -> IptablesTable | None:
         """Return one table, or None if it does not exist. Raises NodeError.
@@ -121,8 +121,8 @@ class Tool:
         if not self.has(name):
             return None
         if not self.command:
-            raise NodeError(f"it has rules, and {self.name} is not installed here")
-        return next(iter(parse_rules(_run([f"{self.command}-save", "-t", name]))), None)
+            raise NodeError(f"{self.name}: it has rules, and {self.name} is not installed here")
+        return next(iter(parse_rules(run([f"{self.command}-save", "-t", name]))), None)
 
     def has(self, table: str) -> bool:
         """Whether the kernel has this table. Raises NodeError."""
@@ -132,13 +132,13 @@ class Tool:
 
     def restore(self, script: str) -> None:
         """Apply all of the script or nothing. Raises NodeError with the tool's message."""
-        _run([f"{self.command}-restore", "-w", _LOCK_TIMEOUT, "--noflush"], script)
+        run([f"{self.command}-restore", "-w", _LOCK_TIMEOUT, "--noflush"], script)
 
 
 def tools() -> Iterator[Tool]:
     """Yield both families in both variants."""
     for family in FAMILY_OF_TOOL:
-        for variant in (LEGACY, _NFT):
+        for variant in (LEGACY, NFT):
             yield Tool(family, variant)
 
 
@@ -151,10 +151,11 @@ def _command(family: str, variant: str) -> str | None:
 
 def _variant(command: str) -> str:
     """Return the variant, which iptables(8) prints since 1.8: "(nf_tables)" or "(legacy)"."""
-    return _NFT if "(nf_tables)" in _run([command, "-V"]) else LEGACY
+    return NFT if "(nf_tables)" in run([command, "-V"]) else LEGACY
 
 
-def _run(command: list[str], stdin: str = "") -> str:
+def run(command: list[str], stdin: str = "") -> str:
+    """Return the output of a tool. Raises NodeError with the tool's message."""
     try:
         done = child.run(command, stdin)
     except OSError as error:

@@ -8,8 +8,7 @@ when kube-proxy's rules are gone. Any rule that may accept such a request counts
 whatever rules before it do.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +19,13 @@ from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter.iptables import Tool, tools
 from ebpflb.kernel.node import device_watch, routes
-from ebpflb.model.addresses import Address, parse_address
-from ebpflb.model.kube_proxy import IptablesTable, Option, is_chain, read_options
+from ebpflb.model.addresses import Address, Network, parse_address, parse_network
+from ebpflb.model.kube_proxy import Option, is_chain, read_options
 from ebpflb.model.services import Protocol
 from ebpflb.tools import pins
-from ebpflb.tools.firewall.rules import addresses, number, ports
+from ebpflb.tools.firewall.read import read_iptables
+from ebpflb.tools.firewall.rules import Rule, Table, number
 
-_DEEPEST = 16  # the kernel's NFT_JUMP_STACK_SIZE
 _MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search
 _DROPS = {"DROP", "REJECT"}
 _SILENT = {"-j", "-m", "--comment", "--reject-with"}
@@ -72,30 +71,22 @@ def dropping(state_directory: Path) -> list[Dropping]:
     found = list[Dropping]()
     for tool in tools():
         try:
-            table = tool.table("filter")
-            if table and _drops_by_default(table):
-                found += _judged(tool, table, state_directory)
+            if read := tool.table("filter"):
+                found += _judged(tool, read_iptables(read, tool.name), state_directory)
         except (EbpflbError, OSError) as error:
             says = f"unknown whether FORWARD drops requests to pods: {in_words(error)}"
             found.append(Dropping(tool.name, False, says, f"look at `{tool.family} -S FORWARD`"))
     return found
 
 
-def _drops_by_default(table: IptablesTable) -> bool:
-    """Whether the policy or an unconditional rule drops what no rule accepts."""
-    return table.policies.get("FORWARD") == "DROP" or any(
-        rule.target in _DROPS
-        and _SILENT.issuperset(option.name for option in read_options(rule.text))
-        for rule in table.rules
-    )
-
-
-def _judged(tool: Tool, table: IptablesTable, state_directory: Path) -> Iterator[Dropping]:
+def _judged(tool: Tool, table: Table, state_directory: Path) -> Iterator[Dropping]:
     """Yield at most one result, for the first pod whose requests are dropped."""
+    if not drops_by_default(table):
+        return
     for request in _requests(tool, state_directory):
-        if accepts(table, request, kube_proxy=False):
+        if accepts(table, request, with_kube_proxy=False):
             continue
-        held = accepts(table, request, kube_proxy=True)
+        held = accepts(table, request, with_kube_proxy=True)
         who = "only kube-proxy's chains accept" if held else "no rule accepts"
         says = f"FORWARD drops by default, and {who} requests from outside to pods"
         rule = f"{tool.family} -I FORWARD -d PODS -j ACCEPT"
@@ -105,66 +96,64 @@ def _judged(tool: Tool, table: IptablesTable, state_directory: Path) -> Iterator
         return
 
 
-def accepts(table: IptablesTable, request: Request, *, kube_proxy: bool) -> bool:
-    """Whether FORWARD may accept a request; ``kube_proxy``: kube-proxy's chains count too."""
-    return not _drops_by_default(table) or _may_accept(table, "FORWARD", request, kube_proxy, 0)
-
-
-def _may_accept(
-    table: IptablesTable, chain: str, request: Request, kube_proxy: bool, depth: int
-) -> bool:
-    """Whether a rule of the chain, or of one that it leads to, may accept the request."""
-    return depth <= _DEEPEST and any(
-        rule.target == "ACCEPT"
-        or (
-            rule.target in table.chains
-            and (kube_proxy or not is_chain(rule.target))
-            and _may_accept(table, rule.target, request, kube_proxy, depth + 1)
+def drops_by_default(table: Table) -> bool:
+    """Whether the policy or an unconditional rule drops what no rule accepts."""
+    forward = table.chains.get("FORWARD")
+    return forward is not None and (
+        forward.policy == "DROP"
+        or any(
+            rule.targets & _DROPS and _SILENT.issuperset(rule.names)
+            for chain in table.chains.values()
+            for rule in chain.rules
         )
-        for rule in table.rules
-        if rule.chain == chain and all(_may_hold(it, request) for it in read_options(rule.text))
     )
 
 
-def _may_hold(option: Option, request: Request) -> bool:
-    """Whether a condition may hold; an unreadable one may, negated or not."""
-    if option.name not in _READERS or (option.negated and option.name == "-s"):
-        return True
+def accepts(table: Table, request: Request, *, with_kube_proxy: bool) -> bool:
+    """Whether FORWARD may accept a request, if also kube-proxy's chains count or not."""
+    reached = table.reached_from(
+        table.chains["FORWARD"],
+        lambda rule: _may_match(rule, request),
+        with_kube_proxy=with_kube_proxy,
+    )
+    return any("ACCEPT" in rule.targets for _, rule in reached)
+
+
+def _may_match(rule: Rule, request: Request) -> bool:
+    """Whether the rule may match the request; a rule that cannot be read may."""
     try:
-        return _READERS[option.name](option.value, request) != option.negated
+        return rule.matches(Protocol.TCP, number(request.pod), request.port) and all(
+            _may_hold(option, request) for option in rule.options
+        )
     except ValueError:
         return True
 
 
-def _comes_from(value: str, request: Request) -> bool:
-    is_inside = any(_is_in(value, address) for address in request.inside)
-    return not is_inside or any(_is_in(value, address) for address in request.near)
+def _may_hold(option: Option, request: Request) -> bool:
+    """Whether a condition, other than on the destination, may hold. Raises ValueError."""
+    if option.name == "-s":
+        return option.negated or _has_clients(parse_network(option.value), request)
+    if option.name == "-i":
+        holds = _is_device(request.came_by, option.value)
+    elif option.name == "-o":
+        holds = _is_device(request.leaves, option.value)
+    elif option.name == "--mark":
+        holds = request.marked or option.value != _KUBE_MARK
+    elif option.name in ("--ctstate", "--state"):
+        holds = not {"NEW", "DNAT"}.isdisjoint(option.value.split(","))
+    else:
+        return True
+    return holds != option.negated
 
 
-def _is_in(value: str, address: Address) -> bool:
-    return number(address) in addresses(value)
+def _has_clients(network: Network, request: Request) -> bool:
+    """Whether clients outside may be in this network."""
+    is_inside = any(address in network for address in request.inside)
+    return not is_inside or any(address in network for address in request.near)
 
 
-def _is_new(value: str, _: Request) -> bool:
-    return not {"NEW", "DNAT"}.isdisjoint(value.split(","))
-
-
-def _by_device(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern[:-1] + "*") if pattern.endswith("+") else name == pattern
-
-
-_READERS: dict[str, Callable[[str, Request], bool]] = {
-    "-i": lambda value, request: _by_device(request.came_by, value),
-    "-o": lambda value, request: _by_device(request.leaves, value),
-    "-d": lambda value, request: _is_in(value, request.pod),
-    "-s": _comes_from,
-    "-p": lambda value, _: value in ("tcp", "all"),
-    "--mark": lambda value, request: request.marked or value != _KUBE_MARK,
-    "--ctstate": _is_new,
-    "--state": _is_new,
-    "--dport": lambda value, request: request.port in ports(value),
-    "--dports": lambda value, request: request.port in ports(value),
-}
+def _is_device(name: str, pattern: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("+") else name == pattern
 
 
 def _requests(tool: Tool, state_directory: Path) -> Iterator[Request]:
@@ -218,12 +207,11 @@ def _endpoints_of_kube_proxy(tool: Tool) -> set[Endpoint]:
         raise NodeError("pods are only known while an agent runs")
     if all(rule.chain != "KUBE-NODEPORTS" for rule in table.rules):
         return set()
-    return set(_destinations(rule.text for rule in table.rules if is_chain(rule.chain)))
-
-
-def _destinations(texts: Iterable[str]) -> Iterator[Endpoint]:
-    for text in texts:
-        values = {option.name: option.value for option in read_options(text)}
-        host, _, port = values.get("--to-destination", "").rpartition(":")
-        if host and values.get("-p") == "tcp":
-            yield parse_address(host.strip("[]")), int(port)
+    options = [
+        {option.name: option.value for option in read_options(rule.text)}
+        for rule in table.rules
+        if is_chain(rule.chain)
+    ]
+    destinations = [it.get("--to-destination", "") for it in options if it.get("-p") == "tcp"]
+    pairs = [destination.rpartition(":") for destination in destinations if destination]
+    return {(parse_address(host.strip("[]")), int(port)) for host, _, port in pairs}

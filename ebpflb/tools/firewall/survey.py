@@ -1,76 +1,185 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the rules of this node, and return the findings."""
+"""Compare the firewall rules of this network namespace with the Services that ebpflb serves.
 
-from collections.abc import Collection, Generator, Iterator
+Two questions: which rules name a Service's address or NodePort and may not match requests to the
+Service, and which rules act on each packet of a connection (docs/firewalls.md).
+"""
+
+from bisect import bisect_left
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from ebpflb.kernel.netfilter import rulesets
-from ebpflb.kernel.netfilter.rulesets import Printed
+from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model import kube_proxy
-from ebpflb.model.kube_proxy import NFT_TABLE
-from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall import read_nft
-from ebpflb.tools.firewall.named import Frontends, Search, in_force
-from ebpflb.tools.firewall.rules import Chain, Rule, Table, read_iptables
+from ebpflb.model.addresses import host_port
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import NODE_PORT, Flags, frontend_kind
+from ebpflb.tools import pins
+from ebpflb.tools.firewall.read import tables
+from ebpflb.tools.firewall.rules import NAT_DST, Chain, Rule, Table, number
+from ebpflb.tools.snapshot import Snapshot
 
 MOST_SHOWN = 20
-_LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)} | rulesets.OWN_TABLES
+_EARLY = ("prerouting", "output")  # where NAT of the destination happens
+_HOOKS = ("ingress", *_EARLY, "input", "forward", "postrouting")
+_OURS = -110  # priority of the netfilter engine's own chain of type nat in PREROUTING
 
 
 class FirewallSurvey(Struct):
     """The findings.
 
-    ``named``: rules that name a Service and may not match its requests; ``per_packet``: rules that
-    act on each packet; ``notes``: what could not be read, and why; ``scope``: the Services with
-    which the rules were compared.
+    ``named``: rules that may not match requests to Services; None if no agent has run, because the
+    Services are unknown then. ``unread``: what could not be compared, and why.
     """
 
-    scope: str
-    named: list[str]
-    per_packet: list[str]
-    notes: list[str]
+    named: list[str] | None
+    each_packet: list[str]
+    unread: list[str]
 
 
-def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
-    """Read and compare all rules. Raises NodeError.
+def survey(state_directory: Path) -> FirewallSurvey:
+    """Read all rules and compare them. Raises NodeError."""
+    unread = list[str]()
+    found = list(tables(unread))
+    with pins.maps_if_any(state_directory) as maps:
+        named = None if maps is None else _named(found, Search(frontends(maps)), unread)
+    lines = dict.fromkeys(line for table in found for line in each_packet(table))
+    return FirewallSurvey(named, list(lines), unread)
 
-    ``engine`` is the expected one if no agent has run.
-    """
-    settings, frontends, known = in_force(state_directory, engine)
-    scope = (
-        "misses a Service" if known else "names a NodePort (Services are known only after a start)"
-    )
-    search, ruleset = Search(Frontends(frontends), settings), rulesets.read()
-    notes = list(ruleset.unread)
-    found = list(tables(ruleset.printed, notes))
-    named = list(dict.fromkeys(str(each) for table in found for each in search.named(table)))
+
+def _named(found: list[Table], search: "Search", unread: list[str]) -> list[str]:
+    lines = list(dict.fromkeys(line for table in found for line in search.named(table)))
     if search.unread:
-        notes.append(f"{search.unread} rules cannot be read in full: not compared")
-    if len(named) > MOST_SHOWN:
-        notes.append(f"{len(named) - MOST_SHOWN} more rules like these")
-    per_packet = [line for table in found for line in each_packet(table)]
-    return FirewallSurvey(scope, named[:MOST_SHOWN], per_packet, notes)
+        unread.append(f"{search.unread} rules cannot be read in full: not compared")
+    if len(lines) > MOST_SHOWN:
+        unread.append(f"{len(lines) - MOST_SHOWN} more rules like these")
+    return lines[:MOST_SHOWN]
 
 
-def tables(printed: Collection[Printed], notes: list[str]) -> Iterator[Table]:
-    """Yield the tables: iptables-nft's as iptables-save prints them, others as nft does."""
-    left_out = set(_LEFT_OUT)
-    texts = {each.tool: each.text for each in printed}
-    for tool in sorted(texts, key=lambda name: name == "nft"):
-        try:
-            if tool == "nft":
-                yield from read_nft.read(texts[tool], left_out)
-                continue
-            found = read_iptables(texts[tool], tool)
-        except (ValueError, LookupError) as error:
-            notes.append(f"{tool}: its output cannot be read: {error}")
+class Frontend(NamedTuple):
+    """A frontend with an endpoint; ``title`` names the frontend and its Service.
+
+    ``addresses`` are those of the node for a NodePort. ``is_early``: requests have the endpoint's
+    address in PREROUTING, from sockets or by the flow tables.
+    """
+
+    protocol: int
+    addresses: tuple[int, ...]
+    port: int
+    title: str
+    endpoint: tuple[int, int]
+    is_nodeport: bool
+    is_early: bool
+
+
+def frontends(maps: Mapping[str, Map]) -> Iterator[Frontend]:
+    """Yield the frontends that have endpoints; others are not translated."""
+    snapshot, flags = Snapshot.read(maps), maps["settings"].get(0).flags
+    node = [address for address, _ in maps["node_addresses"].items()]
+    node = [address for address in node if not (address.is_loopback or address.is_link_local)]
+    endpoints = {it.service: (number(it.address), it.port) for it in snapshot.slots.values()}
+    for key, service in snapshot.services.items():
+        if service.id not in endpoints:
             continue
-        if tool.endswith("-nft"):
-            family = "ip6" if tool.startswith("ip6") else "ip"
-            left_out |= {(family, table.title.rpartition(" ")[2]) for table in found}
-        yield from found
+        kind, version = frontend_kind(key, service.flags), key.address.version
+        if kind == NODE_PORT:
+            addresses, where = [it for it in node if it.version == version], f"NodePort {key.port}"
+        else:
+            addresses, where = [key.address], host_port(key.address, key.port)
+        yield Frontend(
+            key.protocol,
+            tuple(map(number, addresses)),
+            key.port,
+            f"{where} ({snapshot.service(service.id)})",
+            endpoints[service.id],
+            kind == NODE_PORT,
+            is_early(kind, key.protocol, service.flags, flags),
+        )
+
+
+def is_early(kind: str, protocol: int, service: Flags, settings: Flags) -> bool:
+    """Whether requests have the endpoint's address in PREROUTING.
+
+    Clients outside use all frontends except cluster IPs, which pods use, by their sockets.
+    """
+    if kind == "ClusterIP" and protocol != Protocol.SCTP and "host_sockets" not in settings:
+        return True
+    is_sctp_by_flows = protocol == Protocol.SCTP and "netfilter_sctp" not in settings
+    return "netfilter" not in settings or "least_connections" in service or is_sctp_by_flows
+
+
+class Search:
+    """The search for rules that name a frontend, and may not match requests to it.
+
+    They look at the destination where kube-proxy has not translated it yet, and ebpflb has: at
+    sockets, and with the flow tables. A rule is read by itself: its other conditions (source,
+    device, state) are assumed to hold, and rules before it are not considered. ``unread`` is the
+    number of rules that cannot be read in full.
+    """
+
+    def __init__(self, served: Iterable[Frontend]) -> None:
+        self._frontends = list(served)
+        places = list(enumerate(self._frontends))
+        self._by_address = sorted((it, at) for at, each in places for it in each.addresses)
+        self._by_port = sorted((each.port, at) for at, each in places if each.is_nodeport)
+        self.unread = 0
+
+    def named(self, table: Table) -> Iterator[str]:
+        """Yield a line for each such rule of this table."""
+        for base in table.chains.values():
+            for name, rule in table.reached_from(base) if base.hook in _HOOKS else ():
+                if not (rule.asks_for_original or _is_before_nat(base)):
+                    continue
+                try:
+                    frontend = self._find(rule, base)
+                except ValueError:
+                    self.unread += 1
+                    continue
+                if frontend:
+                    hook = "" if name.lower() == base.hook else f" ({base.hook})"
+                    where = f"{table.title}, chain {name}{hook}: {rule.text}"
+                    yield f"{where}: may not match requests to {frontend.title}"
+
+    def _find(self, rule: Rule, base: Chain) -> Frontend | None:
+        """Return the first such frontend, if any. Raises ValueError for an unreadable rule."""
+        for frontend in self._candidates(rule):
+            protocol, port = frontend.protocol, frontend.port
+            if (
+                _is_translated(frontend, base)
+                and any(rule.matches(protocol, address, port) for address in frontend.addresses)
+                and not rule.matches(protocol, *frontend.endpoint)
+            ):
+                return frontend
+        return None
+
+    def _candidates(self, rule: Rule) -> Iterator[Frontend]:
+        """Yield the frontends that a rule names by address, or by port if it names no address."""
+        asked = [condition for condition in rule.conditions if not condition.negated]
+        for condition in sorted(asked, key=lambda it: not it.of_address)[:1]:
+            index = self._by_address if condition.of_address else self._by_port
+            for first, last in condition.ranges:
+                begin, end = bisect_left(index, (first, 0)), bisect_left(index, (last + 1, 0))
+                yield from (self._frontends[at] for _, at in index[begin:end])
+
+
+def _is_before_nat(base: Chain) -> bool:
+    """Whether kube-proxy translates only after this hook."""
+    is_early = base.hook in _EARLY and (base.priority < NAT_DST or base.is_nat)
+    return base.hook == "ingress" or is_early
+
+
+def _is_translated(frontend: Frontend, base: Chain) -> bool:
+    """Whether requests have the endpoint's address at this hook, and for conntrack.
+
+    A chain of type nat behind the netfilter engine's own is not asked.
+    """
+    if base.hook == "output":
+        return frontend.protocol != Protocol.SCTP
+    is_behind_ours = base.is_nat and base.hook == "prerouting" and base.priority > _OURS
+    return frontend.is_early or is_behind_ours
 
 
 # Which rules act on each packet of a connection between devices.
@@ -79,25 +188,27 @@ def tables(printed: Collection[Printed], notes: list[str]) -> Iterator[Table]:
 # rules after one that takes all established connections, rules for other states, NAT, which only
 # sees the first packet, and marks: `ip rule` shows those that routes depend on.
 
-_HOOKS = ("prerouting", "forward", "postrouting")
+_ON_THE_WAY = ("prerouting", "forward", "postrouting")
 _STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
-_SILENT = {"-m", "-j", "-g", "--comment", "--counter", "--ctstate", "--state"}
+_STATE = {"--ctstate", "--state", "state"}
+_SILENT = {"-m", "-j", "-g", "--comment", "counter", *_STATE}
+_FLAGS = {"--tcp-flags", "--syn", "flags"}
 _TAKING = {"ACCEPT", "DROP", "REJECT"}
-_DOES = {  # by target or option
-    "logs": {"LOG", "NFLOG", "ULOG"},
-    "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY"},
-    "queues": {"NFQUEUE"},
-    "copies": {"TEE"},
-    "counts": {"--quota", "--connbytes", "--counter"},
-    "limits": {"--limit", "--hashlimit-name"},
+_EFFECTS = {  # by target or option of iptables, or statement of nft
+    "logs": {"LOG", "NFLOG", "ULOG", "log"},
+    "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY", "set header"},
+    "queues": {"NFQUEUE", "queue"},
+    "copies": {"TEE", "dup"},
+    "counts": {"--quota", "--connbytes", "quota", "counter"},
+    "limits": {"--limit", "--hashlimit-name", "limit"},
 }
 
 
 def each_packet(table: Table) -> Iterator[str]:
     """Yield a line for each such rule."""
-    taking: dict[str, bool] = {}
+    taking = dict[str, bool]()
     for chain in table.chains.values():
-        if chain.hook in _HOOKS and not chain.is_nat:
+        if chain.hook in _ON_THE_WAY and not chain.is_nat:
             yield from _of_chain(table, chain, taking)
 
 
@@ -113,29 +224,29 @@ def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[
         states = _states(rule)
         if states and "established" not in states:
             continue
-        if done := _done(rule):
-            yield f"{table.title}, chain {chain.name}: {rule.text}: {done} each packet"
+        if effect := _effect(rule):
+            yield f"{table.title}, chain {chain.name}: {rule.text}: {effect} each packet"
         takes = bool(_TAKING & rule.targets)
         for name in rule.targets & table.chains.keys():
             takes = yield from _of_chain(table, table.chains[name], taking)
-        if takes and _SILENT.issuperset(option.name for option in rule.options):
+        if takes and _SILENT.issuperset(rule.names):
             taking[chain.name] = True
             break
     return taking[chain.name]
 
 
-def _done(rule: Rule) -> str:
-    """Return the action; "" for tests for TCP's SYN."""
-    names = {option.name for option in rule.options}
-    if names & {"--tcp-flags", "--syn"}:
+def _effect(rule: Rule) -> str:
+    """Return what the rule does; "" for nothing, and for tests for TCP's SYN."""
+    if _FLAGS & rule.names:
         return ""
-    return next((word for word, causes in _DOES.items() if causes & (names | rule.targets)), "")
+    causes = rule.names | rule.targets
+    return next((effect for effect, found in _EFFECTS.items() if found & causes), "")
 
 
 def _states(rule: Rule) -> frozenset[str]:
     """Return the connection states that the rule tests for; empty for any."""
     for option in rule.options:
         asked = _STATES.intersection(option.value.lower().split(","))
-        if option.name in ("--ctstate", "--state") and asked:
+        if option.name in _STATE and asked:
             return _STATES - asked if option.negated else asked
     return frozenset()

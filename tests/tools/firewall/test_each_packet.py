@@ -3,8 +3,8 @@
 
 import pytest
 
-from ebpflb.tools.firewall.rules import read_iptables
 from ebpflb.tools.firewall.survey import each_packet
+from tests.tools.firewall.services import of_iptables
 
 EACH = [
     ("FORWARD", "-j LOG", "logs"),
@@ -27,20 +27,20 @@ OPENINGS = [
 TABLE = {"POSTROUTING": "mangle", "PREROUTING": "mangle"}
 
 
-def of_iptables(chain: str, *texts: str, before: str = "") -> list[str]:
+def found(chain: str, *texts: str, before: str = "") -> list[str]:
     """What is found of these rules of a chain; chain "before" has one too."""
     saved = "".join(f"-A {chain} {text}\n" for text in texts)
     chains = f":{chain} ACCEPT [0:0]\n:before - [0:0]\n"
     chains += f"-A before {before}\n" if before else ""
     saved = f"*{TABLE.get(chain, 'filter')}\n{chains}{saved}COMMIT\n"
-    return [line for each in read_iptables(saved, "iptables") for line in each_packet(each)]
+    return [line for each in of_iptables(saved, "iptables") for line in each_packet(each)]
 
 
 @pytest.mark.parametrize(("chain", "text", "done"), EACH)
 def test_rules_that_work_on_each_packet_are_named(chain: str, text: str, done: str) -> None:
     """With what they do."""
     table = TABLE.get(chain, "filter")
-    assert of_iptables(chain, text) == [
+    assert found(chain, text) == [
         f"iptables, table {table}, chain {chain}: {text}: {done} each packet"
     ]
 
@@ -48,14 +48,14 @@ def test_rules_that_work_on_each_packet_are_named(chain: str, text: str, done: s
 @pytest.mark.parametrize(("chain", "text"), OPENINGS)
 def test_rules_for_openings_are_not(chain: str, text: str) -> None:
     """They miss nothing: fast forward begins when a flow has been answered."""
-    assert not of_iptables(chain, text)
+    assert not found(chain, text)
 
 
 def test_what_comes_after_established_connections_were_accepted_is_not() -> None:
     """It sees none of them, with or without --fast-forward."""
     accept = "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
-    assert not of_iptables("FORWARD", accept, "-j LOG")
-    assert of_iptables("FORWARD", f"-s 192.0.2.0/24 {accept}", "-j LOG")
+    assert not found("FORWARD", accept, "-j LOG")
+    assert found("FORWARD", f"-s 192.0.2.0/24 {accept}", "-j LOG")
 
 
 JUMPS = [
@@ -70,4 +70,4 @@ JUMPS = [
 @pytest.mark.parametrize(("before", "texts", "count"), JUMPS)
 def test_chains_that_others_jump_to_count(before: str, texts: list[str], count: int) -> None:
     """As in ufw's and firewalld's rules, which accept established connections in such a chain."""
-    assert len(of_iptables("FORWARD", *texts, before=before)) == count
+    assert len(found("FORWARD", *texts, before=before)) == count

@@ -5,8 +5,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.model.kube_proxy import IptablesTable, parse_rules
-from ebpflb.tools.firewall.forwarding import Request, accepts
+from ebpflb.tools.firewall.forwarding import Request, accepts, drops_by_default
+from ebpflb.tools.firewall.rules import Table
+from tests.tools.firewall.services import of_iptables
 
 KUBE = (
     "-A FORWARD -j KUBE-FORWARD",
@@ -53,10 +54,10 @@ ACCEPTING = {
 }
 
 
-def table(*rules: str, policy: str = "DROP") -> IptablesTable:
+def table(*rules: str, policy: str = "DROP") -> Table:
     chains = {rule.split()[1] for rule in rules} - {"FORWARD"}
     heads = [f":FORWARD {policy} [0:0]", *(f":{chain} - [0:0]" for chain in chains)]
-    (parsed,) = parse_rules("\n".join(["*filter", *heads, *rules, "COMMIT"]))
+    (parsed,) = of_iptables("\n".join(["*filter", *heads, *rules, "COMMIT"]))
     return parsed
 
 
@@ -70,24 +71,24 @@ def request(*, marked: bool = True) -> Request:
 @pytest.mark.parametrize("rules", NEITHER.values(), ids=NEITHER)
 def test_only_kube_proxys_rules_accept(rules: tuple[str, ...]) -> None:
     """What is about other packets does not count; kube-proxy's chains do while they are there."""
-    assert not accepts(table(*rules), request(), kube_proxy=False)
+    assert not accepts(table(*rules), request(), with_kube_proxy=False)
     both = table(*KUBE, *rules)
-    assert not accepts(both, request(), kube_proxy=False)
-    assert accepts(both, request(), kube_proxy=True)
-    assert not accepts(both, request(marked=False), kube_proxy=True)
+    assert not accepts(both, request(), with_kube_proxy=False)
+    assert accepts(both, request(), with_kube_proxy=True)
+    assert not accepts(both, request(marked=False), with_kube_proxy=True)
 
 
 @pytest.mark.parametrize("rules", ACCEPTING.values(), ids=ACCEPTING)
 def test_another_rule_accepts(rules: tuple[str, ...]) -> None:
     """Also one that may accept only some requests."""
-    assert accepts(table(*rules), request(), kube_proxy=False)
-    assert accepts(table(*DOCKER, *rules), request(), kube_proxy=False)
+    assert accepts(table(*rules), request(), with_kube_proxy=False)
+    assert accepts(table(*DOCKER, *rules), request(), with_kube_proxy=False)
 
 
 def test_the_policy() -> None:
     """It decides what no rule does; a last rule may do the same."""
-    assert accepts(table(policy="ACCEPT"), request(), kube_proxy=False)
-    firewalld = table(
-        *DOCKER, "-A FORWARD -j REJECT --reject-with icmp-host-prohibited", policy="ACCEPT"
-    )
-    assert not accepts(firewalld, request(), kube_proxy=False)
+    assert not drops_by_default(table(policy="ACCEPT"))
+    reject = "-A FORWARD -j REJECT --reject-with icmp-host-prohibited"
+    for found in (table(), table(*DOCKER, reject, policy="ACCEPT")):
+        assert drops_by_default(found)
+        assert not accepts(found, request(), with_kube_proxy=False)

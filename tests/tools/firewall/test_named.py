@@ -7,24 +7,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.kernel.netfilter.rulesets import Printed
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall.named import Frontends, Named, Search
-from ebpflb.tools.firewall.rules import Table, addresses, ports
-from ebpflb.tools.firewall.survey import tables
-from tests.tools.firewall.services import RECORDED, SERVICES, chain, node, search
+from ebpflb.tools.firewall.read import read_nft
+from ebpflb.tools.firewall.rules import Table
+from ebpflb.tools.firewall.survey import Search
+from tests.tools.firewall.services import (
+    DNS,
+    FLOWS,
+    NETFILTER,
+    SETTINGS,
+    WEB,
+    frontend,
+    of_iptables,
+    recorded,
+    search,
+    services,
+    where,
+)
 
-FLOWS, NETFILTER = node(Engine.FLOWS), node(Engine.NETFILTER)
 COMMENT = re.compile(r'"(-|lost) (-|lost)(?=["\s])')
 engines = pytest.mark.parametrize("engine", list(Engine))
-
-
-def recorded(tool: str) -> list[Table]:
-    name = f"{tool}.{'json' if tool == 'nft' else 'save'}"
-    notes: list[str] = []
-    found = list(tables([Printed(tool, (RECORDED / name).read_text())], notes))
-    assert not notes
-    return found
 
 
 def said(there: list[Table], engine: Engine) -> Iterator[tuple[tuple[str, str], str]]:
@@ -36,9 +38,9 @@ def said(there: list[Table], engine: Engine) -> Iterator[tuple[tuple[str, str], 
                     yield (each.name, rule.text), words.group(1 + (engine is Engine.NETFILTER))
 
 
-def named(found: list[Named]) -> set[tuple[str, str]]:
+def named(found: list[str]) -> set[tuple[str, str]]:
     """The chain and text of each rule."""
-    return {(chain(each), each.rule) for each in found}
+    return set(map(where, found))
 
 
 @engines
@@ -49,29 +51,27 @@ def test_rules_are_named_as_recorded(tool: str, engine: Engine) -> None:
     expected = dict(said(there, engine))
     assert len(expected) > 25
     assert "lost" in expected.values()
-    assert named(search(there, node(engine))) == {
-        where for where, word in expected.items() if word == "lost"
+    assert named(search(there, services(SETTINGS[engine]))) == {
+        place for place, word in expected.items() if word == "lost"
     }
 
 
 def test_pods_that_are_translated_at_their_device() -> None:
     """With --socket-translation=host and netfilter a rule for a cluster IP sees what pods send."""
-    host = node(Engine.NETFILTER, host_sockets=True)
-    there, then = (named(search(recorded("nft"), at)) for at in (NETFILTER, host))
-    assert {where for where, _ in there - then} == {"early", "forward"}
-    assert {where for where, _ in then} == {"send", "translate"}
+    there, then = (
+        named(search(recorded("nft"), services(settings)))
+        for settings in (NETFILTER, NETFILTER | {"host_sockets"})
+    )
+    assert {chain for chain, _ in there - then} == {"early", "forward"}
+    assert {chain for chain, _ in then} == {"send", "translate"}
 
 
-def of_iptables(rules: str) -> list[Table]:
+def with_rules(rules: str) -> list[Table]:
     """Of "TABLE", a line end, and rules; chains are made."""
     table, *texts = rules.splitlines()
     chains = dict.fromkeys(word for text in texts for word in re.findall(r"-[Aj] (\S+)", text))
     heads = [f":{name} {'ACCEPT' if name in HOOKS else '-'} [0:0]" for name in chains]
-    saved = "\n".join([f"*{table}", *heads, *texts, "COMMIT", ""])
-    notes: list[str] = []
-    found = list(tables([Printed("iptables-nft", saved)], notes))
-    assert not notes
-    return found
+    return of_iptables("\n".join([f"*{table}", *heads, *texts, "COMMIT", ""]))
 
 
 HOOKS = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
@@ -97,10 +97,10 @@ MISSING = [
 def test_the_line_of_a_rule(engine: str, rule: str) -> None:
     """One line names the rule and its chain."""
     table, text = rule.split("\n")
-    (found,) = search(of_iptables(rule), node(Engine(engine)))
+    (found,) = search(with_rules(rule), services(SETTINGS[Engine(engine)]))
     _, hook, shown = text.split(" ", 2)
-    assert str(found).startswith(f"iptables-nft, table {table}, chain {hook}: {shown}: may ")
-    assert "\n" not in str(found)
+    assert found.startswith(f"iptables-nft, table {table}, chain {hook}: {shown}: may ")
+    assert "\n" not in found
 
 
 def test_long_rules_are_shortened() -> None:
@@ -108,22 +108,22 @@ def test_long_rules_are_shortened() -> None:
     ports = ",".join(str(30080 - number) for number in range(14))
     comment = f'-m comment --comment "{"x" * 240}"'
     rule = f"raw\n-A PREROUTING {comment} -p tcp -m multiport --dports {ports} -j ACCEPT"
-    (found,) = search(of_iptables(rule), FLOWS)
-    assert len(str(found)) < 300
+    (found,) = search(with_rules(rule), services(FLOWS))
+    assert len(found) < 300
 
 
 def test_services_that_the_flow_tables_keep() -> None:
     """On netfilter rules for them are named as on flows."""
-    counted = [each._replace(by_flows=True) for each in SERVICES]
+    counted = services(NETFILTER, frozenset({"least_connections"}))
     there = recorded("nft")
-    assert named(search(there, NETFILTER, services=counted)) == named(search(there, FLOWS))
+    assert named(search(there, counted)) == named(search(there, services(FLOWS)))
 
 
 @pytest.mark.parametrize(("match", "skipped"), [("web src,src", 0), ("web dst,dst", 1)])
 def test_rules_by_an_ipset_of_destinations_are_counted(match: str, skipped: int) -> None:
     """Sets are not read: they may have a Service's address."""
-    (table,) = of_iptables(f"{PREROUTING} -m set --match-set {match} -j ACCEPT")
-    made = Search(Frontends(SERVICES), FLOWS)
+    (table,) = with_rules(f"{PREROUTING} -m set --match-set {match} -j ACCEPT")
+    made = Search(services(FLOWS))
     assert not list(made.named(table))
     assert made.unread == skipped
 
@@ -137,8 +137,7 @@ def of_nft(family: str, kind: str, hook: str, priority: int, *statements: object
         {"chain": {**place, "name": "c", **base}},
         {"rule": {**place, "chain": "c", "handle": 2, "expr": statements}},
     ]
-    (table,) = tables([Printed("nft", json.dumps({"nftables": objects}))], [])
-    return table
+    return read_nft(json.dumps({"nftables": objects}))
 
 
 def match(left: object, right: object, operator: str = "==") -> dict[str, object]:
@@ -169,7 +168,7 @@ WHICH = {
 @pytest.mark.parametrize(("rule", "expected"), WHICH.values(), ids=WHICH)
 def test_one_rule_of_nft(rule: tuple[str, str, int, object], expected: str) -> None:
     """What it is about decides, on flows; one that cannot be read is counted."""
-    made = Search(Frontends(SERVICES), FLOWS)
+    made = Search(services(FLOWS))
     found = list(made.named(of_nft("inet", *rule)))
     assert (bool(found), made.unread) == (expected == "named", expected == "unread")
 
@@ -177,26 +176,41 @@ def test_one_rule_of_nft(rule: tuple[str, str, int, object], expected: str) -> N
 @pytest.mark.parametrize("priority", [-111, -109])
 def test_nat_before_and_behind_our_own(priority: int) -> None:
     """On netfilter a nat chain in PREROUTING is asked about a NodePort before our own alone."""
-    found = search([of_nft("inet", "nat", "prerouting", priority, match(DPORT, 30080))], NETFILTER)
-    assert bool(found) == (priority > -110)
+    table = of_nft("inet", "nat", "prerouting", priority, match(DPORT, 30080))
+    assert bool(search([table], services(NETFILTER))) == (priority > -110)
 
 
-def test_sctp_of_sockets_and_another_family() -> None:
-    """SCTP is not translated at sockets; rules for IPv6 are not about Services of IPv4."""
-    nodeport = SERVICES[0]
-    for rule, service, is_named in (
-        ("raw\n-A OUTPUT -p sctp -m sctp --dport 30080", nodeport._replace(protocol=132), False),
-        ("raw\n-A PREROUTING -p sctp --dport 30080", nodeport._replace(protocol=132), True),
-        ("raw\n-A OUTPUT -p tcp -m tcp --dport 30080", nodeport._replace(family=6), False),
-    ):
-        assert bool(search(of_iptables(rule), FLOWS, services=[service])) == is_named
+@pytest.mark.parametrize(
+    ("rule", "settings", "is_named"),
+    [
+        ("raw\n-A OUTPUT -p sctp -m sctp --dport 30080", FLOWS, False),
+        ("raw\n-A PREROUTING -p sctp --dport 30080", FLOWS, True),
+        ("raw\n-A PREROUTING -p sctp --dport 30080", NETFILTER, True),
+        ("raw\n-A PREROUTING -p sctp --dport 30080", NETFILTER | {"netfilter_sctp"}, False),
+    ],
+)
+def test_sctp(rule: str, settings: frozenset[str], is_named: bool) -> None:
+    """It is not translated at sockets, and by netfilter only where the kernel's NAT can."""
+    service = frontend("NodePort", "", 30080, WEB, 132, settings=settings)
+    assert bool(search(with_rules(rule), [service])) == is_named
 
 
-def test_ranges() -> None:
-    """Overlapping and adjacent ones are joined."""
-    assert ports("80:90,22,85,91:95").pairs == [(22, 22), (80, 95)]
-    assert addresses("10.0.0.0/8,10.1.0.0/16").pairs == addresses("10.0.0.0-10.255.255.255").pairs
-    assert 0 not in addresses("")
+@pytest.mark.parametrize(
+    ("match", "is_named"),
+    [
+        ("-p udp -m multiport --dports 22,80:90", True),
+        ("-p udp -m multiport --dports 22,81:90", False),
+        ("-d 10.96.0.0/12 -p udp", True),
+        ("-m iprange --dst-range 10.96.0.1-10.96.0.10 -p all", True),
+        ("-m iprange --dst-range 10.96.0.11-10.96.0.20 -p all", False),
+        ("-d 10.0.0.0/8 -p udp", False),
+    ],
+)
+def test_ranges(match: str, is_named: bool) -> None:
+    """A rule names what is in its ranges and networks, if the endpoint is not."""
+    service = frontend("ClusterIP", "10.96.0.10", 53, DNS, 17)._replace(is_nodeport=True)
+    service = service._replace(port=80, endpoint=(service.endpoint[0], 53))
+    assert bool(search(with_rules(f"{PREROUTING} {match} -j DROP"), [service])) == is_named
 
 
 @pytest.mark.parametrize(
@@ -211,4 +225,4 @@ def test_ranges() -> None:
 def test_hooks_that_are_not_compared(family: str, hook: str, is_compared: bool) -> None:
     """Rules of bridges and at egress are left out."""
     table = of_nft(family, "filter", hook, -300, match(DPORT, 30080), DROP)
-    assert bool(search([table], FLOWS)) is is_compared
+    assert bool(search([table], services(FLOWS))) is is_compared

@@ -2,22 +2,29 @@
 """Whatever the tools print, and however much, it is read and nothing is raised."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpflb.kernel.netfilter.rulesets import Printed
-from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall import read_nft
-from ebpflb.tools.firewall.named import Frontend, Frontends, Search
-from ebpflb.tools.firewall.survey import each_packet, tables
-from tests.tools.firewall.services import RECORDED, SERVICES, frontend, node, search
+from ebpflb.tools.firewall.read import OTHER_FORM, read_nft
+from ebpflb.tools.firewall.survey import Frontend, Search, each_packet
+from tests.tools.firewall.services import (
+    FLOWS,
+    RECORDED,
+    frontend,
+    of_iptables,
+    search,
+    services,
+    where,
+)
 
-OBJECTS = json.loads((RECORDED / "nft.json").read_text())["nftables"]
+LISTED = json.loads((RECORDED / "nft.json").read_text())["nftables"]
+OBJECTS = [it for it in LISTED if '"fw"' in json.dumps(it)]
 SAVED = (RECORDED / "iptables-nft.save").read_text()
-FLOWS = node(Engine.FLOWS)
+SERVICES = services(FLOWS)
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("@vips"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -46,37 +53,35 @@ def test_changed_json(way: tuple[Any, ...], other: Any) -> None:
     for key in way[:-1]:
         place = place[key]
     place[way[-1]] = other
-    for table in read_nft.read(json.dumps({"nftables": objects}), set()):
-        list(Search(Frontends(SERVICES), FLOWS).named(table))
+    with suppress(*OTHER_FORM):
+        table = read_nft(json.dumps({"nftables": objects}))
+        list(Search(SERVICES).named(table))
         list(each_packet(table))
 
 
-NO_LISTS = ["", "[]", "{", '{"nftables": 1}', '{"nftables": ' + "[" * 100_000]
+NO_TABLES = ["", "[]", "{", '{"nftables": 1}', '{"nftables": []}', '{"nftables": ' + "[" * 100_000]
 
 
-@pytest.mark.parametrize("text", NO_LISTS, ids=range(len(NO_LISTS)))
-def test_no_list(text: str) -> None:
-    """What is no list of objects is said, and the other tools' rules are compared."""
-    notes: list[str] = []
-    found = list(tables([Printed("nft", text), Printed("iptables-nft", SAVED)], notes))
-    assert len(found) == 4
-    (note,) = notes
-    assert note.startswith("nft: its output cannot be read")
+@pytest.mark.parametrize("text", NO_TABLES, ids=range(len(NO_TABLES)))
+def test_no_table(text: str) -> None:
+    """What is no table is an error that the survey expects."""
+    with pytest.raises(OTHER_FORM):
+        read_nft(text)
 
 
 @given(st.lists(st.sampled_from(SAVED.split(" ")) | st.text(max_size=8), max_size=40))
 def test_changed_text(words: list[str]) -> None:
     """Any words may be in what iptables-save prints, in any order."""
     text = f"*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING {' '.join(words)}\nCOMMIT\n"
-    for table in tables([Printed("iptables-nft", text)], []):
-        list(Search(Frontends(SERVICES), FLOWS).named(table))
-        list(each_packet(table))
+    with suppress(*OTHER_FORM):
+        for table in of_iptables(text):
+            list(Search(SERVICES).named(table))
+            list(each_packet(table))
 
 
-def texts(listed: str, services: list[Frontend] = SERVICES) -> list[str]:
+def texts(listed: str, served: list[Frontend] = SERVICES) -> list[str]:
     """The rules that are named."""
-    found = search(read_nft.read(listed, set()), FLOWS, services=services)
-    return [each.rule for each in found]
+    return [where(line)[1] for line in search([read_nft(listed)], served)]
 
 
 DADDR = {"payload": {"protocol": "ip", "field": "daddr"}}
@@ -120,23 +125,23 @@ def test_chains_that_branch() -> None:
 
 def test_many_rules_and_services() -> None:
     """A rule is compared with the Services that have its port or address, not with all."""
-    services = [
+    many = [
         frontend("ClusterIP", f"10.96.{i >> 8}.{i & 255}", 80, (f"10.244.{i >> 8}.{i & 255}", 8080))
         for i in range(10_000)
     ]
     rules = [rule("c0", i, is_port(20_000 + i % 20_000), {"drop": None}) for i in range(20_000)]
-    found = texts(ruleset(*rules), services=[*SERVICES, *services])
+    found = texts(ruleset(*rules), [*SERVICES, *many])
     assert found == ["handle 10080"]
 
 
 def test_large_set_is_read_once() -> None:
-    """Rules that look up the same named set share it."""
+    """Rules that look up the same named set share what was parsed."""
     elements = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(50_000)]
     named = {
         "set": {"family": "inet", "table": "t", "name": "s", "elem": [*elements, "10.96.0.10"]}
     }
     match = {"op": "==", "left": DADDR, "right": "@s"}
-    rules = [rule("c0", i, {"match": match}, is_port(80), {"drop": None}) for i in range(2_000)]
-    (table,) = read_nft.read(ruleset(named, *rules), set())
-    assert len(search([table], FLOWS)) == 2_000
+    rules = [rule("c0", i, {"match": match}, is_port(80), {"drop": None}) for i in range(4)]
+    table = read_nft(ruleset(named, *rules))
+    assert len(search([table], SERVICES)) == 4
     assert len({id(each.conditions[0].ranges) for each in table.chains["c0"].rules}) == 1

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a network namespace, as its tools print them: within limits, and without tools."""
+"""The rules of a network namespace, as its tools print them, and what is said without tools."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb import child
-from ebpflb.kernel.netfilter import rulesets
 from ebpflb.lab.netns import Namespace
+from ebpflb.tools.firewall.read import tables
 from tests.kernel.node import nodes
 
 NAME = f"ebpflb-test-{os.getpid()}-rules"
@@ -38,23 +37,29 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return install
 
 
+def titles() -> tuple[list[str], list[str]]:
+    """Of the tables here, and what is said of those that cannot be read."""
+    unread = list[str]()
+    return [table.title for table in tables(unread)], unread
+
+
 @pytest.mark.usefixtures("namespace")
 def test_nft() -> None:
-    """What nft prints is JSON, with a rule's handle; empty without tables."""
-    HERE.nft(TABLE)
-    ((tool, text),), unread = rulesets.read()
-    assert (tool, unread) == ("nft", ())
-    assert {"fw"} == {o["table"]["name"] for o in json.loads(text)["nftables"] if "table" in o}
+    """Tables of every family are read, and none where there are none."""
+    assert titles() == ([], [])
+    HERE.nft(TABLE + TABLE.replace("inet", "netdev"))
+    assert titles() == (["table inet fw", "table netdev fw"], [])
 
 
 @pytest.mark.usefixtures("namespace")
 @pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
 def test_iptables(tool: nodes.Tool) -> None:
-    """Each variant that has tables is read by its own tool, and no other is asked."""
+    """Each variant that has tables is read by its own tool, and by no other."""
     tool.restore("*raw\n-A PREROUTING -p udp -j DROP\nCOMMIT\n")
-    printed = dict(rulesets.read().printed)
-    assert "-A PREROUTING -p udp -j DROP" in printed[tool.name]
-    assert printed.keys() <= {tool.name, "nft"}
+    unread = list[str]()
+    (table,) = tables(unread)
+    assert (table.title, unread) == (f"{tool.name}, table raw", [])
+    assert [rule.text for rule in table.chains["PREROUTING"].rules] == ["-p udp -j DROP"]
 
 
 @pytest.mark.usefixtures("namespace")
@@ -63,19 +68,17 @@ def test_no_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     HERE.nft("table inet ebpflb {\n}\n")
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))
-        assert rulesets.read() == ((), ())
+        assert titles() == ([], [])
     HERE.nft(TABLE)
     monkeypatch.setenv("PATH", str(tmp_path))
-    printed, (line,) = rulesets.read()
-    assert printed == ()
-    assert line == "nft: it has rules, and nft is not installed here"
+    assert titles() == ([], ["nft: it has rules, and nft is not installed here"])
 
 
 FAULTS = [
     ("echo 'Operation not permitted (you must be root)' >&2; exit 1", "you must be root"),
     ("echo one >&2; echo two >&2; exit 2", "one two"),
     ("exit 3", "exit status 3"),
-    ("printf %070000d 0", "MB of rules: not compared"),
+    ("echo nothing", "its output cannot be read"),
     ("while :; do :; done", "no answer in 0.5 s"),
     ("while :; do echo 0123456789abcdef >&2; done", "no answer in 0.5 s"),
 ]
@@ -84,12 +87,11 @@ FAULTS = [
 @pytest.mark.usefixtures("namespace")
 @pytest.mark.parametrize(("line", "said"), FAULTS)
 def test_faults(monkeypatch: pytest.MonkeyPatch, only: Fake, line: str, said: str) -> None:
-    """A tool that fails, prints too much or does not end is one line, and ends."""
+    """A tool that fails, prints something else or does not end is one line, and ends."""
     monkeypatch.setattr(child, "SECONDS", 0.5)
-    monkeypatch.setattr(rulesets, "MOST_RULES", 1 << 16)
     only(line)
-    printed, (unread,) = rulesets.read()
-    assert not printed
+    found, (unread,) = titles()
+    assert not found
     assert unread.startswith("nft: ")
     assert said in unread
     assert "\n" not in unread
