@@ -9,8 +9,13 @@ import os
 import pytest
 
 from tests.load import scaled
+from tests.simulation.api_mutations import OF_THE_API
+from tests.simulation.canary_mutations import OF_CANARIES
+from tests.simulation.ending_mutations import OF_ENDINGS
+from tests.simulation.history_mutations import OF_THE_HISTORY
 from tests.simulation.schedules import Runner
 from tests.simulation.steps import Step, changing_policies_and_endpoints
+from tests.simulation.write_mutations import OF_WRITES
 
 PARTS, SCHEDULES = 4, scaled(375)  # in each part
 API_PARTS, API_SCHEDULES = 2, scaled(250)
@@ -68,3 +73,10 @@ def test_a_schedule_is_replayed_exactly(runner: Runner) -> None:
     """The same seed makes the same changes."""
     failures = [runner.failure(seed) for seed in (1, 1)]
     assert failures[0] == failures[1]
+
+
+def test_each_mistake_of_test_mutations_can_still_be_made() -> None:
+    """What a mistake replaces is still there; that it is found only the extended tests show."""
+    for mistake in (*OF_THE_API, *OF_WRITES, *OF_ENDINGS, *OF_THE_HISTORY, *OF_CANARIES):
+        with mistake():
+            pass
