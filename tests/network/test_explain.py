@@ -111,6 +111,8 @@ def test_each_endpoint_with_its_chance(cluster: Cluster, pod: Sockets, address: 
     assert said.chances().keys() == real.keys()
     assert set(said.chances().values()) == {1 / len(real)}
     assert ("frontend", "services") in {(it["step"], it["map"]) for it in said.data["steps"]}
+    (connect,) = (it["says"] for it in said.data["steps"] if it["step"] == "connect")
+    assert connect.endswith(f" instead; getpeername() says {to}")
 
 
 def test_a_node_port_from_outside(cluster: Cluster, pods: list[Host]) -> None:

@@ -24,6 +24,7 @@ from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import NODEPORT, TARGET
 from tests.kit.parameters import protocols
 from tests.kit.requests import Send
+from tests.kit.sockets import CALL_SECONDS
 
 A_MOMENT = 0.3  # seconds in which nothing may happen
 BOTH = "meta l4proto { tcp, udp }"
@@ -34,11 +35,13 @@ READ_REQUEST = b"\0\1file\0octet\0"  # of TFTP
 REQUESTS = 8
 
 
-def ask(pair: BesideKubeProxy, node: Host, send: Send) -> str:
-    """The name of the endpoint that answers at the node's NodePort, or the kind of failure."""
+def ask(pair: BesideKubeProxy, node: Host, send: Send, seconds: float = CALL_SECONDS) -> str:
+    """The name of the endpoint that answers at the node's NodePort, or the kind of failure: "lost"
+    after so many seconds.
+    """
     client = pair.sockets(pair.outside)
     try:
-        if requests.is_answered(send, client, (node.v4, NODEPORT), A_MOMENT):
+        if requests.is_answered(send, client, (node.v4, NODEPORT), seconds):
             return send(client, node.v4, NODEPORT).name
     except ConnectionRefusedError:
         return "refused"
@@ -150,11 +153,13 @@ def test_a_zone_that_raw_sets_counts(
     """The flow is tracked in this zone. Where the replies are not in it, nobody is answered."""
     match = f"{BOTH} th dport {NODEPORT}" if requests_only else BOTH
     zone = chain("prerouting", "raw", f"{match} ct zone set {ZONE}")
+    seconds = A_MOMENT if requests_only else CALL_SECONDS
 
     def seen(node: Host) -> tuple[str, bool]:
         pair.forget()
         with rules(node, zone):
-            return ask(pair, node, send), all(f"zone={ZONE}" in line for line in lines(node))
+            name = ask(pair, node, send, seconds)
+            return name, all(f"zone={ZONE}" in line for line in lines(node))
 
     found = both(pair, seen)
     assert requests_only or found == ("there", True)
