@@ -3,13 +3,13 @@
 
 import errno
 from collections.abc import Iterable
-from http.client import HTTPConnection, HTTPException
+from contextlib import closing
 from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from ebpflb import unix_socket
+from ebpflb import http_get, unix_socket
 from ebpflb.errors import NodeError, NotFound, in_words
 from ebpflb.model.addresses import Address
 from ebpflb.model.pulse import Pulse
@@ -35,15 +35,6 @@ class Hangs(NoAnswer):
 
 class _Error(msgspec.Struct):
     error: str
-
-
-class _Connection(HTTPConnection):
-    def __init__(self, paths: Paths, seconds: float) -> None:
-        super().__init__("ebpflb", timeout=seconds)
-        self._path, self._seconds = paths.socket_file, seconds
-
-    def connect(self) -> None:
-        self.sock = unix_socket.connect(self._path, self._seconds)
 
 
 def pulse(paths: Paths) -> Pulse | None:
@@ -128,17 +119,13 @@ def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) 
 
 def exchange(paths: Paths, path: str, seconds: float) -> tuple[int, bytes]:
     """Return the status and the body of the agent's answer. Raises NoAnswer."""
-    connection = _Connection(paths, seconds)
     try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
+        with closing(unix_socket.connect(paths.socket_file, seconds)) as connection:
+            return http_get.get(connection, path)
     except (TimeoutError, BlockingIOError) as error:
         raise Hangs(f"{paths.socket_file}: {in_words(error)}") from None
     except OSError as error:
         known = _GONE.get(error.errno or 0, "")
         raise NoAnswer(known or f"{paths.socket_file}: {in_words(error)}") from None
-    except HTTPException:
+    except ValueError:
         raise NoAnswer(_OTHER_VERSION) from None
-    finally:
-        connection.close()

@@ -7,10 +7,11 @@ or by its rules, if they return after they were gone.
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException
 
+from ebpflb import http_get
 from ebpflb.kernel.node import kube_proxy_leftovers, process
 from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
@@ -21,7 +22,7 @@ _NAME = "kube-proxy"
 _INTERVAL_SECONDS = 60.0
 _LOOPBACKS = ("127.0.0.1", "::1")
 TIMEOUT = 1.0  # seconds
-_MAX_LENGTH = 32  # bytes of an answer
+_MOST_BYTES = 4096  # of an answer, with its head
 
 
 def detect() -> Detection:
@@ -90,11 +91,9 @@ def _proxy_modes() -> Iterator[tuple[str, str]]:
 
 
 def _proxy_mode(address: str) -> str:
-    connection = HTTPConnection(address, PROXY_MODE_PORT, timeout=TIMEOUT)
     try:
-        connection.request("GET", "/proxyMode")
-        return connection.getresponse().read(_MAX_LENGTH).decode("ascii", "replace").strip()
-    except (OSError, HTTPException):
+        with socket.create_connection((address, PROXY_MODE_PORT), TIMEOUT) as connection:
+            _, body = http_get.get(connection, "/proxyMode", _MOST_BYTES)
+    except (OSError, ValueError):
         return ""
-    finally:
-        connection.close()
+    return body.decode("ascii", "replace").strip()
