@@ -47,7 +47,7 @@ class Dump(NamedTuple):
 def dump_maps(maps: Mapping[str, Map], names: tuple[str, ...] = ()) -> Dump:
     """The rows of the maps with these names, or of all maps; sorted."""
     before = maps["settings"].get(0).writes
-    snapshot = Snapshot.read(maps)
+    snapshot = Snapshot(maps)
     rows = {name: ROWS[name](snapshot) for name in names or ROWS}
     after = maps["settings"].get(0).writes
     return Dump(rows, changed_while_reading=before != after or bool(before % 2))

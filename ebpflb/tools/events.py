@@ -110,7 +110,7 @@ class EventNames:
             return NODE
         if address not in self._pods and time.monotonic() > self._next_pods:
             self._next_pods = time.monotonic() + PODS_SECONDS
-            snapshot = Snapshot.read(self._maps)
+            snapshot = Snapshot(self._maps)
             self._pods = {
                 backend.address: snapshot.backend_names[number].target
                 for number, backend in snapshot.backends().items()

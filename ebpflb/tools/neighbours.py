@@ -200,14 +200,14 @@ def _asked_from_outside(state_directory: Path) -> dict[Address, str]:
     with pins.maps_if_any(state_directory) as maps:
         if maps is None or "masquerade_here" in maps["settings"].get(0).flags:
             return {}
-        snapshot = Snapshot.read(maps)
-    outside = {
-        service.id
-        for service in snapshot.services.values()
-        if "external" in service.flags and "local" not in service.flags
-    }
-    return {
-        backend.address: snapshot.backend_names[backend.id].target
-        for backend in snapshot.slots.values()
-        if backend.service in outside and backend.id in snapshot.backend_names
-    }
+        snapshot = Snapshot(maps)
+        outside = {
+            service.id
+            for service in snapshot.services.values()
+            if "external" in service.flags and "local" not in service.flags
+        }
+        return {
+            backend.address: snapshot.backend_names[backend.id].target
+            for backend in snapshot.slots.values()
+            if backend.service in outside and backend.id in snapshot.backend_names
+        }

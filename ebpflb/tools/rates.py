@@ -80,7 +80,7 @@ def rates(maps: Mapping[str, Map], before: Sample, after: Sample) -> list[Rate]:
     given to another between the samples counts from zero.
     """
     seconds = max(after.at - before.at, 1e-3)
-    snapshot = Snapshot.read(maps)
+    snapshot = Snapshot(maps)
     of_service = _backends(snapshot, before, after, seconds)
     found: dict[str, tuple[Rate, list[Rate]]] = {}
     for number, now in after.services.items():

@@ -56,7 +56,7 @@ def _name(folder: Path) -> str:
 
 
 def _routes(maps: Mapping[str, Map]) -> CheckResult:
-    slots = Snapshot.read(maps).slots.values()
+    slots = Snapshot(maps).slots.values()
     addresses = {backend.address for backend in slots if backend.service}
     asked = list(islice(addresses, _MOST_ASKED))
     lacking = [f"{address} ({why})" for address, why in routes.without_route(asked)]

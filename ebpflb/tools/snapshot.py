@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps that the agent writes, read once: the other maps refer to their entries by number.
+"""The maps that the agent writes: the other maps refer to their entries by number.
 
 Also how backends and times are formatted, the same way in every row.
 """
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
-
-from msgspec import Struct
 
 from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
@@ -16,34 +15,38 @@ from ebpflb.kernel.maps.records import ServiceCounters
 from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.addresses import host_port
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import (
-    Backend,
-    BackendName,
-    Frontend,
-    ServiceEntry,
-    service_name,
-)
+from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry, service_name
 
 Row = dict[str, Any]
 
 
-class Snapshot(Struct, frozen=True):
-    """The open maps, and the entries of those that the agent writes."""
+class Snapshot:
+    """The open maps, and the entries of those that the agent writes, each read when first used.
 
-    maps: Mapping[str, Map]
-    services: dict[Frontend, ServiceEntry]
-    service_names: dict[int, PortName]
-    backend_names: dict[int, BackendName]
-    slots: dict[int, Backend]  # only those that belong to a service
+    What no agent can have written is logged and left out.
+    """
 
-    @classmethod
-    def read(cls, maps: Mapping[str, Map]) -> "Snapshot":
-        """What no agent can have written is logged and left out."""
-        valid = ValidContents(maps, capacity_of(maps), repair=False)
-        services = dict(valid.services())
-        blocks = {service.block for service in services.values()}
-        slots = {at: each for b in sorted(blocks) for at, each in enumerate(valid.slots(b), b.base)}
-        return cls(maps, services, valid.service_names(), valid.backend_names(), slots)
+    def __init__(self, maps: Mapping[str, Map]) -> None:
+        self.maps = maps
+        self._valid = ValidContents(maps, capacity_of(maps), repair=False)
+
+    @cached_property
+    def services(self) -> dict[Frontend, ServiceEntry]:
+        return dict(self._valid.services())
+
+    @cached_property
+    def service_names(self) -> dict[int, PortName]:
+        return self._valid.service_names()
+
+    @cached_property
+    def backend_names(self) -> dict[int, BackendName]:
+        return self._valid.backend_names()
+
+    @cached_property
+    def slots(self) -> dict[int, Backend]:
+        """Only those that belong to a service."""
+        blocks = sorted({service.block for service in self.services.values()})
+        return {at: each for b in blocks for at, each in enumerate(self._valid.slots(b), b.base)}
 
     def service(self, number: int) -> str:
         return service_name(self.service_names.get(number), number)

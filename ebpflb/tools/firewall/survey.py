@@ -77,7 +77,7 @@ class Frontend(NamedTuple):
 
 def frontends(maps: Mapping[str, Map]) -> Iterator[Frontend]:
     """Yield the frontends that have endpoints; others are not translated."""
-    snapshot, flags = Snapshot.read(maps), maps["settings"].get(0).flags
+    snapshot, flags = Snapshot(maps), maps["settings"].get(0).flags
     node = [address for address, _ in maps["node_addresses"].items()]
     node = [address for address in node if not (address.is_loopback or address.is_link_local)]
     endpoints = {it.service: (number(it.address), it.port) for it in snapshot.slots.values()}
