@@ -61,8 +61,7 @@ class ValidContents:
         return [each if 0 < each.id < ids else _NO_BACKEND for each in found]
 
     def backend_slot(self, id: int) -> int:
-        found: int = self._maps["backend_slots"].get(id)
-        return found if found < self._capacity.slots else NO_SLOT
+        return self._valid_slot(self._maps["backend_slots"].get(id))
 
     def read_back(self) -> MapContents:
         """Return the content for the planner.
@@ -74,19 +73,20 @@ class ValidContents:
         return read_back(
             services,
             self.slots,
-            self._backend_slots().__getitem__,
+            self._backend_slots(),
             {id: names[id] for id in sorted(names, key=lambda id: blocks.get(id, _NO_BLOCK))},
             self.backend_names(),
             self.source_ranges(),
             [key for key, _ in self._items("cluster_ips", lambda key, _: True)],
         )
 
-    def _backend_slots(self) -> list[int]:
-        """Return the slots by id, like ``backend_slot``, but all at once."""
+    def _backend_slots(self) -> Callable[[int], int]:
+        """Return a function like ``backend_slot``, for which the map is read at once."""
         found: list[int] = self._maps["backend_slots"].get_range(0, self._capacity.backend_ids)
-        if max(found) < self._capacity.slots:  # almost always; then no second list is made
-            return found
-        return [each if each < self._capacity.slots else NO_SLOT for each in found]
+        return lambda id: self._valid_slot(found[id])
+
+    def _valid_slot(self, slot: int) -> int:
+        return slot if slot < self._capacity.slots else NO_SLOT
 
     def _items(self, name: str, is_valid: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
         return valid_items(self._maps[name], is_valid, repair=self._repair)

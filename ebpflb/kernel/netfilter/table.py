@@ -8,7 +8,7 @@ established connections alive while the table is missing.
 """
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -188,7 +188,10 @@ def _compare(what: str, wanted: Mapping[str, Tree], existing: Mapping[str, bytes
     yield from (f"{what} {name} was added" for name in existing if name not in wanted)
 
 
-def _compare_rules(chain: str, wanted: Iterable[Rule], existing: list[bytes]) -> Iterator[str]:
+def _compare_rules(chain: str, wanted: Sequence[Rule], existing: list[bytes]) -> Iterator[str]:
+    trees = [rule.tree for rule in wanted]
+    if len(existing) == len(trees) and all(map(has_attributes, existing, trees)):
+        return
     places = []
     for rule in wanted:
         at = [n for n, data in enumerate(existing) if has_attributes(data, rule.tree)]
