@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: begins an HTTPS request every 20 ms, whatever became of the earlier ones, until its
-input ends. Then it prints when each failed request began (CLOCK_MONOTONIC) and why, and how many
+"""A program: begins an HTTPS request every PAUSE seconds, whatever became of the earlier ones, until
+its input ends. Then it prints when each failed request began (CLOCK_MONOTONIC) and why, and how many
 succeeded.
 
-    python3 https_load.py ADDRESS PORT
+    python3 https_load.py ADDRESS PORT PAUSE
 """
 
 import json
@@ -14,7 +14,7 @@ import time
 from http.client import HTTPException, HTTPSConnection
 from threading import Thread
 
-PAUSE, PATIENCE = 0.02, 5.0  # seconds
+PATIENCE = 5.0  # seconds
 
 
 class Load:
@@ -38,13 +38,13 @@ class Load:
             connection.close()
 
 
-def main(address: str, port: str) -> None:
+def main(address: str, port: str, pause: str) -> None:
     load, threads = Load(address, int(port)), list[Thread]()
     load.request()
     print("ready", flush=True)
     end = selectors.PollSelector()
     end.register(sys.stdin, selectors.EVENT_READ)
-    while not end.select(PAUSE):
+    while not end.select(float(pause)):
         threads.append(Thread(target=load.request))
         threads[-1].start()
     for each in threads:
