@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: begins an HTTPS request every PAUSE seconds, whatever became of the earlier ones, until
-its input ends. Then it prints when each failed request began (CLOCK_MONOTONIC) and why, and how many
-succeeded.
+"""A program: begins an HTTPS request every PAUSE seconds, whatever became of the earlier ones,
+until its input ends. Then it prints when each failed request began (CLOCK_MONOTONIC) and why, and
+how many succeeded.
 
     python3 https_load.py ADDRESS PORT PAUSE
 """

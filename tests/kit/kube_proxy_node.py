@@ -16,7 +16,7 @@ from tests.kit import needs, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import new_lab
 from tests.kit.sockets import Socket
-from tests.load import paused, scaled
+from tests.load import scaled
 
 PODS, PODS6 = cni.NETWORKS
 NAMES = {"web-1", "web-2", "web-3"}
@@ -65,8 +65,7 @@ class KubeProxyNode(Cluster):
     @contextmanager
     def unfailing(self, ways: list[Way]) -> Iterator[None]:
         """Clients connect again and again as long as this lasts; all of it must succeed."""
-        pause = paused(0.01)
-        pressing = [self.start_client(host, "tcp", *where, pause=pause) for host, where in ways]
+        pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
         try:
             yield
         finally:

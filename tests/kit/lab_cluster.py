@@ -24,6 +24,7 @@ from ebpflb.plan.entries import Frontend
 from tests.kit import forked
 from tests.kit.forked import ForkedAgent
 from tests.kit.sockets import Sockets
+from tests.load import paused
 
 PORT, TARGET, NODEPORT = 80, 8080, 30080
 MARKER = "10.96.255.255"
@@ -152,7 +153,7 @@ class LabCluster:
         self, host: Host, protocol: str, address: str, port: int = PORT, pause: float = 0.0
     ) -> "subprocess.Popen[str]":
         """A client that sends requests until ``stop_client``; returns after its first answer."""
-        words = ("repeat", protocol, address, str(port), str(pause))
+        words = ("repeat", protocol, address, str(port), str(paused(pause)))
         return self.start_program(host, *words, stdin=subprocess.PIPE)
 
     def stop_client(self, client: "subprocess.Popen[str]") -> Any:

@@ -30,7 +30,6 @@ from tests.kit.kube_proxy_node import (
     nftables,
 )
 from tests.kit.sockets import Socket
-from tests.load import paused
 
 Load = Callable[[Cluster], None]
 
@@ -144,9 +143,8 @@ def test_no_packet_is_lost(node: KubeProxyNode) -> None:
         add_qdiscs(node.node)
     before = [segments_lost(host) for host, _ in ways]
     asks = ("tcp", "tcp", "connected-udp", "connected-udp")
-    pause = paused(0.001)
     pressing = [
-        node.start_client(host, ask, *where, pause=pause) for host, where in ways for ask in asks
+        node.start_client(host, ask, *where, pause=0.001) for host, where in ways for ask in asks
     ]
     node.agent.start()
     counts = [node.stop_client(each) for each in pressing]
