@@ -192,8 +192,7 @@ def test_detached_from_a_device(cluster: Cluster, state: StateDir) -> None:
     else:
         enter = cluster.node.enter
         subprocess.run([*enter, "tc", "qdisc", "del", "dev", "eth0", "clsact"], check=True)
-        removed = "programs were removed from device"
-        wait_until("it is said", lambda: removed in said(cluster))
+        put_back(cluster, "device eth0 has no program of the agent at ingress")
         shown = subprocess.run(
             [*enter, "tc", "qdisc", "show", "dev", "eth0"], check=True, capture_output=True
         )

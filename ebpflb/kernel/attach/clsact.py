@@ -6,7 +6,7 @@
 
 A filter is ours if it has our priority, our handle, and our name, which contains the state
 directory; no other filter is ever replaced or removed. The qdisc is removed with our filters only
-if we created it and it has no other filters.
+if we created it, as far as the record says, and it has no other filters.
 """
 
 import errno

@@ -28,7 +28,7 @@ from ebpflb.kernel.attach.tcx import Tcx
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device, Devices
-from ebpflb.model.drift import Drift, Part
+from ebpflb.model.drift import Drift
 
 # How often each hook has run and for how long, if the kernel counts this.
 #
@@ -134,7 +134,7 @@ class DevicePrograms:
         self.held = HeldLinks() if held is None else held
         self.attached: set[int] = set()  # devices that have programs of this agent
         self._known: set[Device] = set()  # devices as they were at the last ``update``
-        self._faulty: set[int] = set()  # attached devices that ``faults`` found without programs
+        self._faulty: set[int] = set()  # attached devices at which ``faults`` found something
 
     def update(self, wanted: Devices) -> dict[str, str]:
         """Attach the programs to these devices and no others; return device -> error.
@@ -158,9 +158,7 @@ class DevicePrograms:
         return failed
 
     def restore(self, wanted: Devices) -> dict[str, str]:
-        """Like ``update``, but also attach again where ``faults`` found no program of ours."""
-        for name in [device.name for device in wanted if device.index in self._faulty]:
-            log.warning(_REMOVED, name)
+        """Like ``update``, but also attach again where ``faults`` found something."""
         self.attached -= self._faulty
         self._faulty.clear()
         return self.update(wanted)
@@ -182,8 +180,7 @@ class DevicePrograms:
         found = list(self.attacher.faults(device, self._ids(device), self.held))
         if not found or not _exists(device.index):
             return []
-        if any(drift.part is Part.DEVICE for drift in found):
-            self._faulty.add(device.index)
+        self._faulty.add(device.index)
         return found
 
     def _ids(self, device: Device) -> dict[str, int]:
