@@ -25,6 +25,7 @@
 #include "path/parse.h"
 #include "path/reject_packet.h"
 #include "path/repeated.h"
+#include "path/stale_endpoint.h"
 #include "record/event_packet.h"
 
 /*
@@ -187,6 +188,7 @@ int egress(struct __sk_buff *ctx)
 
 	monitor_begin(begun);
 	remove_choice(ctx);
+	stale_datagram_report(ctx);
 	if (is_translated(ctx) || egress_has_nothing_to_do(ctx))
 		return GO_ON;
 	scratch = scratch_begin(HOOK_EGRESS);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Whether the flow tables may hold any flow; a part of layout.h. */
+/* What packets are not looked up in, because it is empty; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_GATE_H
 #define EBPFLB_LAYOUT_GATE_H
 
@@ -12,7 +12,8 @@ struct flow_gate {
 	__u64 opened;
 	__u64 written;
 	__u64 empty;
+	__u64 stale_endpoints;	/* how many there are in the map of that name */
 };
-SIZE(struct flow_gate, 24);
+SIZE(struct flow_gate, 32);
 
 #endif

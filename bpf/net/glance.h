@@ -68,4 +68,13 @@ static __always_inline bool glance_v6(struct __sk_buff *ctx, struct tuple *tuple
 	return glance_ports(ctx, LINK + sizeof(*ip), length, tuple);
 }
 
+static __always_inline bool glance(struct __sk_buff *ctx, struct tuple *tuple)
+{
+	if (vlan_is_foreign(ctx))
+		return false;
+	if (ctx->protocol == BE16(ETHERTYPE_IPV4))
+		return glance_v4(ctx, tuple);
+	return ctx->protocol == BE16(ETHERTYPE_IPV6) && glance_v6(ctx, tuple);
+}
+
 #endif

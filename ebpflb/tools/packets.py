@@ -20,6 +20,7 @@ from ebpflb.model.addresses import host_port
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import (
     Chosen,
+    Frontend,
     protocol_name,
 )
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
@@ -117,6 +118,15 @@ def _udp_choices(snapshot: Snapshot) -> list[Row]:
             "idle_seconds": seconds_since(choice.last_used),
         }
         for key, choice in sorted(entries, key=str)
+    ]
+
+
+def _stale_endpoints(snapshot: Snapshot) -> list[Row]:
+    """The UDP endpoints that were removed a moment ago."""
+    entries: list[tuple[Frontend, int]] = list(snapshot.maps["stale_endpoints"].items())
+    return [
+        {"endpoint": host_port(key.address, key.port), "reports_left": left}
+        for key, left in sorted(entries, key=str)
     ]
 
 
@@ -231,6 +241,7 @@ PACKET_ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **{name: _flows(name) for name in FLOW_MAPS},
     "half_open": _half_open,
     "udp_choices": _udp_choices,
+    "stale_endpoints": _stale_endpoints,
     "recent_choices": _recent_choices,
     "flow_gate": _flow_gate,
     "forwarded": _forwarded,

@@ -53,13 +53,14 @@ def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None =
 
 def contents(cluster: Cluster) -> dict[str, Any]:
     """Every map, byte for byte; but not what packets do that are nobody's, as neighbours' are, nor
-    what the agent's sweep notes.
+    what the agent notes itself: what a sweep found, and which endpoints were removed lately.
     """
     found: dict[str, Any] = {}
-    maps = {name: it for name, it in cluster.maps.items() if name not in ("scratch", "moved_flows")}
+    left_out = {"scratch", "moved_flows", "stale_endpoints"}
+    maps = {name: it for name, it in cluster.maps.items() if name not in left_out}
     for name, opened in maps.items():
         if name == "flow_gate":
-            found[name] = opened.get(0)._replace(empty=0)
+            found[name] = opened.get(0)._replace(empty=0, stale_endpoints=0)
         elif isinstance(opened, CpuArrays):
             found[name] = opened.memory[:]
         elif isinstance(opened, Counters):

@@ -16,6 +16,12 @@ static __always_inline bool flows_may_exist(void)
 	return gate->empty != gate->opened + gate->written + 1;
 }
 
+/* Whether any datagram may have to be reported (path/stale_endpoint.h). */
+static __always_inline bool stale_endpoints_exist(void)
+{
+	return ONLY_VALUE(struct flow_gate, flow_gate)->stale_endpoints;
+}
+
 /* To be called before a flow gets its first entry. */
 static __always_inline void gate_open(void)
 {

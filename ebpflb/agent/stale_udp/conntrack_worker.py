@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from itertools import chain
 from typing import NamedTuple
 
 from ebpflb.agent.stale_udp.socket_search import Counts, Maps, ServedFrontends
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
+from ebpflb.kernel.maps.stale_endpoints import StaleEndpoints
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.services import Protocol
@@ -20,7 +22,9 @@ from ebpflb.plan.flow_entries import (
     SEEN_REPLY,
     Connection,
     Ends,
+    Hook,
     StaleCandidates,
+    Tuple,
 )
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.workers import DueWorker
@@ -54,12 +58,20 @@ class StaleConnections:
         answered_by = backend[0] if backend else None
         return self._delete(conntrack.connections_to(frontend, answered_by), serving)
 
-    def delete_flows(self, flows: Iterable[Ends]) -> Counts:
+    def delete_flows(self, flows: Iterable[Tuple]) -> Counts:
         """Delete the stale ones among the entries of these UDP flows; return how many per family.
 
-        The kernel finds each entry by a hash, however large its table is. Raises NodeError.
+        ``flows`` are requests as ingress sees them, or as egress does. The kernel finds each entry
+        by a hash, however large its table is. Raises NodeError.
         """
-        entries = conntrack.find((Protocol.UDP, ends) for ends in flows)
+        requests, answers = list[tuple[int, Ends]](), list[tuple[int, Ends]]()
+        for flow in flows:
+            ends = Ends(*flow[:4])
+            if flow.hook == Hook.INGRESS:
+                requests.append((flow.protocol, ends))
+            else:
+                answers.append((flow.protocol, ends.reversed()))
+        entries = chain(conntrack.find(requests), conntrack.find(answers, conntrack.REPLY))
         return self._delete(entries, _Serving(self.maps))
 
     def delete_all(self) -> Counts:
@@ -155,6 +167,8 @@ class StaleConnectionsWorker(DueWorker):
     entries. ``shadow``: the entries belong to a kube-proxy on this node, and are left alone.
     ``clock`` is a monotonic clock, in seconds. ``error``: why the last search failed, if so; it is
     repeated after the next change, or after a growing pause.
+
+    Programs report the datagrams that leave for a removed endpoint until its last search.
     """
 
     def __init__(
@@ -169,6 +183,7 @@ class StaleConnectionsWorker(DueWorker):
         self.on_search, self.shadow = on_search, shadow
         self.error: str | None = None
         self.entries = StaleConnections(maps)
+        self.endpoints = StaleEndpoints(maps)
         self.waiting: _Wanted = {}
         self.pause = FIRST_RETRY
 
@@ -255,6 +270,7 @@ class StaleConnectionsWorker(DueWorker):
                 }
             self.error, self.pause = None, FIRST_RETRY
             self.waiting = following | self.waiting
+            self.endpoints.keep(_endpoints(self.waiting))
 
     def _fail(self, taken: _Wanted, reason: str) -> None:
         """Repeat all passes."""
@@ -270,7 +286,12 @@ class StaleConnectionsWorker(DueWorker):
         if wanted and not self.shadow:
             with self.changed:
                 self.waiting |= wanted
+                self.endpoints.add(_endpoints(wanted))
                 self.changed.notify()
+
+
+def _endpoints(wanted: _Wanted) -> set[tuple[Address, int]]:
+    return {it.backend for it in wanted if not isinstance(it, Whole) and it.backend}
 
 
 def _families(taken: _Wanted) -> set[Family]:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conntrack entries of UDP flows that programs gave another backend: deleted one by one.
+"""The conntrack entries of UDP flows that programs report: deleted one by one.
 
-The first datagram of a flow after its backend was removed gets another backend from the program at
-ingress (bpf/engine/netfilter/choose.h), but conntrack still translates it by the flow's entry. The
-program reports such a flow, and its entry is deleted within a millisecond, however many entries
-conntrack has.
+After a backend was removed conntrack still translates its flows' datagrams by their entries. A flow
+is reported with its first datagram then, and its entry is deleted within a millisecond, however
+many entries conntrack has. Two programs report:
 
-Flows that send nothing, and those that the programs do not remember, are left to the search
+- ingress, when it gives a flow that it remembers another backend (bpf/engine/netfilter/choose.h)
+- egress, when a datagram leaves for the removed endpoint (bpf/path/stale_endpoint.h): also of a
+  flow that ingress does not remember; but the endpoint may be a process of this node itself, and
+  then no program sees the datagram leave
+
+Flows that neither reports, as those that send nothing, are left to the search
 (conntrack_worker.py); so is a flow whose report was lost, or whose entry could not be deleted.
 """
 
@@ -15,12 +19,13 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import islice
 
 from ebpflb.agent.stale_udp.conntrack_worker import OnSearch, StaleConnections
 from ebpflb.agent.stale_udp.socket_search import Maps
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.ring import Ring
-from ebpflb.plan.flow_entries import Ends, Tuple
+from ebpflb.plan.flow_entries import Tuple
 from ebpflb.workers import DescriptorWorker
 
 log = logging.getLogger(__name__)
@@ -56,9 +61,9 @@ class MovedFlowsWorker(DescriptorWorker):
                 self._delete(ring.take_values())
 
     def _delete(self, flows: list[Tuple]) -> None:
-        begun = self._clock()
+        begun, different = self._clock(), dict.fromkeys(flows)
         try:
-            deleted = self.entries.delete_flows(Ends(*flow[:4]) for flow in flows[:MOST_FLOWS])
+            deleted = self.entries.delete_flows(islice(different, MOST_FLOWS))
         except (EbpflbError, OSError) as error:
             if (text := in_words(error)) != self._error:
                 log.warning("moved UDP flows stay in conntrack until the next search: %s", text)

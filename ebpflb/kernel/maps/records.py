@@ -105,6 +105,7 @@ class FlowGate(NamedTuple):
     opened: int
     written: int
     empty: int
+    stale_endpoints: int = 0
 
 
 class DatagramChoice(NamedTuple):

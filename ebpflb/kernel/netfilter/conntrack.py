@@ -252,18 +252,22 @@ def _source_attribute(address: Address) -> bytes:
     return attribute(1 if address.version == 4 else 3, address.packed)
 
 
-def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
-    """Yield the entries of these flows, by protocol and original direction. Raises NodeError."""
+def find(flows: Iterable[tuple[int, Ends]], direction: int = ORIGINAL) -> Iterator[Connection]:
+    """Yield the entries of these flows, by protocol and the ends of one direction.
+
+    The kernel finds each entry by a hash. Raises NodeError.
+    """
     try:
         with open_ctnetlink() as kernel:
             for protocol, ends in flows:
-                flow = original_tuple(protocol, ends)
+                flow = nested(direction, TuplePart(protocol, *ends).content)
                 kernel.send(request(GET, REQUEST, flow, family(ends.source)))
                 data = kernel.recv(BUFFER_SIZE)
                 for kind, _, _, begin, end in split(data):
                     if kind == NEW:
                         found = _connection(data, begin + FAMILY.size, end)
-                        yield from [found] if found.original == ends else []
+                        known = found.original if direction == ORIGINAL else found.reply
+                        yield from [found] if known == ends else []
     except OSError as error:
         raise NodeError(f"conntrack cannot be read: {_reason(error)}") from error
 

@@ -18,6 +18,7 @@ from ebpflb.agent.stale_udp.conntrack_worker import (
 )
 from ebpflb.agent.stale_udp.socket_search import Counts
 from ebpflb.errors import NodeError
+from ebpflb.kernel.maps.stale_endpoints import MOST_REPORTS
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.model.addresses import Family
@@ -264,6 +265,56 @@ def test_a_change_comes_before_further_passes(world: World) -> None:
     assert searched == [GONE, other, v6, GONE]
 
 
+def test_reports_of_egress(world: World) -> None:
+    """Egress reports datagrams to a removed endpoint until the last search for its entries.
+
+    A change that removes the endpoint again allows as many reports as the first one.
+    """
+    now, worker = idle_worker(world)
+    recorded(worker)
+    first, second = (Frontend(ip_address(f"10.244.8.{n}"), 5353, Protocol.UDP) for n in (8, 9))
+    later = StaleCandidates(VIP, (second.address, second.port))
+    worker.check(change(GONE))
+    assert stale_endpoints(world) == {first: MOST_REPORTS}
+    now[0] = 0.5
+    worker.turn()
+    world.maps["stale_endpoints"].write([(first, 0)])
+    worker.check(change(GONE, later, StaleCandidates(VIP, None)))
+    assert stale_endpoints(world) == {first: MOST_REPORTS, second: MOST_REPORTS}
+    for now[0] in (1.4, 1.6):
+        assert len(stale_endpoints(world)) == 2
+        while worker.due <= now[0]:
+            worker.turn()
+    now[0] = math.inf
+    while worker.waiting:
+        worker.turn()
+    assert not stale_endpoints(world)
+
+
+def test_reports_that_a_former_agent_asked_for(world: World) -> None:
+    """They end when the next agent begins."""
+    _, former = idle_worker(world)
+    former.check(change(GONE))
+    idle_worker(world)
+    assert not stale_endpoints(world)
+
+
+def test_more_endpoints_than_the_map_has_room_for(world: World) -> None:
+    """The search deletes the entries of the others."""
+    _, worker = idle_worker(world)
+    many = [StaleCandidates(VIP, (ip_address("10.244.8.8"), port)) for port in range(1, 5000)]
+    worker.check(change(*many))
+    assert len(stale_endpoints(world)) == world.maps["stale_endpoints"].spec.entries
+    assert len(worker.waiting) == len(many)
+
+
+def stale_endpoints(world: World) -> dict[Frontend, int]:
+    """Those whose datagrams egress reports."""
+    found = dict(world.maps["stale_endpoints"].items())
+    assert world.maps["flow_gate"].get(0).stale_endpoints == len(found)
+    return found
+
+
 def test_many_candidates(world: World) -> None:
     """From some number on all entries are read once instead."""
     now, worker = idle_worker(world)
@@ -333,6 +384,7 @@ def test_shadow(net: Namespace, world: World) -> None:
     client.connect((str(VIP.address), VIP.port))
     world.worker.shadow = world.connections.shadow = True
     world.worker.check(change(GONE))
+    assert not stale_endpoints(world)
     world.worker.check_everything()
     settle(world)
     assert len(entries()) == before

@@ -11,7 +11,7 @@ from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections
 from ebpflb.agent.stale_udp.moved_flows import MOST_FLOWS, MovedFlowsWorker
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Family
-from ebpflb.plan.flow_entries import Ends, Tuple
+from ebpflb.plan.flow_entries import Hook, Tuple
 from tests.agent.stale_udp.tracked import (
     GONE,
     REMOVED,
@@ -80,43 +80,50 @@ def report(
         worker.stop()
 
 
-def flow_of(source_port: int) -> Tuple:
-    """The flow of ``tracked`` from this port."""
-    (ends,) = (e.original for e in entries() if e.original.source_port == source_port)
-    return Tuple(*ends, UDP, 1)
+def flow_of(source_port: int, hook: Hook = Hook.INGRESS) -> Tuple:
+    """The flow of ``tracked`` from this port, as the hook sees it."""
+    (entry,) = (e for e in entries() if e.original.source_port == source_port)
+    ends = entry.original if hook is Hook.INGRESS else entry.reply.reversed()
+    return Tuple(*ends, UDP, hook)
 
 
 def ports() -> set[int]:
     return {each.original.source_port for each in entries()}
 
 
-def test_a_reported_flow(report: Report, deleted: list[tuple[Family, int]]) -> None:
+@pytest.mark.parametrize("hook", [Hook.INGRESS, Hook.EGRESS])
+def test_a_reported_flow(report: Report, deleted: list[tuple[Family, int]], hook: Hook) -> None:
     """Its entry is deleted, and no other one: the table is not searched."""
     for source in (4001, 4002):
         tracked(str(VIP.address), VIP.port, REMOVED, source=source)
-    report([flow_of(4001)])
+    report([flow_of(4001, hook)])
     assert eventually(lambda: deleted)
     assert ports() == {4002}
     assert deleted == [(Family.IPV4, 1)]
 
 
 def test_a_flow_whose_endpoint_serves(report: Report, deleted: list[tuple[Family, int]]) -> None:
-    """It stays: a kube-proxy, or a former choice, may have sent it elsewhere than the program."""
+    """It stays: a kube-proxy, or a former choice, may have sent it elsewhere than the program.
+
+    So do flows to a removed endpoint that are not of this frontend, and the endpoint's own.
+    """
     tracked(str(VIP.address), VIP.port, SERVING, source=4001)
     tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
-    report([flow_of(4001), flow_of(4002), flow_of(4002)._replace(source_port=4003)])
+    tracked("10.244.8.8", 5353, source=4004)
+    left = [flow_of(4001), flow_of(4001, Hook.EGRESS), flow_of(4004, Hook.EGRESS)]
+    report([*left, flow_of(4002), flow_of(4002)._replace(source_port=4003)])
     assert eventually(lambda: deleted)
-    assert ports() == {4001}
+    assert ports() == {4001, 4004}
 
 
 def test_a_service_without_endpoints(net: Namespace, world: World) -> None:
     """Its entries stay (kube-proxy.md 11.1), until it has an endpoint."""
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
-    ends, connections = Ends(*flow_of(4001)[:4]), StaleConnections(world.maps)
+    flow, connections = flow_of(4001), StaleConnections(world.maps)
     world.serve()
-    assert connections.delete_flows([ends]).total() == 0
+    assert connections.delete_flows([flow]).total() == 0
     world.serve(ELSEWHERE)
-    assert connections.delete_flows([ends]).total() == 1
+    assert connections.delete_flows([flow]).total() == 1
     assert not entries()
 
 
@@ -124,10 +131,20 @@ def test_very_many_flows(report: Report, deleted: list[tuple[Family, int]]) -> N
     """Of a flood only the first ones are deleted one by one: the search deletes the others."""
     for source in (4001, 4002):
         tracked(str(VIP.address), VIP.port, REMOVED, source=source)
-    unknown = flow_of(4001)._replace(source_port=1)
-    report([flow_of(4001), *[unknown] * (MOST_FLOWS - 1), flow_of(4002)])
+    first, last = flow_of(4001), flow_of(4002)
+    unknown = [first._replace(source_port=port) for port in range(1, MOST_FLOWS)]
+    report([first, *unknown, last])
     assert eventually(lambda: deleted)
     assert ports() == {4002}
+
+
+def test_a_flow_that_is_reported_often(report: Report, deleted: list[tuple[Family, int]]) -> None:
+    """It takes no room of others: egress reports each datagram until the entry is deleted."""
+    for source in (4001, 4002):
+        tracked(str(VIP.address), VIP.port, REMOVED, source=source)
+    report([*[flow_of(4001, Hook.EGRESS)] * MOST_FLOWS, flow_of(4002, Hook.EGRESS)])
+    assert eventually(lambda: deleted)
+    assert not ports()
 
 
 def test_the_search_deletes_what_a_report_could_not(

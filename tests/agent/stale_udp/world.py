@@ -25,6 +25,7 @@ from tests.kernel.variants import eventually
 NAMES = (
     "sockets", "peers", "services", "slots", "backend_slots", "node_addresses", "cluster_ips",
     "backend_stats", "tcp_flows", "other_flows", "flow_gate", "moved_flows",
+    "stale_endpoints",
 )  # fmt: skip
 UDP, SERVICE = 17, 7
 HERE = ip_address("127.0.0.1")

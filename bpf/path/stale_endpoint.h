@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A datagram that leaves for a UDP endpoint which was removed a moment ago. Conntrack still translates
+ * its flow by an entry that ingress may know nothing of: one that a kube-proxy created, or one that is
+ * older than our memory of the flow. The program reports the flow, and the agent deletes its entry
+ * within a millisecond, however many entries conntrack has.
+ *
+ * The agent removes an endpoint from the map a second later. The number of reports is limited because
+ * the endpoint may rightly get datagrams: through another Service, or by its own address.
+ */
+#ifndef EBPFLB_PATH_STALE_ENDPOINT_H
+#define EBPFLB_PATH_STALE_ENDPOINT_H
+
+#include "engine/flows/gate.h"
+#include "net/glance.h"
+#include "rules/frontend.h"
+
+#ifdef RECORD
+
+/* `ebpflb explain` moves no flow. */
+static __always_inline void stale_datagram_report(struct __sk_buff *ctx)
+{
+}
+
+#else
+
+static __always_inline void stale_datagram_report(struct __sk_buff *ctx)
+{
+	struct tuple tuple = { .hook = HOOK_EGRESS };
+	struct frontend endpoint;
+	__u32 *left;
+
+	if (!stale_endpoints_exist() || !glance(ctx, &tuple) || tuple.protocol != UDP)
+		return;
+	endpoint = tuple_frontend(&tuple);
+	left = LOOKUP(__u32, stale_endpoints, &endpoint);
+	if (!left || !*left)
+		return;
+	*left -= 1;
+	bpf_ringbuf_output(MAP(moved_flows), &tuple, sizeof(tuple), 0);
+}
+
+#endif
+
+#endif
