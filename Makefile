@@ -137,9 +137,13 @@ $(GCC) -c bpf/hooks/connection_end.c -o build/connection-end-native.o
 endef
 export LINTED
 
-lint-c: $(VENV)/test
+# Compiled again only when a source, the packages or these commands change.
+lint-c: build/linted
+
+build/linted: $(shell find bpf -name '*.[ch]') Makefile $(VENV)/test
 	@mkdir -p build
 	@echo "$$LINTED" | xargs -P $$(nproc) -I{} sh -c 'echo {} && {}'
+	@touch $@
 
 format: $(VENV)/test
 	$(BIN)/ruff check --fix

@@ -71,14 +71,14 @@ SHAPE = ("-std=gnu11", "-O1", "-fPIC", "-DDIALECT_NATIVE")
 # For kernels with and without bpf_set_retval.
 VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
 ROOT = Path(__file__).parents[2]
-SOURCES = (*layout.SOURCES.rglob("*.[ch]"), *(ROOT / "tests/native").iterdir())
+SOURCES = (Path(__file__), SOURCE, *layout.SOURCES.rglob("*.[ch]"))
 
 
 @cache
 def folder() -> Path:
     """Where what is built from the sources as they are now is kept."""
     digest = hashlib.sha256()
-    for path in sorted(it for it in SOURCES if it.suffix in (".c", ".h", ".py")):
+    for path in sorted(SOURCES):
         digest.update(path.read_bytes())
     made = ROOT / "build" / "native" / digest.hexdigest()[:16]
     made.mkdir(parents=True, exist_ok=True)
