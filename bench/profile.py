@@ -29,7 +29,7 @@ from bench.nodeport_lab import DIRECT, EBPFLB, FAST, LOCAL, NETFILTER, NFTABLES,
 from bench.report import Line, Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
-from ebpflb.readable import readable
+from ebpflb.workers import readable
 
 PREFIX = "ebpflb-profile"
 COMPARED = (DIRECT, EBPFLB, NETFILTER, FAST, NFTABLES)

@@ -14,12 +14,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ebpflb.kernel.maps.map_sizes import SIZES, MapSizes
-from ebpflb.kernel.maps.map_sizes import parse as parse_sizes
-from ebpflb.kernel.maps.map_sizes import show as show_sizes
-from ebpflb.model import annotations
+from ebpflb.model import annotations, map_sizes
 from ebpflb.model.addresses import Address, Network, host_port, parse_address
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
+from ebpflb.model.map_sizes import MapSizes
 from ebpflb.model.packet_path import (
     AUTO,
     CHOICES,
@@ -157,7 +155,7 @@ def _show_local_api_server(found: tuple[Address, int] | None) -> str:
 
 
 def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
-    return parse_sizes(",".join(texts))
+    return map_sizes.parse(",".join(texts))
 
 
 def _parse_share(text: str) -> float:
@@ -371,12 +369,12 @@ class Options:
     map_sizes: MapSizes = option(
         (),
         "--map-size",
-        f"Other sizes of maps: {', '.join(SIZES)} (docs/scale.md has the memory for"
+        f"Other sizes of maps: {', '.join(map_sizes.SIZES)} (docs/scale.md has the memory for"
         " each). The flows of packets start empty.",
         metavar="NAME=ENTRIES,...",
         repeated=True,
         parse=_parse_sizes,
-        show=show_sizes,
+        show=map_sizes.show,
         chart="mapSizes",
         details="See [scale.md](scale.md#how-large-are-the-maps).",
     )

@@ -3,23 +3,47 @@
 
 They wait for a time (PeriodicWorker, DueWorker), for descriptors (DescriptorWorker), or for
 somebody who asks (Count). An exception that ends a thread ends the agent (stopping.FailedThreads).
+A Poller keeps a thread alive whose check fails, and reports the failure.
 """
 
 import logging
+import math
 import os
+import selectors
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
-from ebpflb.errors import EbpflbError, in_words
-from ebpflb.readable import HasFileno, readable
+from ebpflb.errors import EbpflbError, NodeError, in_words
+from ebpflb.model.events import SourceStatus
 
 log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
+
+
+class HasFileno(Protocol):
+    """A socket, or anything else with a descriptor."""
+
+    def fileno(self) -> int: ...
+
+
 _Source = TypeVar("_Source", bound=HasFileno)
+_Readable = TypeVar("_Readable", bound=int | HasFileno)
+
+
+def readable(sources: Iterable[_Readable], seconds: float) -> list[_Readable]:
+    """Return the sources that can be read; wait at most ``seconds`` until one of them can.
+
+    Their numbers do not matter, while select(2) fails from 1,024 on.
+    """
+    with selectors.PollSelector() as selector:
+        for source in sources:
+            selector.register(source, selectors.EVENT_READ, source)
+        ready = selector.select(None if seconds == math.inf else seconds)
+    return [key.data for key, _ in ready]
 
 
 class Worker(ABC):
@@ -197,3 +221,28 @@ class Count(Generic[_Value]):
         else:
             if not self.stopped.is_set():
                 self._value = value
+
+
+class Poller:
+    """Each call runs ``poll``, and emits a SourceStatus when it fails or recovers."""
+
+    def __init__(
+        self, source: str, poll: Callable[[], None], emit: Callable[[SourceStatus], None]
+    ) -> None:
+        self._source, self._poll, self._emit = source, poll, emit
+        self._error: str | None = None
+
+    def __call__(self) -> bool:
+        """Return whether it succeeded.
+
+        Raises nothing, because the end of the thread would go unnoticed.
+        """
+        failure = None
+        try:
+            self._poll()
+        except Exception as error:
+            failure = in_words(error) if isinstance(error, NodeError | OSError) else repr(error)
+        if failure != self._error:
+            self._error = failure
+            self._emit(SourceStatus(self._source, failure))
+        return failure is None

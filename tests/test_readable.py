@@ -4,7 +4,7 @@
 import os
 import socket
 
-from ebpflb.readable import readable
+from ebpflb.workers import readable
 from tests.kit.descriptors import beyond_1023
 
 

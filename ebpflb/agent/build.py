@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import loop, node_sync
-from ebpflb.agent.api_server_watch import ApiServerWatch
+from ebpflb.agent.api_servers import ApiServersFile, ApiServerWatch
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
     HOOKS_AND_PINS,
@@ -21,7 +21,6 @@ from ebpflb.agent.audit import (
     TableCheck,
 )
 from ebpflb.agent.canary_sync import local_pages
-from ebpflb.agent.kept_api_servers import ApiServersFile
 from ebpflb.agent.loop import Agent, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
@@ -35,8 +34,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, server_factory
-from ebpflb.cluster.source import Source
-from ebpflb.cluster.sources import make_source
+from ebpflb.cluster.source import Source, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History

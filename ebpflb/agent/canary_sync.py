@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from ebpflb.agent.inspection import Inspection, Question, answer, error
+from ebpflb.agent.inspection import Call, Inspection, answer, error
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.errors import EbpflbError, KernelError
@@ -173,14 +173,10 @@ _Query = dict[str, list[str]]
 _Do = Callable[[CanarySync], CanaryLease]
 
 
-class Order(Question[CanaryLease]):
-    """A request to the loop, which may change the canary and answers with it."""
-
-
 class CanaryRequests:
     """A handler of the local socket, before ``others``; ``put`` belongs to the inbox."""
 
-    def __init__(self, put: Callable[[Order], None], others: Handler) -> None:
+    def __init__(self, put: Callable[[Call[CanaryLease]], None], others: Handler) -> None:
         self._put, self._others = put, others
 
     def respond(self, request: Request) -> Response:
@@ -202,9 +198,9 @@ class CanaryRequests:
             return error(503, str(failed))
 
     def _carried_out(self, do: _Do) -> CanaryLease:
-        order = Order(do)
-        self._put(order)
-        return order.result()
+        call = Call(lambda cluster, planner, canary: do(canary))
+        self._put(call)
+        return call.result()
 
 
 def local_pages(put: Callable[[Any], None]) -> Handler:

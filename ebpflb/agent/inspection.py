@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's answers to ``ebpflb services``: a page of one Service, or a list of Services.
 
-A handler in its own thread puts a Question into the inbox. The loop answers it with immutable
+A handler in its own thread puts a Call into the inbox. The loop answers it with immutable
 values, which takes microseconds; the thread makes the page from them. So a page shows one moment,
 and no request, however large, keeps the loop busy for long.
 """
@@ -35,7 +35,7 @@ from ebpflb.serve.listener import JSON, NOT_FOUND, Request, Response
 
 ANSWER_SECONDS = 2.0  # a loop that is starting, or waiting for the kernel, does not answer
 MOST_SERVICES = 500  # in one answer
-AT_ONCE = 100  # services in one question to the loop
+AT_ONCE = 100  # services in one call of the loop
 NOTHING_SERVED = (
     "nothing to serve: no cluster IP (headless or ExternalName), or labelled for another proxy"
 )
@@ -43,25 +43,25 @@ NOTHING_SERVED = (
 _Answer = TypeVar("_Answer")
 
 
-class Question(Generic[_Answer]):
-    """A message to the loop; ``ask`` may only read."""
+class Call(Generic[_Answer]):
+    """A message to the loop: a function that the loop calls, and the answer of the function."""
 
-    def __init__(self, ask: Callable[..., _Answer]) -> None:
-        """``ask`` gets the arguments of ``answer``: the cluster's state and the planner."""
-        self._ask = ask
+    def __init__(self, do: Callable[..., _Answer]) -> None:
+        """``do`` gets the arguments of ``answer``: cluster's state, planner and canary."""
+        self._do = do
         self._answer: Future[_Answer] = Future()
 
     def answer(self, *about: object) -> None:
-        """Answer the question; called by the loop. Raises nothing."""
+        """Call the function; called by the loop. Raises nothing."""
         if not self._answer.set_running_or_notify_cancel():
             return
         try:
-            self._answer.set_result(self._ask(*about))
+            self._answer.set_result(self._do(*about))
         except Exception as error:
             self._answer.set_exception(error)
 
     def cancel(self) -> None:
-        """Cancel the question: its answer is no longer needed."""
+        """Cancel the call: its answer is no longer needed."""
         self._answer.cancel()
 
     def result(self, seconds: float | None = None) -> _Answer:
@@ -89,7 +89,7 @@ class _Listing(NamedTuple):
 class Inspection:
     """The handler of the local socket; ``put`` belongs to the inbox."""
 
-    def __init__(self, put: Callable[[Question[Any]], None]) -> None:
+    def __init__(self, put: Callable[[Call[Any]], None]) -> None:
         self._put = put
         self._listing: _Listing | None = None  # the last one, whose further parts are asked for
 
@@ -107,9 +107,9 @@ class Inspection:
             return error(400, str(wrong))
 
     def _ask(self, ask: Callable[[ClusterState, Planner], _Answer]) -> _Answer:
-        question = Question(ask)
-        self._put(question)
-        return question.result()
+        call = Call(lambda cluster, planner, _: ask(cluster, planner))
+        self._put(call)
+        return call.result()
 
     def _service(self, query: dict[str, list[str]]) -> Response:
         key = Key(_only(query, "namespace"), _only(query, "name"))

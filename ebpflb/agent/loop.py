@@ -24,10 +24,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from ebpflb import stopping
+from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import TABLE_NAME, Audit
-from ebpflb.agent.canary_sync import CanaryPorts, CanarySync, Order
-from ebpflb.agent.inspection import Question
-from ebpflb.agent.kept_api_servers import ApiServersFile
+from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
+from ebpflb.agent.inspection import Call
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
@@ -56,8 +56,9 @@ class Stop:
     """Ends the loop. A signal handler may put it: ``Inbox.put`` is reentrant."""
 
 
-_Asked = Question[Any] | Order
-Message = Event | DevicesChanged | Detection | Disturbed | ConnectionsReset | Silent | _Asked | Stop
+Message = (
+    Event | DevicesChanged | Detection | Disturbed | ConnectionsReset | Silent | Call[Any] | Stop
+)
 
 
 class Inbox:
@@ -331,10 +332,8 @@ class Agent:
             case Silent(places):
                 self.cluster.set_silent(places)
                 self.history.because(API_SERVERS)
-            case Order():
-                message.answer(self.canary)
-            case Question():
-                message.answer(self.cluster, self.service_sync.planner)
+            case Call():
+                message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():
                 self.stopped = True
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from ebpflb import unix_socket
-from ebpflb.agent.inspection import Question
+from ebpflb.agent.inspection import Call
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.errors import EbpflbError, KernelError, in_words
 from ebpflb.kernel.datapath import Datapath
@@ -150,7 +150,7 @@ class Monitoring(DescriptorWorker):
         paths: Paths,
         datapath: Datapath,
         node_sync: NodeSync,
-        put: Callable[[Question[Any]], None],
+        put: Callable[[Call[Any]], None],
     ) -> None:
         """``put`` belongs to the loop's inbox."""
         super().__init__("monitor")
@@ -158,7 +158,7 @@ class Monitoring(DescriptorWorker):
         self._clients: list[MonitorClient] = []
         self._variant: Variant | None = None
         self._listening: socket.socket | None = None
-        self._question: Question[None] | None = None
+        self._call: Call[None] | None = None
 
     def start(self) -> None:
         try:
@@ -173,8 +173,8 @@ class Monitoring(DescriptorWorker):
     def stop(self) -> None:
         """Put the usual programs back; to be called when the loop has ended."""
         self.stopped.set()
-        if self._question:
-            self._question.cancel()
+        if self._call:
+            self._call.cancel()
         run_all(super().stop, self._end_listening, self._forget_all, self._put_back)
 
     def _end_listening(self) -> None:
@@ -299,10 +299,10 @@ class Monitoring(DescriptorWorker):
 
     def _exchange(self, programs: ProgramSet | None) -> None:
         """Let the loop exchange the programs. Raises NodeError or KernelError."""
-        self._question = Question(lambda cluster, planner: self._node_sync.exchange(programs))
-        self._put(self._question)
+        self._call = Call(lambda *_: self._node_sync.exchange(programs))
+        self._put(self._call)
         try:
-            self._question.result(EXCHANGE_SECONDS)
+            self._call.result(EXCHANGE_SECONDS)
         except (TimeoutError, CancelledError):
             raise KernelError("exchanging programs", 0, "the agent's loop is busy") from None
 

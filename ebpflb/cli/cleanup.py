@@ -9,13 +9,8 @@ from ebpflb.cli import common
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.attach.device_programs import unpin_all
-from ebpflb.kernel.maps.state_dir import (
-    StateDir,
-    StateLock,
-    mount_of,
-    state_directories,
-    why_hidden,
-)
+from ebpflb.kernel.maps.bpffs import mount_of, state_directories, why_hidden
+from ebpflb.kernel.maps.state_dir import StateDir, StateLock
 from ebpflb.kernel.netfilter import flowtable, nft, watch
 from ebpflb.kernel.netfilter.rules import TABLE
 from ebpflb.kernel.node import kube_proxy_leftovers, kube_proxy_watch, sysctls

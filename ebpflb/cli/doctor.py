@@ -18,7 +18,7 @@ from ebpflb.options import REPORT, Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.verdict import judge
-from ebpflb.tools import pins, place
+from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.comparison import compare
@@ -57,7 +57,7 @@ def doctor(
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
-    place.require_state_directory(paths.state)
+    pins.require_state_directory(paths.state)
 
     def read() -> list[CheckResult]:
         return list(_results(paths, cgroup_root, canary=canary))
@@ -87,7 +87,7 @@ def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[Che
         except NodeError as error:
             lacking = str(error)
         if maps:
-            place.require_namespace(maps)
+            pins.require_namespace(maps)
         yield from check_node(paths.state, cgroup)
         yield from _verdict(paths)
         if maps:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of objects: the Kubernetes API or a directory of manifests, both as the same events.
 
-source              the interface of every source; the agent needs no other
-sources             the source that the options choose
+source              the interface of every source, and the source that the options name
 retry               the loop, backoff and timeouts of all sources
 
 The Kubernetes API:

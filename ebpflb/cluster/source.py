@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of every source; the agent needs no other.
+"""The interface of every source, which is all that the agent needs, and how a source is made.
 
 The two sources are ``api_source.ApiSource`` and ``manifest_source.ManifestSource``. Each emits
 every kind first as ``Replaced``, then as ``Changed`` and ``Removed``; ApiSource sometimes as
@@ -7,7 +7,8 @@ every kind first as ``Replaced``, then as ``Changed`` and ``Removed``; ApiSource
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from ebpflb.model.events import Event
 
@@ -49,3 +50,18 @@ class Source(Protocol):
 
     def stop(self) -> None:
         """Stop emitting; the threads end within about a second."""
+
+
+def make_source(emit: Emit, *, node_name: str, manifests: Path | None, **api: Any) -> Source:
+    """Return the source of the cluster's objects, not yet started.
+
+    ``api``: the arguments of ApiSource, for which ``manifests`` is None. Only the source in use
+    is imported.
+    """
+    if manifests is not None:
+        from ebpflb.cluster.manifest_source import ManifestSource
+
+        return ManifestSource(emit, directory=manifests, node_name=node_name)
+    from ebpflb.cluster.api_source import ApiSource
+
+    return ApiSource(emit, node_name=node_name, **api)

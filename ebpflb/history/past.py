@@ -12,7 +12,7 @@ from zlib import decompress
 from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.history import segments
 from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
-from ebpflb.kernel.maps import layout, map_sizes, records
+from ebpflb.kernel.maps import layout, records
 from ebpflb.options import Paths
 
 _SERVICE = records.codec(layout.MAPS["services"].value)
@@ -27,7 +27,7 @@ class PastMap:
     """A former state of a map, with the methods of ``Map``."""
 
     def __init__(self, name: str) -> None:
-        self.spec = map_sizes.LARGEST[name]
+        self.spec = layout.LARGEST[name]
         self.key, self.value = records.codec(self.spec.key), records.codec(self.spec.value)
         self.check = layout.check_in(self.spec)
         self.packed: dict[bytes, bytes] = {}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
 from ebpflb.kernel import valid_contents
-from ebpflb.kernel.maps import layout, map_sizes
+from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.maps.no_frontends import NoFrontends
@@ -46,7 +46,7 @@ def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
 
 def capacity_of(maps: Mapping[str, Map]) -> Capacity:
     """Return the capacity of these maps; maps of the past may be incomplete."""
-    return capacity(map_sizes.LARGEST | {name: opened.spec for name, opened in maps.items()})
+    return capacity(layout.LARGEST | {name: opened.spec for name, opened in maps.items()})
 
 
 CAPACITY = capacity(layout.MAPS)  # of maps with the usual sizes

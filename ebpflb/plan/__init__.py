@@ -3,14 +3,14 @@
 
 How the endpoints of a service port become slots:
 
-desired          a service port and its selection, and the node -> what the maps should hold
+desired          a service port and its selection -> what the maps should hold
 map_contents     the actual state at start, read back from the maps
 planner          desired state against actual state -> a plan: allocates slots and ids
 
 The parts of the planner:
 
-allocators       ids and ranges of slots: which are free, which are in quarantine
-space            how much of a service port fits, and the shares of namespaces
+space            where a service port's slots are, and how much of it fits; shares of namespaces
+allocators       which slots and ids are free, and which are in quarantine
 service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
 removed_endpoints  which endpoints were removed, and when
@@ -24,6 +24,7 @@ canary           the service ports that `ebpflb doctor` adds for its own check
 
 Apart from services:
 
+desired_node     this node's devices, routes and settings -> what the maps should hold
 entries          the map entries, as values
 flow_entries     which entries of the packet path form one flow, and the state of the flow
 """

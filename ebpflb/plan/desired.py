@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The desired content of the maps for a service port and for this node, before ids are allocated.
+"""The desired content of the maps for a service port, before ids are allocated.
 
 The backends are in the order of their slots: first those in the cluster list only, then those in
 both lists, then those in the local list only, and last those that serve only their existing flows.
@@ -7,132 +7,25 @@ So each list is one range of slots, and a backend in both lists has one slot. Th
 depend on whether an endpoint is on this node.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import product
-from typing import Any
 
 from msgspec import Struct
 
-from ebpflb.model import devices
-from ebpflb.model.addresses import Address, Family, Network, family
+from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import DEFAULT_WEIGHT
-from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
 from ebpflb.model.endpoints import Selection
-from ebpflb.model.route_sources import RouteSource
 from ebpflb.model.services import PortName, ServicePort
 from ebpflb.plan import tables
 from ebpflb.plan.entries import (
-    NO_PREFIX,
-    NO_V4,
-    NO_V6,
     BackendName,
-    DeviceEntry,
     Flags,
     Frontend,
-    Prefix,
-    RouteKey,
-    prefix_of,
-    route_key,
     stored_name,
 )
-
-# The desired content of the maps for this node: its devices, and the settings.
-
-_DETECT = frozenset({"detect_local"})
-
-
-class DesiredNode(Struct, frozen=True, dict=True):
-    """The desired content of the maps for this node.
-
-    ``known`` are all devices, ``served`` those with programs; ``primary`` are the Node's addresses.
-    ``detector`` and ``pod_cidrs`` decide which traffic comes from this node's pods.
-    """
-
-    known: Devices
-    served: Devices
-    primary: AddressByFamily
-    detector: LocalDetector
-    pod_cidrs: tuple[Network, ...]
-    route_sources: tuple[RouteSource, ...] = ()
-
-    @cached_property
-    def _masters(self) -> frozenset[int]:
-        """The masters of served devices: a packet passes the program at the port first."""
-        return frozenset(device.master for device in self.served)
-
-    def devices(self) -> dict[int, DeviceEntry]:
-        """The entries of map devices, by ifindex."""
-        sources = devices.masquerade_addresses(self.known, self.primary)
-        by_index = devices.by_index(self.known)
-        return {
-            device.index: DeviceEntry(
-                *_both(sources[device.index]), frozenset(self._device_flags(device, by_index))
-            )
-            for device in self.served
-        }
-
-    def link_addresses(self) -> dict[str, int]:
-        """The entries of map link_addresses."""
-        return {device.mac: 1 for device in self.known if device.mac and not device.loopback}
-
-    def sources_by_route(self, most: int) -> dict[RouteKey, Address]:
-        """Return the entries of map route_sources, at most ``most``.
-
-        The shortest prefixes are kept.
-
-        A device without route sources, such as a bridge's port, has those of its master.
-        """
-        found: dict[int, list[RouteSource]] = defaultdict(list)
-        for each in self.route_sources:
-            found[each.ifindex].append(each)
-        by_index = devices.by_index(self.known)
-        entries = {
-            route_key(device.index, each.network): each.source
-            for device in self.served
-            for each in _first(found[m.index] for m in devices.with_masters(device, by_index))
-        }
-        return dict(sorted(entries.items(), key=lambda entry: entry[0].length)[:most])
-
-    def settings(
-        self, options: dict[str, Any], covering: Mapping[Family, Prefix]
-    ) -> dict[str, Any]:
-        """Return the fields of map settings; ``options`` has those that the operator chose.
-
-        ``covering`` holds the prefixes that cover all cluster IPs (see ``ClusterIps.cover``).
-        """
-        pods = {family(n): prefix_of(n) for n in self.detector.networks(self.pod_cidrs)}
-        active = self.detector.by_device or bool(pods)
-        node_v4, node_v6 = _both(devices.node_addresses(self.known, self.primary))
-        found = {"node_v4": node_v4, "node_v6": node_v6, **_fields("pods", pods)}
-        flags = options["flags"] | (_DETECT if active else frozenset())
-        return {**options, **found, **_fields("span", covering), "flags": flags}
-
-    def _device_flags(self, device: Device, known: Mapping[int, Device]) -> Iterator[str]:
-        if self.detector.is_pod_device(device, known):
-            yield "pods"
-        if devices.is_host_only(device, known):
-            yield "host_only"
-        if devices.is_bridged(device, known):
-            yield "bridged"
-        if device.index in self._masters:
-            yield "master"
-
-
-def _first(lists: Iterable[list[RouteSource]]) -> list[RouteSource]:
-    return next(filter(None, lists), [])
-
-
-def _fields(name: str, found: Mapping[Family, Prefix]) -> dict[str, Prefix]:
-    return {f"{name}_v{f.value}": found.get(f, NO_PREFIX) for f in Family}
-
-
-def _both(addresses: AddressByFamily) -> tuple[Address, Address]:
-    return addresses.get(Family.IPV4, NO_V4), addresses.get(Family.IPV6, NO_V6)
-
 
 ANY: dict[Family, Address] = {
     Family.IPV4: IPv4Address(0),
@@ -206,32 +99,32 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
     The cluster IP comes last, and so replaces an equal external address.
     """
     protocol, usual = int(port.name.protocol), (port.scheduler, has_any)
-    external = _flags(*usual, "external", "local" * port.external_local)
+    external = _flags(*usual, external=True, local=port.external_local)
     found = {Frontend(ip, port.port, protocol): external for ip in port.external_ips}
     if port.load_balancer_ips:
-        restricted = "restricted" * bool(port.source_ranges)
-        balanced = external | _flags(*usual, "load_balancer", restricted)
+        restricted = bool(port.source_ranges)
+        balanced = external | _flags(*usual, load_balancer=True, restricted=restricted)
         found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
     if port.node_port:
-        restricted = "restricted" * bool(port.nodeport_source_ranges)
-        nodeport = external | _flags(*usual, "nodeport", restricted)
+        restricted = bool(port.nodeport_source_ranges)
+        nodeport = external | _flags(*usual, nodeport=True, restricted=restricted)
         found[Frontend(ANY[port.name.family], port.node_port, protocol)] = nodeport
     if port.loopback:
         address, number = port.loopback
-        found[Frontend(address, number, protocol)] = _flags(*usual, "external")
-    internal = _flags(*usual, "local" * port.internal_local)
+        found[Frontend(address, number, protocol)] = _flags(*usual, external=True)
+    internal = _flags(*usual, local=port.internal_local)
     found[Frontend(port.cluster_ip, port.port, protocol)] = internal
     return found
 
 
 @cache
-def _flags(scheduler: str, has_any: bool, *words: str) -> Flags:
-    """Return the flags common to all frontends plus ``words``; "" is ignored.
+def _flags(scheduler: str, has_any: bool, **further: bool) -> Flags:
+    """Return the flags common to all frontends plus those of ``further`` that are true.
 
     One shared set per result.
     """
     endpoints = {"endpoints"} if has_any else set()
-    return tables.scheduler_flags(scheduler) | endpoints | (set(words) - {""})
+    return tables.scheduler_flags(scheduler) | endpoints | {it for it in further if further[it]}
 
 
 def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...]:

@@ -206,7 +206,7 @@ class Space:
         self._count_tables(name.owner, after["choices"] - before["choices"])
         if any(after[part] < before[part] for part in ("services", "source_ranges")):
             self.waiting.freed(name.namespace)
-        return partial(self._end_rest, name.namespace, resting) if +resting else None
+        return partial(self._end_rest, name.namespace, resting) if any(resting.values()) else None
 
     def lack(self, name: PortName, part: str, more: int, given_up: int = 0) -> Lack | None:
         """Return what keeps a service port from having ``more`` entries of a map, or None.

@@ -8,9 +8,8 @@ status              the agent's status, in a file
 agent_lock          one agent alone on a state directory
 conditions          all problems: one list for status, /readyz and metrics
 verdict             OK, DEGRADED or DOWN, and why
-servers             the HTTP servers: ports 10256 and 10249, and health-check node ports
+servers             the HTTP servers: ports 10256 and 10249, health-check node ports, local socket
 listener            listening sockets and connections, in one thread
-local_socket        the agent's answers to commands on this node
 health              10256: whether the agent syncs in time, and the node should get traffic
 service_health      health-check node ports
 metrics_pages       10249: /metrics, /healthz, /proxyMode, /configz, /flagz, /statusz

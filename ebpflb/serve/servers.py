@@ -3,18 +3,21 @@
 
 Port 10256 is for load balancers and probes, 10249 for metrics and debugging, and each Service with
 a health-check node port has a port. 10247 answers like 10256: a kube-proxy on the same node also
-listens on 10256, but never on 10247.
+listens on 10256, but never on 10247. Commands on this node ask at a local socket.
 """
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
-from ebpflb import stopping
+from ebpflb import stopping, unix_socket
 from ebpflb.cluster import event_recorder
 from ebpflb.cluster.event_recorder import EventRecorder
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, in_words
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ObjectWarning
 from ebpflb.model.events import Key
@@ -31,15 +34,59 @@ from ebpflb.serve.listener import (
     Response,
     ServerThread,
 )
-from ebpflb.serve.local_socket import LocalSocket
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.service_health import ServiceHealth
+
+log = logging.getLogger(__name__)
 
 MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32
 DRIFT_REASON, DRIFT_ACTION = "DataPlaneDrift", "Audit"
 ANNOTATION_REASON, ANNOTATION_ACTION = "InvalidAnnotation", "Configure"
 LACK_REASON, LACK_ACTION = "DoesNotFit", "Program"
 START_ACTION = "StartKubeProxy"  # of all events at the start
+
+# HTTP over a socket in the run directory: the agent's answers to commands on this node.
+#
+# Only root may connect. Requests are answered one after the other in a thread, so neither the
+# agent's loop nor the other ports wait for them. Whether the agent runs is answered at once.
+
+MAX_LOCAL_CONNECTIONS = 16
+_LOCAL_SECONDS = 10.0
+
+
+class LocalSocket:
+    """The socket; if it cannot listen, the agent continues without it."""
+
+    def __init__(
+        self,
+        path: Path,
+        handler: Handler,
+        timeout: float = _LOCAL_SECONDS,
+        quick: Mapping[str, Handler] = {},
+    ) -> None:
+        """``quick``: handlers by their path that take no time, and wait for no other request."""
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "inspect")
+        connections = Connections(MAX_LOCAL_CONNECTIONS, timeout)
+        self._listener = Listener(handler, connections, slow=self._thread, quick=quick)
+
+    async def open(self) -> None:
+        """Open the socket, replacing that of an earlier agent."""
+        try:
+            await self._listener.open(unix_socket.listen(self._path))
+        except OSError as error:
+            log.warning("%s: %s: commands will ask the maps alone", self._path, in_words(error))
+
+    async def close(self) -> None:
+        """Close the socket.
+
+        Raises OSError if its file cannot be removed, after everything else is done.
+        """
+        try:
+            await self._listener.close()
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._path.unlink(missing_ok=True)
 
 
 class HttpServers:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands show from the pins and the kernel: no agent has to run.
 
-pins             the directories of a node's agent, and its pinned maps
-place            whether a command runs where it can see its node
+pins             a node's directories and pinned maps, and whether a command can see them
 node_status      what `ebpflb status` says of this node
 comparison       what differs on this node, for `ebpflb audit` and `ebpflb doctor`
 node_audit       compares hooks, pins and maps once, and the maps' service ports with the cluster

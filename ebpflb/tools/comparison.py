@@ -18,7 +18,7 @@ from ebpflb.plan.space import Shares
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.recorded_options import read_recorded
 from ebpflb.serve.status import AgentStatus
-from ebpflb.tools import fresh_list, node_audit, pins, place
+from ebpflb.tools import fresh_list, node_audit, pins
 from ebpflb.tools.node_audit import Damage, Planned
 
 AGAIN_SECONDS = 1.0  # until it looks again at what differs: an agent may have been writing it
@@ -59,7 +59,7 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
     """All that differs now. Raises EbpflbError where it cannot be found out."""
     not_listed, asked = "" if options else "no agent's status here; see --run-dir", Planned([])
     with pins.pinned_maps(state) as maps:
-        place.require_namespace(maps)
+        pins.require_namespace(maps)
         found = _try(lambda: list(node_audit.attachments(StateDir(state), cgroup, maps)))
         contents = node_audit.contents(maps)
         found += node_audit.wrong_bits(maps, contents)

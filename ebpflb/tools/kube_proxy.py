@@ -7,7 +7,7 @@ from pathlib import Path
 from ebpflb import files
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps import state_record
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import kube_proxy_watch
 from ebpflb.model.kube_proxy import Detection
@@ -38,7 +38,7 @@ def unattended(state: Path) -> str:
     """
     if files.is_locked(state) or not cgroup_links.attached(StateDir(state)):
         return ""
-    paths = state_dir.read_record(state) or Paths(state)
+    paths = state_record.read_record(state) or Paths(state)
     try:
         written = datetime.fromtimestamp(paths.status_file.stat().st_mtime).astimezone()
     except OSError:

@@ -11,8 +11,9 @@ import msgspec
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.bpffs import mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
-from ebpflb.kernel.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.kube_proxy import RULES_RETURNED
@@ -21,7 +22,7 @@ from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Facts, judge
-from ebpflb.tools import ask, kube_proxy, pins, place
+from ebpflb.tools import ask, kube_proxy, pins
 from ebpflb.tools.firewall.forwarding import dropping
 
 
@@ -81,7 +82,7 @@ def _require_seen(facts: Facts) -> None:
     mount, kind = mount_of(facts.paths.state)
     is_hidden = kind != "bpf" or (not facts.published and state_directories(mount))
     if why_hidden(facts.paths.state) or (is_hidden and not facts.runs):
-        place.require_state_directory(facts.paths.state)
+        pins.require_state_directory(facts.paths.state)
 
 
 def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
     try:
         with pins.pinned_maps(paths.state) as maps:
             flows = {name: FlowTable(maps, name).numbers._asdict() for name in FLOW_MAPS}
-            elsewhere = place.why_elsewhere(maps)
+            elsewhere = pins.why_elsewhere(maps)
             tracked = {} if elsewhere else _conntrack(maps)
     except NodeError:
         flows, elsewhere, tracked = {}, "", _conntrack(None)

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tools read of a node: its agent's directories, and its pinned maps."""
+"""What tools read of a node: its agent's directories, and its pinned maps.
 
-from collections.abc import Iterator
+A command may run where it cannot see them.
+"""
+
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from ebpflb.errors import NodeError
+from ebpflb.kernel.attach import netns_cookie
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.state_dir import StateDir, read_record
+from ebpflb.kernel.maps.bpffs import why_unseen
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.maps.state_record import read_record
+from ebpflb.kernel.node import clients
 from ebpflb.options import Paths
 
 
@@ -43,3 +50,32 @@ def maps_if_any(state_dir: Path) -> Iterator[dict[str, Map] | None]:
             yield None
         else:
             yield maps
+
+
+# Whether a command runs where it can see its node.
+
+
+def require_state_directory(path: Path) -> None:
+    """Raises NodeError that names what helps."""
+    if unseen := why_unseen(path):
+        raise NodeError(unseen)
+
+
+def why_elsewhere(maps: Mapping[str, Map]) -> str:
+    """That this is not the network namespace which the agent of these maps serves, and what helps,
+    in one sentence. "" if it is, and where the kernel does not tell (before 5.14).
+    """
+    served, here = maps["settings"].get(0).host_netns, netns_cookie.by_socket()
+    if not served or here in (None, served):
+        return ""
+    path = clients.by_cookie(served) or "PATH"
+    return (
+        "this is not the network namespace that the agent serves: run"
+        f" `nsenter --net={path} ebpflb ...` instead"
+    )
+
+
+def require_namespace(maps: Mapping[str, Map]) -> None:
+    """Raises NodeError where ``why_elsewhere`` has a reason."""
+    if elsewhere := why_elsewhere(maps):
+        raise NodeError(elsewhere)

@@ -11,7 +11,7 @@ from pathlib import Path
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel import bpf, probe
 from ebpflb.kernel.attach import cgroup_links, tcx
-from ebpflb.kernel.maps import state_dir
+from ebpflb.kernel.maps import bpffs
 from ebpflb.kernel.node import process
 from ebpflb.kernel.programs import compiler, precompile
 from ebpflb.kernel.programs.loader import SECTIONS
@@ -77,7 +77,7 @@ def _bpf() -> str:
 
 
 def _bpffs(state_directory: Path) -> str:
-    state_dir.mount_bpffs(state_directory)
+    bpffs.mount_bpffs(state_directory)
     return str(state_directory)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
+from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import Audit, HooksCheck
-from ebpflb.agent.kept_api_servers import ApiServersFile
 from ebpflb.agent.loop import Inbox, Stop
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
 from ebpflb.agent.on_removal.reset_worker import ResetWorker

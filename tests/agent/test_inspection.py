@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ebpflb.agent import inspection
-from ebpflb.agent.inspection import Inspection, Question
+from ebpflb.agent.inspection import Call, Inspection
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Key, Kind
@@ -74,7 +74,7 @@ def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = ClusterState("node-1")
     cluster.services.update(dict.fromkeys(keys, ()))
     planner: Any = None
-    asked = Inspection(lambda question: question.answer(cluster, planner))
+    asked = Inspection(lambda call: call.answer(cluster, planner, None))
     found, after = list[str](), ""
     while part := names(asked, "*", after=after, limit=1):
         found, after = found + part, part[0]
@@ -126,14 +126,14 @@ def test_invalid_and_headless(harness: Harness, asked: Inspection) -> None:
 
 
 def test_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that does not answer in time is 503, and the question is not answered later."""
+    """A loop that does not answer in time is 503, and the call is not made later."""
     monkeypatch.setattr(inspection, "ANSWER_SECONDS", 0.01)
-    questions: list[Question[Any]] = []
-    response = get(Inspection(questions.append), "/v1/services")
+    calls: list[Call[Any]] = []
+    response = get(Inspection(calls.append), "/v1/services")
     assert response.status == 503
     nothing: Any = None
-    for question in questions:
-        question.answer(nothing, nothing)  # does not ask: that would raise
+    for call in calls:
+        call.answer(nothing, nothing, nothing)  # does not ask: that would raise
 
 
 def test_before_the_lists(harness: Harness) -> None:

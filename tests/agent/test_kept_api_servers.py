@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ebpflb.agent.kept_api_servers import ApiServersFile
+from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.model.api_servers import KeptApiServers
 
 ONE = KeptApiServers(("10.96.0.1",), 443, (("192.0.2.1", 6443),))

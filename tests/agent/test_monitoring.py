@@ -12,7 +12,7 @@ import pytest
 
 from ebpflb import unix_socket
 from ebpflb.agent import monitoring
-from ebpflb.agent.inspection import Question
+from ebpflb.agent.inspection import Call
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.errors import EbpflbError, KernelError, VerifierError
 from ebpflb.kernel.monitoring import (
@@ -62,9 +62,9 @@ class Node:
         self.exchanged: list[object] = []
         self.error: EbpflbError | None = None
 
-    def put(self, question: Question[Any]) -> None:
+    def put(self, call: Call[Any]) -> None:
         nothing: Any = None
-        question.answer(nothing, nothing)
+        call.answer(nothing, nothing, nothing)
 
     def require_own_programs(self) -> None:
         """They are in force."""

@@ -14,7 +14,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.cli import main
-from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.kernel.maps.bpffs import BPFFS
 from ebpflb.kernel.node import process, sysctls
 from ebpflb.lab.netns import Namespace
 from tests.kit.cluster import Cluster, running

@@ -14,7 +14,8 @@ import yaml
 
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family

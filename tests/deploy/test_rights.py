@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.kernel.maps.bpffs import BPFFS
 from ebpflb.kernel.node import process
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab

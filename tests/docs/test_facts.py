@@ -8,7 +8,8 @@ import pytest
 from ebpflb.cli.run import run
 from ebpflb.cli.status import LABELS
 from ebpflb.config.parameters import PARAMETERS
-from ebpflb.kernel.maps import layout, map_sizes
+from ebpflb.kernel.maps import layout
+from ebpflb.model import map_sizes
 from ebpflb.serve.conditions import Cause
 from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Verdict
@@ -105,7 +106,7 @@ def test_import_rule(layer: str) -> None:
 def test_sizes_of_maps() -> None:
     """docs/scale.md has a row for each name of --map-size, with the usual number of entries."""
     found = re.findall(r"(?m)^\| `([a-z-]+)` \|[^|]*\| ([0-9,]+) \|", SCALE.read_text())
-    assert found == [(name, f"{map_sizes.usual(name):,}") for name in map_sizes.SIZES]
+    assert found == [(name, f"{layout.usual_size(name):,}") for name in map_sizes.SIZES]
 
 
 def test_own_options() -> None:

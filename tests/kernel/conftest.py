@@ -12,7 +12,8 @@ import pytest
 from ebpflb.kernel import probe, sources
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.compiler import Compiled
 from ebpflb.kernel.programs.loader import Program

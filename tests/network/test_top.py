@@ -16,9 +16,9 @@ from ebpflb.cli.top import ALL
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.readable import readable
 from ebpflb.tools import rates
 from ebpflb.tools.rates import Rate
+from ebpflb.workers import readable
 from tests.kit import forked, requests
 from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
 from tests.kit.sockets import Sockets

@@ -14,8 +14,7 @@ import pytest
 from ebpflb import unix_socket
 from ebpflb.options import Options, Paths
 from ebpflb.serve.listener import Request, Response, ServerThread
-from ebpflb.serve.local_socket import MAX_CONNECTIONS, LocalSocket
-from ebpflb.serve.servers import HttpServers
+from ebpflb.serve.servers import MAX_LOCAL_CONNECTIONS, HttpServers, LocalSocket
 from tests.serve import conftest as serve_conftest
 from tests.serve.conftest import SECONDS, FakeRecorder, plain_pages
 
@@ -86,7 +85,7 @@ def test_for_root_alone(opened: LocalSocket, path: Path) -> None:
 def test_slow_clients(opened: LocalSocket, path: Path) -> None:
     """However many wait with half a request, the next one is answered."""
     with ExitStack() as stack:
-        for _ in range(2 * MAX_CONNECTIONS):
+        for _ in range(2 * MAX_LOCAL_CONNECTIONS):
             half = stack.enter_context(unix_socket.connect(path, SECONDS))
             half.sendall(b"GET / HTTP/1.1\r\nHost:")
         assert ask(path, "/?") == "/ "

@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 from ebpflb import files
 from ebpflb.agent import canary_sync, loop, missed_ends, node_sync, program_loader
+from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import Audit, ElementsCheck, HooksCheck, MapsCheck
-from ebpflb.agent.kept_api_servers import ApiServersFile
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.missed_ends import EndedConnections
 from ebpflb.agent.node_sync import EngineChoice, NodeSync

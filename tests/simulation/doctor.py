@@ -12,7 +12,8 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
-from ebpflb.agent.canary_sync import CanaryRefused, CanarySync, CanaryWish, Order
+from ebpflb.agent.canary_sync import CanaryRefused, CanarySync, CanaryWish
+from ebpflb.agent.inspection import Call
 from ebpflb.model.addresses import Address
 from ebpflb.model.events import Key
 from ebpflb.plan.canary import CanaryLease
@@ -83,7 +84,7 @@ class Doctor:
         return str(self._leases)
 
     def _order(self, do: Callable[[CanarySync], CanaryLease]) -> None:
-        self.node.put(Order(do))
+        self.node.put(Call(lambda cluster, planner, canary: do(canary)))
 
     def _begin(self, canary: CanarySync, wish: CanaryWish, ip: int) -> CanaryLease:
         self._numbers, self._before = count(ip + 1), self.node.views

@@ -10,7 +10,8 @@ import pytest
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.bpf_map import Counters, Map
-from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import StateDir
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from ebpflb.kernel import bpf
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray, create_map
-from ebpflb.kernel.maps.state_dir import BPFFS, StateDir, remove_tree
+from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram

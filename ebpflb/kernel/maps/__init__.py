@@ -4,10 +4,11 @@
 layout             the structs and maps of bpf/layout.h and bpf/maps.h, read from there
 records            the keys and values of each map as Python objects
 bpf_map            a map as a collection of values; a plan's entries are written here
-map_sizes          the sizes that an operator may choose, and the record of those in force
 no_frontends       bits that tell programs where no frontend is, so that they skip the look-up
 frontend_keys      which addresses and ports are frontends, for very many connections
 state_dir          the state directory, where maps and links are pinned
+state_record       what the agent records there for commands: its directories, and sizes of maps
+bpffs              where the bpffs is mounted that holds state directories, and why it is not seen
 ring               reads a ring buffer
 sweep              removes idle flows, and tells programs when no flow is left
 translations       which endpoint each backend's id stands for, for netfilter

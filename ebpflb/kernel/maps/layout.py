@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ebpflb.kernel import declarations
 from ebpflb.kernel.declarations import SOURCES as SOURCES
 from ebpflb.model.addresses import Address
+from ebpflb.model.map_sizes import MOST_ENTRIES, SIZES, MapSizes
 
 _TYPES = """
 typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef uint64_t __u64;
@@ -123,6 +124,28 @@ MAPS = _map_specs(_PERSISTENT, persistent=True) | _map_specs("maps/per_version.h
 STEPS = _map_specs(_STEPS, persistent=False)["steps"]
 MONITOR_MAPS = _map_specs(_EVENTS, persistent=False)
 PROGRAM_MAPS = MAPS | {STEPS.name: STEPS} | MONITOR_MAPS  # all maps that a program may refer to
+
+
+def usual_size(name: str) -> int:
+    """Return the number of entries in maps.h; ``name`` is one of SIZES."""
+    return MAPS[SIZES[name][0]].entries
+
+
+def unusual(sizes: MapSizes) -> MapSizes:
+    """Return the sizes that are not those of maps.h."""
+    return tuple((name, size) for name, size in sizes if size != usual_size(name))
+
+
+def sized(sizes: MapSizes) -> dict[str, MapSpec]:
+    """Return the specs of all maps, with these sizes."""
+    entries = {each: size for name, size in sizes for each in SIZES[name]}
+    return {
+        name: spec._replace(entries=entries.get(name, spec.entries)) for name, spec in MAPS.items()
+    }
+
+
+# The largest possible sizes: the sizes of maps of the past are unknown.
+LARGEST = sized(tuple((name, MOST_ENTRIES) for name in SIZES))
 
 
 @cache

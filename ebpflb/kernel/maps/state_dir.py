@@ -5,14 +5,14 @@
     <state-dir>/<persistent hash>/<map> maps that an upgrade keeps (maps/persistent.h)
     <state-dir>/links/<program>         links at the cgroup, updated in place across layouts
     <state-dir>/devices/<ifindex>-...   attachments at devices: tcx.py and clsact.py
-    <state-dir>/run-dir                 the directory of the agent's files
-    <state-dir>/map-sizes               sizes of maps that differ from the usual ones: map_sizes.py
+    <state-dir>/run-dir, map-sizes      what the agent records: state_record.py
 
 A pinned map is adopted only if the kernel reports the type, sizes, entries and flags of maps.h.
 While the agent starts, the maps of a new layout are filled, and the old ones keep serving until the
 links are replaced.
 """
 
+import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -20,136 +20,18 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
-from ebpflb import child, files
+from ebpflb import files
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps import layout, map_sizes
+from ebpflb.kernel.maps import layout, state_record
 from ebpflb.kernel.maps.bpf_map import Map, create_map, kernel_entries, kernel_kind, open_map
+from ebpflb.kernel.maps.bpffs import mount_bpffs, why_unseen
 from ebpflb.kernel.maps.layout import MapSpec
-from ebpflb.kernel.maps.map_sizes import MapSizes
 from ebpflb.kernel.side_by_side import side_by_side
+from ebpflb.model import map_sizes
 from ebpflb.model.drift import Drift, Part
+from ebpflb.model.map_sizes import MapSizes
 from ebpflb.options import Paths
-
-# The directory of the agent's files, recorded in the state directory.
-#
-# A bpffs has no ordinary files, but symbolic links; so the record is the text of a link without a
-# target:
-#
-#     <state-dir>/run-dir -> "<run-dir>:<state-dir>"
-#
-# The state directory's name is recorded too, as the agent sees it: inside a container the same
-# directories may lie below a mount point such as /host.
-
-RECORD = "run-dir"
-
-
-def write_record(paths: Paths) -> None:
-    """Write the record. Raises OSError."""
-    if not is_record_of(paths):
-        link = paths.state / RECORD
-        link.unlink(missing_ok=True)
-        link.symlink_to(_record_text(paths))
-
-
-def is_record_of(paths: Paths) -> bool:
-    """Whether these paths are recorded."""
-    with suppress(OSError):
-        return os.readlink(paths.state / RECORD) == _record_text(paths)
-    return False
-
-
-def _record_text(paths: Paths) -> str:
-    return f"{paths.run}:{paths.state}"
-
-
-def read_record(state: Path, cache: Path = Paths.cache) -> Paths | None:
-    """Return the paths of the state directory's agent, as seen here; None if none are recorded."""
-    try:
-        run, _, recorded = os.readlink(state / RECORD).rpartition(":")
-    except OSError:
-        return None
-    if not (os.path.isabs(run) and os.path.isabs(recorded) and str(state).endswith(recorded)):
-        return None
-    prefix = str(state).removesuffix(recorded)
-    name = "" if not prefix else Paths(Path(recorded)).name
-    return Paths(state, Path(f"{prefix}{run}"), cache, known_as=name)
-
-
-BPFFS = Path("/sys/fs/bpf")
-_NAMED = 4  # state directories named in one line
-
-
-def mount_of(path: Path) -> tuple[Path, str]:
-    """Return the mount point of ``path``, which need not exist, and its type.
-
-    The last mount counts.
-    """
-    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
-    mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
-    return Path(mount), kind
-
-
-def why_unseen(path: Path) -> str:
-    """Return why there is no such state directory, and what to do; "" if there is one."""
-    if path.is_dir():
-        return ""
-    if hidden := why_hidden(path):
-        return hidden
-    mount, kind = mount_of(path)
-    if kind != "bpf":
-        return (
-            f"{path} is not in a bpffs here ({mount} is of type {kind}): mount one"
-            f" (mount -t bpf bpf {BPFFS}), or in a cluster use `kubectl exec` into ebpflb's pod"
-        )
-    if others := state_directories(mount):
-        named = " or ".join(map(str, others[:_NAMED])) + (" or ..." if others[_NAMED:] else "")
-        return f"there is no state directory {path}: give --state-dir {named}"
-    return f"there is no state directory {path}: did `ebpflb run` start, with this --state-dir?"
-
-
-def why_hidden(path: Path) -> str:
-    """Return what to do if `ip netns exec` hides the bpffs; "" if it does not.
-
-    `ip netns exec` mounts a sysfs over the machine's, and names it after the network namespace.
-    """
-    if mount_of(path) != (Path("/sys"), "sysfs"):
-        return ""
-    lines = map(str.split, Path("/proc/self/mounts").read_text().splitlines())
-    name = [line[0] for line in lines if line[1] == "/sys"][-1]
-    if not Path("/run/netns", name).exists():
-        return ""
-    helps = f"run `nsenter --net=/run/netns/{name} ebpflb ...` instead"
-    return f"`ip netns exec` hides {path}: {helps}"
-
-
-def state_directories(mount: Path) -> list[Path]:
-    """Return the state directories of agents in this bpffs, at its root or one directory below."""
-    return sorted(it.parent for depth in ("*", "*/*") for it in mount.glob(f"{depth}/links"))
-
-
-def mount_bpffs(path: Path) -> None:
-    """Mount a bpffs at its usual place if ``path`` is there and none is mounted yet.
-
-    Raises NodeError if ``path`` is not in a bpffs, or mounting fails. It also refuses to mount in a
-    container on the host's directory: only the container would see that mount, and the mount would
-    be lost with the container.
-    """
-    mount, kind = mount_of(path)
-    if kind == "bpf":
-        return
-    if mount == BPFFS:
-        raise NodeError(f"{BPFFS} is the host's, and not a bpffs: mount one there, on the host")
-    if BPFFS not in (path, *path.parents):
-        hint = f"mount one there (mount -t bpf bpf DIR), or choose a --state-dir below {BPFFS}"
-        raise NodeError(f"{path} is not in a bpffs: {hint}")
-    try:
-        done = child.run(["mount", "-t", "bpf", "bpf", str(BPFFS)])
-    except OSError as error:
-        raise NodeError(f"no bpffs at {BPFFS}, and no mount(8): {error.strerror}") from error
-    if done.returncode:
-        raise NodeError(f"no bpffs at {BPFFS}, and mounting one failed: {done.stderr.strip()}")
 
 
 class StateDir:
@@ -158,9 +40,10 @@ class StateDir:
     def __init__(self, directory: Path = Paths.state, sizes: MapSizes | None = None) -> None:
         """``sizes``: the wanted sizes of maps; None: those in force."""
         self.directory = directory
-        self.sizes = map_sizes.recorded(directory) if sizes is None else sizes
-        self.specs = map_sizes.sized(self.sizes)
-        suffix = map_sizes.suffix(self.sizes)
+        known = state_record.read_sizes(directory) if sizes is None else sizes
+        self.sizes = layout.unusual(known)
+        self.specs = layout.sized(self.sizes)
+        suffix = _suffix(self.sizes)
         self.maps_directory = directory / f"{layout.layout_hash()}{suffix}"
         self.persistent_directory = directory / f"{layout.persistent_hash()}{suffix}"
         self.links_directory = directory / "links"
@@ -219,15 +102,15 @@ class StateDir:
         for name, opened in maps.items():
             if text := self._pin_fault(opened):
                 yield Drift(Part.PIN, f"map {name}", text)
-        if map_sizes.recorded(self.directory) != self.sizes:
+        if state_record.read_sizes(self.directory) != self.sizes:
             yield Drift(
-                Part.PIN, f"{self.directory / map_sizes.SIZES_LINK}", "differs from --map-size"
+                Part.PIN, f"{self.directory / state_record.SIZES_LINK}", "differs from --map-size"
             )
 
     def restore_pins(self, maps: Mapping[str, Map]) -> None:
         """Like ``pin_again``, and also record the sizes of the maps in force."""
         self.pin_again(maps)
-        map_sizes.record(self.directory, self.sizes)
+        state_record.write_sizes(self.directory, self.sizes)
 
     def pin_again(self, maps: Mapping[str, Map]) -> None:
         """Pin these open maps again, replacing any others.
@@ -261,7 +144,7 @@ class StateDir:
 
     def remove_old_layouts(self) -> None:
         """Unpin the maps of other layouts and sizes, when no program uses them any more."""
-        map_sizes.record(self.directory, self.sizes)
+        state_record.write_sizes(self.directory, self.sizes)
         for directory in self.old_layouts():
             remove_tree(directory)
 
@@ -336,6 +219,11 @@ class StateDir:
         fd = create_map(spec)
         bpf.pin(fd, str(pin))
         return fd
+
+
+def _suffix(sizes: MapSizes) -> str:
+    """Return the suffix of the directories of maps with these sizes."""
+    return f"-{hashlib.sha256(map_sizes.show(sizes).encode()).hexdigest()[:8]}" if sizes else ""
 
 
 def _map_id(pin: Path) -> int:

@@ -22,10 +22,9 @@ from ebpflb.kernel.netfilter.transaction import (
     Refused,
 )
 from ebpflb.kernel.netlink import NETFILTER, tells_of
-from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
 from ebpflb.plan.flow_entries import DESTINATION_NAT
-from ebpflb.workers import DescriptorWorker
+from ebpflb.workers import DescriptorWorker, Poller
 
 # Keep conntrack and NAT working in this network namespace while translated connections are open.
 #

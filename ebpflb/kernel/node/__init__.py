@@ -7,7 +7,6 @@ routes                where the kernel would route a packet
 listed_route_sources  the sources that routes would choose, by device
 namespaces            its network namespaces, and calls in each of them
 sock_diag             sockets with a peer, and how one is ended
-poller                a repeated check that reports its failure and its recovery
 
 Settings of ebpflb on the machine:
 

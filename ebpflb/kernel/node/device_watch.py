@@ -20,14 +20,12 @@ from inotify_simple import INotify, flags
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink, pyroute2_parts
 from ebpflb.kernel.node.listed_route_sources import list_route_sources
-from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device, Devices
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import DEVICE
 from ebpflb.model.route_sources import RouteSource
-from ebpflb.readable import HasFileno
-from ebpflb.workers import DescriptorWorker
+from ebpflb.workers import DescriptorWorker, HasFileno, Poller
 
 # Report at once that something may have been removed that the agent has attached or pinned.
 #

@@ -13,10 +13,9 @@ from contextlib import suppress
 
 from ebpflb import http_get
 from ebpflb.kernel.node import kube_proxy_leftovers, process
-from ebpflb.kernel.node.poller import Poller
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import PROXY_MODE_PORT, PROXY_MODES, Detection
-from ebpflb.workers import PeriodicWorker
+from ebpflb.workers import PeriodicWorker, Poller
 
 _NAME = "kube-proxy"
 _INTERVAL_SECONDS = 60.0

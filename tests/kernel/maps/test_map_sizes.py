@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps import layout, map_sizes
-from ebpflb.kernel.maps.map_sizes import MOST_ENTRIES, SIZES
+from ebpflb.kernel.maps import layout, state_record
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.model import map_sizes
+from ebpflb.model.map_sizes import HALF_OPEN, MOST_ENTRIES, SIZES
 from tests.kernel.variants import needs_root
 
 FIXED = {
@@ -32,17 +33,22 @@ def test_every_persistent_map_has_a_size_or_a_reason() -> None:
 
 def test_several_names_in_any_order() -> None:
     """The usual size says nothing; of two for one name the last counts."""
-    usual = map_sizes.usual("slots")
+    usual = layout.usual_size("slots")
     sizes = map_sizes.parse(f"sockets=2048,slots={usual},flows=70000,flows=80000")
-    assert sizes == (("flows", 80_000), ("sockets", 2048))
+    assert layout.unusual(sizes) == (("flows", 80_000), ("sockets", 2048))
     assert map_sizes.parse(map_sizes.show(sizes)) == sizes
-    assert map_sizes.parse("") == map_sizes.USUAL_SIZES
+    assert map_sizes.parse("") == ()
+
+
+def test_half_open_flows() -> None:
+    """The least size of a table of flows is reckoned with this map's size."""
+    assert layout.MAPS["half_open"].entries == HALF_OPEN
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_maps_of_a_name(name: str) -> None:
     """Only the maps of this name have the size."""
-    specs = map_sizes.sized(map_sizes.parse(f"{name}={MOST_ENTRIES}"))
+    specs = layout.sized(map_sizes.parse(f"{name}={MOST_ENTRIES}"))
     other = {it for it, spec in specs.items() if spec != layout.MAPS[it]}
     assert other == set(SIZES[name])
     assert {specs[it].entries for it in other} == {MOST_ENTRIES}
@@ -70,24 +76,25 @@ def test_invalid(text: str, reason: str) -> None:
 def test_record(tmp_path: Path) -> None:
     """The usual sizes need no record; an unreadable record counts as none."""
     sizes = map_sizes.parse("flows=80000,slots=4096")
-    map_sizes.record(tmp_path, sizes)
-    assert map_sizes.recorded(tmp_path) == sizes
-    map_sizes.record(tmp_path, map_sizes.USUAL_SIZES)
+    state_record.write_sizes(tmp_path, sizes)
+    assert state_record.read_sizes(tmp_path) == sizes
+    state_record.write_sizes(tmp_path, ())
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / map_sizes.SIZES_LINK).symlink_to("nonsense")
-    assert map_sizes.recorded(tmp_path) == map_sizes.USUAL_SIZES
+    (tmp_path / state_record.SIZES_LINK).symlink_to("nonsense")
+    assert state_record.read_sizes(tmp_path) == ()
 
 
 @needs_root
 def test_other_sizes_are_other_maps(home: StateDir) -> None:
     """Commands read the former ones until the new ones are in force, and then those."""
+    usual = map_sizes.parse(f"slots={layout.usual_size('slots')}")
     sizes = map_sizes.parse("slots=2048,sockets=4096")
-    former, new = StateDir(home.directory, map_sizes.USUAL_SIZES), StateDir(home.directory, sizes)
+    former, new = StateDir(home.directory, usual), StateDir(home.directory, sizes)
     for state in (former, new):
         state.prepare()
         for opened in state.open_maps().values():
             opened.close()
-    assert _entries(StateDir(home.directory)) == map_sizes.usual("slots")
+    assert _entries(StateDir(home.directory)) == layout.usual_size("slots")
     new.remove_old_layouts()
     assert _entries(StateDir(home.directory)) == 2048
     assert not former.maps_directory.exists()

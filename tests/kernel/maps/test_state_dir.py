@@ -180,7 +180,8 @@ def test_no_bpffs(tmp_path: Path) -> None:
 MOUNTED_ANEW = """
 import subprocess, sys
 from pathlib import Path
-from ebpflb.kernel.maps.state_dir import BPFFS, StateDir
+from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import StateDir
 subprocess.run(["umount", BPFFS], check=True)
 StateDir(Path(sys.argv[1])).prepare()
 mounts = Path("/proc/self/mounts").read_text()

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ebpflb.kernel.maps.state_dir import BPFFS
+from ebpflb.kernel.maps.bpffs import BPFFS
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.requirements import missing_requirements

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notice within 2 s that an API server is gone: one idle TLS connection to each of them.
+"""The API servers: keep their addresses in a file, and notice within 2 s that one is gone.
 
+The agent has one idle TLS connection to each of them.
 The kernel asks an idle peer for an answer every second (TCP keepalive). An unanswered question is
 visible in the socket's TCP_INFO at once, whereas the kernel ends the connection a second later.
 
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import closing
 from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
 from socket import (
     IPPROTO_TCP,
     SO_KEEPALIVE,
@@ -26,10 +28,12 @@ from socket import (
     TCP_KEEPINTVL,
 )
 
+import msgspec
+
+from ebpflb import files
 from ebpflb.errors import in_words
-from ebpflb.model.api_servers import Place
-from ebpflb.readable import readable
-from ebpflb.workers import Worker
+from ebpflb.model.api_servers import KeptApiServers, Place
+from ebpflb.workers import Worker, readable
 
 log = logging.getLogger(__name__)
 
@@ -150,3 +154,37 @@ def _unverified() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+# The file of the API servers, which outlives a reboot, unlike the pinned maps.
+
+_LARGEST_FILE = 1 << 16  # bytes
+
+
+class ApiServersFile:
+    """``on_change`` takes the API servers each time that they change, and those that were read."""
+
+    def __init__(
+        self, path: Path, on_change: Callable[[KeptApiServers], None] = lambda _: None
+    ) -> None:
+        self.path = path
+        self._on_change = on_change
+        self._last: KeptApiServers | None = None
+
+    def read(self) -> KeptApiServers | None:
+        """Return what an earlier agent has kept; None if there is nothing, or nothing usable."""
+        self._last = files.decode_regular(self.path, KeptApiServers, _LARGEST_FILE)
+        if self._last:
+            self._on_change(self._last)
+        return self._last
+
+    def keep(self, found: KeptApiServers) -> None:
+        """Write the file if the API servers have changed."""
+        if found == self._last:
+            return
+        self._last = found
+        self._on_change(found)
+        try:
+            files.replace(self.path, msgspec.json.encode(found))
+        except OSError as error:
+            log.warning("the API servers are not kept for the next start: %s", error)

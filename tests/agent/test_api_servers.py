@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from ebpflb.agent.api_server_watch import MOST, ApiServerWatch
+from ebpflb.agent.api_servers import MOST, ApiServerWatch
 from ebpflb.model.api_servers import Place
 from tests.kit.api_server import WAIT_SECONDS, FakeApiServer
 from tests.kit.certificates import self_signed
