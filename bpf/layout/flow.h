@@ -36,7 +36,7 @@ enum flow_kind {
 	FLOW_DNAT = 1,
 	FLOW_UN_DNAT = 2,
 	FLOW_SNAT = 3,
-	FLOW_SNAT_PENDING = 4,	/* becomes FLOW_SNAT when egress chooses address and port */
+	FLOW_SNAT_PENDING = 4,	/* becomes FLOW_SNAT when egress allocates address and port */
 	FLOW_UN_SNAT = 5,
 	FLOW_DIRECT = 6,	/* ingress: C's port is changed */
 	FLOW_UN_DIRECT = 7,	/* egress: C's port is restored */
@@ -75,7 +75,7 @@ struct flow {
 	__u64 last_seen;
 	/*
 	 * TCP's numbers of this side, in host order (engine/flows/window.h); 0: not known. Of SCTP
-	 * `end` is the tag that this side has chosen, with which the other side sends to it
+	 * `end` is the tag that this side has set, with which the other side sends to it
 	 * (engine/flows/association.h).
 	 */
 	__u32 end;		/* the end of what it has sent */

@@ -60,7 +60,7 @@ enum setting_flag {
 	SETTING_NETFILTER_SCTP = 1024,	/* SCTP's too: the kernel's NAT can translate it */
 };
 
-/* The state of a flow with a port that this node chose. */
+/* The state of a flow with a port that this node allocated. */
 struct timeout_key {
 	__u8 protocol;
 	__u8 is_stream;		/* UDP: it has lasted longer than stream_after */

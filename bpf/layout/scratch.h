@@ -21,7 +21,7 @@ struct packet {
 	__u32 bytes;		/* of the sequence space: the payload, SYN and FIN */
 	/* of SCTP packets, in host order, by their first chunk */
 	__u32 tag;		/* the verification tag */
-	__u32 chosen;		/* INIT, INIT ACK: the tag that the sender asks for; else 0 */
+	__u32 initiate_tag;	/* of INIT and INIT ACK (RFC 9260 3.3.2); else 0 */
 	__u8 reflected;		/* SCTP_REFLECTED */
 	__u8 header;		/* of a TCP segment: its length in bytes */
 	__u8 control;		/* its bits as TCP_SYN (RFC 9293 3.1); 0: no segment */

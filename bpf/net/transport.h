@@ -35,14 +35,14 @@ static __always_inline void packet_note_sctp(struct __sk_buff *ctx, struct packe
 					     const struct transport *transport)
 {
 	__u8 chunk = transport->offset;
-	__be32 chosen;
+	__be32 initiate_tag;
 
 	packet->reflected = transport->flags & SCTP_REFLECTED;
 	packet->tag = host32(transport->sequence);
 	if ((chunk == SCTP_INIT || chunk == SCTP_INIT_ACK) &&
 	    packet->transport + 20 <= packet->end &&
-	    !bpf_skb_load_bytes(ctx, packet->transport + 16, &chosen, sizeof(chosen)))
-		packet->chosen = host32(chosen);
+	    !bpf_skb_load_bytes(ctx, packet->transport + 16, &initiate_tag, sizeof(initiate_tag)))
+		packet->initiate_tag = host32(initiate_tag);
 	packet->opens = chunk == SCTP_INIT;
 	packet->ends = chunk == SCTP_SHUTDOWN ? FLOW_FIN
 		       : chunk == SCTP_ABORT || chunk == SCTP_COMPLETE ? FLOW_RST : 0;

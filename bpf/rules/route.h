@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The source address of a masqueraded request: the one that the kernel's route to the backend would
- * choose, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where programs
+ * select, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where programs
  * cannot ask for it (before 6.7) the agent has asked (ebpflb/kernel/node/listed_route_sources.py).
  */
 #ifndef EBPFLB_RULES_ROUTE_H

@@ -20,8 +20,8 @@ static __always_inline void side_begin(struct flow *flow, const struct packet *p
 	if (packet->control & TCP_SYN) {
 		window_begin(flow, packet);
 		window_note_syn(flow, packet);
-	} else if (packet->chosen) {
-		flow->end = packet->chosen;
+	} else if (packet->initiate_tag) {
+		flow->end = packet->initiate_tag;
 	}
 }
 
@@ -45,9 +45,9 @@ static __always_inline bool association_follow(struct flow *flow, const struct p
 		return true;
 	is_believed = association_has(flow, opposite, packet);
 	/* An INIT carries no tag yet; an INIT ACK carries the client's tag. */
-	if (packet->chosen && (is_client || is_believed) &&
+	if (packet->initiate_tag && (is_client || is_believed) &&
 	    !((is_client ? flow : opposite)->flags & FLOW_SEEN))
-		flow->end = packet->chosen;
+		flow->end = packet->initiate_tag;
 	return is_believed;
 }
 

@@ -60,7 +60,7 @@ static __always_inline void port_rest(const struct tuple *reply_tuple,
 }
 
 /*
- * Deletes the entry that holds a port chosen by this node, or lets the port rest. A port rests if one
+ * Deletes the entry that holds a port allocated by this node, or lets the port rest. A port rests if one
  * side has closed in order: the backend may be in TIME_WAIT and would take a new connection from this
  * port for a part of the old one.
  */

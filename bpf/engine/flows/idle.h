@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Since when a port chosen by this node has been held, and whether its flow has reached its
+ * Since when a port allocated by this node has been held, and whether its flow has reached its
  * timeout. The agent's sweeps use the same timeouts, but ports also become free while no agent runs.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_IDLE_H
