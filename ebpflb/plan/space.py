@@ -301,14 +301,14 @@ class Space:
             if lack := self.lack(desired.name, "service_stats", 1):
                 lacks.append(lack)
                 return None
-            return self._allocate(desired, old, lacks)
-        if found := self._allocate(desired, old, lacks):
+            return self._allocate_slots(desired, old, lacks)
+        if found := self._allocate_slots(desired, old, lacks):
             return found
         known = zip(desired.backends, old.ids_for(desired), strict=True)
         kept = replace(desired, backends=tuple(backend for backend, id in known if id))
-        return self._allocate(kept, old, lacks) or _Backends(old.backends, old.block, old.ids)
+        return self._allocate_slots(kept, old, lacks) or _Backends(old.backends, old.block, old.ids)
 
-    def _allocate(
+    def _allocate_slots(
         self, desired: DesiredService, old: ServiceEntries, lacks: list[Lack]
     ) -> _Backends | None:
         if old.has_backends_of(desired):

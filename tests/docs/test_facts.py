@@ -10,6 +10,7 @@ from ebpflb.cli.status import LABELS
 from ebpflb.config.parameters import PARAMETERS
 from ebpflb.kernel.maps import layout
 from ebpflb.model import map_sizes
+from ebpflb.options import Options, flags_of
 from ebpflb.serve.conditions import Cause
 from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Verdict
@@ -77,13 +78,21 @@ def test_demo() -> None:
 
 
 def test_where_to_find_what() -> None:
-    """Every function and class of the first table is in a file that its row links to."""
-    (table,) = re.findall(r"^\| to find .*\n(?:\|.*\n)+", ARCHITECTURE.read_text(), re.M)
-    for row in table.splitlines()[2:]:
+    """Every function and class of the first two tables is in a file that its row links to."""
+    found = re.findall(r"^\| (?:to find|flag) .*\n(?:\|.*\n)+", ARCHITECTURE.read_text(), re.M)
+    assert len(found) == 2
+    for row in [row for table in found for row in table.splitlines()[2:]]:
         files = [(ARCHITECTURE.parent / path).read_text() for path in pages.LINK.findall(row)]
         assert files
         for name in pages.SPAN.findall(row):
             assert any(re.search(rf"\b{name}\b", text) for text in files), name
+
+
+def test_which_code_acts_on_a_flag() -> None:
+    """Every option of ebpflb's own has a row."""
+    listed = re.findall(r"(?m)^\| (--[^|]*)\|", ARCHITECTURE.read_text())
+    flags = {flag.name for _, flag, _ in flags_of(Options)}
+    assert flags <= {name.strip(",") for row in listed for name in row.split()}
 
 
 def test_glossary_fits_on_a_page() -> None:
