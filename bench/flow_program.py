@@ -13,7 +13,7 @@ from ipaddress import IPv4Address
 from typing import Any
 
 from ebpflb.kernel.map_writer import MapWriter
-from ebpflb.kernel.maps import bpf_map, layout, records
+from ebpflb.kernel.maps import bpf_map, creation, layout, records
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.options import Paths
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings
@@ -69,7 +69,7 @@ def load(*flags: str, **entries: int) -> tuple[dict[str, Any], list[loader.Progr
         name: spec._replace(entries=entries.get(name, spec.entries))
         for name, spec in layout.MAPS.items()
     }
-    maps = {name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for name, spec in specs.items()}
+    maps = {name: bpf_map.open_map(spec, creation.create_map(spec)) for name, spec in specs.items()}
     compiled = compiler.compile_source(
         "hooks/packet.c", ("-DHAVE_COARSE_CLOCK", *flags), cache=Paths.cache
     )

@@ -19,7 +19,7 @@ from bench.result import run_bench
 from ebpflb.history.history_records import WriteCause
 from ebpflb.history.recorder import History
 from ebpflb.kernel.map_writer import MapWriter
-from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import Paths
@@ -51,7 +51,7 @@ def _measured(wanted: argparse.Namespace) -> Lines:
 def _spent(changes: int) -> dict[bool, list[float]]:
     """Seconds of each change, with and without a history."""
     small = [spec._replace(entries=min(spec.entries, ENTRIES)) for spec in layout.MAPS.values()]
-    maps = {spec.name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for spec in small}
+    maps = {spec.name: bpf_map.open_map(spec, creation.create_map(spec)) for spec in small}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         history = History(Paths(Path("/bench"), Path(folder)), maps)
         history.start()

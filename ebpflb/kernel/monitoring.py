@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import Monitor, MonitorEvent, record
 from ebpflb.kernel.maps.ring import HEADER, Ring
@@ -88,7 +88,7 @@ class Variant:
         with ExitStack() as opened:
             self._maps: dict[str, Map] = {}
             for name, spec in layout.MONITOR_MAPS.items():
-                made = self._maps[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
+                made = self._maps[name] = bpf_map.open_map(spec, creation.create_map(spec))
                 opened.callback(made.close)
             self.ring = Ring(self._maps["events"])
             opened.callback(self.ring.close)

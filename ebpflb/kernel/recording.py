@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ebpflb.kernel import bpf, sources
-from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.maps.bpf_map import Map, possible_cpus
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.programs import compiler, loader, precompile
@@ -171,7 +171,7 @@ def _create(usual: MapSpec) -> Map:
     """Create an empty map; arrays of counters and of places stay empty, as programs skip them."""
     entries = _LRU_ENTRIES if usual.is_filled_by_programs else 64
     spec = usual.at_most(entries)
-    return bpf_map.open_map(spec, bpf_map.create_map(spec))
+    return bpf_map.open_map(spec, creation.create_map(spec))
 
 
 # The map ``steps`` (bpf/record/steps.h): a question for sockets, and the steps of the answer.

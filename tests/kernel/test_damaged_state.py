@@ -15,7 +15,7 @@ from ebpflb.kernel import bpf
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.map_writer import CAPACITY, MapWriter
-from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.planner import Planner
@@ -29,7 +29,7 @@ ARRAYS = ("slots", "backend_slots")
 @pytest.fixture(scope="module")
 def maps() -> Iterator[dict[str, Map]]:
     """Not pinned."""
-    made = {n: bpf_map.open_map(s, bpf_map.create_map(s)) for n, s in layout.MAPS.items()}
+    made = {n: bpf_map.open_map(s, creation.create_map(s)) for n, s in layout.MAPS.items()}
     yield made
     for each in made.values():
         each.close()
@@ -187,7 +187,7 @@ def test_an_unknown_pin(directory: Path, place: str, what: str) -> None:
     state.prepare()
     pin = directory / place.format(maps=state.maps_directory.name)
     if what == "a map":
-        made = bpf_map.create_map(layout.MAPS["secret"])
+        made = creation.create_map(layout.MAPS["secret"])
         bpf.pin(made, str(pin))
         os.close(made)
     else:
@@ -204,7 +204,7 @@ def test_a_pin_in_the_place_of_a_directory(directory: Path, place: str) -> None:
     """It gives way."""
     state = StateDir(directory)
     directory.mkdir()
-    made = bpf_map.create_map(layout.MAPS["secret"])
+    made = creation.create_map(layout.MAPS["secret"])
     bpf.pin(made, str(directory / place.format(maps=state.maps_directory.name)))
     os.close(made)
     Datapath(state).close()

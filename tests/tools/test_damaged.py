@@ -21,8 +21,9 @@ from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import layout
-from ebpflb.kernel.maps.bpf_map import Map, MappedArray, create_map
+from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.creation import create_map
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
 from ebpflb.kernel.programs import precompile

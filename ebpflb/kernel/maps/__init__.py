@@ -4,6 +4,7 @@
 layout             the structs and maps of bpf/layout.h and bpf/maps.h, read from there
 records            the keys and values of each map as Python objects
 bpf_map            a map as a collection of values; a plan's entries are written here
+creation           creates a map as its line in maps.h defines it
 no_frontends       bits that tell programs where no frontend is, so that they skip the look-up
 frontend_keys      which addresses and ports are frontends, for very many connections
 state_dir          the state directory, where maps and links are pinned

@@ -24,8 +24,9 @@ from ebpflb import files
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps import layout, state_record
-from ebpflb.kernel.maps.bpf_map import Map, create_map, kernel_entries, kernel_kind, open_map
+from ebpflb.kernel.maps.bpf_map import Map, kernel_entries, kernel_kind, open_map
 from ebpflb.kernel.maps.bpffs import mount_bpffs, why_unseen
+from ebpflb.kernel.maps.creation import create_map
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.kernel.side_by_side import side_by_side
 from ebpflb.model import map_sizes

@@ -15,7 +15,7 @@ import pytest
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.maps.bpf_map import BATCH, FEW, Counters, CpuArrays, Map, MappedArray
 from ebpflb.kernel.maps.layout import MapSpec
 from ebpflb.plan.entries import Backend, BackendLoad, Choice, Frontend, Range, ServiceEntry
@@ -31,7 +31,7 @@ def opener() -> Iterator[Opener]:
     opened: list[Map] = []
 
     def make(spec: MapSpec) -> Map:
-        opened.append(bpf_map.open_map(spec, bpf_map.create_map(spec)))
+        opened.append(bpf_map.open_map(spec, creation.create_map(spec)))
         return opened[-1]
 
     yield make

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.kernel import monitoring
-from ebpflb.kernel.maps import bpf_map, layout
+from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import Monitor
@@ -46,7 +46,7 @@ def watched(all_maps: dict[str, Map], cache: Path) -> Iterator[Watched]:
         maps = dict(all_maps)
         for name, spec in layout.MONITOR_MAPS.items():
             its = spec._replace(entries=SMALL) if name == "events" else spec
-            maps[name] = bpf_map.open_map(its, bpf_map.create_map(its))
+            maps[name] = bpf_map.open_map(its, creation.create_map(its))
             opened.callback(maps[name].close)
         programs = loader.load(compiled, maps)
         opened.callback(loader.close, programs)
