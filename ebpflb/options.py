@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator chose, on the command line or in kube-proxy's configuration file.
+"""What the operator sets, on the command line or in kube-proxy's configuration file.
 
 An option that kube-proxy does not have is declared once, as a field with a ``Flag``. From that
 come the option of ``ebpflb run``, its line in /flagz, and its row in docs/configuration.md.
@@ -20,11 +20,11 @@ from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.map_sizes import MapSizes
 from ebpflb.model.packet_path import (
     AUTO,
-    CHOICES,
     FORMER_NAMES,
     KERNEL_UDP_STREAM_TIMEOUT,
     KERNEL_UDP_TIMEOUT,
     OFF,
+    PACKET_PATHS,
     PacketMark,
     parse_mark,
 )
@@ -267,7 +267,7 @@ REPLY_PATHS = ROUTE, REQUEST_DEVICE = "route", "request-device"
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that is chosen for one agent."""
+    """All options of one agent."""
 
     paths: Paths
     node_name: str
@@ -341,7 +341,7 @@ class Options:
         "--packet-path",
         "What translates packets: the kernel's NAT (netfilter), ebpflb's own flow tables"
         " (flows), or netfilter wherever its NAT works with nftables (auto).",
-        choices=CHOICES,
+        choices=PACKET_PATHS,
         former=FORMER_NAMES,
         chart="packetPath",
         details="See [two engines](architecture.md#two-engines). With `netfilter` (formerly"
@@ -528,7 +528,7 @@ class Options:
 
     @property
     def map_settings(self) -> dict[str, Any]:
-        """The fields of the map ``settings`` that the operator chooses.
+        """The fields of the map ``settings`` that the operator sets.
 
         A flag "reply_to_device" is SETTING_REPLY_TO_DEVICE in bpf/layout/node.h.
         """
@@ -542,10 +542,10 @@ class Options:
             "shadow": self.shadow,
         }
         first, last = self.masquerade_ports
-        chosen = frozenset(flag for flag, is_chosen in flags.items() if is_chosen)
+        set_flags = frozenset(flag for flag, is_set in flags.items() if is_set)
         mark, mask = self.packet_mark
         return {
-            "flags": chosen,
+            "flags": set_flags,
             "first_port": first,
             "last_port": last,
             "mark": mark,

@@ -199,7 +199,7 @@ def build_agent(
     ``flags`` are the current values of all flags, for /flagz; ``lock`` is held. A ``Stop`` may be
     in the inbox. At the end everything is stopped, in reverse order. Raises ClusterError if the
     objects' source is configured so that it cannot work; nothing is changed before that is known.
-    Raises NodeError for a required port that cannot be opened, or a chosen engine that cannot work,
+    Raises NodeError for a required port that cannot be opened, or a wanted engine that cannot work,
     and KernelError for unreadable maps.
     """
     with loop.startup(), ExitStack() as stack:

@@ -181,10 +181,10 @@ def _set_allocator() -> None:
     Otherwise each thread that reads the maps or a list leaves an arena of some megabytes, which is
     used again only by a thread that happens to get it: 4.7 MB for each checkpoint of the history.
     """
-    choose = getattr(ctypes.CDLL(None), "mallopt", None)
-    if choose:
-        choose(_ARENA_MAX, 1)
-        choose(_MMAP_THRESHOLD, _LARGE)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(_ARENA_MAX, 1)
+        mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def _return_freed_memory() -> None:
@@ -425,9 +425,9 @@ class Agent:
         )
 
     def _choose_engine(self) -> None:
-        """Choose the engine once per sync period, since bridge settings change without an event.
+        """Decide the engine once per sync period, since bridge settings change without an event.
 
-        The engine is also chosen when a reason for another engine has lasted long enough.
+        The engine is also decided when a reason for another engine has lasted long enough.
         """
         if self.clock() >= min(self.next_check, self.node_sync.engine.due):
             self.next_check = self.clock() + self.options.sync_period

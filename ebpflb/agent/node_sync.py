@@ -48,10 +48,10 @@ from ebpflb.serve.status import log_new
 
 # Which engine translates new flows, as long as the agent runs.
 #
-# Whether pods are on a bridge is known only when the first pod exists, so the choice is made again
-# when devices change, and once per sync period. A reason for another engine counts after it has
-# lasted for SETTLE_SECONDS, because a CNI sets up a port step by step. The engine changes at most
-# once per sync period. Open flows continue with the engine that opened them.
+# Whether pods are on a bridge is known only when the first pod exists, so the engine is decided
+# again when devices change, and once per sync period. A reason for another engine counts after it
+# has lasted for SETTLE_SECONDS, because a CNI sets up a port step by step. The engine changes at
+# most once per sync period. Open flows continue with the engine that opened them.
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class EngineChoice:
 
     def __init__(
         self,
-        chosen: str,
+        wanted: str,
         *,
         missing: str | None,
         netfilter: NetfilterSync,
@@ -76,18 +76,18 @@ class EngineChoice:
         period: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``chosen`` is one of packet_path.CHOICES; ``missing`` as in ``packet_path.decide``.
+        """``wanted`` is one of PACKET_PATHS; ``missing`` as in ``packet_path.decide``.
 
         ``mark``: of --packet-mark. ``patterns``: of --devices. ``period``: minimum seconds between
-        two changes of the engine. Raises NodeError if the chosen engine cannot work.
+        two changes of the engine. Raises NodeError if the wanted engine cannot work.
         """
-        self._chosen, self._missing, self._mark = chosen, missing, mark
+        self._wanted, self._missing, self._mark = wanted, missing, mark
         self._netfilter, self._period, self._clock = netfilter, period, clock
         self._patterns = patterns
         self._changed = -math.inf  # last change of the engine
         self.path: PacketPath | None = None
         self.due = math.inf
-        packet_path.decide(chosen, missing=missing)
+        packet_path.decide(wanted, missing=missing)
 
     @property
     def flags(self) -> Flags:
@@ -99,14 +99,14 @@ class EngineChoice:
         return self.path is not None and self.path.engine is Engine.NETFILTER
 
     def update(self, devices: Devices, pods: Collection[Network]) -> bool:
-        """Choose by the node's current state; return whether the choice differs from the last one.
+        """Decide by the node's current state; return whether the engine differs from the last one.
 
         When this returns netfilter, the table of netfilter is ready.
         """
         unsuited = _unmarked(self._mark) or packet_path.unsuited(
             devices, pods, bridge_calls(), self._patterns
         )
-        path = packet_path.decide(self._chosen, missing=self._missing, unsuited=unsuited)
+        path = packet_path.decide(self._wanted, missing=self._missing, unsuited=unsuited)
         if self.path and path.engine is not self.path.engine and not self._is_settled():
             return False
         self.due = math.inf
@@ -134,7 +134,7 @@ class EngineChoice:
         try:
             self._netfilter.start()
         except NodeError as error:
-            if self._chosen == Engine.NETFILTER:
+            if self._wanted == Engine.NETFILTER:
                 log.error("--packet-path=netfilter cannot work now: %s", error)
             return PacketPath(Engine.FLOWS, str(error))
         return path
@@ -155,7 +155,7 @@ class Probed(NamedTuple):
 
 
 def probe_netfilter(options: Options) -> Probed:
-    """Try the netfilter engine, unless the flow tables were chosen: a test would load modules.
+    """Try the netfilter engine, unless only the flow tables are wanted: a test would load modules.
 
     Raises NodeError.
     """
@@ -167,11 +167,11 @@ def probe_netfilter(options: Options) -> Probed:
 
 def flowtable_of(options: Options, missing: str | None) -> FlowtableSync:
     """Return the keeper of the flowtable, for --fast-forward; ``missing`` as in EngineChoice."""
-    chosen = options.fast_forward and not missing and not options.shadow
-    lacking = flowtable_obstacle() if chosen else None
+    is_wanted = options.fast_forward and not missing and not options.shadow
+    lacking = flowtable_obstacle() if is_wanted else None
     if lacking:
         log.warning("--fast-forward has no effect with netfilter: %s", lacking)
-    return FlowtableSync(chosen=chosen, missing=lacking)
+    return FlowtableSync(is_wanted=is_wanted, missing=lacking)
 
 
 # The agent's changes of the node besides its own maps and programs.
@@ -243,15 +243,15 @@ def do_all(steps: Iterable[Callable[[], None]]) -> None:
 
 
 @cache
-def flow_timeouts(chosen: ConntrackOptions) -> Timeouts:
+def flow_timeouts(options: ConntrackOptions) -> Timeouts:
     """Return the timeouts of the packet path's flows, for the sweeps and for the programs."""
-    return Timeouts(chosen.established, chosen.close_wait, chosen.udp, chosen.udp_stream)
+    return Timeouts(options.established, options.close_wait, options.udp, options.udp_stream)
 
 
 class NodeSync:
     """The facts about this node in the maps.
 
-    ``device_list`` is the last one of the device watch; ``write`` writes it. ``engine`` is chosen
+    ``device_list`` is the last one of the device watch; ``write`` writes it. ``engine`` is decided
     at each ``write`` and written with the settings. ``flowtable`` gets devices and addresses from
     here, and frontends from ServiceSync.
     """
@@ -268,7 +268,7 @@ class NodeSync:
         self.datapath = datapath
         self.cluster = cluster
         self.engine = engine
-        self.flowtable = flowtable or FlowtableSync(chosen=False)
+        self.flowtable = flowtable or FlowtableSync(is_wanted=False)
         self.device_list = DevicesChanged(())
         self.attached = False  # whether programs, loaded here or by an earlier agent, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
@@ -373,9 +373,9 @@ class NodeSync:
         self.datapath.write_settings(self._settings(covering))
 
     def _settings(self, covering: Mapping[Family, Prefix]) -> dict[str, Any]:
-        chosen = self.options.map_settings | flow_timeouts(self.options.conntrack).settings
-        chosen["flags"] |= self.engine.flags
-        return self._desired.settings(chosen, covering)
+        settings = self.options.map_settings | flow_timeouts(self.options.conntrack).settings
+        settings["flags"] |= self.engine.flags
+        return self._desired.settings(settings, covering)
 
     def programs_loaded(self) -> None:
         """Note new programs: ``attach`` must be called, and everything written."""
@@ -405,7 +405,7 @@ class NodeSync:
         self._set_not_served(self.datapath.exchange(others, self.options.cgroup, served))
 
     def choose_engine(self) -> None:
-        """Choose by the node's current state; ``changed`` becomes true if the engine changes."""
+        """Decide by the node's current state; ``changed`` becomes true if the engine changes."""
         if self.attached and self._choose_engine():
             self._written = None
 

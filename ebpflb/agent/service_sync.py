@@ -22,9 +22,9 @@ from ebpflb.model.endpoints import (
     HealthCheck,
     NoLocalEndpoints,
     Selection,
-    chosen,
     places,
     policies_without_endpoints,
+    usable,
 )
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, ServicePort
@@ -409,11 +409,11 @@ class ServiceSync:
         watched = Watched(on_removal.reset_after, frozenset(), places(listed))
         if on_removal.after_terminating is None:
             return watched
-        ids = chosen(port, selection)
+        ids = usable(port, selection)
         return watched._replace(
             after_terminating=on_removal.after_terminating,
             terminating=places(each for each in listed if each.terminating),
-            chosen=places(
+            usable=places(
                 each for each in (*selection.cluster, *selection.local) if id(each) in ids
             ),
         )

@@ -139,9 +139,9 @@ def effective_flags(options: Options, values: Mapping[str, Any]) -> dict[str, st
     several fields, that of the mode's section.
     """
     effective: dict[str, Any] = {}
-    for chosen in (options.paths, options):
-        for name, flag, _ in flags_of(chosen):
-            effective[flag.name[2:]] = flag.shown(getattr(chosen, name))
+    for group in (options.paths, options):
+        for name, flag, _ in flags_of(group):
+            effective[flag.name[2:]] = flag.shown(getattr(group, name))
     for parameter in PARAMETERS:
         if parameter.flag:
             config = cast(KubeProxyConfiguration, options.configuration)

@@ -39,7 +39,7 @@ def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
 
 
 def default_scheduler(config: KubeProxyConfiguration) -> str:
-    """Return the default of --scheduler; kube-proxy has a choice only in mode ipvs."""
+    """Return the default of --scheduler; kube-proxy has schedulers only in mode ipvs."""
     if config.mode != "ipvs":
         return annotations.RANDOM
     return annotations.BY_IPVS.get(config.ipvs.scheduler, annotations.RANDOM)

@@ -150,8 +150,8 @@ def cluster_cidrs(config: KubeProxyConfiguration) -> tuple[str, ...]:
 
 def _one_of(path: str, text: str, valid: tuple[str, ...]) -> Iterator[FieldError]:
     if text not in valid:
-        choices = ", ".join(filter(None, valid))
-        yield FieldError(path, f'must be one of {choices}, not "{text}"')
+        values = ", ".join(filter(None, valid))
+        yield FieldError(path, f'must be one of {values}, not "{text}"')
 
 
 def _is_port_range(text: str) -> bool:

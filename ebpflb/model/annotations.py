@@ -25,7 +25,7 @@ def is_about_one(message: str) -> bool:
 
 # How a new connection gets its endpoint: by a Service's annotation, else by --scheduler.
 #
-# kube-proxy has this choice only in mode ipvs, and there for the whole node: ``BY_IPVS`` maps the
+# kube-proxy has schedulers only in mode ipvs, and there for the whole node: ``BY_IPVS`` maps the
 # names of the kernel's schedulers to ours; "" is kube-proxy's default, rr.
 
 SCHEDULER_ANNOTATION = "ebpflb.io/scheduler"
@@ -271,22 +271,22 @@ OF_SERVICES = frozenset(
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
 
 
-class Chosen(NamedTuple):
-    """What a Service chooses by annotations; ``slow_start`` in seconds."""
+class ServiceAnnotations(NamedTuple):
+    """What a Service's annotations set; ``slow_start`` in seconds."""
 
     scheduler: str
     on_removal: OnRemoval
     slow_start: float
 
 
-def read(service: objects.Service, scheduler: str, warnings: list[str]) -> Chosen:
-    """Return what the Service chooses; ``scheduler`` is the default.
+def read(service: objects.Service, scheduler: str, warnings: list[str]) -> ServiceAnnotations:
+    """Return what the Service sets; ``scheduler`` is the default.
 
     There is a warning for each invalid value, for each annotation that only a slice can have, and
     for the first unknown one.
     """
     warnings += _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
-    return Chosen(
+    return ServiceAnnotations(
         read_scheduler(service, scheduler, warnings),
         read_on_removal(service, warnings),
         read_slow_start(service, warnings),

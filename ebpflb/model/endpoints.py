@@ -238,8 +238,8 @@ def uses(
     ]
 
 
-def chosen(port: ServicePort, selected: Selection) -> set[int]:
-    """Return the object ids of the endpoints that some policy of the service port may choose."""
+def usable(port: ServicePort, selected: Selection) -> set[int]:
+    """Return the object ids of the endpoints that some policy of the service port may use."""
     lists = (
         selected.cluster if uses_cluster(port) else (),
         selected.local if uses_local(port) else (),

@@ -188,10 +188,10 @@ class Engine(StrEnum):
 
 
 AUTO = "auto"
-CHOICES = (AUTO, *(str(each) for each in Engine))  # of --packet-path
+PACKET_PATHS = (AUTO, *(str(each) for each in Engine))  # of --packet-path
 FORMER_NAMES = {"conntrack": Engine.NETFILTER}  # names of --packet-path before 0.1.0
 
-_CHOSEN = "chosen by --packet-path"
+_AS_SET = "chosen by --packet-path"
 _WORKS = "the kernel's NAT works with nftables"
 
 
@@ -202,20 +202,20 @@ class PacketPath(Struct, frozen=True):
     reason: str
 
 
-def decide(chosen: str, *, missing: str | None, unsuited: str | None = None) -> PacketPath:
-    """Return the engine for one of CHOICES.
+def decide(wanted: str, *, missing: str | None, unsuited: str | None = None) -> PacketPath:
+    """Return the engine for one of PACKET_PATHS.
 
     ``missing`` says why the netfilter engine cannot work on this node, ``unsuited`` why it should
-    not be used here. An unsuited engine is used only if the operator chose it. Raises NodeError if
-    the chosen engine cannot work.
+    not be used here. An unsuited engine is used only if the operator wants it. Raises NodeError if
+    the wanted engine cannot work.
     """
-    if chosen == Engine.FLOWS:
-        return PacketPath(Engine.FLOWS, _CHOSEN)
-    if chosen == Engine.NETFILTER:
+    if wanted == Engine.FLOWS:
+        return PacketPath(Engine.FLOWS, _AS_SET)
+    if wanted == Engine.NETFILTER:
         if missing:
             raise NodeError(f"--packet-path=netfilter cannot work on this node: {missing}")
         return PacketPath(
-            Engine.NETFILTER, f"{_CHOSEN}, although {unsuited}" if unsuited else _CHOSEN
+            Engine.NETFILTER, f"{_AS_SET}, although {unsuited}" if unsuited else _AS_SET
         )
     obstacle = missing or unsuited
     if obstacle:

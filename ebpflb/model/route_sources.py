@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destinations for which the kernel must be asked which source address it would choose.
+"""The destinations for which the kernel must be asked which source address it would select.
 
-For IPv4 the kernel chooses by the route: by its ``src``, else by the next hop. For IPv6, if the
-route has no ``src``, it chooses by RFC 6724: by the labels of source and destination, and by the
+For IPv4 the kernel selects by the route: by its ``src``, else by the next hop. For IPv6, if the
+route has no ``src``, it selects by RFC 6724: by the labels of source and destination, and by the
 longest common prefix. So one answer holds for all destinations of a prefix, except those in longer
 prefixes that are listed here.
 """

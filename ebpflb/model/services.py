@@ -198,11 +198,11 @@ def _requirement(text: str) -> Requirement:
     return Requirement(text, found["key"], values, compared in ("!=", "notin"))
 
 
-# The operator's choices for Services on this node; Services may override some of them.
+# The operator's settings for Services on this node; Services may override some of them.
 
 
 class Admission(Struct, frozen=True):
-    """The operator's choices for Services.
+    """The operator's settings for Services.
 
     ``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs are
     not served, but still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges`` and
@@ -349,7 +349,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     source_ranges = _source_ranges(spec, warnings)
     to_nodeports = _nodeport_ranges(service, admission, warnings)
     spec_ports = _ports(spec, warnings)
-    chosen = annotations.read(service, admission.scheduler, warnings)
+    annotated = annotations.read(service, admission.scheduler, warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
@@ -365,9 +365,9 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             internal_local=_is_local("spec.internalTrafficPolicy", spec.internal_traffic_policy),
             external_local=_is_external_local(spec),
             health_check_node_port=_health_check_node_port(spec),
-            scheduler=chosen.scheduler,
-            on_removal=chosen.on_removal if protocol is Protocol.TCP else KEPT,
-            slow_start=chosen.slow_start,
+            scheduler=annotated.scheduler,
+            on_removal=annotated.on_removal if protocol is Protocol.TCP else KEPT,
+            slow_start=annotated.slow_start,
             type=sys.intern(spec.type or "ClusterIP"),
         )
         for family, cluster_ip in cluster_ips.items()

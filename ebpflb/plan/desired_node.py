@@ -81,7 +81,7 @@ class DesiredNode(Struct, frozen=True, dict=True):
     def settings(
         self, options: dict[str, Any], covering: Mapping[Family, Prefix]
     ) -> dict[str, Any]:
-        """Return the fields of map settings; ``options`` has those that the operator chose.
+        """Return the fields of map settings; ``options`` has those that the operator sets.
 
         ``covering`` holds the prefixes that cover all cluster IPs (see ``ClusterIps.cover``).
         """

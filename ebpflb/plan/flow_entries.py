@@ -167,7 +167,7 @@ def gather(key: Tuple, flow: Flow, look: Look) -> Entries:
 
 
 def chosen_port(entries: Entries) -> Tuple | None:
-    """Return the key of the reply entry that holds a port chosen by this node, or None."""
+    """Return the key of the reply entry that holds a port allocated by this node, or None."""
     for key, flow in entries.items():
         if flow.kind == FlowKind.UN_SNAT:
             return key
@@ -327,7 +327,7 @@ class Connection(NamedTuple):
 
 # When an idle flow expires. A flow is deleted as a whole; its most recently used entry counts.
 #
-# Timeouts that the operator did not choose are kube-proxy's (kube-proxy.md 11.3), else conntrack's.
+# Timeouts that the operator did not set are kube-proxy's (kube-proxy.md 11.3), else conntrack's.
 # The programs read them from map timeouts, and take over the port of an idle flow.
 
 _PROTOCOLS = frozenset(Protocol)
@@ -337,7 +337,7 @@ _NO_FLAGS = frozenset[str]()
 
 
 def _states() -> Iterator[tuple[TimeoutKey, FlowState]]:
-    """Yield the states of flows with a port chosen by this node, by the flags of two entries."""
+    """Yield the states of flows with a port allocated by this node, by the flags of two entries."""
     words = ("seen", "fin", "rst")
     replies = [frozenset(some) for n in range(4) for some in combinations(words, n)]
     requests = [_NO_FLAGS, *(reply | {"request"} for reply in replies)]

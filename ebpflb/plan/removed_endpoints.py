@@ -31,7 +31,7 @@ class Watched(NamedTuple):
 
     ``endpoints`` are those that its slices list now. Connections to those of them that are
     ``terminating`` are reset ``after_terminating`` seconds after that began, except to those that
-    are ``chosen`` for new connections.
+    are ``usable`` for new connections.
     """
 
     grace: float
@@ -39,13 +39,13 @@ class Watched(NamedTuple):
     endpoints: frozenset[Endpoint] = frozenset()
     after_terminating: float = 0.0
     terminating: frozenset[Endpoint] = frozenset()
-    chosen: frozenset[Endpoint] = frozenset()
+    usable: frozenset[Endpoint] = frozenset()
 
     def due(self, endpoint: Endpoint, since: float) -> float:
         """When connections are to be reset to an endpoint removed, or terminating, since then."""
         if endpoint not in self.endpoints:
             return since + self.grace
-        return math.inf if endpoint in self.chosen else since + self.after_terminating
+        return math.inf if endpoint in self.usable else since + self.after_terminating
 
 
 class WatchedPort(Struct, frozen=True):

@@ -294,7 +294,7 @@ def _endpoint_rows(
     """Yield every endpoint of the slices, then the other endpoints that the slots still hold."""
     found = endpoints.merge(service.slices, facts.port.name, service.topology.node)
     selected = select(found, service.topology)
-    chosen = endpoints.chosen(facts.port, selected)
+    usable = endpoints.usable(facts.port, selected)
     left = {row.endpoint: row for row in slots}
     for use in endpoints.uses(facts.port, found, selected, service.topology):
         each = use.endpoint
@@ -303,7 +303,7 @@ def _endpoint_rows(
         if row.state == USED:
             row.not_local = use.not_in_local or ""
         else:
-            row.reason = _not_programmed(facts) if id(each) in chosen else _not_selected(use)
+            row.reason = _not_programmed(facts) if id(each) in usable else _not_selected(use)
         yield row
     for row in left.values():
         row.reason = UnusedReason.GONE

@@ -348,7 +348,7 @@ def _is_on_loopback(writer: asyncio.StreamWriter) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-# The addresses that the operator chose: opened at once, or as soon as they are free.
+# The addresses that the operator configures: opened at once, or as soon as they are free.
 
 LISTEN_RETRY_SECONDS = 5.0  # kube-proxy.md 13.1
 

@@ -21,10 +21,10 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+def _one_of(values: Sequence[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text} is not one of {', '.join(choices)}")
+        if text not in values:
+            raise ValueError(f"{text} is not one of {', '.join(values)}")
         return text
 
     return parse

@@ -119,8 +119,8 @@ class ServiceHealth:
         self._retrying = None
 
     def _wanted_servers(self) -> dict[ServerKey, Addresses]:
-        chosen = {f: tuple(sorted(map(str, each))) for f, each in self._addresses.items()}
-        hosts = {family: chosen.get(family, ANYWHERE[family]) for family in self._families}
+        configured = {f: tuple(sorted(map(str, each))) for f, each in self._addresses.items()}
+        hosts = {family: configured.get(family, ANYWHERE[family]) for family in self._families}
         return {
             ServerKey(key, family): Addresses(checked.port, hosts[family])
             for key, checked in self._wanted.items()

@@ -4,7 +4,7 @@
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.model.packet_path import CHOICES, Engine, decide
+from ebpflb.model.packet_path import PACKET_PATHS, Engine, decide
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_former_name() -> None:
 
 def test_choices() -> None:
     """The choices are the option's words."""
-    assert CHOICES == ("auto", "netfilter", "flows")
+    assert PACKET_PATHS == ("auto", "netfilter", "flows")

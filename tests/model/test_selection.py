@@ -63,7 +63,7 @@ def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
     assert (names(found.cluster), names(found.local)) == ("ab", "a")
     uses = uses_cluster(port), uses_local(port)
     assert uses == (bool(cluster), bool(local))
-    assert unused.chosen(port, found) == {*map(id, found.cluster * uses[0] + found.local * uses[1])}
+    assert unused.usable(port, found) == {*map(id, found.cluster * uses[0] + found.local * uses[1])}
 
 
 @pytest.mark.parametrize(

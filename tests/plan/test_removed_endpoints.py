@@ -66,12 +66,12 @@ def test_an_endpoint_that_comes_back_is_forgotten() -> None:
     assert removed.due() == 19.0
 
 
-def leaving(*endpoints: object, chosen: object = ()) -> Watched:
+def leaving(*endpoints: object, usable: object = ()) -> Watched:
     """Both are listed, and these terminate: connections are reset 25 s after that began."""
     return watched(ONE, OTHER)._replace(
         after_terminating=25.0,
         terminating=frozenset(endpoints),  # type: ignore[arg-type]
-        chosen=frozenset(chosen),  # type: ignore[call-overload]
+        usable=frozenset(usable),  # type: ignore[call-overload]
     )
 
 
@@ -86,9 +86,9 @@ def test_a_terminating_endpoint_is_due_some_time_after_that_began_and_once() -> 
 
 def test_a_terminating_endpoint_that_gets_new_connections_is_due_once_others_do() -> None:
     removed = serving(ONE, OTHER)
-    removed.update(WEB, leaving(ONE, chosen=[ONE]), 5.0)
+    removed.update(WEB, leaving(ONE, usable=[ONE]), 5.0)
     assert removed.due() == math.inf and not removed.take_due(100.0)
-    removed.update(WEB, leaving(ONE, chosen=[OTHER]), 101.0)
+    removed.update(WEB, leaving(ONE, usable=[OTHER]), 101.0)
     assert removed.due() == 30.0
 
 

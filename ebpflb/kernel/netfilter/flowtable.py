@@ -272,9 +272,9 @@ class FlowtableSync:
     frontends are known.
     """
 
-    def __init__(self, *, chosen: bool, missing: str | None = None) -> None:
-        """``missing``: why this kernel has no flowtable, if one was chosen."""
-        self.enabled, self.missing = chosen and not missing, missing
+    def __init__(self, *, is_wanted: bool, missing: str | None = None) -> None:
+        """``missing``: why this kernel has no flowtable, if one is wanted."""
+        self.enabled, self.missing = is_wanted and not missing, missing
         self.on_change: Callable[[], None] = lambda: None
         self.left_out: Mapping[str, str] = {}
         self._lock = threading.Lock()
@@ -339,7 +339,7 @@ class FlowtableSync:
 
     @property
     def said(self) -> str | None:
-        """The state for the operator; None if the flowtable was not chosen."""
+        """The state for the operator; None if no flowtable is wanted."""
         if not self.enabled:
             return self.missing and f"none: {self.missing}"
         out = "; ".join(f"{name} is left out: {why}" for name, why in sorted(self.left_out.items()))

@@ -141,7 +141,7 @@ class NatWatch(DescriptorWorker):
         self.table = table
         self.lacking: list[str] = []
         self.put_back = 0  # number of repairs
-        self.flowtable = flowtable or FlowtableSync(chosen=False)
+        self.flowtable = flowtable or FlowtableSync(is_wanted=False)
         self.flowtable.on_change = self._look_soon
         self.differs: list[str] = []
         self._whole = True  # the next check compares everything, not only pending changes

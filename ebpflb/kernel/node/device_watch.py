@@ -134,7 +134,7 @@ def list_devices(*, route_sources: bool = False) -> DevicesChanged:
 
 
 class _OwnAddress(NamedTuple):
-    """An address of a device; whether the kernel would choose it as a source."""
+    """An address of a device; whether the kernel would select it as a source."""
 
     address: Address
     is_source: bool

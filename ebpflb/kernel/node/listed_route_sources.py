@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source the kernel's routes would choose, by device and destination (rtnetlink).
+"""Which source the kernel's routes would select, by device and destination (rtnetlink).
 
 Programs ask the kernel themselves if they can (``probe.route_source``). Otherwise the kernel's
-answers are listed here, for devices that have more than one address to choose from.
+answers are listed here, for devices that have more than one address.
 """
 
 import errno

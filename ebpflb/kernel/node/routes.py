@@ -101,7 +101,7 @@ def _ask(
     came_by: int = 0,
     mark: int = 0,
 ) -> tuple[int, Attributes]:
-    """Return the type and the attributes of the route that the kernel chooses. Raises OSError."""
+    """Return the type and the attributes of the route that the kernel selects. Raises OSError."""
     bits = destination.max_prefixlen
     content = _header(_AF[destination.version], bits, bits if source else 0)
     content += netlink.attribute(_DESTINATION, destination.packed)
@@ -124,7 +124,7 @@ def _leaves_by(kernel: socket, address: Address, client: Address) -> int:
     return _number(found, _LEAVES_BY)
 
 
-# The routing rules of this network namespace (ip rule) that choose a table by a mark.
+# The routing rules of this network namespace (ip rule) that select a table by a mark.
 
 
 def rule_marks() -> set[int]:

@@ -123,8 +123,8 @@ def _explain(
         notes.append("the agent changed the maps meanwhile: run the command again to be sure")
     noted = way.noted
     shares: list[Share] = []
-    if noted and noted.service and noted.chosen_from and noted.chosen_from.size:
-        shares = list(facts.shares(noted.service, noted.chosen_from, noted.only))
+    if noted and noted.service and noted.candidates and noted.candidates.size:
+        shares = list(facts.shares(noted.service, noted.candidates, noted.only))
     verdict, says, status = _verdict(way, facts)
     if status is ExitStatus.LEFT_ALONE:
         says = _of_another_node(asked, facts) or says

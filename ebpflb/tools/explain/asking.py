@@ -205,31 +205,30 @@ class MapFacts:
             if backend and backend.id == number:
                 yield backend.address, name.node
 
-    def shares(self, service: ServiceEntry, chosen: Range, only: int | None) -> Iterator[Share]:
+    def shares(self, service: ServiceEntry, candidates: Range, only: int | None) -> Iterator[Share]:
         """Yield the service's slots.
 
-        One of ``chosen`` gets the connection, or the backend ``only``.
+        One of ``candidates`` gets the connection, or the backend ``only``.
         """
-        chances = self._chances(service, chosen)
+        chances = self._chances(service, candidates)
         for slot in range(service.cluster.base, service.cluster.base + service.slots):
             backend = self.slot(slot)
             if backend is None or backend.service != service.id:
                 continue
-            is_candidate = chosen.base <= slot < chosen.base + chosen.size
+            is_candidate = candidates.base <= slot < candidates.base + candidates.size
             chance = float(backend.id == only) if only else chances.get(slot, 0.0)
             name, where = self.name(backend.id), host_port(backend.address, backend.port)
             note = self._note(backend, is_candidate)
             yield Share(slot, where, chance, *name, note)
 
-    def _chances(self, service: ServiceEntry, chosen: Range) -> dict[int, float]:
+    def _chances(self, service: ServiceEntry, candidates: Range) -> dict[int, float]:
         """Return slot -> probability, drawn from the slots or from the service's table."""
         if not service.table.size:
-            slots = range(chosen.base, chosen.base + chosen.size)
-            return dict.fromkeys(slots, 1 / max(1, chosen.size))
+            slots = range(candidates.base, candidates.base + candidates.size)
+            return dict.fromkeys(slots, 1 / max(1, candidates.size))
         found: defaultdict[int, float] = defaultdict(float)
-        first = (
-            service.table.base + (chosen == service.local != service.cluster) * service.table.size
-        )
+        is_local = candidates == service.local != service.cluster
+        first = service.table.base + (service.table.size if is_local else 0)
         for at in range(first, first + service.table.size):
             place: Choice = self.maps["choices"].get(at)
             part = place.below / 2**32 / service.table.size

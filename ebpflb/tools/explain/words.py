@@ -55,7 +55,7 @@ class Noted(NamedTuple):
     rows: list[Row]
     verdict: str | None
     service: ServiceEntry | None
-    chosen_from: Range | None
+    candidates: Range | None
     only: int | None
     backend: int | None
 
@@ -102,7 +102,7 @@ class Words:
         self.facts, self.asked, self.client = facts, asked, client
         self.is_packet = is_packet
         self.service: ServiceEntry | None = None
-        self.chosen_from: Range | None = None
+        self.candidates: Range | None = None
         self.only: int | None = None
         self.backend: int | None = None
         self._is_new = False  # affinity is looked up in the map new_affinity
@@ -114,7 +114,7 @@ class Words:
         verdicts = [VERDICTS[step.value] for step in found if step.kind == "verdict"]
         counted = [verdict for verdict in verdicts if verdict != "retried"]
         last = counted[-1] if counted else None
-        return Noted(rows, last, self.service, self.chosen_from, self.only, self.backend)
+        return Noted(rows, last, self.service, self.candidates, self.only, self.backend)
 
     def _row(self, step: Step) -> Row | None:
         if step.kind in SAID_BY_STATE:
@@ -158,13 +158,13 @@ class Words:
         if self.service is None:
             return None
         local = bool(step.value & 1)
-        self.chosen_from = chosen = self.service.local if local else self.service.cluster
+        self.candidates = listed = self.service.local if local else self.service.cluster
         is_local = "local" in self.service.flags
         says = f"{'Local' if is_local else 'Cluster'}: "
-        says += f"{chosen.size} of this node" if local else f"{chosen.size} of all nodes"
+        says += f"{listed.size} of this node" if local else f"{listed.size} of all nodes"
         if is_local and not local:
             says += ", as for all clients in the cluster"
-        row = f"{chosen.base}-{chosen.base + chosen.size - 1}" if chosen.size else "none"
+        row = f"{listed.base}-{listed.base + listed.size - 1}" if listed.size else "none"
         return Row("policy", says, "services", f"{'local' if local else 'cluster'} slots {row}")
 
     def _affinity_asked(self, step: Step) -> None:

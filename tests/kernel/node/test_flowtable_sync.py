@@ -76,7 +76,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
 @pytest.fixture
 def it() -> FlowtableSync:
     """Told of one device and one frontend."""
-    made = FlowtableSync(chosen=True)
+    made = FlowtableSync(is_wanted=True)
     made.place([LO], [V4, V6])
     made.start_over([WEB])
     return made
@@ -94,7 +94,7 @@ def test_a_nodeport_is_at_each_address_of_its_family() -> None:
 def test_nothing_is_written_before_all_is_known(kernel: FakeKernel) -> None:
     """The entries of an earlier agent stay until all is known."""
     kernel.contents = found = Contents(frozenset({"eth0"}), packed(WEB))
-    made = FlowtableSync(chosen=True)
+    made = FlowtableSync(is_wanted=True)
     for tell in (lambda: made.place([LO], []), lambda: made.start_over([WEB])):
         made.catch_up(needed=True)
         assert made.look(needed=True, report_only=False) == []
@@ -150,7 +150,7 @@ def test_a_device_that_is_refused_is_said_and_tried_again(
 ) -> None:
     """Once in the log; one that has gone meanwhile is none."""
     kernel.refused = {"lo": "no such hook", "gone0": "no such device"}
-    made = FlowtableSync(chosen=True)
+    made = FlowtableSync(is_wanted=True)
     made.start_over([])
     for addresses in ([], [V4]):
         made.place([LO, GONE], addresses)
@@ -164,16 +164,18 @@ def test_a_device_that_is_refused_is_said_and_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "missing", "needed"),
+    ("is_wanted", "missing", "needed"),
     [(False, None, True), (True, "no flowtable", True), (True, None, False)],
-    ids=["not chosen", "no kernel", "flow tables"],
+    ids=["not wanted", "no kernel", "flow tables"],
 )
-def test_it_is_removed(kernel: FakeKernel, chosen: bool, missing: str | None, needed: bool) -> None:
+def test_it_is_removed(
+    kernel: FakeKernel, is_wanted: bool, missing: str | None, needed: bool
+) -> None:
     """An earlier agent's, where it is not wanted any more."""
     kernel.contents = EMPTY_FLOWTABLE
-    made = FlowtableSync(chosen=chosen, missing=missing)
+    made = FlowtableSync(is_wanted=is_wanted, missing=missing)
     assert made.look(needed=needed, report_only=False) == []
     assert kernel.contents is None
     assert made.said == (
-        f"none: {missing}" if missing else "active on 0 devices" if chosen else None
+        f"none: {missing}" if missing else "active on 0 devices" if is_wanted else None
     )

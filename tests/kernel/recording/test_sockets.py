@@ -189,9 +189,9 @@ def test_sockets_go_where_explain_says(
             shares = (
                 {
                     share.endpoint: share.chance
-                    for share in services.facts.shares(noted.service, noted.chosen_from, noted.only)
+                    for share in services.facts.shares(noted.service, noted.candidates, noted.only)
                 }
-                if noted and noted.service and noted.chosen_from
+                if noted and noted.service and noted.candidates
                 else {}
             )
             certain += 1.0 in shares.values() and len(shares) > 1
