@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program: begins an HTTPS request every PAUSE seconds, whatever became of the earlier ones,
-until its input ends. Then it prints when each failed request began (CLOCK_MONOTONIC) and why, and
-how many succeeded.
+until its input ends. A request fails that is not answered in PATIENCE seconds. Then it prints when
+each failed request began (CLOCK_MONOTONIC) and why, and how many succeeded.
 
-    python3 https_load.py ADDRESS PORT PAUSE
+    python3 https_load.py ADDRESS PORT PAUSE PATIENCE
 """
 
 import json
@@ -14,12 +14,10 @@ import time
 from http.client import HTTPException, HTTPSConnection
 from threading import Thread
 
-PATIENCE = 5.0  # seconds
-
 
 class Load:
-    def __init__(self, address: str, port: int) -> None:
-        self._where = address, port
+    def __init__(self, address: str, port: int, patience: float) -> None:
+        self._where, self._patience = (address, port), patience
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
         self.failed: list[tuple[float, str]] = []
@@ -27,7 +25,7 @@ class Load:
 
     def request(self) -> None:
         begun = time.monotonic()
-        connection = HTTPSConnection(*self._where, timeout=PATIENCE, context=self._context)
+        connection = HTTPSConnection(*self._where, timeout=self._patience, context=self._context)
         try:
             connection.request("GET", "/version")
             connection.getresponse().read()
@@ -38,8 +36,8 @@ class Load:
             connection.close()
 
 
-def main(address: str, port: str, pause: str) -> None:
-    load, threads = Load(address, int(port)), list[Thread]()
+def main(address: str, port: str, pause: str, patience: str) -> None:
+    load, threads = Load(address, int(port), float(patience)), list[Thread]()
     load.request()
     print("ready", flush=True)
     end = selectors.PollSelector()

@@ -36,6 +36,7 @@ from tests.load import paused, scaled
 VIP, VIP_PORT, API_PORT = "10.96.0.1", 443, 6443
 LOCAL = "127.0.0.1", 7445
 PAUSE = paused(0.02)  # seconds between two requests of a client
+PATIENCE = max(5.0, 60 * PAUSE)  # seconds that a client waits for an answer
 NOTICED = 2.0  # seconds after an unannounced death in which connections may fail
 SERVICE = [{"name": "https", "port": VIP_PORT, "protocol": "TCP"}]
 SLICE = [{"name": "https", "port": API_PORT, "protocol": "TCP"}]
@@ -134,7 +135,9 @@ def used(cluster: Cluster) -> set[str]:
 def loads(cluster: Cluster) -> "list[subprocess.Popen[str]]":
     program, pipe = Path(https_load.__file__), subprocess.PIPE
     return [
-        cluster.lab.keep_ready(host.python(program, *to, str(PAUSE), stdin=pipe, stdout=pipe))
+        cluster.lab.keep_ready(
+            host.python(program, *to, str(PAUSE), str(PATIENCE), stdin=pipe, stdout=pipe)
+        )
         for host, to in (
             (cluster.client, (VIP, str(VIP_PORT))),
             (cluster.node, (LOCAL[0], str(LOCAL[1]))),
@@ -158,7 +161,7 @@ def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> Non
     running = loads(cluster)
     for pod in servers.pods:
         servers.name(*(each for each in servers.pods if each != pod))
-        time.sleep(https_load.PATIENCE / 5)  # what has begun before may end
+        time.sleep(PATIENCE / 5)  # what has begun before may end
         servers.stop(pod)
         servers.start(pod)
         servers.name(*servers.pods)
