@@ -96,26 +96,6 @@ def test_a_bad_file_that_goes_is_no_error_any_more(manifests: Manifests) -> None
     assert manifests.error() is None
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a: b: c", b"%", b"{", b"? [a]\n: b", b"\x00"])
-def test_a_file_of_garbage_leaves_the_other_files_alone(manifests: Manifests, text: bytes) -> None:
-    """The rest is served from the start."""
-    (manifests.path / "bad.yaml").write_bytes(text)
-    (manifests.path / "bad.json").write_bytes(text)
-    manifests.write(service("good"))
-    assert manifests.services() == {"good"}
-    assert {Path(it.source).name for it in manifests.statuses} == {"bad.yaml", "bad.json"}
-
-
-@pytest.mark.parametrize("text", ["[" * 10**5, "- " * 10**5, "\n".join(["{a: "] * 10**5)])
-@pytest.mark.parametrize("name", ["bad.yaml", "bad.json"])
-def test_a_file_nested_without_end_is_refused(manifests: Manifests, name: str, text: str) -> None:
-    """libyaml would overflow its stack and take the process along."""
-    manifests.write(text, name=name)
-    manifests.write(service("good"))
-    assert manifests.services() == {"good"}
-    assert manifests.error(name)
-
-
 def test_a_file_with_many_brackets_is_read(manifests: Manifests) -> None:
     """Many are not deep."""
     manifests.write(*(service(f"web-{number}") for number in range(400)))

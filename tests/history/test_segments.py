@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ from ebpflb.history.history_records import Begun
 from ebpflb.history.past import Past
 from ebpflb.options import Paths
 from tests.history.fakes import Node
+from tests.kit.hostile_files import HOSTILE, lay
+
+NO_HISTORY: dict[str, Callable[[Path], object]] = {
+    **HOSTILE,
+    "a link to a file": lambda path: path.symlink_to("/etc/passwd"),
+}
 
 
 def test_for_root_alone(tmp_path: Path) -> None:
@@ -26,22 +33,11 @@ def test_for_root_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("kind", ["garbage", "fifo", "directory", "link", "sparse"])
+@pytest.mark.parametrize("kind", ["garbage", "a pipe", "a directory", "a link to a file", "holes"])
 def test_what_is_no_history(tmp_path: Path, kind: str) -> None:
     """What lies in place of a file is named by a reader, and the agent records beside it."""
     place = tmp_path / "state.00000007.history"
-    match kind:
-        case "garbage":
-            place.write_bytes(os.urandom(1000))
-        case "fifo":
-            os.mkfifo(place)
-        case "directory":
-            place.mkdir()
-        case "link":
-            place.symlink_to("/etc/passwd")
-        case "sparse":
-            place.touch()
-            os.truncate(place, 1 << 40)
+    lay(NO_HISTORY[kind], place)
     node = Node(tmp_path)
     node.maps["backend_slots"].write([(1, 1)])
     node.history.stop()

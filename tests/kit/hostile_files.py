@@ -38,6 +38,8 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "a loop of links": lambda path: path.symlink_to(path),
     "a link to nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
     "a link to a device without end": lambda path: path.symlink_to("/dev/zero"),
+    "a link to a device that blocks": lambda path: path.symlink_to("/dev/ptmx"),
     "a link to what cannot be read": lambda path: path.symlink_to("/proc/self/mem"),
+    "a link to a file of /proc that blocks": lambda path: path.symlink_to("/proc/kmsg"),
     "holes": holes,
 }
