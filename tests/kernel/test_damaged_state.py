@@ -164,41 +164,6 @@ def test_counts_of_writes_begin_again(maps: dict[str, Map]) -> None:
     assert after.writes % 2 == 0 and after.frontend_moves > 0
 
 
-STRANGE = [
-    ("links/connect4", "a map"),
-    ("links/strange", "a map"),
-    ("devices/x-ingress", "a map"),
-    ("devices/x-ingress", "a directory"),
-    ("devices/7-egress", "a map"),
-    ("devices/7-strange", "a map"),
-    ("devices/9999999999999-ingress", "a map"),
-    ("devices/y-clsact", "a directory"),
-    ("strange", "a map"),
-    ("{maps}/services", "a map"),
-    ("{maps}/services", "a directory"),
-    ("{maps}/strange", "a directory"),
-]
-
-
-@pytest.mark.parametrize(("place", "what"), STRANGE)
-def test_an_unknown_pin(directory: Path, place: str, what: str) -> None:
-    """Of another kind, or of an unknown name: it ends no start, and cleanup removes it."""
-    state = StateDir(directory)
-    state.prepare()
-    pin = directory / place.format(maps=state.maps_directory.name)
-    if what == "a map":
-        made = creation.create_map(layout.MAPS["secret"])
-        bpf.pin(made, str(pin))
-        os.close(made)
-    else:
-        pin.mkdir()
-        (pin / "deeper").mkdir()
-    made_anew = Datapath(state)
-    made_anew.close()
-    unpin_all(state)
-    assert not directory.exists()
-
-
 @pytest.mark.parametrize("place", ["links", "devices", "{maps}"])
 def test_a_pin_in_the_place_of_a_directory(directory: Path, place: str) -> None:
     """It gives way."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ebpflb.errors import KernelError
 from ebpflb.kernel import netlink
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
-from ebpflb.kernel.attach.tcx import fault
+from ebpflb.kernel.attach.tcx import fault, indexes
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
@@ -225,8 +225,7 @@ class Clsact:
     def recorded(self) -> set[int]:
         """Return the devices, by ifindex, that have a record."""
         found = self.folder.glob("*-clsact") if self.folder.is_dir() else ()
-        numbers = (record.name.partition("-")[0] for record in found)
-        return {int(number) for number in numbers if number.isdecimal()}
+        return indexes(record.name.partition("-")[0] for record in found)
 
 
 @contextmanager

@@ -101,8 +101,7 @@ def unpin_all(state: StateDir) -> None:
     for attacher in (Clsact(state.devices_directory), Tcx(state.devices_directory)):
         attacher.detach_others(set())
     for pin in state.links():
-        if not pin.is_dir():
-            tcx.detach(pin)
+        tcx.detach(pin)
     for directory in (state.devices_directory, state.links_directory, state.directory):
         remove_tree(directory)
 

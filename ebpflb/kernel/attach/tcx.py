@@ -10,7 +10,7 @@ runs after one that returns TC_ACT_OK.
 """
 
 import errno
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -106,9 +106,7 @@ class Tcx:
         """Return the devices, by ifindex, that have a pin."""
         pins = self.folder.iterdir() if self.folder.is_dir() else ()
         parts = [pin.name.partition("-") for pin in pins]
-        return {
-            int(number) for number, _, hook in parts if hook in TCX_HOOKS and number.isdecimal()
-        }
+        return indexes(number for number, _, hook in parts if hook in TCX_HOOKS)
 
     def _pin(self, index: int, hook: str) -> Path:
         return self.folder / f"{index}-{hook}"
@@ -121,11 +119,18 @@ class Tcx:
             return cgroup_links.update_link(link, program)
 
 
+def indexes(texts: Iterable[str]) -> set[int]:
+    """Return the numbers among the texts that can be an ifindex, which is a C int."""
+    return {int(text) for text in texts if text.isdecimal() and int(text) < 1 << 31}
+
+
 def detach(pin: Path) -> None:
     """Detach a link at once and unpin it; unpinning alone would detach it some time later.
 
-    A link whose device or cgroup was removed is already detached.
+    A link whose device or cgroup was removed is already detached. A directory is not a link.
     """
+    if pin.is_dir():
+        return
     with suppress(KernelError), bpf.opened(pin) as link:
         if link is not None:
             bpf.link_detach(link)
