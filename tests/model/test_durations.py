@@ -20,6 +20,7 @@ from ebpflb.model.durations import Duration, parse
         ("90s", "1m30s", 90),
         ("1m2.5s", "1m2.5s", 62.5),
         ("250ms", "250ms", 0.25),
+        ("1.5ms", "1.5ms", 1.5e-3),
         ("1.5us", "1.5µs", 1.5e-6),
         ("7ns", "7ns", 7e-9),
         (".5s", "500ms", 0.5),

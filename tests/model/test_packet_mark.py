@@ -14,6 +14,7 @@ from ebpflb.model.packet_path import PacketMark
         ("0x4000/0x4000", PacketMark(0x4000, 0x4000)),
         ("16384/0xffff", PacketMark(0x4000, 0xFFFF)),
         ("1", PacketMark(1, 0xFFFFFFFF)),
+        ("1/1", PacketMark(1, 1)),
     ],
 )
 def test_forms(text: str, mark: PacketMark) -> None:
