@@ -181,7 +181,6 @@ static __always_inline struct outcome egress_read(struct __sk_buff *ctx, struct 
 PROGRAM("tc/egress")
 int egress(struct __sk_buff *ctx)
 {
-	struct scratch *scratch;
 	struct outcome outcome;
 	enum reading reading;
 	enum action action;
@@ -191,7 +190,7 @@ int egress(struct __sk_buff *ctx)
 	stale_datagram_report(ctx);
 	if (is_translated(ctx) || egress_has_nothing_to_do(ctx))
 		return GO_ON;
-	scratch = scratch_begin(HOOK_EGRESS);
+	struct scratch *scratch = scratch_begin(HOOK_EGRESS);
 	if (!scratch)
 		return GO_ON;
 	struct packet *packet = &scratch->packet;
