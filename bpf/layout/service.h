@@ -110,7 +110,7 @@ SIZE(struct service_name, 200);
 
 struct backend_name {
 	char node[64];
-	char target[64];	/* the pod; longer names are cut */
+	char target[64];	/* the pod; longer names end in "…" */
 	char zone[64];
 };
 SIZE(struct backend_name, 192);

@@ -23,17 +23,22 @@ Flags = frozenset[str]
 BackendName = EndpointName  # the endpoint that a backend id stands for
 
 NAME_BYTES = 64  # of each part of a BackendName in a map (struct backend_name)
+_MORE = "…"
 
 
 def stored_name(name: EndpointName) -> BackendName:
-    """The name as a map holds it: each part without a NUL, and cut after NAME_BYTES."""
+    """The name as a map holds it: each part without a NUL; a part that is too long ends in "…"."""
     if all(len(part) <= NAME_BYTES and part.isascii() and "\0" not in part for part in name):
         return name
     return BackendName(*(_cut(part) for part in name))
 
 
 def _cut(part: str) -> str:
-    return part.partition("\0")[0].encode()[:NAME_BYTES].decode(errors="ignore")
+    text = part.partition("\0")[0]
+    packed = text.encode()
+    if len(packed) <= NAME_BYTES:
+        return text
+    return packed[: NAME_BYTES - len(_MORE.encode())].decode(errors="ignore") + _MORE
 
 
 NO_SLOT = 2**32 - 1  # the slot of a removed backend: beyond the array, so a look-up finds nothing
