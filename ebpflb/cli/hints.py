@@ -8,6 +8,7 @@ import click
 
 # What kubectl's users type first.
 VERBS = {"get": "services list", "list": "services list", "describe": "services get"}
+SHOWS = {"services": "get", "flows": "list", "maps": "dump"}  # what a group has instead of them
 _CHOICES = re.compile(r"is not one of .*")
 _LONG = 200  # characters of an error, beyond which its list of words is left out
 _ALIKE = 0.8  # from 0 to 1
@@ -27,20 +28,33 @@ def with_hint(error: click.UsageError) -> click.UsageError:
 def _hint(error: click.UsageError) -> str:
     if isinstance(error, click.exceptions.NoSuchCommand):
         return _command(error)
+    if isinstance(error, click.MissingParameter):
+        is_service = error.param and "NAMESPACE/NAME" in (error.param.metavar or "")
+        return "`ebpflb services list` shows the names." if is_service else ""
     if isinstance(error, click.BadParameter):
         return _choice(error)
+    return _extra_argument(error)
+
+
+def _extra_argument(error: click.UsageError) -> str:
+    extra = re.search(r"unexpected extra argument \((.*)\)", error.message)
     options = {each.name for each in error.ctx.command.params} if error.ctx else set()
-    if "unexpected extra argument" in error.message and "service" in options:
+    if extra and "service" in options:
         return "Name a Service with --service NAMESPACE/NAME."
-    return ""
+    is_service = extra and extra[1].count("/") == 1
+    return f"`ebpflb services get {extra[1]}` shows a Service." if extra and is_service else ""
 
 
 def _command(error: click.exceptions.NoSuchCommand) -> str:
     name = error.command_name
-    if error.ctx and error.ctx.command.name == "services" and not error.possibilities:
-        return f"`ebpflb services get {name}` shows a Service."
-    is_first = error.ctx is not None and error.ctx.parent is None
-    return f"Did you mean `ebpflb {VERBS[name]}`?" if is_first and name in VERBS else ""
+    if not error.ctx or error.possibilities:
+        return ""
+    if name in VERBS:
+        group = error.ctx.command.name
+        meant = f"{group} {SHOWS[group]}" if group in SHOWS else VERBS[name]
+        return f"Did you mean `ebpflb {meant}`?"
+    is_service = error.ctx.command.name == "services"
+    return f"`ebpflb services get {name}` shows a Service." if is_service else ""
 
 
 def _choice(error: click.BadParameter) -> str:

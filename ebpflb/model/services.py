@@ -540,5 +540,6 @@ def likely_service(wanted: str, known: Iterable[str]) -> str:
     """Return the end of an error about a Service that is not there, by NAMESPACE/NAME."""
     from difflib import get_close_matches  # only errors need it
 
-    close = get_close_matches(wanted, sorted(known))
+    names = sorted(known)
+    close = [it for it in names if it.endswith(f"/{wanted}")] or get_close_matches(wanted, names)
     return f"did you mean {' or '.join(close)}?" if close else "see `ebpflb services list`"

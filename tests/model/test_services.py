@@ -13,7 +13,7 @@ from ebpflb.model import services
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
-from ebpflb.model.services import Admission, PortName, Protocol
+from ebpflb.model.services import Admission, PortName, Protocol, likely_service
 from tests.model import builders
 
 
@@ -352,3 +352,11 @@ def test_names_that_no_map_holds_are_invalid(field: str, made: Callable[[str], A
     assert services.parse(made("x" * 63)).ports
     with pytest.raises(InvalidObject, match=re.escape(f"{field}: longer than 63 characters")):
         services.parse(made("x" * 64))
+
+
+def test_a_name_without_its_namespace() -> None:
+    """The Services of this name are meant, however long the names of their namespaces are."""
+    known = ["a-long-name-of-a-namespace/web", "default/website", "shop/db"]
+    assert likely_service("web", known) == "did you mean a-long-name-of-a-namespace/web?"
+    assert likely_service("shop/dbs", known) == "did you mean shop/db?"
+    assert likely_service("nothing", known) == "see `ebpflb services list`"

@@ -38,7 +38,13 @@ def test_questions(text: str, question: Frontend | NamedService) -> None:
         ("fd00:96::10:80", r"did you mean \[fd00:96::10\]:80\?"),
         ("fd00::a:53/udp", r"did you mean \[fd00::a\]:53/udp\?"),
         ("web", "did you mean the Service default/web?"),
-        ("default/web/icmp", '"icmp" is not tcp, udp or sctp'),
+        ("web.default", r"did you mean the Service web\.default\.svc\?"),
+        ("web.default:80/udp", r"did you mean the Service web\.default\.svc:80/udp\?"),
+        ("10.96.0.10", r"did you mean 10\.96\.0\.10:80\?"),
+        ("[fd00:96::10]", r"did you mean \[fd00:96::10\]:80\?"),
+        ("10.96.0.999", "such as 10.96.0.10:80"),
+        ("default/web/icmp", '"icmp" is not tcp, udp or sctp$'),
+        ("default/web/80", "a port is written as :80"),
     ],
 )
 def test_wrong_questions(text: str, reason: str) -> None:

@@ -7,6 +7,7 @@ The thread must be in the node's network namespace.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +39,7 @@ _NAME = re.compile(
 )
 _BARE_V6 = re.compile(r"(?P<address>[0-9a-fA-F:]*:[0-9a-fA-F:]*):(?P<rest>\d{1,5}(/\w+)?)")
 _FORM = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<v4>[^:\[\]]*)):(?P<port>\d{1,5})(?:/(?P<name>\w+))?")
+_DNS = re.compile(r"(?P<first>[a-z][a-z0-9-]*)\.(?P<second>[a-z][a-z0-9-]*)(?P<rest>[:/].*)?")
 _WORD = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # a Service without its namespace
 EXAMPLE = "such as 10.96.0.10:80, [fd00::a]:53/udp or 192.0.2.1:30080/sctp"
 
@@ -66,7 +68,7 @@ def parse_question(text: str) -> Frontend | NamedService:
             namespace, named["name"] or named["first"], named["port"] or "", protocol
         )
     found = _FORM.fullmatch(text)
-    if not found:
+    if not found or _DNS.fullmatch(text):
         forms = "ADDRESS:PORT[/tcp|udp|sctp] or NAMESPACE/NAME[:PORT]"
         raise ValueError(f'"{one_line(text)}" is not {forms}{_question_hint(text)}')
     protocol, port = _protocol(found["name"] or "tcp"), int(found["port"])
@@ -88,12 +90,18 @@ def _question_hint(text: str) -> str:
         return f": did you mean {one_line(host)}{'' if ':' in host else usual}?"
     if _WORD.fullmatch(text):
         return f": did you mean the Service default/{text}?"
+    if dns := _DNS.fullmatch(text):
+        first, second, rest = dns["first"], dns["second"], one_line(dns["rest"] or "")
+        return f": did you mean the Service {first}.{second}.svc{rest}?"
+    with suppress(ValueError):
+        return f": did you mean {host_port(parse_address(text.strip('[]')), 80)}?"
     return f", {EXAMPLE}"
 
 
 def _protocol(name: str) -> Protocol:
     if name.upper() not in PROTOCOLS:
-        raise ValueError(f'"{one_line(name.lower())}" is not tcp, udp or sctp')
+        hint = f": a port is written as :{name}" if name.isdecimal() else ""
+        raise ValueError(f'"{one_line(name.lower())}" is not tcp, udp or sctp{hint}')
     return Protocol(PROTOCOLS[name.upper()])
 
 
