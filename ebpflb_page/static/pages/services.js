@@ -26,7 +26,7 @@ const measured = (it, value) => (it.rates?.line.length ? rate(value) : "");
 
 const COLUMNS = [
   { label: "Service", sort: "service", order: "ascending", cell: (it) => serviceLink(it.service) },
-  { label: "Addresses", minor: true, name: "addresses", cell: (it) => el("span", { title: it.addresses.join(" ") }, `${it.addresses.join(" ")} `, el("small", {}, it.ports.join(" "))) },
+  { label: "Addresses", minor: true, name: "addresses", cell: (it) => el("span", { title: [...it.addresses, ...it.ports].join(" ") }, `${it.addresses.join(" ")} `, el("small", {}, it.ports.join(" "))) },
   { label: "Endpoints", sort: "endpoints", order: "ascending", number: true, cell: (it) => (it.unused ? `${it.used} of ${it.used + it.unused}` : it.used) },
   { label: "Open", sort: "open", order: "descending", number: true, minor: true, cell: (it) => it.open ?? "?" },
   { label: "New/s", sort: "new", order: "descending", number: true, cell: (it) => measured(it, it.rates?.new) },
