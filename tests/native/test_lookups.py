@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.agent.stale_udp import socket_search
-from ebpflb.agent.stale_udp.socket_search import ServedFrontends, replacements
+from ebpflb.agent.stale_udp import lookups
+from ebpflb.agent.stale_udp.lookups import ServedFrontends
+from ebpflb.agent.stale_udp.rebind import replacements
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.no_frontends import bit_of
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
@@ -79,7 +80,7 @@ def test_service_find(
     for at in (*asked, *served):
         key = node.kernel.tables["services"].key.pack(at)
         expected = call(node, "lookup_service", key, HOST, found="services")
-        assert socket_search.service_find(views(node), at) == expected
+        assert lookups.service_find(views(node), at) == expected
 
 
 @given(
@@ -121,7 +122,7 @@ def test_backend_find(
     for each, slot in backend_slots.items():
         node.put("backend_slots", each, slot)
     expected = call(node, "lookup_backend", service, id, found="slots")
-    assert socket_search.backend_find(views(node), service, id) == expected
+    assert lookups.backend_find(views(node), service, id) == expected
 
 
 @given(

@@ -13,7 +13,8 @@ from ebpflb.agent.on_removal.resets import FlowConnections
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp import conntrack_worker
 from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
-from ebpflb.agent.stale_udp.socket_search import Counts, ServedFrontends, SocketEnder, SocketState
+from ebpflb.agent.stale_udp.lookups import ServedFrontends, SocketState
+from ebpflb.agent.stale_udp.socket_search import Counts, SocketEnder
 from ebpflb.kernel.maps import occupancy, sweep
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
 from ebpflb.model.annotations import OnRemoval

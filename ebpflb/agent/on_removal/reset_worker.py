@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ebpflb.agent.stale_udp.socket_search import Maps, ServedFrontends, node_serves
+from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends, node_serves
 from ebpflb.errors import EbpflbError
 from ebpflb.model.addresses import family
 from ebpflb.model.services import PortName

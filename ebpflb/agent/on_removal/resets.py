@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
 from ebpflb.agent.on_removal.reset_worker import ResetCounts, WantedConnections
-from ebpflb.agent.stale_udp.socket_search import Answers, EachNamespace, Maps
+from ebpflb.agent.stale_udp.lookups import Maps
+from ebpflb.agent.stale_udp.socket_search import Answers, EachNamespace
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.layout import MAPS, ffi
 from ebpflb.kernel.maps.records import PeerFrontend

@@ -14,12 +14,12 @@ The steps:
    (plan.service_entries.BackendChange); a thread (worker.py) does the rest.
 2. The counters of those backends show whether any socket may still be connected to them. Only then
    the map of sockets is searched for entries whose backend no longer serves (socket_search.py,
-   by the datapath's own look-ups).
+   by the datapath's own look-ups: lookups.py).
 3. Only if there are any, the connected UDP sockets of every network namespace are listed by
    sock_diag, found by their cookies, and ended by SOCK_DESTROY. Sockets that connected to the
    same backend directly are left alone.
 4. If the kernel cannot end sockets (no INET_DIAG_DESTROY), the packet path rewrites a pod's
-   datagrams to another backend instead.
+   datagrams to another backend instead (rebind.py).
 5. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 
@@ -32,5 +32,7 @@ have made stale (plan.flow_entries.StaleCandidates).
 moved_flows        deletes the entries of flows that programs report; and the thread
 conntrack_worker   when conntrack is searched for stale entries; and the thread
 worker             when to search: after which changes, in which passes; and the thread
-socket_search      the stale entries in the map of sockets
+socket_search      finds stale sockets and ends them
+lookups            the datapath's look-ups, and which sockets they show to be stale
+rebind             sends stale flows to another backend, where sockets cannot be ended
 """

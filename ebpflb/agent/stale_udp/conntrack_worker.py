@@ -9,7 +9,8 @@ from enum import Enum, auto
 from itertools import chain
 from typing import NamedTuple
 
-from ebpflb.agent.stale_udp.socket_search import Counts, Maps, ServedFrontends
+from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends
+from ebpflb.agent.stale_udp.socket_search import Counts
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.maps.stale_endpoints import StaleEndpoints

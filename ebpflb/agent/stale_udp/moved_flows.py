@@ -22,7 +22,7 @@ from contextlib import closing
 from itertools import islice
 
 from ebpflb.agent.stale_udp.conntrack_worker import OnSearch, StaleConnections
-from ebpflb.agent.stale_udp.socket_search import Maps
+from ebpflb.agent.stale_udp.lookups import Maps
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.ring import Ring
 from ebpflb.plan.flow_entries import Tuple

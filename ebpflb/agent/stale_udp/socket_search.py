@@ -1,144 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which entries in the map of sockets are stale: their backend no longer serves their frontend.
+"""Find stale UDP sockets: first in the map of sockets, then in their network namespaces; end them.
 
-The maps are read while they are written. A service that changes meanwhile is seen in its old or new
-state, because its former slots stay in quarantine; if slots were nevertheless given to another
-service, the socket counts as served.
+If the kernel cannot end sockets, their flows are rebound instead.
 """
 
 import logging
-import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum, auto
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
+from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends, SocketState, is_untranslated
+from ebpflb.agent.stale_udp.rebind import Rebinder, StaleFlow
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import NO_FRONTEND, Peer, PeerFrontend, SocketEntry, record
-from ebpflb.kernel.maps.sweep import Gate
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.kernel.node import routes
 from ebpflb.kernel.node.sock_diag import Connected, SockDiag
-from ebpflb.model.addresses import Address, Family, family
+from ebpflb.model.addresses import Family, family
 from ebpflb.model.services import Protocol
-from ebpflb.plan.desired import ANY
-from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings, SourceRange
-from ebpflb.plan.flow_entries import Ends, Entries, Flow, FlowKind, Hook, Tuple, reverse
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.flow_entries import Ends
 
-# The datapath's look-ups in Python: each is named after the C function with the same result.
-#
-# tests/native/test_lookups.py compares them with the C code. The datapath and the agent write to
-# the maps meanwhile, so two look-ups may see different states.
-
-Maps = Mapping[str, Map]
-
+log = logging.getLogger(__name__)
 
 _PEER_FRONTEND = record("struct peer_frontend")
-_WHOLE_ADDRESS = 64 + 128  # bits: the service's id, the NodePort field, and the address
 
-
-def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
-    """Return the service of a frontend, for a socket in the node's own network namespace.
-
-    Other namespaces differ only in that loopback serves no NodePorts there, so none of their
-    sockets ever gets a backend for a loopback address. bpf/rules/frontend.h.
-    """
-    service: ServiceEntry | None = None
-    if not frontend.address.is_unspecified:
-        service = maps["services"].get(frontend)
-    if service is None and node_serves(maps, frontend.address):
-        nodeport = frontend._replace(address=ANY[family(frontend.address)])
-        service = maps["services"].get(nodeport)
-    return service
-
-
-def node_serves(maps: Maps, address: Address) -> bool:
-    """Whether NodePorts are served at an address. bpf/rules/frontend.h."""
-    if address.is_loopback or address.is_unspecified:  # Linux connects both to loopback
-        return True
-    return maps["node_addresses"].get(address) is not None
-
-
-def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
-    """Return the backend with this id, if it still belongs to the service. bpf/rules/backend.h."""
-    slot, slots = maps["backend_slots"].get(id), maps["slots"]
-    if slot >= slots.spec.entries:  # NOWHERE
-        return None
-    backend: Backend = slots.get(slot)
-    return backend if (backend.service, backend.id) == (service, id) else None
-
-
-def policy_is_local_only(service: ServiceEntry) -> bool:
-    """Whether the policy Local applies to sockets, which count as pods. bpf/rules/policy.h."""
-    return "local" in service.flags and "external" not in service.flags
-
-
-def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool:
-    """Whether the service's source ranges admit the node itself. bpf/rules/policy.h."""
-    settings: Settings = maps["settings"].get(0)
-    node = settings.node_v4 if frontend.address.version == 4 else settings.node_v6
-    nodeport = int("nodeport" in service.flags)
-    key = SourceRange(_WHOLE_ADDRESS, service.id, nodeport, node)
-    return maps["source_ranges"].get(key) is not None
-
-
-def socket_range(service: ServiceEntry) -> Range:
-    """Return the slots from which a socket gets its backend. bpf/path/select_backend.h."""
-    return service.local if policy_is_local_only(service) else service.cluster
-
-
-class SocketState(Enum):
-    """Whether the backend of a socket still serves."""
-
-    SERVED = auto()
-    STALE = auto()  # other backends serve the frontend, this one does not
-    ORPHANED = auto()  # no backend serves the frontend
-
-
-class ServedFrontends:
-    """Services and their backends by frontend; each is read from the maps only once."""
-
-    def __init__(self, maps: Maps) -> None:
-        self.maps = maps
-        self._known: dict[Frontend, tuple[ServiceEntry, tuple[Backend, ...]] | None] = {}
-
-    def find(self, frontend: Frontend) -> tuple[ServiceEntry, tuple[Backend, ...]] | None:
-        """Return the service and the backends in its slots; None if there is no such service."""
-        if frontend not in self._known:
-            service = service_find(self.maps, frontend)
-            self._known[frontend] = service and (service, self._backends(service))
-        return self._known[frontend]
-
-    def serves(self, frontend: Frontend) -> bool:
-        """Whether a socket of the node that connects to the frontend now gets a backend."""
-        service = service_find(self.maps, frontend)
-        if service is None or not socket_range(service).size:
-            return False
-        return "restricted" not in service.flags or policy_admits(self.maps, service, frontend)
-
-    def state_of(self, entry: PeerFrontend) -> SocketState:
-        """Return the state of sockets that asked for this frontend and got this backend."""
-        if entry.frontend.protocol != Protocol.UDP or is_untranslated(entry):
-            return SocketState.SERVED
-        found = self.find(entry.frontend)
-        if not (found and found[1]):
-            return SocketState.ORPHANED
-        service, backends = found
-        if any(backend.service != service.id for backend in backends):
-            return SocketState.SERVED
-        serves = any((b.address, b.port) == (entry.address, entry.port) for b in backends)
-        return SocketState.SERVED if serves else SocketState.STALE
-
-    def _backends(self, service: ServiceEntry) -> tuple[Backend, ...]:
-        base, size = service.block
-        return tuple(self.maps["slots"].get(base + index) for index in range(size))
-
-
-def is_untranslated(entry: PeerFrontend) -> bool:
-    """Whether the socket was connected without a backend, because none served (path/socket.h)."""
-    return entry.backend == 0
+EachNamespace = Callable[[Callable[[], SockDiag]], Iterator[tuple[bool, SockDiag]]]
+Sockets = dict[Peer, PeerFrontend]
+Counts = Counter[Family]
 
 
 def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
@@ -209,141 +97,6 @@ class Answers(Generic[_Answer]):
             entry = self._unpacked[packed] = _PEER_FRONTEND.unpack(packed)
             answer = self.known[packed] = self._ask(entry)
         return answer
-
-
-# If sockets cannot be ended, the packet path rewrites their datagrams to another backend.
-#
-# Two entries are written to the map of flows, from the client through its removed backend to one
-# that serves; such a flow is followed, swept and shown like any other. A socket without one, or
-# whose flow goes to another removed backend, gets a new one. A flow that has been idle for a while
-# is renewed, because the sweeper would remove it although its socket still needs it.
-#
-# This works for packets that this node routes. A client on the same bridge as its removed backend
-# sends to the backend's hardware address, so its socket is left alone; so is a socket for which the
-# only other backend is the client itself.
-
-RENEWAL = 60.0  # seconds; a UDP flow that was used in both directions is swept after 180
-
-_REQUEST, _REPLY = frozenset({"request", "seen"}), frozenset({"seen"})
-
-
-class StaleFlow(NamedTuple):
-    """A pod's connected socket and its removed backend."""
-
-    client: tuple[Address, int]
-    backend: tuple[Address, int]
-
-    @property
-    def request(self) -> Tuple:
-        """The socket's datagrams at ingress."""
-        ends = self.client[0], self.backend[0], self.client[1], self.backend[1]
-        return Tuple(*ends, Protocol.UDP, Hook.INGRESS)
-
-    def reply(self, address: Address, port: int) -> Tuple:
-        """Return the replies of the backend at this address and port, at egress."""
-        ends = address, self.client[0], port, self.client[1]
-        return Tuple(*ends, Protocol.UDP, Hook.EGRESS)
-
-    def entries(self, backend: Backend, now: int) -> Entries:
-        """Return the flow to another backend, whose replies seem to come from the removed one.
-
-        The reply's entry comes first.
-        """
-        (former, former_port), (_, client_port) = self.backend, self.client
-        ids = client_port, backend.service, backend.id, 0
-        reply = Flow(now, 0, former, former_port, *ids, FlowKind.UN_DNAT, _REPLY, last_seen=now)
-        request = reply._replace(
-            address=backend.address, port=backend.port, kind=FlowKind.DNAT, flags=_REQUEST
-        )
-        return {self.reply(backend.address, backend.port): reply, self.request: request}
-
-
-class Rebinder:
-    """Rebinds flows; ``backends`` are the ids of their current backends."""
-
-    def __init__(self, maps: Maps) -> None:
-        self.maps, self.flows = maps, maps["other_flows"]
-        self.backends: set[int] = set()
-
-    def rebind(
-        self, stale: StaleFlow, frontend: Frontend, frontends: ServedFrontends
-    ) -> bool | None:
-        """Whether the flow was rebound to another backend of the frontend.
-
-        None if it already was.
-        """
-        now, flow = time.monotonic_ns(), self.flows.get(stale.request)
-        if flow and backend_find(self.maps, flow.service, flow.backend):
-            self.backends.add(flow.backend)
-            self._renew(stale, flow, now)
-            return None
-        if flow:
-            self.flows.delete([stale.reply(flow.address, flow.port), stale.request])
-        found = frontends.find(frontend)
-        if found is None or are_neighbours(stale.client[0], stale.backend[0]):
-            return False
-        candidates = replacements(*found, stale.client)
-        return any(self._write(stale, backend, now) for backend in candidates)
-
-    def _write(self, stale: StaleFlow, backend: Backend, now: int) -> bool:
-        """Write the flow.
-
-        Return False if another flow of this client's port has the same replies.
-        """
-        (reply_key, reply), (request_key, request) = stale.entries(backend, now).items()
-        Gate(self.maps).open()
-        if not self.flows.insert(reply_key, reply):
-            return False
-        self.flows.delete([reverse(reply_key)])  # the masquerade of a former flow
-        self.flows.write([(request_key, request)])
-        self.backends.add(backend.id)
-        return True
-
-    def _renew(self, stale: StaleFlow, flow: Flow, now: int) -> None:
-        if now - flow.last_seen < RENEWAL * 1e9:
-            return
-        reply_key = stale.reply(flow.address, flow.port)
-        reply = self.flows.get(reply_key) or flow._replace(
-            address=stale.backend[0], port=stale.backend[1], kind=FlowKind.UN_DNAT, flags=_REPLY
-        )
-        renewed = ((reply_key, reply), (stale.request, flow))
-        self.flows.write([(key, entry._replace(last_seen=now)) for key, entry in renewed])
-
-
-def replacements(
-    service: ServiceEntry, backends: Sequence[Backend], client: tuple[Address, int]
-) -> Iterator[Backend]:
-    """Yield the backends to which a stale flow of this client may go, best first.
-
-    They are those that a socket of the client could get; ``backends`` are all in the service's
-    slots. Under session affinity all flows of a client go to the same backend. The client itself is
-    left out: a flow to itself would need a masquerade, which sockets do not have.
-    """
-    slots = socket_range(service)
-    first = slots.base - service.block.base
-    allowed = backends[first : first + slots.size]
-    address, port = client
-    affine = address.packed + (b"" if service.affinity_seconds else port.to_bytes(2, "big"))
-    start = zlib.crc32(affine) % len(allowed) if allowed else 0
-    candidates = (*allowed[start:], *allowed[:start])
-    return (backend for backend in candidates if backend.address != address)
-
-
-def are_neighbours(one: Address, other: Address) -> bool:
-    """Whether this node reaches both by the same device: their packets may bypass the node."""
-    devices = {routes.route_to(one).ifindex, routes.route_to(other).ifindex}
-    return len(devices) == 1 and 0 not in devices
-
-
-# End stale UDP sockets: ``SocketEnder.end`` finds them in their network namespaces.
-#
-# If the kernel cannot end sockets, their flows are rebound instead.
-
-log = logging.getLogger(__name__)
-
-EachNamespace = Callable[[Callable[[], SockDiag]], Iterator[tuple[bool, SockDiag]]]
-Sockets = dict[Peer, PeerFrontend]
-Counts = Counter[Family]
 
 
 class SocketEnder:

@@ -17,15 +17,10 @@ from ebpflb.agent.stale_udp.conntrack_worker import (
     OnSearch,
     StaleConnectionsWorker,
 )
+from ebpflb.agent.stale_udp.lookups import Maps
 from ebpflb.agent.stale_udp.moved_flows import MovedFlowsWorker
-from ebpflb.agent.stale_udp.socket_search import (
-    RENEWAL,
-    Counts,
-    EachNamespace,
-    Maps,
-    SocketEnder,
-    stale_sockets,
-)
+from ebpflb.agent.stale_udp.rebind import RENEWAL
+from ebpflb.agent.stale_udp.socket_search import Counts, EachNamespace, SocketEnder, stale_sockets
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.records import Peer, PeerFrontend
 from ebpflb.kernel.node import sock_diag

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.agent.stale_udp import socket_search
-from ebpflb.agent.stale_udp.socket_search import ServedFrontends, SocketState
+from ebpflb.agent.stale_udp.lookups import ServedFrontends, SocketState
 from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
 from ebpflb.plan.entries import Frontend
 from tests.agent.stale_udp.world import ELSEWHERE, HERE, OLD, SERVICE, UDP, VIP, World
