@@ -35,13 +35,13 @@ def escaped(text: str, kept: str = "") -> str:
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
 
 
-def one_line(text: str, longest: int = LONGEST_LINE) -> str:
+def one_line(text: str) -> str:
     """Text of others as it may stand in a message: one line of bounded length, without control
     characters, and that can be encoded. A file's name may hold anything.
     """
-    words = " ".join(text[: 4 * longest].split())
+    words = " ".join(text[: 4 * LONGEST_LINE].split())
     shown = escaped(words)
-    return shown if len(shown) <= longest else f"{shown[:longest]}..."
+    return shown if len(shown) <= LONGEST_LINE else f"{shown[:LONGEST_LINE]}..."
 
 
 def quoted(value: str) -> str:

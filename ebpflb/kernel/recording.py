@@ -300,9 +300,7 @@ class RecordingPrograms:
         ran = loader.run_program(program, _EMPTY)
         return list(Answer)[ran.retval], read_steps(self._steps)
 
-    def handle(
-        self, hook: str, frame: bytes, *, ifindex: int, came_by: int = 0, mark: int = 0
-    ) -> Handled:
+    def handle(self, hook: str, frame: bytes, *, ifindex: int, came_by: int = 0) -> Handled:
         """Return the result for a packet at "ingress" or "egress" of a device.
 
         ``came_by``: the ingress device of a packet that is leaving; 0: the node itself sends it.
@@ -311,9 +309,7 @@ class RecordingPrograms:
         """
         begin_steps(self._steps)
         program = self._program(hook, sources.PACKET_SOURCE, _packet_flags)
-        ran = loader.run_program(
-            program, frame, ifindex=ifindex, ingress_ifindex=came_by, mark=mark
-        )
+        ran = loader.run_program(program, frame, ifindex=ifindex, ingress_ifindex=came_by)
         return Handled(ACTIONS[ran.retval], ran.packet, ran.mark, read_steps(self._steps))
 
     def _program(self, name: str, source: str, flags: Callable[[], tuple[str, ...]]) -> int:

@@ -9,7 +9,6 @@ addresses. ``lead`` routes a network from outside to a node, as a load balancer 
 limits the size of packets between the segments.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import ip_network
 
@@ -81,9 +80,9 @@ class Router(Namespace):
         """Routes packets from outside to this network by way of the node with this address."""
         self.ip(f"route replace {network} via {gateway} table {LED}")
 
-    def narrow(self, mtu: int = FULL, to: Iterable[NetworkSegment] = (NODES, OUTSIDE)) -> None:
-        """Limits packets to these segments to ``mtu`` bytes, except to networks of ``lead``."""
-        for segment in to:
+    def narrow(self, mtu: int = FULL) -> None:
+        """Limits packets to both segments to ``mtu`` bytes, except to networks of ``lead``."""
+        for segment in (NODES, OUTSIDE):
             for network in segment.networks:
                 self.ip(f"route replace {_table(network)} dev {segment.name} mtu lock {mtu}")
 

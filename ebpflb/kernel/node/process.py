@@ -64,9 +64,9 @@ def clock_shift(clocks: Path = _CLOCKS) -> float:
     return 0.0
 
 
-def sees_the_machine(namespace: Path = _PID_NAMESPACE) -> bool:
+def sees_the_machine() -> bool:
     """Whether /proc shows the machine's processes, and not only those of a container."""
-    return namespace.stat().st_ino == _MACHINES_PIDS
+    return _PID_NAMESPACE.stat().st_ino == _MACHINES_PIDS
 
 
 def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:
