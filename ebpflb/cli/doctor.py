@@ -22,9 +22,8 @@ from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.comparison import compare
+from ebpflb.tools.node_checks import reach_results, settings_results
 from ebpflb.tools.node_status import facts_of
-from ebpflb.tools.reach import reach_results
-from ebpflb.tools.settings_check import settings_results
 
 
 @click.command()

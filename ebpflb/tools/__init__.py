@@ -8,8 +8,7 @@ node_audit       compares hooks, pins and maps once, and the maps' service ports
 fresh_list       compares a fresh list of the cluster's objects with the maps
 requirements     what this node must have to run ebpflb
 check            whether this node can run ebpflb, feature by feature
-settings_check   what of sysctls and maps breaks services
-reach            whose sockets the hooks see, and routes to endpoints
+node_checks      sysctls, maps, whose sockets the hooks see, and routes to endpoints
 canary_check     connections of doctor's own through each path
 neighbours       what it says of others' programs, rules and routes that matter to the same traffic
 kube_proxy       a kube-proxy beside programs that no agent updates

@@ -9,7 +9,7 @@ from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.plan.entries import Frontend, Range, ServiceEntry
 from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.settings_check import settings_results
+from ebpflb.tools.node_checks import settings_results
 from tests.kernel.variants import needs_root
 
 pytestmark = needs_root
