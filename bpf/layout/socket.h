@@ -41,6 +41,14 @@ struct socket_entry {
 };
 SIZE(struct socket_entry, 96);
 
+/* What the agent has forgotten by a program (hooks/socket_end.c). */
+struct ended_socket {
+	__u64 socket;		/* cookie */
+	struct peer_frontend peer;	/* only this peer of a datagram socket; no port: the whole socket */
+	__u32 pad;
+};
+SIZE(struct ended_socket, 56);
+
 /* A datagram socket and a further frontend that it sends to. */
 struct assignment_key {
 	__u64 socket;		/* cookie */

@@ -129,6 +129,24 @@ static __always_inline struct peer_frontend *datagram_find(const struct peer *pe
 	return found;
 }
 
+/*
+ * Forgets a peer to which the agent has ended the socket's connection. The socket's owner may have
+ * connected it again, and another thread of it at this moment, so nothing else is forgotten. The
+ * socket's own entry stays without a frontend until the release, which counts the connection as
+ * closed.
+ */
+static __always_inline void datagram_end(__u64 socket, const struct peer_frontend *ended)
+{
+	struct socket_entry *own = socket_find(socket);
+
+	peer_forget(socket, ended);
+	if (!own || own->peer.backend != ended->backend ||
+	    !frontend_equal(&own->peer.frontend, &ended->frontend))
+		return;
+	own->peer.frontend = (struct frontend){};
+	own->is_shared = false;
+}
+
 static __always_inline void datagram_release(__u64 socket)
 {
 	struct socket_entry *own = socket_find(socket);

@@ -206,7 +206,9 @@ def build_agent(
         parts = open_parts(options, flags, stack, inbox)
         metrics, datapath = parts.metrics, parts.datapath
         nat_watch, removals = _removal_watches(parts)
-        agent = _agent(parts, nat_watch, lock, _api_servers_file(parts, stack))
+        socket_end = FrameProgram(precompile.SOCKET_END, datapath.maps, options.paths.cache)
+        stack.callback(socket_end.close)
+        agent = _agent(parts, nat_watch, lock, socket_end, _api_servers_file(parts, stack))
         _read(metrics, agent, datapath, parts.servers)
         metrics.conntrack(datapath.maps, lambda: nat_watch.put_back)
         flow_end = FrameProgram(precompile.FLOW_END, datapath.maps, options.paths.cache)
@@ -224,7 +226,11 @@ def build_agent(
 
 
 def _agent(
-    parts: Parts, nat_watch: NatWatch, lock: AgentLock, api_servers_file: ApiServersFile
+    parts: Parts,
+    nat_watch: NatWatch,
+    lock: AgentLock,
+    socket_end: FrameProgram,
+    api_servers_file: ApiServersFile,
 ) -> Agent:
     """Return the loop with everything that it calls."""
     options, metrics, inbox, datapath = parts.options, parts.metrics, parts.inbox, parts.datapath
@@ -252,7 +258,11 @@ def _agent(
         node_sync=node_sync,
         service_sync=service_sync,
         stale_udp=StaleUdpWorker(
-            *(datapath.maps, Namespaces().each, metrics.stale_flows_ended), shadow=options.shadow
+            datapath.maps,
+            Namespaces().each,
+            socket_end.run,
+            metrics.stale_flows_ended,
+            shadow=options.shadow,
         ),
         on_removal=_reset_worker(parts, former),
         reporter=reporter,

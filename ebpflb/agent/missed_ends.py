@@ -15,6 +15,7 @@ from typing import ClassVar
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MAPS, columns, ffi
+from ebpflb.kernel.maps.records import EndedSocket, record
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_SLICE
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.sock_diag import SockDiag
@@ -67,6 +68,7 @@ class MissedEnds(PeriodicWorker):
 
 
 _SOCKET_KEY = Struct("=Q")
+_ENDED_SOCKET = record("struct ended_socket")
 _NETNS = columns("struct socket_entry", netns="Q")
 
 _Opened = tuple[int | None, SockDiag]
@@ -118,7 +120,7 @@ class UnreleasedSockets(MissedEnds):
             return 0
         gone, self._missed = missing & self._missed, missing
         for socket in gone:
-            self._end(_SOCKET_KEY.pack(socket))
+            self._end(_ENDED_SOCKET.pack(EndedSocket(socket)))
         if gone:
             log.info("removed %d sockets from the map that were closed without notice", len(gone))
         return len(gone)

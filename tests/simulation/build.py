@@ -32,6 +32,7 @@ void bind_map(int index, const char *name, struct map *map);
 void run(struct attempt *attempt);
 long long outcome_of(const struct attempt *attempt);
 void end_connection(const char *key);
+int end_peer(const char *ended);
 __u32 end_flow(const char *entries);
 void run_all(const struct attempt *attempts, int count, int first, int step, __u64 first_cookie,
     long long *outcomes);

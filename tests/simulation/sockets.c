@@ -101,6 +101,15 @@ void end_connection(const void *key)
 	connection_end(key);
 }
 
+/* As hooks/socket_end.c of a peer. */
+int end_peer(const void *data)
+{
+	const struct ended_socket *ended = data;
+
+	datagram_end(ended->socket, &ended->peer);
+	return 0;
+}
+
 /* As hooks/flow_end.c. */
 __u32 end_flow(const void *entries)
 {

@@ -12,6 +12,7 @@ from typing import Any
 
 from ebpflb.agent.on_removal.reset_worker import OnReset, ResetWorker
 from ebpflb.agent.on_removal.resets import FlowConnections, SocketConnections
+from ebpflb.agent.stale_udp.socket_search import EndSocket
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.kernel.node.sock_diag import Connected
 from ebpflb.model.services import PortName
@@ -54,6 +55,7 @@ class Workers:
         clients: Clients,
         former: Mapping[PortName, Watched],
         on_reset: OnReset,
+        end_socket: EndSocket,
         clock: Clock,
     ) -> None:
         def each_namespace(_: object) -> Iterator[tuple[bool, Any]]:
@@ -62,7 +64,7 @@ class Workers:
 
         kinds = SocketConnections(maps, each_namespace, lambda: True), FlowConnections(maps)
         self.on_removal = ResetWorker(maps, kinds, former, on_reset, clock, clock)
-        self.stale_udp = StaleUdpWorker(maps, each_namespace, clock=clock)
+        self.stale_udp = StaleUdpWorker(maps, each_namespace, end_socket, clock=clock)
         self._all = self.on_removal, self.stale_udp.connections, self.stale_udp
         self._clock = clock
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends, SocketState, is_untranslated
 from ebpflb.agent.stale_udp.rebind import Rebinder, StaleFlow
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps.records import NO_FRONTEND, Peer, PeerFrontend, SocketEntry, record
+from ebpflb.kernel.maps.records import EndedSocket, Peer, PeerFrontend, SocketEntry, record
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node.sock_diag import Connected, SockDiag
 from ebpflb.model.addresses import Family, family
@@ -28,6 +28,10 @@ EachNamespace = Callable[[Callable[[], SockDiag]], Iterator[tuple[bool, SockDiag
 Sockets = dict[Peer, PeerFrontend]
 Counts = Counter[Family]
 
+# Runs bpf/hooks/socket_end.c on a struct ended_socket.
+EndSocket = Callable[[bytes], int]
+_ENDED_SOCKET = record("struct ended_socket")
+
 
 def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
     """Return a datagram socket's data about its peer. bpf/sockets/datagram.h."""
@@ -37,19 +41,6 @@ def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
         return own.peer
     found: PeerFrontend | None = maps["peers"].get(peer)
     return found or (own.peer if own and is_own else None)
-
-
-def forget_peer(maps: Maps, peer: Peer) -> None:
-    """Forget a peer with which the socket no longer talks.
-
-    The socket's own entry stays without a frontend until the release, which counts the connection
-    as closed.
-    """
-    maps["peers"].delete([peer])
-    own: SocketEntry | None = maps["sockets"].get(peer.socket)
-    if own and (own.peer.address, own.peer.port) == (peer.address, peer.port):
-        ended = own.peer._replace(frontend=NO_FRONTEND)
-        maps["sockets"].replace(peer.socket, own._replace(peer=ended, is_shared=0))
 
 
 def stale_sockets(maps: Maps) -> tuple[dict[Peer, PeerFrontend], bool]:
@@ -105,8 +96,11 @@ class SocketEnder:
     ``can_end``: whether this kernel ends sockets.
     """
 
-    def __init__(self, maps: Maps, each_namespace: EachNamespace, *, can_end: bool) -> None:
+    def __init__(
+        self, maps: Maps, each_namespace: EachNamespace, end_socket: EndSocket, *, can_end: bool
+    ) -> None:
         self.maps, self.each_namespace, self.can_end = maps, each_namespace, can_end
+        self.end_socket = end_socket
         self.rebinder = Rebinder(maps)
 
     def end(self, stale: Sockets) -> tuple[Counts, Sockets]:
@@ -121,7 +115,11 @@ class SocketEnder:
         for own, diag in namespaces:
             with diag:
                 found = _connected(diag, not_found)
-                done += self._end(diag, found) if self.can_end else self._rebind(found, stale, own)
+                done += (
+                    self._end(diag, found, stale)
+                    if self.can_end
+                    else self._rebind(found, stale, own)
+                )
             for peer in found:
                 del not_found[peer]
             if not not_found:
@@ -136,15 +134,17 @@ class SocketEnder:
             ended = [one for one in untranslated(self.maps, diag) if diag.destroy(one)]
         return Counts(family(one.remote[0]) for one in ended)
 
-    def _end(self, diag: SockDiag, found: dict[Peer, Connected]) -> Counts:
+    def _end(self, diag: SockDiag, found: dict[Peer, Connected], stale: Sockets) -> Counts:
         """End sockets; return how many per family.
 
-        Of two sockets with the same ends the kernel finds only one, until that one is ended.
+        Of two sockets with the same ends the kernel finds only one, until that one is ended. The
+        owner of an ended socket may connect it again at once, so a program compares what is
+        remembered of the socket and forgets the peer in one run.
         """
         remaining, counts = dict(found), Counts()
         while ended := [peer for peer, one in remaining.items() if diag.destroy(one)]:
             for peer in ended:
-                forget_peer(self.maps, peer)
+                self.end_socket(_ENDED_SOCKET.pack(EndedSocket(peer.socket, stale[peer])))
                 counts[family(peer.address)] += 1
                 del remaining[peer]
         return counts

@@ -20,7 +20,13 @@ from ebpflb.agent.stale_udp.conntrack_worker import (
 from ebpflb.agent.stale_udp.lookups import Maps
 from ebpflb.agent.stale_udp.moved_flows import MovedFlowsWorker
 from ebpflb.agent.stale_udp.rebind import RENEWAL
-from ebpflb.agent.stale_udp.socket_search import Counts, EachNamespace, SocketEnder, stale_sockets
+from ebpflb.agent.stale_udp.socket_search import (
+    Counts,
+    EachNamespace,
+    EndSocket,
+    SocketEnder,
+    stale_sockets,
+)
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel.maps.records import Peer, PeerFrontend
 from ebpflb.kernel.node import sock_diag
@@ -104,7 +110,8 @@ _PAUSE_FACTOR = 4  # a search of many namespaces takes CPU, and changes may foll
 class StaleUdpWorker(DueWorker):
     """Search in a thread from ``start`` to ``stop``; conntrack is left to two other threads.
 
-    ``each_namespace`` calls a function in every network namespace (node.namespaces). After a search
+    ``each_namespace`` calls a function in every network namespace (node.namespaces), ``end_socket``
+    runs the program bpf/hooks/socket_end.c. After a search
     the thread calls ``on_search`` for each family, with the seconds that it took and the number of
     ended sockets or rebound flows. ``can_end`` says, after ``start``, whether this kernel ends
     sockets. ``shadow``: a kube-proxy on this node translates, so that sockets without a translation
@@ -116,6 +123,7 @@ class StaleUdpWorker(DueWorker):
         self,
         maps: Maps,
         each_namespace: EachNamespace,
+        end_socket: EndSocket,
         on_search: OnSearch = lambda *_: None,
         *,
         shadow: bool = False,
@@ -123,7 +131,7 @@ class StaleUdpWorker(DueWorker):
     ) -> None:
         super().__init__("stale-udp", clock)
         self.maps, self.on_search, self.shadow = maps, on_search, shadow
-        self.ender = SocketEnder(maps, each_namespace, can_end=True)
+        self.ender = SocketEnder(maps, each_namespace, end_socket, can_end=True)
         self.searches: list[StaleSearch] = []
         self.connections = StaleConnectionsWorker(maps, on_search, shadow=shadow, clock=clock)
         self.moved = MovedFlowsWorker(maps, on_search, clock)

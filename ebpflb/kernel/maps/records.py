@@ -74,6 +74,13 @@ class SocketEntry(NamedTuple):
     counted: int = 0
 
 
+class EndedSocket(NamedTuple):
+    """What bpf/hooks/socket_end.c forgets: a peer of a socket, or without one the whole socket."""
+
+    socket: int
+    peer: PeerFrontend = PeerFrontend(NO_FRONTEND, 0, NO_FRONTEND.address, 0, 0)
+
+
 class AssignmentKey(NamedTuple):
     socket: int
     frontend: entries.Frontend
@@ -197,6 +204,7 @@ _CLASSES: dict[str, Any] = {
     "struct fragment_key": FragmentKey,
     "struct fragment_ports": FragmentPorts,
     "struct expired_entry": ExpiredEntry,
+    "struct ended_socket": EndedSocket,
     "struct sweep": Sweep,
     "struct event": MonitorEvent,
     "struct monitor": Monitor,

@@ -4,6 +4,7 @@
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,11 +22,11 @@ def ns() -> Iterator[Namespace]:
 
 
 @pytest.fixture
-def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Further passes follow at once."""
     monkeypatch.setattr("ebpflb.agent.stale_udp.worker.SECOND_PASS_DELAY", 0.05)
     monkeypatch.setattr("ebpflb.agent.stale_udp.conntrack_worker.PASS_TIMES", (0.02, 0.1))
-    with worlds.made(ns) as world:
+    with worlds.made(ns, cache) as world:
         yield world
 
 

@@ -11,6 +11,8 @@ import pytest
 from ebpflb.agent.stale_udp import worker as stale_udp_worker
 from ebpflb.agent.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
 from ebpflb.errors import KernelError
+from ebpflb.kernel import bpf
+from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
 from ebpflb.kernel.node import sock_diag
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.model.addresses import Family
@@ -22,6 +24,7 @@ from tests.agent.stale_udp.world import (
     REPLACED,
     SERVED_AGAIN,
     SERVICE,
+    VIP,
     World,
     error_of,
     is_ended,
@@ -46,6 +49,48 @@ def test_ended(world: World) -> None:
     assert error_of(direct) == error_of(loose) == 0
     assert not world.known
     assert world.found[:2] == [(Family.IPV4, 1), (Family.IPV6, 0)]
+
+
+@pytest.mark.parametrize("calls", range(1, 5))
+@pytest.mark.parametrize(
+    "connected",
+    [
+        PeerFrontend(VIP, ELSEWHERE.id, ELSEWHERE.address, ELSEWHERE.port),
+        PeerFrontend(VIP._replace(port=54), OLD, HERE, 9),
+    ],
+    ids=["to another backend", "by another frontend"],
+)
+def test_connected_again_while_it_is_ended(
+    world: World, calls: int, connected: PeerFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a hook remembers of the new connection stays, whenever that is.
+
+    The socket's owner is told at once that it was ended, and connects it again while the agent has
+    made so many system calls.
+    """
+    client = world.remember(world.direct())
+    ((cookie, own),) = world.maps["sockets"].items()
+    stale = Peer(cookie, own.peer.address, own.peer.port)
+    world.socket_end.run(bytes(56))  # loaded
+    call, made = bpf.bpf, list[int]()
+
+    def watched(*words: Any) -> Any:
+        result = call(*words)
+        made.append(1)
+        if len(made) == calls:
+            connect()
+        return result
+
+    def connect() -> None:
+        monkeypatch.setattr(bpf, "bpf", call)
+        world.maps["sockets"].write([(cookie, SocketEntry(connected, SERVICE))])
+
+    monkeypatch.setattr(bpf, "bpf", watched)
+    world.worker.ender.end({stale: own.peer})
+    if len(made) < calls:
+        connect()
+    assert is_ended(client)
+    assert world.maps["sockets"].get(cookie).peer == connected
 
 
 def test_connected_elsewhere(world: World) -> None:
@@ -226,7 +271,7 @@ def test_failure(
 
 def test_never_started(world: World) -> None:
     """It can be stopped without having been started."""
-    StaleUdpWorker(world.maps, world.each).stop()
+    StaleUdpWorker(world.maps, world.each, world.socket_end.run).stop()
 
 
 @pytest.mark.parametrize("lists", [True, False])
@@ -236,7 +281,7 @@ def test_said_at_start(
     """What the kernel lacks is logged once, with its effect."""
     monkeypatch.setattr(sock_diag, "can_destroy", lambda: False)
     monkeypatch.setattr(sock_diag, "can_list", lambda: lists)
-    worker = StaleUdpWorker(world.maps, world.each)
+    worker = StaleUdpWorker(world.maps, world.each, world.socket_end.run)
     worker.start()
     worker.stop()
     assert not worker.can_end
@@ -248,7 +293,7 @@ def test_said_at_start(
 def virtual(world: World, fail: bool = True) -> tuple[StaleUdpWorker, list[float]]:
     """A worker without a thread, whose searches fail; its time is the first element."""
     now = [100.0]
-    worker = StaleUdpWorker(world.maps, world.each, clock=lambda: now[0])
+    worker = StaleUdpWorker(world.maps, world.each, world.socket_end.run, clock=lambda: now[0])
 
     def refuse(*_: object) -> Any:
         raise KernelError("map", errno.ENOSPC, "no space")

@@ -7,12 +7,15 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
+from pathlib import Path
 
 from ebpflb.agent.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, Map
 from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
 from ebpflb.kernel.node.sock_diag import SockDiag
+from ebpflb.kernel.programs import precompile
+from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
@@ -25,7 +28,7 @@ from tests.kernel.variants import eventually
 NAMES = (
     "sockets", "peers", "services", "slots", "backend_slots", "node_addresses", "cluster_ips",
     "backend_stats", "tcp_flows", "other_flows", "flow_gate", "moved_flows",
-    "stale_endpoints",
+    "stale_endpoints", "assignments", "connections", "backend_loads", "sockets_full",
 )  # fmt: skip
 UDP, SERVICE = 17, 7
 HERE = ip_address("127.0.0.1")
@@ -37,13 +40,17 @@ OLD = 10  # the former backend's id
 class World:
     """Maps, sockets, and the worker that ends the stale ones."""
 
-    def __init__(self, made: dict[str, Map]) -> None:
+    def __init__(self, made: dict[str, Map], cache: Path) -> None:
         self.maps, self.stack = made, ExitStack()
+        self.socket_end = FrameProgram(precompile.SOCKET_END, made, cache)
         self.away = False  # whether the sockets are to be thought of as a pod's
         self.walks = 0
         self.found: list[tuple[Family, int]] = []
         self.worker = StaleUdpWorker(
-            made, self.each, lambda f, _, count: self.found.append((f, count))
+            made,
+            self.each,
+            self.socket_end.run,
+            lambda f, _, count: self.found.append((f, count)),
         )
         self.connections = self.worker.connections
         self.backend = self.open()
@@ -52,6 +59,7 @@ class World:
 
     def close(self) -> None:
         self.worker.stop()
+        self.socket_end.close()
         self.stack.close()
 
     def each(self, what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
@@ -101,11 +109,11 @@ class World:
 
 
 @contextmanager
-def made(ns: Namespace) -> Iterator[World]:
+def made(ns: Namespace, cache: Path) -> Iterator[World]:
     """A world in a namespace of its own."""
     ns.run("ip link set lo up")
     with small_maps(NAMES) as opened:
-        world = World(opened)
+        world = World(opened, cache)
         world.serve(ELSEWHERE)
         world.worker.start()
         try:
