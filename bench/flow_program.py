@@ -20,6 +20,7 @@ from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings
 from ebpflb.plan.flow_entries import Flow, Timeouts, Tuple
 
 BATCHES, REPEAT = 7, 300_000  # test runs of one round
+LOOPBACK = 1  # ifindex
 FIRST_CLIENT, BACKEND = IPv4Address("10.0.0.1"), IPv4Address("172.16.0.2")
 FIRST_PORT, CLIENT_PORTS, BACKEND_PORT = 1000, 50_000, 2000
 KINDS = {"ingress": "FLOW_UN_SNAT", "egress": "FLOW_UN_DNAT"}
@@ -113,8 +114,13 @@ def chosen() -> Iterator[tuple[str, int]]:
 
 
 def _fastest(program: int, packet: bytes) -> int:
-    """The smallest mean of the batches, in nanoseconds."""
-    runs = (loader.run_program(program, packet, repeat=REPEAT) for _ in range(BATCHES))
+    """The smallest mean of the batches, in nanoseconds; at egress the packet was forwarded."""
+    runs = (
+        loader.run_program(
+            program, packet, repeat=REPEAT, ifindex=LOOPBACK, ingress_ifindex=LOOPBACK
+        )
+        for _ in range(BATCHES)
+    )
     return min(run.nanoseconds for run in runs)
 
 
