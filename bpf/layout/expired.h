@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A flow that the agent takes for expired (engine/flows/expire.h); a part of layout.h. */
+/* The entries of a flow that the agent ends (engine/flows/expire.h); a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_EXPIRED_H
 #define EBPFLB_LAYOUT_EXPIRED_H
 
@@ -7,10 +7,16 @@ enum flow_size {
 	FLOW_ENTRIES = 4,	/* the most that a flow has */
 };
 
+enum entry_end {
+	ENTRY_DELETED = 0,
+	ENTRY_RESTS = 1,	/* it becomes FLOW_RESTING */
+	ENTRY_GONE = 2,		/* a request's, alone: it gets FLOW_GONE */
+};
+
 struct expired_entry {
 	struct tuple tuple;	/* zero: no entry */
-	__u64 last_seen;	/* as the agent has read it */
-	__u32 rests;		/* it becomes FLOW_RESTING; else it is deleted */
+	__u64 time;		/* as the agent has read it: last_seen; of ENTRY_GONE: created */
+	__u32 end;		/* enum entry_end */
 	__u32 pad;
 };
 SIZE(struct expired_entry, 56);

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import loop, node_sync
@@ -41,7 +41,7 @@ from ebpflb.history.recorder import History
 from ebpflb.kernel import probe
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.maps.sweep import Sweeper
+from ebpflb.kernel.maps.sweep import EndFlow, Sweeper
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
@@ -206,14 +206,11 @@ def build_agent(
         parts = open_parts(options, flags, stack, inbox)
         metrics, datapath = parts.metrics, parts.datapath
         nat_watch, removals = _removal_watches(parts)
-        socket_end = FrameProgram(precompile.SOCKET_END, datapath.maps, options.paths.cache)
-        stack.callback(socket_end.close)
-        agent = _agent(parts, nat_watch, lock, socket_end, _api_servers_file(parts, stack))
+        ends = _end_programs(parts, stack)
+        agent = _agent(parts, nat_watch, lock, ends, _api_servers_file(parts, stack))
         _read(metrics, agent, datapath, parts.servers)
         metrics.conntrack(datapath.maps, lambda: nat_watch.put_back)
-        flow_end = FrameProgram(precompile.FLOW_END, datapath.maps, options.paths.cache)
-        stack.callback(flow_end.close)
-        sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack), flow_end.run)
+        sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack), ends.flow.run)
         monitoring = Monitoring(options.paths, datapath, agent.node_sync, inbox.put)
         unreleased = UnreleasedSockets(datapath.maps, options.paths.cache)
         start(stack, sweeper, unreleased)
@@ -225,11 +222,29 @@ def build_agent(
         yield agent
 
 
+class _EndPrograms(NamedTuple):
+    """The programs that end what the maps hold of a flow, or of a socket (bpf/hooks)."""
+
+    flow: FrameProgram
+    socket: FrameProgram
+
+
+def _end_programs(parts: Parts, stack: ExitStack) -> _EndPrograms:
+    maps, cache = parts.datapath.maps, parts.options.paths.cache
+    programs = _EndPrograms(
+        FrameProgram(precompile.FLOW_END, maps, cache),
+        FrameProgram(precompile.SOCKET_END, maps, cache),
+    )
+    for each in programs:
+        stack.callback(each.close)
+    return programs
+
+
 def _agent(
     parts: Parts,
     nat_watch: NatWatch,
     lock: AgentLock,
-    socket_end: FrameProgram,
+    ends: _EndPrograms,
     api_servers_file: ApiServersFile,
 ) -> Agent:
     """Return the loop with everything that it calls."""
@@ -260,11 +275,11 @@ def _agent(
         stale_udp=StaleUdpWorker(
             datapath.maps,
             Namespaces().each,
-            socket_end.run,
+            ends.socket.run,
             metrics.stale_flows_ended,
             shadow=options.shadow,
         ),
-        on_removal=_reset_worker(parts, former),
+        on_removal=_reset_worker(parts, former, ends.flow.run),
         reporter=reporter,
         loader=parts.loader,
         audit=Audit(checks, drift_found, report_only=options.audit == REPORT),
@@ -295,11 +310,13 @@ def _api_servers_file(parts: Parts, stack: ExitStack) -> ApiServersFile:
     return ApiServersFile(parts.options.paths.api_servers_file, on_change)
 
 
-def _reset_worker(parts: Parts, former: status.AgentStatus | None) -> ResetWorker:
+def _reset_worker(
+    parts: Parts, former: status.AgentStatus | None, end_flow: EndFlow
+) -> ResetWorker:
     """Return the worker; with --shadow conntrack's connections belong to a kube-proxy."""
     maps = parts.datapath.maps
     sockets = SocketConnections(maps, Namespaces().each, sock_diag.can_destroy_tcp)
-    own = (sockets, FlowConnections(maps))
+    own = (sockets, FlowConnections(maps, end_flow))
     kinds = own if parts.options.shadow else (*own, ConntrackConnections(maps))
     watched = restore_watched(former.reset_on_removal) if former else {}
 

@@ -3,9 +3,18 @@
 client sends is answered by a reset; what the backend sends, and the client's resets, go through.
 """
 
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from ebpflb.agent.on_removal.resets import GONE_FLAG
+from ebpflb.agent.on_removal.reset_worker import FrontendNames
+from ebpflb.agent.on_removal.resets import GONE_FLAG, FlowConnections
+from ebpflb.kernel import bpf
+from ebpflb.kernel.programs import precompile
+from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.plan.flow_entries import FlowKind
 from tests.packet.frames import (
     Packet,
@@ -13,6 +22,7 @@ from tests.packet.frames import (
     destination,
     ends,
     opening,
+    port_of,
     reply,
     segment,
     source,
@@ -34,14 +44,17 @@ def mark(node: PacketNode) -> None:
             flows.write([(key, flow._replace(flags=flow.flags | GONE_FLAG))])
 
 
-def open_flow(node: PacketNode, places: Places, kind: str) -> tuple[str, str, Packet]:
+def open_flow(
+    node: PacketNode, places: Places, kind: str, *, marked: bool = True
+) -> tuple[str, str, Packet]:
     """The client, the frontend, and the request as the backend has got it."""
     client = at(places.client, 50123)
     where = serve(node, places, kind, cluster=[at(places.there, 8080)])
     asked = node.through(opening("tcp", client, where))
     node.through(reply(asked))
     node.through(segment(client, where, "A", seq=5001, ack=1))
-    mark(node)
+    if marked:
+        mark(node)
     return client, where, asked
 
 
@@ -89,3 +102,71 @@ def test_a_flow_counts_as_reset_from_the_first_answer_on(
     node.ingress(segment(client, where, "A", seq=5001, ack=77))
     (request,) = [flow for flow in node.flows().values() if flow.flags & GONE_FLAG]
     assert "rst" in request.flags
+
+
+class Wanted(FrontendNames):
+    """The connections to one port; ``looked_at`` is called for each that was read."""
+
+    def __init__(self, port: int, looked_at: Callable[[], None]) -> None:
+        self.port, self.looked_at = port, looked_at
+
+    @property
+    def ports(self) -> frozenset[int]:
+        return frozenset({self.port})
+
+    def has(self, *_: object) -> bool:
+        self.looked_at()
+        return True
+
+
+def test_a_port_used_again_before_the_old_flow_is_marked(
+    node: PacketNode, places: Places, kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new connection replaces the flow that the agent has read: it is not marked.
+
+    Its packets are translated after each system call of the agent.
+    """
+    backend, client = at(places.there, 8080), at(places.client, 50123)
+    where = serve(node, places, kind, cluster=[backend])
+    call, passed = bpf.bpf, list[str]()
+
+    def connect() -> None:
+        asked = node.through(opening("tcp", client, where))
+        node.through(reply(asked))
+        node.through(segment(client, where, "A"))
+
+    def connect_again() -> None:
+        node.through(segment(client, where, "RA"))
+        connect()
+        monkeypatch.setattr(bpf, "bpf", watched)
+
+    def watched(*words: Any) -> Any:
+        result = call(*words)
+        with monkeypatch.context() as patch:
+            patch.setattr(bpf, "bpf", call)
+            passed.append(destination(node.through(segment(client, where, "PA"))))
+        return result
+
+    connect()
+    with closing(FrameProgram(precompile.FLOW_END, node.maps, cache)) as program:
+        connections = FlowConnections(node.maps, program.run)
+        wanted = Wanted(port_of(where), connect_again)
+        assert not connections.reset(wanted, is_last=True)
+    monkeypatch.setattr(bpf, "bpf", call)
+    assert set(passed) == {backend}
+    assert not any(flow.flags & GONE_FLAG for flow in node.flows().values())
+
+
+def test_the_flow_is_marked(node: PacketNode, places: Places, kind: str, cache: Path) -> None:
+    """The agent marks the request's entry, and changes nothing else of the flow."""
+    client, where, _ = open_flow(node, places, kind, marked=False)
+    before = node.flows()
+    with closing(FrameProgram(precompile.FLOW_END, node.maps, cache)) as program:
+        connections = FlowConnections(node.maps, program.run)
+        connections.reset(Wanted(port_of(where), lambda: None), is_last=True)
+    marked = {
+        key: flow._replace(flags=flow.flags | GONE_FLAG) if flow.kind == FlowKind.DNAT else flow
+        for key, flow in before.items()
+    }
+    assert node.flows() == marked
+    assert node.ingress(segment(client, where, "A")).verdicts == {"endpoint_gone": 1}

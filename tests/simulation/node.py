@@ -140,8 +140,8 @@ class SimNode:
         self.happenings.while_away()
 
     def _workers(self, maps: Any) -> Workers:
-        end_peer = self.library.lib.end_peer
-        return Workers(maps, self.clients, self.watched, self.put, end_peer, self.clock)
+        ends = self.library.lib.end_peer, self.library.lib.end_flow
+        return Workers(maps, self.clients, self.watched, self.put, *ends, self.clock)
 
     def _drift_found(self, drifts: list[Drift]) -> None:
         self.doctor.disturb()

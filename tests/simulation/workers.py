@@ -14,6 +14,7 @@ from ebpflb.agent.on_removal.reset_worker import OnReset, ResetWorker
 from ebpflb.agent.on_removal.resets import FlowConnections, SocketConnections
 from ebpflb.agent.stale_udp.socket_search import EndSocket
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.kernel.maps.sweep import EndFlow
 from ebpflb.kernel.node.sock_diag import Connected
 from ebpflb.model.services import PortName
 from ebpflb.plan.removed_endpoints import Watched
@@ -56,13 +57,17 @@ class Workers:
         former: Mapping[PortName, Watched],
         on_reset: OnReset,
         end_socket: EndSocket,
+        end_flow: EndFlow,
         clock: Clock,
     ) -> None:
         def each_namespace(_: object) -> Iterator[tuple[bool, Any]]:
             yield True, OpenSockets(None)
             yield False, OpenSockets(clients, clock)
 
-        kinds = SocketConnections(maps, each_namespace, lambda: True), FlowConnections(maps)
+        kinds = (
+            SocketConnections(maps, each_namespace, lambda: True),
+            FlowConnections(maps, end_flow),
+        )
         self.on_removal = ResetWorker(maps, kinds, former, on_reset, clock, clock)
         self.stale_udp = StaleUdpWorker(maps, each_namespace, end_socket, clock=clock)
         self._all = self.on_removal, self.stale_udp.connections, self.stale_udp

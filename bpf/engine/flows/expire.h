@@ -15,7 +15,7 @@ static __always_inline bool entry_was_used(const struct expired_entry *entry)
 {
 	struct flow *flow = flow_find(&entry->tuple);
 
-	return flow && flow->last_seen != entry->last_seen;
+	return flow && flow->last_seen != entry->time;
 }
 
 /* Returns whether the entry is deleted; `resting` is memory for an entry that rests. */
@@ -23,9 +23,9 @@ static __always_inline bool entry_expire(const struct expired_entry *entry, stru
 {
 	struct flow *flow = flow_find(&entry->tuple);
 
-	if (!flow || flow->last_seen != entry->last_seen)
+	if (!flow || flow->last_seen != entry->time)
 		return false;
-	if (entry->rests) {
+	if (entry->end == ENTRY_RESTS) {
 		port_rest(&entry->tuple, flow, resting);
 		return false;
 	}
@@ -45,6 +45,20 @@ static __always_inline __u32 flow_expire(const struct expired_entry *entries, st
 	for (int i = 0; i < FLOW_ENTRIES; i++)
 		deleted |= entry_expire(&entries[i], resting) << i;
 	return deleted;
+}
+
+/*
+ * The client of this flow is to be answered by resets from now on. Returns whether its entry is marked
+ * so: a packet that opens a connection may have replaced the flow since the agent read it.
+ */
+static __always_inline __u32 flow_mark_gone(const struct expired_entry *entry)
+{
+	struct flow *flow = flow_find(&entry->tuple);
+
+	if (!flow || flow->created != entry->time)
+		return false;
+	flow->flags |= FLOW_GONE;
+	return true;
 }
 
 #endif

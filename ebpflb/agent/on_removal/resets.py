@@ -21,8 +21,8 @@ from ebpflb.agent.stale_udp.lookups import Maps
 from ebpflb.agent.stale_udp.socket_search import Answers, EachNamespace
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.layout import MAPS, ffi
-from ebpflb.kernel.maps.records import PeerFrontend
-from ebpflb.kernel.maps.sweep import Gate
+from ebpflb.kernel.maps.records import EntryEnd, ExpiredEntry, PeerFrontend
+from ebpflb.kernel.maps.sweep import EndFlow, Gate, ended_flow
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node.sock_diag import Connected, SockDiag
 from ebpflb.model import annotations
@@ -148,8 +148,8 @@ class FlowConnections:
 
     kind = annotations.BY_FLOWS
 
-    def __init__(self, maps: Maps) -> None:
-        self._flows = maps["tcp_flows"]
+    def __init__(self, maps: Maps, end_flow: EndFlow) -> None:
+        self._flows, self._end_flow = maps["tcp_flows"], end_flow
 
     def found(self, wanted: WantedConnections) -> Iterable[tuple[Frontend, Endpoint]]:
         return {
@@ -178,13 +178,13 @@ class FlowConnections:
                     yield at, flow
 
     def _mark(self, key: Tuple, former: Flow) -> Flow | None:
-        """Mark the entry; return None if another flow has its place now, which stays unchanged."""
-        flow: Flow | None = self._flows.pop(key)
-        if flow is None:
-            return None
-        is_same = flow.created == former.created
-        marked = flow._replace(flags=flow.flags | GONE_FLAG) if is_same else flow
-        return marked if self._flows.insert(key, marked) and is_same else None
+        """Mark the entry, and return it as it is then; None if another flow has its place now.
+
+        A program compares and marks in one run, so that no packet finds the entry missing.
+        """
+        entry = ExpiredEntry(key, former.created, EntryEnd.GONE)
+        flow = self._flows.get(key) if self._end_flow(ended_flow([entry])) else None
+        return flow if flow and flow.created == former.created else None
 
     def _send(self, sender: Sender, key: Tuple, request: Flow) -> None:
         inside = between_hooks(key, request)

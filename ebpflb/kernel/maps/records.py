@@ -9,6 +9,7 @@ import socket
 import struct
 from collections import namedtuple
 from collections.abc import Callable
+from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -122,12 +123,20 @@ class DatagramChoice(NamedTuple):
     last_used: int
 
 
+class EntryEnd(IntEnum):
+    """enum entry_end."""
+
+    DELETED = 0
+    RESTS = 1
+    GONE = 2
+
+
 class ExpiredEntry(NamedTuple):
-    """An entry of a flow to remove, in the frame of bpf/hooks/flow_end.c; ``rests``: 0 or 1."""
+    """An entry of a flow to end, in the frame of bpf/hooks/flow_end.c; see bpf/layout/expired.h."""
 
     tuple: Tuple
-    last_seen: int
-    rests: int
+    time: int
+    end: EntryEnd
 
 
 class Sweep(NamedTuple):

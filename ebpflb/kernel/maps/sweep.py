@@ -11,12 +11,12 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import MAPS, columns, ffi, names
-from ebpflb.kernel.maps.records import ExpiredEntry, Sweep, record
+from ebpflb.kernel.maps.records import EntryEnd, ExpiredEntry, Sweep, record
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Expired, Flow, Timeouts, Tuple
 from ebpflb.workers import PeriodicWorker
@@ -35,10 +35,16 @@ _KNOWN = 2 * max(_FLAGS) - 1  # no program sets other flags
 _KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
 _FLAGS_AND_LAST_SEEN = columns("struct flow", flags="H", last_seen="Q")
 
-# Takes entries in the form of bpf/hooks/flow_end.c; returns the numbers of deleted ones, as bits.
+# Takes entries in the form of bpf/hooks/flow_end.c; returns the numbers of deleted ones, as bits,
+# or whether the entry is marked.
 EndFlow = Callable[[bytes], int]
 _EXPIRED_ENTRY = record("struct expired_entry")
 _FLOW_SIZE = _EXPIRED_ENTRY.struct.size * ffi.typeof("enum flow_size").relements["FLOW_ENTRIES"]
+
+
+def ended_flow(entries: Iterable[ExpiredEntry]) -> bytes:
+    """Return the entries of one flow in the form of bpf/hooks/flow_end.c."""
+    return b"".join(map(_EXPIRED_ENTRY.pack, entries)).ljust(_FLOW_SIZE, b"\0")
 
 
 @cache
@@ -115,11 +121,13 @@ class SweptTable(FlowTable):
         agent does not count them as evicted.
         """
         rows = [
-            ExpiredEntry(key, entry.last_seen, int(key == flow.resting))
+            ExpiredEntry(
+                key, entry.last_seen, EntryEnd.RESTS if key == flow.resting else EntryEnd.DELETED
+            )
             for key, entry in flow.entries.items()
         ]
         self.count(len(rows))
-        bits = self.end_flow(b"".join(map(_EXPIRED_ENTRY.pack, rows)).ljust(_FLOW_SIZE, b"\0"))
+        bits = self.end_flow(ended_flow(rows))
         deleted = [row.tuple for bit, row in enumerate(rows) if bits >> bit & 1]
         if len(deleted) < len(rows):
             self.count(len(deleted) - len(rows))
