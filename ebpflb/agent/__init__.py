@@ -10,6 +10,7 @@ program_loader    loads the programs, and tries again after a failure
 service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with the plan, and corrects differences
 reporter          health and metrics, from the loop's actions
+api_servers       keeps the API servers' addresses in a file, and notices that one is gone
 missed_ends       ends sockets and counted connections whose end no program saw
 netfilter_sync    keeps the nft table of the netfilter engine, an element for each backend
 on_removal        resets connections to removed endpoints

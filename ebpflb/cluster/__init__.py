@@ -9,6 +9,7 @@ The Kubernetes API:
 api_source      a thread for each kind that lists and watches
 list_watch      list, watch, and resume the watch
 api             requests to the API server
+api_servers     which of several API servers is asked
 access          its address, TLS and credentials
 kubeconfig      the same from a kubeconfig
 kubernetes_parts  what is imported of ``kubernetes``

@@ -16,6 +16,7 @@ annotations      the annotations of ebpflb, and warnings about them
 
 Other facts from the objects:
 
+api_servers         the endpoints of default/kubernetes, which are kept
 nodes               a Node -> its zone, addresses, and eligibility     (kube-proxy.md 13.1, 17)
 
 The node's devices and addresses:
@@ -34,6 +35,7 @@ kube_proxy       the names that kube-proxy uses, and what was detected of a kube
 Parsing:
 
 field_checks  checks of single fields; they raise InvalidObject
+map_sizes     the sizes of --map-size
 addresses     addresses and networks as Kubernetes reads them
 kernel_lists  the kernel's lists of numbers, of CPUs or ports
 durations     values such as "1h0m0s"

@@ -13,5 +13,6 @@ bpffs              where the bpffs is mounted that holds state directories, and 
 ring               reads a ring buffer
 sweep              removes idle flows, and tells programs when no flow is left
 translations       which endpoint each backend's id stands for, for netfilter
+stale_endpoints    UDP endpoints removed a moment ago, whose datagrams egress reports
 occupancy          how full the maps are that programs fill
 """
