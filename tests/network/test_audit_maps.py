@@ -22,6 +22,7 @@ from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 
 Maps = Mapping[str, Map]
 UNPLANNED = ip_address("198.51.100.77")
+IDS = 1024
 HASHES = (
     *("services", "service_names", "backend_names", "cluster_ips", "source_ranges", "devices"),
     *("node_addresses", "own_addresses", "link_addresses", "timeouts", "service_ranges"),
@@ -40,8 +41,12 @@ NOT_PLANNED = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One whose maps are compared every 80 ms, with an entry in each of them."""
-    with running(tmp_path_factory.mktemp("c"), "--iptables-sync-period=20ms") as made:
+    """One whose maps are compared every 80 ms, with an entry in each of them.
+
+    There are few ids of backends, because each is looked up.
+    """
+    options = "--iptables-sync-period=20ms", f"--map-size=backends={IDS}"
+    with running(tmp_path_factory.mktemp("c"), *options) as made:
         restricted: dict[str, Any] = {
             "type": "LoadBalancer",
             "loadBalancerSourceRanges": ["10.0.0.0/8"],
@@ -130,6 +135,8 @@ def unplanned(key: Any) -> Any:
     """A key that no map has."""
     if isinstance(key, int):
         return 60000
+    if isinstance(key, str):
+        return "02:00:5e:00:53:77"
     if hasattr(key, "protocol"):
         changed = {"address": UNPLANNED} if isinstance(key, Frontend) else {"protocol": 99}
         return key._replace(**changed)
@@ -218,9 +225,9 @@ def test_an_id_that_no_backend_has_gets_no_slot(
 ) -> None:
     """Whatever others write there."""
     slots = maps["backend_slots"]
-    slots.write([(100_000, 3)])
-    wait_until("it has none", lambda: slots.get(100_000) == 2**32 - 1)
-    settled(cluster, logged, "map backend_slots: #100000 is not planned")
+    slots.write([(IDS - 1, 3)])
+    wait_until("it has none", lambda: slots.get(IDS - 1) == 2**32 - 1)
+    settled(cluster, logged, f"map backend_slots: #{IDS - 1} is not planned")
 
 
 @pytest.mark.parametrize("field", ["first_port", "flags", "span_v4", "node_v4", "host_netns"])
