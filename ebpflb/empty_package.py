@@ -10,5 +10,8 @@ def put(name: str) -> bool:
     spec = importlib.util.find_spec(name) if name not in sys.modules else None
     if spec is None:
         return False
-    sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package = importlib.util.module_from_spec(spec)
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, package)
     return True

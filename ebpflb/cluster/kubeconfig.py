@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kubeconfig: its values, with the client's loader.
 
-The loader costs another 0.03 s of processor time, for YAML and OAuth: pods do not need it. No error
+The loader costs more processor time, for YAML: pods do not need it. No error
 quotes a credential, or the output of a credential plugin.
 """
 

@@ -4,7 +4,7 @@
 Its packages would import every part of it with their first module: models, OAuth, requests and
 pydantic, 0.15 s of processor time and 18 MB. Packages of the same names without content take their
 places, before any module of it is imported. What a module asks such a package for is imported then;
-what only renews tokens of OpenID Connect, 0.12 s, when it is called.
+what only renews tokens of OpenID Connect, 0.14 s, when it is used.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 from ebpflb import empty_package
 from ebpflb.errors import ClusterError, in_words
 
-_CLIENT, _OAUTH = "kubernetes.client", "requests_oauthlib"
+_CLIENT, _OAUTH, _OAUTH2 = "kubernetes.client", "requests_oauthlib", "oauthlib.oauth2"
 _EXIT_STATUS = re.compile(r"process returned (-?\d+)")
 
 
@@ -28,6 +28,8 @@ def import_no_more_than_asked() -> None:
     vars(sys.modules[_CLIENT])["__getattr__"] = _part_of_the_client
     if empty_package.put(_OAUTH):
         vars(sys.modules[_OAUTH])["OAuth2Session"] = _oauth2_session
+    if empty_package.put(_OAUTH2):
+        vars(sys.modules[_OAUTH2])["__getattr__"] = _part_of_oauth2
 
 
 def _part_of_the_client(name: str) -> Any:
@@ -52,6 +54,16 @@ def _oauth2_session(**arguments: Any) -> Any:
     from requests_oauthlib.oauth2_session import OAuth2Session
 
     return OAuth2Session(**arguments)
+
+
+def _part_of_oauth2(name: str) -> Any:
+    """Fill the package with its content; return a part of it."""
+    package = sys.modules[_OAUTH2]
+    del vars(package)["__getattr__"]
+    spec = package.__spec__
+    assert spec and spec.loader
+    spec.loader.exec_module(package)
+    return getattr(package, name)
 
 
 def reason(error: Exception) -> str:
