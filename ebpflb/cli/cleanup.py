@@ -13,7 +13,7 @@ from ebpflb.kernel.maps.bpffs import mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.state_dir import StateDir, StateLock
 from ebpflb.kernel.netfilter import flowtable, nft, watch
 from ebpflb.kernel.netfilter.rules import TABLE
-from ebpflb.kernel.node import kube_proxy_leftovers, kube_proxy_watch, sysctls
+from ebpflb.kernel.node import clients, kube_proxy_leftovers, kube_proxy_watch, sysctls
 from ebpflb.kernel.node.kube_proxy_leftovers import Leftover, LeftoverSurvey
 from ebpflb.options import Paths
 from ebpflb.serve import status
@@ -80,12 +80,25 @@ def remove_ebpflb(paths: Paths) -> None:
         last = status.read(paths)
         who = f" (pid {last.pid})" if last else ""
         raise NodeError(f"an agent{who} still serves {paths.state}: stop it first")
-    unpin_all(StateDir(paths.state))
-    lock.release()
+    try:
+        _require_namespace(paths.state)
+        unpin_all(StateDir(paths.state))
+    finally:
+        lock.release()
     _release_tables()
     _release_ports(paths)
     status.remove(paths)
     click.echo(f"nothing is left of {paths.state}")
+
+
+def _require_namespace(state: Path) -> None:
+    """Raises NodeError in another network namespace: its filters and tables would be left.
+
+    A namespace that is gone has taken them with it.
+    """
+    with pins.maps_if_any(state) as maps:
+        if maps and clients.by_cookie(maps["settings"].get(0).host_netns):
+            pins.require_namespace(maps)
 
 
 def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = False) -> None:

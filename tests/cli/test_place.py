@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from pyroute2 import netns
 
-from ebpflb.kernel.attach import netns_cookie
+from ebpflb.kernel.attach import cgroup_links, netns_cookie
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import agent_lock
 from tests.cli.conftest import NEVER, Done, Ebpflb
@@ -62,6 +63,19 @@ def test_status_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -
     assert (done.status, said["verdict"]) == (0, "OK")
     assert_elsewhere(said["network"], cluster)
     assert not {"devices", "other_programs_first", "conntrack"} & said.keys()
+
+
+def test_cleanup_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
+    """Nothing is removed: filters and tables of the agent's would be left, and go on serving."""
+    cluster.agent.stop()
+    try:
+        before = cgroup_links.attached(StateDir(cluster.agent.paths.state))
+        done = ebpflb("cleanup", *cluster.agent.where)
+        assert_elsewhere(done.err, cluster)
+        assert (done.status, done.out) == (1, "")
+        assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before != {}
+    finally:
+        cluster.agent.start()
 
 
 def assert_elsewhere(text: str, cluster: Cluster) -> None:

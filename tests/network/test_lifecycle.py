@@ -57,7 +57,7 @@ def test_terminated(cluster: Cluster, pod: Sockets) -> None:
 def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
     """After `ebpflb cleanup` no hook, pin or file is left, and the VIP is not served."""
     cluster.agent.stop()
-    assert ebpflb("cleanup", *cluster.agent.where).returncode == 0
+    assert cluster.ebpflb("cleanup").returncode == 0
     wait_until("the programs are off", lambda: not hooks(cluster))  # the kernel takes its time
     assert not cluster.agent.paths.state.exists()
     assert not cluster.agent.paths.run.exists()
@@ -74,7 +74,7 @@ def test_after_cleanup(cluster: Cluster, pod: Sockets) -> None:
         client.connect((VIP, PORT))
         client.recv(64)
         cluster.agent.stop()
-        ebpflb("cleanup", *cluster.agent.where)
+        cluster.ebpflb("cleanup")
         client.send(b"still there?")
         assert client.recv(64) == b"still there?"
     cluster.close_maps()

@@ -12,7 +12,7 @@ import pytest
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
-from tests.kit import forked, requests, two_nodes
+from tests.kit import requests, two_nodes
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
 from tests.kit.sockets import CALL_SECONDS
@@ -120,7 +120,7 @@ def test_cleanup(two: TwoNodes) -> None:
     """After `ebpflb cleanup` no packet is served, and a new agent serves all as before."""
     agent = two.agents[0]
     agent.stop()
-    forked.run("cleanup", *agent.where).check_returncode()
+    two.ebpflb("cleanup").check_returncode()
     assert not two.is_served(two.outside, FRONTENDS.to("nodeport", two.near))
     assert not two.is_served(two.unhooked, FRONTENDS.to("cluster", two.near))
     two.close_maps()
