@@ -15,6 +15,7 @@ from ebpflb.agent.audit import (
     HOOKS_AND_PINS,
     TABLE_NAME,
     Audit,
+    AuditCheck,
     ElementsCheck,
     HooksCheck,
     MapsCheck,
@@ -255,14 +256,6 @@ def _agent(
     record_lack = parts.servers.record_lack
     service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=record_lack)
     reporter = _reporter(parts.servers, metrics)
-    hooks = HooksCheck(node_sync, lock, lambda: inbox.put(Stop()))
-    maps = MapsCheck(datapath, node_sync, service_sync)
-    checks = (
-        hooks,
-        TableCheck(nat_watch, hooks.period),
-        maps,
-        ElementsCheck(parts.netfilter, service_sync, maps.period),
-    )
     drift_found = parts.history.explaining(reporter.drift_found)
     return Agent(
         options=options,
@@ -282,10 +275,31 @@ def _agent(
         on_removal=_reset_worker(parts, former, ends.flow.run),
         reporter=reporter,
         loader=parts.loader,
-        audit=Audit(checks, drift_found, report_only=options.audit == REPORT),
+        audit=Audit(
+            _checks(parts, nat_watch, lock, node_sync, service_sync),
+            drift_found,
+            report_only=options.audit == REPORT,
+        ),
         host=parts.host,
         history=parts.history,
         api_servers_file=api_servers_file,
+    )
+
+
+def _checks(
+    parts: Parts,
+    nat_watch: NatWatch,
+    lock: AgentLock,
+    node_sync: NodeSync,
+    service_sync: ServiceSync,
+) -> tuple[AuditCheck, ...]:
+    hooks = HooksCheck(node_sync, lock, lambda: parts.inbox.put(Stop()))
+    maps = MapsCheck(parts.datapath, node_sync, service_sync)
+    return (
+        hooks,
+        TableCheck(nat_watch, hooks.period),
+        maps,
+        ElementsCheck(parts.netfilter, service_sync, maps.period),
     )
 
 
