@@ -256,6 +256,7 @@ def _agent(
     record_lack = parts.servers.record_lack
     service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=record_lack)
     reporter = _reporter(parts.servers, metrics)
+    checks = _checks(parts, nat_watch, lock, node_sync, service_sync)
     drift_found = parts.history.explaining(reporter.drift_found)
     return Agent(
         options=options,
@@ -275,11 +276,7 @@ def _agent(
         on_removal=_reset_worker(parts, former, ends.flow.run),
         reporter=reporter,
         loader=parts.loader,
-        audit=Audit(
-            _checks(parts, nat_watch, lock, node_sync, service_sync),
-            drift_found,
-            report_only=options.audit == REPORT,
-        ),
+        audit=Audit(checks, drift_found, report_only=options.audit == REPORT),
         host=parts.host,
         history=parts.history,
         api_servers_file=api_servers_file,
