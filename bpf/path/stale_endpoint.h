@@ -28,15 +28,16 @@ static __always_inline void stale_datagram_report(struct __sk_buff *ctx)
 {
 	struct tuple tuple = { .hook = HOOK_EGRESS };
 	struct frontend endpoint;
-	__u32 *left;
+	__u32 *left, reports;
 
 	if (!stale_endpoints_exist() || !glance(ctx, &tuple) || tuple.protocol != UDP)
 		return;
 	endpoint = tuple_frontend(&tuple);
 	left = LOOKUP(__u32, stale_endpoints, &endpoint);
-	if (!left || !*left)
+	reports = left ? *left : 0;
+	if (!reports)
 		return;
-	*left -= 1;
+	*left = reports - 1;	/* another CPU may write the same: then one more is reported */
 	bpf_ringbuf_output(MAP(moved_flows), &tuple, sizeof(tuple), 0);
 }
 
