@@ -58,7 +58,7 @@ DEFINE_MAP(udp_choices, LRU_HASH, struct tuple, struct datagram_choice, 65536, N
  * UDP endpoints that were removed a moment ago (path/stale_endpoint.h), and how many more datagrams to
  * them are reported.
  */
-DEFINE_MAP(stale_endpoints, HASH, struct frontend, __u32, 4096, NONE)
+DEFINE_MAP(stale_endpoints, HASH, struct frontend, __u32, 4096, NO_PREALLOC)
 
 /*
  * UDP flows whose backend was removed: as ingress sees their requests, or as egress does. A ring buffer

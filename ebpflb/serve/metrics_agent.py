@@ -46,6 +46,7 @@ COUNTED_WHOLE = (
     "devices",
     "route_sources",
     "service_ranges",
+    "stale_endpoints",
 )  # small: read at each scrape
 
 _FLOW_ENTRY_EVENTS = {
