@@ -130,10 +130,9 @@ static __always_inline struct peer_frontend *datagram_find(const struct peer *pe
 }
 
 /*
- * Forgets a peer to which the agent has ended the socket's connection. The socket's owner may have
- * connected it again, and another thread of it at this moment, so nothing else is forgotten. The
- * socket's own entry stays without a frontend until the release, which counts the connection as
- * closed.
+ * Forgets a peer after the agent has ended the socket's connection to it. The socket's owner may have
+ * connected it again meanwhile: another backend or frontend stays. The socket's own entry stays
+ * without a frontend until the release, which counts the connection as closed.
  */
 static __always_inline void datagram_end(__u64 socket, const struct peer_frontend *ended)
 {

@@ -119,7 +119,7 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
 
 @cache
 def _flags(scheduler: str, has_any: bool, **further: bool) -> Flags:
-    """Return the flags common to all frontends plus those of ``further`` that are true.
+    """Return the flags common to all frontends and the ones in ``further`` that are true.
 
     One shared set per result.
     """

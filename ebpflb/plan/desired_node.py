@@ -65,7 +65,7 @@ class DesiredNode(Struct, frozen=True, dict=True):
 
         The shortest prefixes are kept.
 
-        A device without route sources, such as a bridge's port, has those of its master.
+        A device without route sources, such as a bridge's port, has its master's.
         """
         found: dict[int, list[RouteSource]] = defaultdict(list)
         for each in self.route_sources:

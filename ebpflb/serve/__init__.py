@@ -5,7 +5,7 @@ The agent's thread writes status, health, metrics and the endpoint counts of hea
 ports; the one server thread reads them to respond to requests.
 
 status              the agent's status, in a file
-recorded_options    the options in force, in the status, for commands
+recorded_options    the agent's options, as its status gives them to commands
 agent_lock          one agent alone on a state directory
 conditions          all problems: one list for status, /readyz and metrics
 verdict             OK, DEGRADED or DOWN, and why

@@ -71,7 +71,7 @@ class LocalSocket:
         self._listener = Listener(handler, connections, slow=self._thread, quick=quick)
 
     async def open(self) -> None:
-        """Open the socket, replacing that of an earlier agent."""
+        """Open the socket, replacing an earlier agent's."""
         try:
             await self._listener.open(unix_socket.listen(self._path))
         except OSError as error:

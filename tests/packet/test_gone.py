@@ -6,7 +6,6 @@ client sends is answered by a reset; what the backend sends, and the client's re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from ebpflb.kernel import bpf
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.plan.flow_entries import FlowKind
+from tests.packet.calls import after_each_call
 from tests.packet.frames import (
     Packet,
     at,
@@ -138,14 +138,10 @@ def test_a_port_used_again_before_the_old_flow_is_marked(
     def connect_again() -> None:
         node.through(segment(client, where, "RA"))
         connect()
-        monkeypatch.setattr(bpf, "bpf", watched)
+        after_each_call(monkeypatch, send)
 
-    def watched(*words: Any) -> Any:
-        result = call(*words)
-        with monkeypatch.context() as patch:
-            patch.setattr(bpf, "bpf", call)
-            passed.append(destination(node.through(segment(client, where, "PA"))))
-        return result
+    def send() -> None:
+        passed.append(destination(node.through(segment(client, where, "PA"))))
 
     connect()
     with closing(FrameProgram(precompile.FLOW_END, node.maps, cache)) as program:

@@ -2,16 +2,15 @@
 """Sweeps of the flow tables while packets pass: a new connection loses none of them."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.sweep import SweptTable
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.plan.flow_entries import Timeouts
 from tests.packet.aging import idle
+from tests.packet.calls import after_each_call
 from tests.packet.frames import at, destination, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
@@ -29,7 +28,7 @@ def test_port_used_again_before_the_old_flow_is_removed(
     where = serve(node, places, "nodeport", "tcp", cluster=[backend])
     program = FrameProgram(precompile.FLOW_END, node.maps, cache)
     table = SweptTable(node.maps, "tcp_flows", Timeouts(), program.run)
-    count, call, passed = table.count, bpf.bpf, list[str]()
+    count, passed = table.count, list[str]()
 
     def connect() -> None:
         asked = node.through(opening("tcp", client, where))
@@ -39,15 +38,11 @@ def test_port_used_again_before_the_old_flow_is_removed(
     def connect_and_count(removed: int) -> None:
         monkeypatch.setattr(table, "count", count)
         connect()
-        monkeypatch.setattr(bpf, "bpf", watched)
+        after_each_call(monkeypatch, send)
         count(removed)
 
-    def watched(*words: Any) -> Any:
-        result = call(*words)
-        with monkeypatch.context() as patch:
-            patch.setattr(bpf, "bpf", call)
-            passed.append(destination(node.through(segment(client, where, "RA"))))
-        return result
+    def send() -> None:
+        passed.append(destination(node.through(segment(client, where, "RA"))))
 
     connect()
     node.through(segment(client, where, "RA"))

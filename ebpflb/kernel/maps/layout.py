@@ -132,7 +132,7 @@ def usual_size(name: str) -> int:
 
 
 def unusual(sizes: MapSizes) -> MapSizes:
-    """Return the sizes that are not those of maps.h."""
+    """Return the sizes that differ from maps.h."""
     return tuple((name, size) for name, size in sizes if size != usual_size(name))
 
 

@@ -8,7 +8,7 @@ target:
     <state-dir>/map-sizes -> "backends=262144,flows=1048576"
 
 The state directory's name is recorded too, as the agent sees it: inside a container the same
-directories may lie below a mount point such as /host. Sizes are recorded when they are in force; a
+directories may lie below a mount point such as /host. Sizes are recorded when maps have them; a
 node with the sizes of maps.h has no such record.
 """
 
@@ -57,7 +57,7 @@ def read_record(state: Path, cache: Path = Paths.cache) -> Paths | None:
 
 
 def write_sizes(state: Path, sizes: MapSizes) -> None:
-    """Record the sizes in force. Raises OSError."""
+    """Record the sizes that the maps have. Raises OSError."""
     if read_sizes(state) != sizes:
         (state / SIZES_LINK).unlink(missing_ok=True)
         if sizes:

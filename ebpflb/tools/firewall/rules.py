@@ -84,7 +84,7 @@ class Rule(Struct, frozen=True, dict=True):
 class Chain(Struct):
     """``hook`` is netfilter's name in lower case, "" for a chain that only other chains jump to.
 
-    ``policy`` is that of iptables' own chains.
+    Only iptables' own chains have a ``policy``.
     """
 
     name: str
