@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends
 from ebpflb.agent.stale_udp.socket_search import Counts
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError, KernelError, in_words
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.maps.stale_endpoints import StaleEndpoints
 from ebpflb.kernel.netfilter import conntrack
@@ -216,14 +216,13 @@ class StaleConnectionsWorker(DueWorker):
             taken = self._take(begun)
         try:
             deleted = self._delete(taken)
+            self._report(taken, deleted, self._clock() - begun)
+            self._succeed(taken)
         except (EbpflbError, OSError) as error:
             self._fail(taken, in_words(error))
         except Exception as error:
             log.exception("deleting stale UDP flows from conntrack failed")
             self._fail(taken, f"{type(error).__name__}: {in_words(error)}")
-        else:
-            self._report(taken, deleted, self._clock() - begun)
-            self._succeed(taken)
 
     def _take(self, now: float) -> _Wanted:
         """Return one due search, or all if there are many.
@@ -269,15 +268,13 @@ class StaleConnectionsWorker(DueWorker):
                     each: search._replace(due=min(search.due, now))
                     for each, search in self.waiting.items()
                 }
+            self.endpoints.keep(_endpoints(following | self.waiting))
             self.error, self.pause = None, FIRST_RETRY
             self.waiting = following | self.waiting
-            self.endpoints.keep(_endpoints(self.waiting))
 
     def _fail(self, taken: _Wanted, reason: str) -> None:
         """Repeat all passes."""
-        if reason != self.error:
-            log.warning("stale UDP flows stay in conntrack: %s; trying again", reason)
-        self.error = reason
+        self._set_error(reason)
         again = _Search(self._clock() + self.pause, 0)
         with self.changed:
             self.waiting = dict.fromkeys(taken, again) | self.waiting
@@ -287,8 +284,16 @@ class StaleConnectionsWorker(DueWorker):
         if wanted and not self.shadow:
             with self.changed:
                 self.waiting |= wanted
-                self.endpoints.add(_endpoints(wanted))
+                try:
+                    self.endpoints.add(_endpoints(wanted))
+                except KernelError as error:  # the searches find the flows, only later
+                    self._set_error(in_words(error))
                 self.changed.notify()
+
+    def _set_error(self, reason: str) -> None:
+        if reason != self.error:
+            log.warning("stale UDP flows stay in conntrack: %s; trying again", reason)
+        self.error = reason
 
 
 def _endpoints(wanted: _Wanted) -> set[tuple[Address, int]]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which UDP entries of conntrack are deleted when endpoints change (kube-proxy.md 11.1)."""
 
+import errno
 import math
 import socket
 import threading
@@ -17,7 +18,7 @@ from ebpflb.agent.stale_udp.conntrack_worker import (
     Whole,
 )
 from ebpflb.agent.stale_udp.socket_search import Counts
-from ebpflb.errors import NodeError
+from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.stale_endpoints import MOST_REPORTS
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node.sock_diag import SockDiag
@@ -306,6 +307,34 @@ def test_more_endpoints_than_the_map_has_room_for(world: World) -> None:
     worker.check(change(*many))
     assert len(stale_endpoints(world)) == world.maps["stale_endpoints"].spec.entries
     assert len(worker.waiting) == len(many)
+
+
+def test_a_map_of_removed_endpoints_that_cannot_be_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The searches go on, the reason is told, and what was to be removed is removed later."""
+    now, worker = idle_worker(world)
+    searched = recorded(worker)
+    worker.check(change(GONE))
+
+    def fail(*_: object) -> None:
+        raise KernelError("writing stale_endpoints", errno.ENOMEM, "no memory")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(world.maps["stale_endpoints"], "write", fail)
+        failing.setattr(world.maps["stale_endpoints"], "delete", fail)
+        worker.check(change(StaleCandidates(VIP, (ip_address("10.244.8.9"), 5353))))
+        assert "writing stale_endpoints" in (worker.error or "")
+        now[0] = 2.0
+        for _ in range(4):
+            worker.turn()
+        assert "writing stale_endpoints" in (worker.error or "")
+        assert GONE in searched
+    now[0] = math.inf
+    while worker.waiting:
+        worker.turn()
+    assert worker.error is None
+    assert not stale_endpoints(world)
 
 
 def stale_endpoints(world: World) -> dict[Frontend, int]:
