@@ -295,7 +295,7 @@ class RepeatedCheck:
         self._found += found
         self.drift += new
         if new:
-            verb = "found" if self._report_only else "found, and is put back"
+            verb = "found" if self._report_only else "found, repairing it now"
             log.warning("audit: %s: %s", verb, drift.summary(new))
             self._on_drift(new)
         if not self._report_only:
@@ -315,7 +315,7 @@ class RepeatedCheck:
     def _fail(self, error: EbpflbError | OSError) -> None:
         reason = in_words(error)
         if reason != self.error:
-            log.error("audit: the %s: %s", self.check.name, reason)
+            log.error("audit: the %s cannot be compared or repaired: %s", self.check.name, reason)
         self.error, self._steps, self._is_repeated = reason, None, False
         self.due = self._clock() + min(self._retry, self.check.period)
         self._retry = min(2 * self._retry, self.check.period)

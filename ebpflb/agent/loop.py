@@ -287,7 +287,7 @@ class Agent:
         kept = self.api_servers_file.read() if self.options.keeps_api_servers else None
         if kept and not self.service_sync.planner.actual:
             self.cluster.apply_kept(kept, str(self.api_servers_file.path))
-            log.info("serving the API servers that were kept until one has answered")
+            log.info("serving default/kubernetes from the kept list until an API server answers")
 
     def _end_provisional(self) -> None:
         """Plan everything as at a start, when the first lists are complete."""

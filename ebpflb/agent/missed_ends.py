@@ -122,14 +122,18 @@ class UnreleasedSockets(MissedEnds):
         for socket in gone:
             self._end(_ENDED_SOCKET.pack(EndedSocket(socket)))
         if gone:
-            log.info("removed %d sockets from the map that were closed without notice", len(gone))
+            log.info("map sockets: %d sockets removed that the kernel no longer has", len(gone))
         return len(gone)
 
     def _warn_if_full(self) -> None:
         """Log the numbers of the map sockets_full if they have changed."""
         now = tuple(self._maps["sockets_full"].get(0))
         if now != self._full:
-            log.warning("map sockets is full: %d connections and %d UDP flows are not in it", *now)
+            log.warning(
+                "map sockets is full: %d connections and %d UDP flows were not remembered; raise "
+                "--map-size sockets=N",
+                *now,
+            )
         self._full = now
 
     def _network_namespaces(self) -> Iterator[tuple[int, int]]:

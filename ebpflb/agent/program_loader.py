@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.options import Options
-from ebpflb.serve.status import CURRENT_PROGRAMS
+from ebpflb.serve.status import CURRENT_PROGRAMS, FORMER_PROGRAMS
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class ProgramLoader:
     def _fail(self, error: Exception) -> None:
         """Note a failure: an earlier agent's programs keep serving."""
         if not self._datapath.programs:
-            self.status = f"old ones: {str(error).splitlines()[0]}"
+            self.status = f"{FORMER_PROGRAMS}: {str(error).splitlines()[0]}"
         log.error("%s\nthe loaded programs keep serving; trying again in %g s", error, self._pause)
         self._later()
 

@@ -101,7 +101,7 @@ class Reporter:
             log.warning("%s: /healthz answers 503; set --hostname-override", unknown)
             self._record_unknown_node(unknown)
         elif self._node_unknown and not unknown:
-            log.warning('the Node "%s" is there now', cluster.node_name)
+            log.warning('the Node "%s" exists now', cluster.node_name)
         self._node_unknown = unknown
         return unknown or None
 

@@ -75,10 +75,10 @@ class WriteLog:
     def turn(self) -> None:
         """Log the writes since the last line, if that is a second ago."""
         if self._plans and self._clock() >= self._next:
-            plans = "plan" if self._plans == 1 else f"{self._plans} plans"
+            plans = "1 change" if self._plans == 1 else f"{self._plans} changes"
             log.info(
-                "%s: frontends ~%d -%d, slots ~%d, backends -%d; made in %.1f ms, "
-                "written in %.1f ms",
+                "wrote %s: %d frontends (%d removed), %d slots, %d backends removed; "
+                "planned in %.1f ms, written in %.1f ms",
                 *(plans, self._frontends, self._frontends_removed, self._slots, self._removed),
                 *(1e3 * self._planning, 1e3 * self._writing),
             )

@@ -123,5 +123,7 @@ def _task_offsets() -> tuple[int, int]:
         task = read_members(_BTF.read_bytes(), _TASK)
         return task["tgid"], task["comm"]
     except (OSError, ValueError, KeyError) as error:
-        log.warning("processes are not named in events, for the kernel's BTF lacks: %s", error)
+        log.warning(
+            "events have no process names, because the kernel's BTF cannot be used: %s", error
+        )
         return 0, 0

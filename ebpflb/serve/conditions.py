@@ -81,10 +81,14 @@ def _not_in_force(status: AgentStatus) -> Iterator[Condition]:
         Cause.DRIFT, status.drift, "not as planned", "differences from the plan", True
     )
     yield from _named(
-        Cause.AUDIT_ERRORS, status.audit_errors, "the audit fails", "audits fail", unready=True
+        Cause.AUDIT_ERRORS,
+        status.audit_errors,
+        "an audit cannot finish",
+        "audits cannot finish",
+        unready=True,
     )
     if status.programs != CURRENT_PROGRAMS:
-        yield Condition(Cause.PROGRAMS, status.programs, unready=True)
+        yield Condition(Cause.PROGRAMS, f"the programs are {status.programs}", unready=True)
 
 
 def _not_received(status: AgentStatus) -> Iterator[Condition]:

@@ -29,7 +29,7 @@ from ebpflb.model.addresses import Family
 
 # HTTP/1.1: requests and responses as values; h11 reads and writes their bytes.
 #
-# h11 costs the agent 0.3 MB and leaves sockets, timeouts and limits to ``listener``. None of the
+# h11 costs the agent 0.3 MB and leaves sockets, timeouts and limits to the code below. None of the
 # complete servers that were measured (tornado, aiohttp, cheroot, http.server) keeps those limits
 # with hundreds of listening sockets in one thread.
 

@@ -35,6 +35,7 @@ _OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls"}
 _LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal take 15 MB
 _LOST = "`ebpflb monitor` and `doctor` cannot reach this agent until it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
+FORMER_PROGRAMS = "an earlier version's, because this version's cannot be loaded"
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
@@ -144,7 +145,9 @@ class StatusFile:
 
     def _fail(self, reason: str) -> None:
         if reason != self._error:
-            log.warning("%s: `ebpflb status` shows an older state", reason)
+            log.warning(
+                "the status cannot be written (%s); `ebpflb status` shows an older state", reason
+            )
         self._error = reason
 
 

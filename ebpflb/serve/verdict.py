@@ -65,7 +65,7 @@ class Facts(Struct, frozen=True):
     forwarding: Mapping[str, bool] = {}
     pulse: Pulse | None = None
     hangs: bool = False
-    overruled: str = ""  # the problem if programs without an agent precede a kube-proxy
+    overruled: str = ""  # the problem if a kube-proxy runs behind programs that no agent updates
     conntrack: tuple[int, int] = (0, 0)  # entries, and their limit; 0 is no limit
 
 

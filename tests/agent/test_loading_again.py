@@ -10,6 +10,7 @@ import pytest
 from ebpflb.agent import program_loader
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.lab.agents import wait_until
+from ebpflb.serve.status import FORMER_PROGRAMS
 from tests.agent.fakes import Harness
 from tests.agent.started import BRIDGE, ETH, PORT, here, start
 
@@ -30,7 +31,7 @@ def test_a_passing_failure_at_the_start_passes(harness: Harness, error: EbpflbEr
     """Old programs serve and the status says so; then all devices get this agent's."""
     harness.datapath.compile_error, harness.datapath.hooked = error, True
     start(harness)
-    assert harness.status.programs == f"old ones: {str(error).splitlines()[0]}"
+    assert harness.status.programs == f"{FORMER_PROGRAMS}: {str(error).splitlines()[0]}"
     assert len(harness.datapath.maps.services) == 1
     harness.send(here(ETH, BRIDGE, PORT))
     wait_until("it is tried again and again", lambda: harness.datapath.compiled > 2)

@@ -134,7 +134,7 @@ def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     cluster.publish(web(endpoint(cluster.web[1])))
     last = status.read(cluster.agent.paths)
     assert last
-    assert last.programs.startswith("old ones: hooks/socket.c does not compile")
+    assert last.programs.startswith(f"{status.FORMER_PROGRAMS}: hooks/socket.c does not compile")
     assert "no such luck" in cluster.agent.log()
     assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
     assert requests.backends(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}

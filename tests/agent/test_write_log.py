@@ -29,7 +29,8 @@ def test_a_lone_plan_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None
     written.wrote(PLAN, 0.001, 0.002)
     written.turn()
     assert lines(caplog) == [
-        "plan: frontends ~0 -0, slots ~1, backends -1; made in 1.0 ms, written in 2.0 ms"
+        "wrote 1 change: 0 frontends (0 removed), 1 slots, 1 backends removed; "
+        "planned in 1.0 ms, written in 2.0 ms"
     ]
     assert written.due == math.inf
 
@@ -48,7 +49,7 @@ def test_the_plans_of_a_second_share_a_line_and_none_is_left_out(
     clock.now = written.due
     written.turn()
     assert lines(caplog)[1:] == [
-        "100 plans: frontends ~0 -0, slots ~100, backends -100; "
-        "made in 100.0 ms, written in 200.0 ms"
+        "wrote 100 changes: 0 frontends (0 removed), 100 slots, 100 backends removed; "
+        "planned in 100.0 ms, written in 200.0 ms"
     ]
     assert written.due == math.inf

@@ -30,6 +30,7 @@ from tests.kit.api_history import status
 from tests.kit.api_server import FakeApiServer
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, endpoint, web
 from tests.kit.lab_cluster import TARGET, LabCluster, new_lab
+from tests.load import scaled
 
 CLOCK = Path(__file__).parents[1] / "kit" / "clock.c"
 DAY = 86_400  # seconds
@@ -104,7 +105,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OfApi]:
             made.close()
     for count in counts:
         assert count["errors"] == {}
-        assert sum(count["names"].values()) > 10
+        assert sum(count["names"].values()) >= scaled(10)
 
 
 @pytest.mark.extended

@@ -84,7 +84,10 @@ def test_conditions_are_those_of_the_status() -> None:
     [
         ({"lists_complete": False}, "lists not complete"),
         ({"node_unknown": "no Node has the name n"}, "node unknown"),
-        ({"programs": "old ones: the verifier refused"}, "programs of an earlier version"),
+        (
+            {"programs": "an earlier version's: the verifier refused"},
+            "programs of an earlier version",
+        ),
         ({"sync_error": "map is full"}, "sync error"),
         ({"audit_errors": {"maps": "no"}}, "audit errors"),
     ],

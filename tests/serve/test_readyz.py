@@ -36,12 +36,15 @@ def test_everything_in_force_is_ready() -> None:
     ("fields", "reason"),
     [
         ({"attached": False}, "the programs are not attached"),
-        ({"programs": "old ones: no BCC"}, "old ones: no BCC"),
+        (
+            {"programs": "an earlier version's: no BCC"},
+            "the programs are an earlier version's: no BCC",
+        ),
         ({"in_sync": False}, "not everything is written yet"),
         ({"in_sync": False, "sync_error": "no space"}, "the last sync failed: no space"),
         ({"devices_not_served": {"eth0": "busy"}}, "a device is not served: eth0: busy"),
         ({"drift": {"map services": "has no pin"}}, "not as planned: map services: has no pin"),
-        ({"audit_errors": {"pins": "no bpffs"}}, "the audit fails: pins: no bpffs"),
+        ({"audit_errors": {"pins": "no bpffs"}}, "an audit cannot finish: pins: no bpffs"),
     ],
 )
 def test_whatever_is_not_in_force_is_a_reason(fields: dict[str, Any], reason: str) -> None:

@@ -158,7 +158,11 @@ class SocketEnder:
             counts[family(peer.address)] += rebound is True
             unchanged += rebound is False
         if unchanged:
-            log.info("%d UDP sockets are still connected to a removed backend", unchanged)
+            log.warning(
+                "UDP sockets still connected to a removed backend: %d; this kernel cannot end them "
+                "(CONFIG_INET_DIAG_DESTROY): restart their clients",
+                unchanged,
+            )
         return counts
 
 

@@ -75,11 +75,11 @@ def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
 
 
 class SearchKind(Enum):
-    """FIRST, SECOND and DOUBT follow a change; RENEWAL keeps rebound flows from being swept."""
+    """The first three follow a change; RENEWAL keeps rebound flows from being swept."""
 
     FIRST = auto()
     SECOND = auto()
-    DOUBT = auto()
+    EVERYTHING = auto()
     RENEWAL = auto()
 
 
@@ -103,7 +103,7 @@ SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket stays inside a hook
 # Seconds until everything is searched, whatever the counters say. Two threads of a socket that
 # replace its removed backend at once count it as closed twice (bpf/sockets/datagram.h); then
 # another open socket of that backend is not seen in the counters.
-DOUBT_DELAY = 60.0
+EVERYTHING_DELAY = 60.0
 _PAUSE_FACTOR = 4  # a search of many namespaces takes CPU, and changes may follow fast
 
 
@@ -226,7 +226,9 @@ class StaleUdpWorker(DueWorker):
     def _fail(self, search: StaleSearch, reason: str) -> None:
         """Repeat both passes; searches that become due meanwhile join them."""
         if reason != self._error:
-            log.warning("stale UDP sockets cannot be ended: %s; trying again", reason)
+            log.warning(
+                "stale UDP sockets cannot be ended: %s; trying again in %g s", reason, self.pause
+            )
         self._error, self._earliest = reason, self._clock() + FIRST_RETRY
         kind = SearchKind.RENEWAL if search.kind is SearchKind.RENEWAL else SearchKind.FIRST
         self._schedule(search._replace(due=self._clock() + self.pause, kind=kind))
@@ -243,7 +245,7 @@ class StaleUdpWorker(DueWorker):
         if search.kind is SearchKind.FIRST:
             due = search.due + SECOND_PASS_DELAY
             self._schedule(search._replace(due=due, kind=SearchKind.SECOND))
-            self._search_everything_in(DOUBT_DELAY, SearchKind.DOUBT)
+            self._search_everything_in(EVERYTHING_DELAY, SearchKind.EVERYTHING)
         if self.ender.rebinder.backends:
             self._search_everything_in(RENEWAL, SearchKind.RENEWAL)
 
@@ -262,7 +264,7 @@ class StaleUdpWorker(DueWorker):
             ended += self._end_stale(search.kind)
         if ended:
             how = "ended" if self.can_end else "moved to another backend"
-            log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
+            log.info("connected UDP sockets %s, their backend was removed: %d", how, ended.total())
         self._report(search, ended, self._clock() - begun)
 
     def _may_find(self, search: StaleSearch) -> bool:
@@ -289,7 +291,7 @@ class StaleUdpWorker(DueWorker):
         entries = set(stale.items())
         ended, not_found = self.ender.end(dict(entries - self.not_found))
         self.not_found &= entries
-        if kind not in (SearchKind.FIRST, SearchKind.DOUBT):
+        if kind not in (SearchKind.FIRST, SearchKind.EVERYTHING):
             self.not_found |= not_found.items()
         log.debug("no connected socket was found for %d stale entries", len(not_found))
         return ended

@@ -99,7 +99,7 @@ class ArrayMemory:
 # All entries of a map in slices: their keys and their values, packed and joined.
 #
 # If the kernel has no batch command for a type of map, entries are read one by one (see
-# ``bpf_map``).
+# above).
 
 NO_BATCH = (bpf.ENOTSUPP, errno.EINVAL)
 

@@ -153,7 +153,12 @@ class SweptTable(FlowTable):
         evicted = max(numbers.evicted, created - deleted - numbers.swept - left)
         if evicted > numbers.evicted:
             newly = evicted - numbers.evicted
-            log.warning("%s is full: %d entries were evicted for newer ones", self.name, newly)
+            log.warning(
+                "%s is full: %d entries were evicted for newer ones, so their connections may "
+                "break; raise --map-size flows=N",
+                self.name,
+                newly,
+            )
         self._sweeps.write([(self.number, Sweep(numbers.swept, left, evicted))])
 
 

@@ -247,9 +247,9 @@ def _try() -> dict[str, str]:
     return add_devices(TABLE, ["lo"])
 
 
-# The wanted content of the kernel's flowtable (flowtable.py), and its synchronization.
+# The wanted content of the kernel's flowtable, and its synchronization.
 #
-# The agent's loop sets the content; the thread that watches the engine's table (nat_watch) writes
+# The agent's loop sets the content; the thread that watches the engine's table (watch.py) writes
 # it, so that the loop never waits for nf_tables.
 
 log = logging.getLogger(__name__)

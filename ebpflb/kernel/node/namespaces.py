@@ -60,7 +60,10 @@ class Namespaces:
     def _warn(self, error: OSError) -> None:
         if error.errno in (errno.EPERM, errno.EACCES) and not self._warned:
             self._warned = True
-            log.warning("pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing")
+            log.warning(
+                "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing; stale UDP "
+                "sockets of pods are not ended"
+            )
 
 
 def call_in(path: Path, function: Callable[[], _T], kind: int = libc.NEW_NETWORK) -> _T:

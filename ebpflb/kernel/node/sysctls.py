@@ -180,7 +180,7 @@ def set_up_conntrack(
 def restore_conntrack(path: Path, former: str) -> None:
     """Write back the previous value that ``set_up_conntrack`` found. Raises OSError."""
     path.write_text(former)
-    log.info("%s: %s again", path.name, former.strip())
+    log.info("sysctl %s restored to %s", path.name, former.strip())
 
 
 def table_size(options: ConntrackOptions, cores: int) -> int:
@@ -218,7 +218,7 @@ def _raise_size(
         if int(found := path.read_text()) < least:
             path.write_text(f"{least}\n")
             former[path] = found
-            log.info("%s: %d", path.name, least)
+            log.info("sysctl %s set to %d", path.name, least)
     except OSError as error:
         if error.errno not in not_settable:
             raise NodeError(f"{path}: cannot be set to {least}: {error.strerror}") from error
@@ -230,6 +230,6 @@ def _set(former: dict[Path, str], path: Path, value: int) -> None:
         if int(found := path.read_text()) != value:
             path.write_text(f"{value}\n")
             former[path] = found
-            log.info("%s: %d", path.name, value)
+            log.info("sysctl %s set to %d", path.name, value)
     except OSError as error:
         raise NodeError(f"{path}: cannot be set to {value}: {error.strerror}") from error

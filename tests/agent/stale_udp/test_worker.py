@@ -127,7 +127,7 @@ def test_what_the_counters_miss_is_found_later(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counters that show no open socket, although there is one, only delay the search."""
-    monkeypatch.setattr(stale_udp_worker, "DOUBT_DELAY", 0.2)
+    monkeypatch.setattr(stale_udp_worker, "EVERYTHING_DELAY", 0.2)
     client = world.remember(world.direct())
     world.count(OLD, 2, 2)
     world.worker.check(REPLACED)

@@ -158,7 +158,7 @@ def is_ended(one: socket.socket) -> bool:
 
 def pending(world: World) -> list[StaleSearch]:
     """The searches that follow changes at once and are still to come."""
-    later = SearchKind.RENEWAL, SearchKind.DOUBT
+    later = SearchKind.RENEWAL, SearchKind.EVERYTHING
     return [search for search in world.worker.searches if search.kind not in later]
 
 

@@ -112,7 +112,8 @@ def test_lack_of_the_capability_is_logged_once(
         for _ in range(2):
             assert list(every.each(here)) == [(True, here())]
     assert [record.message for record in caplog.records] == [
-        "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing"
+        "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing; stale UDP "
+        "sockets of pods are not ended"
     ]
 
 
