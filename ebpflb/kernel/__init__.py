@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The access to the kernel: maps, programs, netfilter, devices.
 
-The agent uses this package through datapath.Datapath, which loads and attaches the programs and
-writes plans to the maps; its ``apply`` writes the slots of an EndpointSlice.
+The agent uses this package through datapath.Datapath, which loads and attaches the programs, and is
+a map_writer.MapWriter: its ``apply`` writes a plan, and so the slots of an EndpointSlice.
 
 datapath         one node's maps and programs, as the agent uses them
 map_writer       reads and writes the maps

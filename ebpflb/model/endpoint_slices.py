@@ -3,7 +3,7 @@
 
 A large cluster has 100,000 entries, and each change of one comes with all others of its slice. So
 addresses are parsed once, equal parts are one object, and an unchanged entry stays the same object,
-so that later comparisons are fast. They become slots in plan/service_entries.py.
+so that later comparisons are fast. plan/planner.py makes slots of them.
 """
 
 import sys

@@ -5,7 +5,8 @@ How the endpoints of a service port become slots:
 
 desired          a service port and its selection -> what the maps should hold
 map_contents     the actual state at start, read back from the maps
-planner          desired state against actual state -> a plan: allocates slots and ids
+planner          desired state against actual state -> a plan: allocates slots and ids;
+                 kernel/map_writer.py writes it
 
 The parts of the planner:
 

@@ -132,11 +132,6 @@ def family(address: Address) -> int:
     return socket.AF_INET if address.version == 4 else socket.AF_INET6
 
 
-def original_tuple(protocol: int, ends: Ends) -> bytes:
-    """Return the attribute of a complete tuple."""
-    return nested(ORIGINAL, TuplePart(protocol, *ends).content)
-
-
 def tuple_to(frontend: Frontend) -> TuplePart:
     """Return the part of connections to a frontend that a filter can compare.
 
