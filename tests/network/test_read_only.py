@@ -33,7 +33,15 @@ class AloneAgent(LabAgent):
     def make_read_only(self, *folders: Path) -> None:
         """For every path that it opens from now on."""
         assert self.process
-        enter = ["nsenter", f"--mount=/proc/{self.process.pid}/ns/mnt", "sh", "-ec", READ_ONLY]
+        enter = [
+            "nsenter",
+            f"--target={self.process.pid}",
+            "--mount",
+            "--root",
+            "sh",
+            "-ec",
+            READ_ONLY,
+        ]
         subprocess.run([*enter, "sh", *map(str, folders)], check=True)
 
 

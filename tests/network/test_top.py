@@ -22,11 +22,13 @@ from ebpflb.workers import readable
 from tests.kit import forked, requests
 from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
 from tests.kit.sockets import Sockets
+from tests.load import paused
 
 WEB, QUIET = "default/web:tcp/TCP", "default/quiet:tcp/TCP"
 QUIET_VIP, EMPTY_VIP = "10.96.0.30", "10.96.0.31"
 TCP = {"name": "tcp", "port": TARGET, "protocol": "TCP"}
 CLEARED = b"\x1b[H\x1b[2J"
+REQUESTS_TIME = str(20 * paused(0.025))  # seconds in which a client asks 20 times or more
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +133,7 @@ def test_half_the_time_is_twice_the_rate(cluster: Cluster, pod: Sockets) -> None
 def table_with_rate(cluster: Cluster, *words: str) -> "subprocess.CompletedProcess[str]":
     """A table of a time in which there were connections to the Service under traffic."""
     while True:
-        done = command(cluster, "--once", "--interval", "0.5", *words)
+        done = command(cluster, "--once", "--interval", REQUESTS_TIME, *words)
         assert done.returncode == 0
         rows = [line.split() for line in done.stdout.splitlines()]
         if any(row[:2] == [WEB, ALL] and float(row[3]) for row in rows):
@@ -141,7 +143,7 @@ def table_with_rate(cluster: Cluster, *words: str) -> "subprocess.CompletedProce
 def test_under_traffic(cluster: Cluster, pods: list[Host]) -> None:
     """The busy Service comes first, with its backends; as JSON and as a table."""
     with traffic(cluster):
-        wait_until("its rate", lambda: is_busy(found(cluster, "--interval", "0.5"), pods))
+        wait_until("its rate", lambda: is_busy(found(cluster, "--interval", REQUESTS_TIME), pods))
         done = table_with_rate(cluster)
         first = table_with_rate(cluster, "--limit", "1")
     rows = [line.split() for line in done.stdout.splitlines()]
@@ -158,7 +160,9 @@ def test_without_an_agent(cluster: Cluster, pods: list[Host]) -> None:
     cluster.agent.stop()
     try:
         with traffic(cluster):
-            wait_until("its rate", lambda: is_busy(found(cluster, "--interval", "0.5"), pods))
+            wait_until(
+                "its rate", lambda: is_busy(found(cluster, "--interval", REQUESTS_TIME), pods)
+            )
     finally:
         cluster.agent.start()
 
