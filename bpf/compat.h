@@ -58,6 +58,7 @@ __u64 get_netns_cookie(void *ctx);
 __u64 get_socket_cookie(void *ctx);
 int set_retval(int retval);
 #endif
+int bpf_sock_ops_cb_flags_set(struct bpf_sock_ops *ctx, int flags);
 
 #else
 

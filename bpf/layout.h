@@ -22,6 +22,7 @@
 #include "layout/node.h"
 #include "layout/choice.h"
 #include "layout/gate.h"
+#include "layout/endpoint_health.h"
 #include "layout/expired.h"
 #include "layout/forwarded.h"
 #include "layout/fragment.h"

@@ -489,6 +489,17 @@ class Options:
         chart="scheduler",
         details="See [scheduling.md](scheduling.md).",
     )
+    # One of ENDPOINT_HEALTH, of Services without the annotation.
+    endpoint_health: str = option(
+        annotations.HEALTH_OFF,
+        "--endpoint-health",
+        "How endpoints that do not answer this node are noticed, and set aside for a while: by the"
+        " connections that its clients fail to open (passive), or not at all (off), unless the"
+        f" Service's annotation {annotations.HEALTH_ANNOTATION} says otherwise.",
+        choices=annotations.ENDPOINT_HEALTH,
+        chart="endpointHealth",
+        details="See [endpoint health](endpoint-health.md).",
+    )
     shadow: bool = option(
         False,
         "--shadow",
@@ -575,6 +586,7 @@ class Options:
             self.served,
             self.scheduler,
             self.local_api_server,
+            self.endpoint_health,
         )
 
     @property

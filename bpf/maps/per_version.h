@@ -66,6 +66,12 @@ DEFINE_MAP(stale_endpoints, HASH, struct frontend, __u32, 4096, NO_PREALLOC)
  */
 DEFINE_MAP(moved_flows, RINGBUF, __u32, struct tuple, 262144, NONE)
 
+/* Whether a client's last connection to a service opened (core/endpoint_health.h). */
+DEFINE_MAP(service_clients, LRU_HASH, struct service_client, __u32, 16384, NONE)
+
+/* By backend id: those to which connections did not open. */
+DEFINE_MAP(backend_health, LRU_HASH, __u32, struct backend_health, 16384, NONE)
+
 /* By service id. */
 DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)
 

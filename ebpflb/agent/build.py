@@ -22,6 +22,8 @@ from ebpflb.agent.audit import (
     TableCheck,
 )
 from ebpflb.agent.canary_sync import local_pages
+from ebpflb.agent.endpoint_health import EndpointHealthSync
+from ebpflb.agent.endpoint_watch import EndpointWatch
 from ebpflb.agent.loop import Agent, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
@@ -217,6 +219,7 @@ def build_agent(
         start(stack, sweeper, unreleased)
         start(stack, agent.stale_udp, agent.on_removal)
         start(stack, EndedConnections(datapath.maps, options.paths.cache))
+        start(stack, agent.endpoint_health.watch)
         start(stack, parts.servers)
         start(stack, kube_proxy_watch.KubeProxyWatch(inbox.put), nat_watch, removals, monitoring)
         metrics.socket_destroy_supported(agent.stale_udp.can_end)
@@ -250,9 +253,8 @@ def _agent(
 ) -> Agent:
     """Return the loop with everything that it calls."""
     options, metrics, inbox, datapath = parts.options, parts.metrics, parts.inbox, parts.datapath
-    cluster = _cluster(options)
+    cluster, former = _cluster(options), status.read(options.paths)
     node_sync = NodeSync(options, datapath, cluster, parts.engine, parts.flowtable)
-    former = status.read(options.paths)
     record_lack = parts.servers.record_lack
     service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=record_lack)
     reporter = _reporter(parts.servers, metrics)
@@ -266,6 +268,7 @@ def _agent(
         cluster=cluster,
         node_sync=node_sync,
         service_sync=service_sync,
+        endpoint_health=_endpoint_health(parts, cluster),
         stale_udp=StaleUdpWorker(
             datapath.maps,
             Namespaces().each,
@@ -281,6 +284,13 @@ def _agent(
         history=parts.history,
         api_servers_file=api_servers_file,
     )
+
+
+def _endpoint_health(parts: Parts, cluster: ClusterState) -> EndpointHealthSync:
+    options, maps = parts.options, parts.datapath.maps
+    watch = EndpointWatch(maps, options.paths.cache, options.cgroup, parts.inbox.put)
+    said = parts.history.because, parts.servers.record_set_aside
+    return EndpointHealthSync(cluster, watch, *said)
 
 
 def _checks(
@@ -377,4 +387,5 @@ def _read(metrics: Metrics, agent: Agent, datapath: Datapath, servers: HttpServe
     metrics.ready(lambda: servers.health.ready)
     metrics.waiting(lambda: servers.health.pulse.waiting)
     metrics.api_servers_silent(lambda: len(agent.cluster.silent))
+    metrics.set_aside(lambda: agent.endpoint_health.count, lambda: agent.endpoint_health.times)
     metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=agent.options.serve_external_ips)

@@ -170,6 +170,7 @@ def _facts(key: Key, cluster: ClusterState, planner: Planner) -> ServiceFacts | 
         cluster.slices_for(key),
         Topology(cluster.node_name, cluster.zone),
         (*_notes(key, cluster, invalid),),
+        {port.name: cluster.set_aside(port.name) for port in ports},
     )
 
 

@@ -27,6 +27,7 @@ from ebpflb import stopping
 from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
+from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.inspection import Call
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
@@ -44,6 +45,7 @@ from ebpflb.model.addresses import host_port
 from ebpflb.model.api_servers import Silent
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import in_force
+from ebpflb.model.endpoint_health import Outcomes
 from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.options import Options
@@ -57,7 +59,15 @@ class Stop:
 
 
 Message = (
-    Event | DevicesChanged | Detection | Disturbed | ConnectionsReset | Silent | Call[Any] | Stop
+    Event
+    | DevicesChanged
+    | Detection
+    | Disturbed
+    | ConnectionsReset
+    | Silent
+    | Outcomes
+    | Call[Any]
+    | Stop
 )
 
 
@@ -210,6 +220,7 @@ class Agent:
     cluster: ClusterState
     node_sync: NodeSync
     service_sync: ServiceSync
+    endpoint_health: EndpointHealthSync
     stale_udp: StaleUdpWorker
     on_removal: ResetWorker
     reporter: Reporter
@@ -270,6 +281,7 @@ class Agent:
             self.in_sync = False
         if now >= self.canary.due:
             self.canary.withdraw()
+        self.endpoint_health.turn()
         self._sync_if_due()
         self.service_sync.turn()
         self._choose_engine()
@@ -299,6 +311,7 @@ class Agent:
         """Return all messages in the inbox; wait for the first one until something else is due."""
         due = min(self._next_sync(), self.next_check, self.audit.due, self.loader.due)
         due = min(due, self.service_sync.due, self.canary.due, self.node_sync.engine.due)
+        due = min(due, self.endpoint_health.due)
         return self.burst.waiting(max(due - self.clock(), 0.0))
 
     def _take(self, message: Message) -> None:
@@ -332,6 +345,8 @@ class Agent:
             case Silent(places):
                 self.cluster.set_silent(places)
                 self.history.because(API_SERVERS)
+            case Outcomes():
+                self.endpoint_health.take(message)
             case Call():
                 message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():

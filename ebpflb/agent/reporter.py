@@ -192,17 +192,9 @@ class Publisher:
 
 
 def make_status(agent: "Agent") -> AgentStatus:
-    """Return the agent's status by the loop's current state."""
-    before, node_sync, service_sync = agent.status, agent.node_sync, agent.service_sync
-    return AgentStatus(
-        pid=before.pid,
-        node=before.node,
-        source=before.source,
-        started=before.started,
-        version=before.version,
-        options=before.options,
-        socket_translation=before.socket_translation,
-        left_to_kube_proxy=before.left_to_kube_proxy,
+    """Return the agent's status by the loop's current state; what the start has set stays."""
+    node_sync, service_sync = agent.node_sync, agent.service_sync
+    return agent.status.changed(
         programs=agent.loader.status,
         fast_forward=agent.loader.fast_forward,
         lists_complete=agent.cluster.complete,
@@ -215,6 +207,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         object_warnings=dict(islice(agent.cluster.warnings(), MAX_LISTED)),
         contested=service_sync.contested,
         not_programmed=service_sync.not_programmed,
+        set_aside=agent.endpoint_health.listed,
         reset_on_removal=agent.on_removal.watched_ports,
         devices_not_served=node_sync.not_served,
         ports_not_open=agent.reporter.ports_not_open(),

@@ -22,6 +22,7 @@ from ebpflb.cli.output import (
 )
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.entries import Frontend
+from ebpflb.serve import status
 from ebpflb.tools import pins
 from ebpflb.tools.explain.answer import Explained, explain
 from ebpflb.tools.explain.asking import NamedService, Share, parse_question
@@ -101,7 +102,11 @@ def explain_(
     paths = pins.paths(state_dir, run_dir)
 
     def read() -> Explained:
-        return explain(StateDir(paths.state), paths.cache, to, sender, from_port)
+        found = explain(StateDir(paths.state), paths.cache, to, sender, from_port)
+        published = status.read(paths)
+        if published and (aside := published.set_aside.get(found.service)):
+            found.notes.append(f"set aside, as they do not answer this node: {aside}")
+        return found
 
     explained = show(read, lambda found: _print(found, page, output), watch)
     sys.exit(explained.status)

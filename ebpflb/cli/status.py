@@ -51,6 +51,7 @@ GROUPS = {
         "in_sync",
         "sync_error",
         "not_programmed",
+        "set_aside",
         "contested",
         "invalid_objects",
         "object_warnings",

@@ -221,6 +221,24 @@ def _parse_grace(text: str) -> float:
     return seconds
 
 
+# Whether endpoints that do not answer are set aside: by a Service's annotation, else by
+# --endpoint-health. Rules: endpoint_health.py.
+
+HEALTH_ANNOTATION = "ebpflb.io/endpoint-health"
+ENDPOINT_HEALTH = (HEALTH_OFF, HEALTH_PASSIVE) = ("off", "passive")
+
+
+def read_endpoint_health(service: objects.Service, default: str, warnings: list[str]) -> str:
+    """Return one of ENDPOINT_HEALTH. An unknown word adds a warning; the default is used."""
+    word = service.metadata.annotation(HEALTH_ANNOTATION)
+    if word is None or word in ENDPOINT_HEALTH:
+        return word or default
+    known = " or ".join(ENDPOINT_HEALTH)
+    reason = f"{quoted(word)} is not {known}, so it is {default}"
+    warnings.append(f"{annotation_field(HEALTH_ANNOTATION)}: {reason}")
+    return default
+
+
 # Which clients a Service's NodePorts admit: by its annotation, else by --nodeport-source-ranges.
 #
 # kube-proxy has neither option; it leaves NodePorts to firewalls in PREROUTING. These do not see a
@@ -266,6 +284,7 @@ OF_SERVICES = frozenset(
         SCHEDULER_ANNOTATION,
         ON_REMOVAL_ANNOTATION,
         SLOW_START_ANNOTATION,
+        HEALTH_ANNOTATION,
     }
 )
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
@@ -277,10 +296,13 @@ class ServiceAnnotations(NamedTuple):
     scheduler: str
     on_removal: OnRemoval
     slow_start: float
+    endpoint_health: str
 
 
-def read(service: objects.Service, scheduler: str, warnings: list[str]) -> ServiceAnnotations:
-    """Return what the Service sets; ``scheduler`` is the default.
+def read(
+    service: objects.Service, scheduler: str, endpoint_health: str, warnings: list[str]
+) -> ServiceAnnotations:
+    """Return what the Service sets; ``scheduler`` and ``endpoint_health`` are the defaults.
 
     There is a warning for each invalid value, for each annotation that only a slice can have, and
     for the first unknown one.
@@ -290,6 +312,7 @@ def read(service: objects.Service, scheduler: str, warnings: list[str]) -> Servi
         read_scheduler(service, scheduler, warnings),
         read_on_removal(service, warnings),
         read_slow_start(service, warnings),
+        read_endpoint_health(service, endpoint_health, warnings),
     )
 
 

@@ -11,13 +11,14 @@ from ipaddress import ip_address
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from ebpflb.model import objects
 from ebpflb.model.addresses import host_port
-from ebpflb.model.endpoint_slices import SERVICE_LABEL, StoredEndpoint, StoredSlice
+from ebpflb.model.endpoint_slices import SERVICE_LABEL, StoredSlice
+from ebpflb.model.endpoints import NONE_SET_ASIDE, SetAside, UnusedReason
 from ebpflb.model.events import Key, Kind, ReadObject, Replaced
-from ebpflb.model.services import API_SERVERS, ServicePort
+from ebpflb.model.services import API_SERVERS, PortName, ServicePort
 
 KUBERNETES = Key(*API_SERVERS[:2])
 _PORT = API_SERVERS[2]
@@ -57,25 +58,11 @@ def has_ready(slice: StoredSlice) -> bool:
     return any(each.conditions.ready for each in slice.endpoints)
 
 
-def without_silent(
-    slices: tuple[StoredSlice, ...], silent: frozenset[Place]
-) -> tuple[StoredSlice, ...]:
-    """Return the slices with silent API servers as not ready, as long as another one is ready."""
-    changed = tuple(_without_silent(each, silent) for each in slices)
-    return changed if any(map(has_ready, changed)) else slices
-
-
-def _without_silent(slice: StoredSlice, silent: frozenset[Place]) -> StoredSlice:
-    ports = slice.ports.get((_PORT, "TCP"))
-    if not ports:
-        return slice
-
-    def marked(each: StoredEndpoint) -> StoredEndpoint:
-        if not all((str(each.address), port) in silent for port in ports):
-            return each
-        return structs.replace(each, conditions=each.conditions._replace(ready=False))
-
-    return structs.replace(slice, endpoints=tuple(map(marked, slice.endpoints)))
+def set_aside(name: PortName, silent: frozenset[Place]) -> SetAside:
+    """Return the silent API servers as endpoints of a service port, which may be another's."""
+    if name[:-1] != API_SERVERS:
+        return NONE_SET_ASIDE
+    return {(ip_address(address), port): UnusedReason.SILENT for address, port in silent}
 
 
 def keep(ports: Iterable[ServicePort], slices: Iterable[StoredSlice]) -> KeptApiServers | None:

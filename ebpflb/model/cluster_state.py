@@ -15,12 +15,21 @@ from typing import NamedTuple, TypeVar
 from ebpflb.errors import InvalidObject, one_line
 from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model.annotations import HEALTH_OFF
 from ebpflb.model.api_servers import KUBERNETES, KeptApiServers, Place
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
-from ebpflb.model.endpoints import Endpoint, Selection, Topology, select
+from ebpflb.model.endpoints import (
+    NONE_SET_ASIDE,
+    Endpoint,
+    Selection,
+    SetAside,
+    Topology,
+    UnusedReason,
+    select,
+)
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from ebpflb.model.services import OF_KUBE_PROXY, Admission, ServicePort, show_labels
+from ebpflb.model.services import OF_KUBE_PROXY, Admission, PortName, ServicePort, show_labels
 
 # When endpoints changed whose changes wait for a sync (kube-proxy.md 16.4).
 #
@@ -180,6 +189,8 @@ class ClusterState:
         self._keeps_api_servers = keeps_api_servers
         self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
         self.silent: frozenset[Place] = frozenset()  # API servers that do not answer this node
+        self.watched: set[Key] = set()  # Services whose endpoints' health matters
+        self._unhealthy: dict[PortName, frozenset[tuple[Address, int]]] = {}
         self.provisional = False  # only the kept API servers are known
         self.listed: set[Kind] = set()
         self.changed_services: set[Key] = set()  # to be planned again; the reader empties it
@@ -209,12 +220,25 @@ class ClusterState:
         """Return the API servers; None if they are not known, or not to be kept."""
         if not self._keeps_api_servers:
             return None
-        return api_servers.keep(self.services.get(KUBERNETES, ()), self._slices(KUBERNETES))
+        return api_servers.keep(self.services.get(KUBERNETES, ()), self.slices_for(KUBERNETES))
 
     def set_silent(self, silent: frozenset[Place]) -> None:
         """Set which API servers do not answer this node: they get no new connections."""
         self.silent = silent
         self.changed_services.add(KUBERNETES)
+
+    def set_unhealthy(self, name: PortName, places: frozenset[tuple[Address, int]]) -> None:
+        """Set which endpoints of a service port fail: they get no new connections."""
+        self._unhealthy.pop(name, None)
+        if places:
+            self._unhealthy[name] = places
+        self.changed_services.add(name.owner)
+
+    def set_aside(self, name: PortName) -> SetAside:
+        """Return the endpoints of a service port that do not answer this node."""
+        if unhealthy := self._unhealthy.get(name):
+            return dict.fromkeys(unhealthy, UnusedReason.SET_ASIDE)
+        return api_servers.set_aside(name, self.silent) if self.silent else NONE_SET_ASIDE
 
     def apply(self, event: ObjectEvent) -> Applied:
         """Change the state; add affected services to ``changed_services``."""
@@ -248,14 +272,14 @@ class ClusterState:
 
     def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
         """Yield the service's ports, each with the endpoints that this node uses."""
-        topology, slices = Topology(self.node_name, self.zone), self.slices_for(service)
+        topology = Topology(self.node_name, self.zone)
         for port in self.services.get(service, ()):
-            yield port, select(endpoints.merge(slices, port.name, self.node_name), topology)
+            yield port, select(self.listed_endpoints(port.name), topology)
 
     def listed_endpoints(self, name: services.PortName) -> tuple[Endpoint, ...]:
         """Return all endpoints of a service port in the slices, ready or serving or not."""
-        slices = self.slices_for(name.owner)
-        return endpoints.merge(slices, name, self.node_name)
+        slices, set_aside = self.slices_for(name.owner), self.set_aside(name)
+        return endpoints.merge(slices, name, self.node_name, set_aside)
 
     def health_check(self, service: Key) -> endpoints.HealthCheck | None:
         """Return the answer of the service's health-check node port, if it has one."""
@@ -263,13 +287,6 @@ class ClusterState:
         return endpoints.health_check(ports, self.slices_for(service), self.node_name)
 
     def slices_for(self, service: Key) -> tuple[StoredSlice, ...]:
-        """Return the slices; API servers that do not answer this node are not ready in them."""
-        found = self._slices(service)
-        if self.silent and service == KUBERNETES:
-            return api_servers.without_silent(found, self.silent)
-        return found
-
-    def _slices(self, service: Key) -> tuple[StoredSlice, ...]:
         return tuple([self.slices[key] for key in self.slices_of.get(service, ())])
 
     def _apply(self, event: ObjectEvent) -> list[ObjectWarning]:
@@ -349,6 +366,9 @@ class ClusterState:
         if ports != self.services.get(key):
             self.services[key] = ports
             self.changed_services.add(key)
+            self.watched.discard(key)
+            if any(port.endpoint_health != HEALTH_OFF for port in ports):
+                self.watched.add(key)
         return self._service_warnings.of(key, warnings)
 
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
@@ -399,6 +419,7 @@ class ClusterState:
         if kind is Kind.SERVICE:
             self._service_warnings.forget(key)
             self.labels.pop(key, None)
+            self.watched.discard(key)
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ebpflb.model import annotations, endpoint_slices
 from ebpflb.model.addresses import Address, Family, host_port
@@ -40,9 +40,21 @@ class Endpoint(Struct, frozen=True, gc=False):
     name: EndpointName
     hints: Hints
     weight: int = annotations.DEFAULT_WEIGHT
+    set_aside: "UnusedReason | None" = None
 
 
-def merge(slices: Iterable[StoredSlice], name: PortName, node_name: str) -> tuple[Endpoint, ...]:
+SetAside = Mapping[tuple[Address, int], "UnusedReason"]
+"""Endpoints that get no new connections as long as others are ready, whatever the API says."""
+
+NONE_SET_ASIDE: SetAside = {}
+
+
+def merge(
+    slices: Iterable[StoredSlice],
+    name: PortName,
+    node_name: str,
+    set_aside: SetAside = NONE_SET_ASIDE,
+) -> tuple[Endpoint, ...]:
     """Return the endpoints of one service port, sorted by their "address:port" text.
 
     ``slices`` are all slices of its Service, in any order.
@@ -53,6 +65,11 @@ def merge(slices: Iterable[StoredSlice], name: PortName, node_name: str) -> tupl
             for port in endpoint_slices.port_numbers(slice, name):
                 for stored in slice.endpoints:
                     _add(found, stored, port, name.family, node_name, slice.weight)
+    if set_aside:
+        found = {
+            key: structs.replace(each, set_aside=set_aside.get((each.address, each.port)))
+            for key, each in found.items()
+        }
     return tuple([found[key] for key in sorted(found)])
 
 
@@ -115,17 +132,24 @@ class Selection:
 def select(endpoints: _Endpoints, topology: Topology) -> Selection:
     """Select endpoints by kube-proxy.md 3; a ready endpoint is used even if it does not serve.
 
-    An endpoint of weight 0, which kube-proxy does not have, gets no new connections.
+    An endpoint of weight 0, which kube-proxy does not have, gets no new connections. One that is
+    set aside gets some only in a list that would have no ready endpoint otherwise.
     """
     weighted = [endpoint for endpoint in endpoints if endpoint.weight]
     ready = tuple([endpoint for endpoint in weighted if endpoint.ready])
+    answering = without_set_aside(ready)
     terminating = tuple([each for each in weighted if each.serving and each.terminating])
     return Selection(
-        cluster=_nearest(ready, topology) or terminating,
-        local=_local(ready) or _local(terminating),
+        cluster=_nearest(answering, topology) or terminating,
+        local=_local(answering) or _local(ready) or _local(terminating),
         serving=tuple([endpoint for endpoint in endpoints if endpoint.serving]),
         has_any=bool(ready or terminating),
     )
+
+
+def without_set_aside(ready: _Endpoints) -> _Endpoints:
+    """Return the endpoints that are not set aside; all of them if there is no other."""
+    return tuple([endpoint for endpoint in ready if not endpoint.set_aside]) or ready
 
 
 def uses_cluster(port: ServicePort) -> bool:
@@ -182,6 +206,8 @@ class UnusedReason(StrEnum):
     NOT_READY = "not ready"
     NOT_SERVING = "terminating, and no longer serving"
     OTHERS_READY = "terminating, while others are ready"
+    SILENT = "does not answer this node"
+    SET_ASIDE = "set aside: connections from this node fail to open (--endpoint-health)"
     OTHER_NODES = "for other nodes, by its hints"
     OTHER_ZONES = "for other zones, by its hints"
     NOT_LOCAL = "on another node, under policy Local"
@@ -224,7 +250,7 @@ def uses(
     """
     cluster, local = set(map(id, selected.cluster)), set(map(id, selected.local))
     in_cluster, in_local = uses_cluster(port), uses_local(port)
-    ready = tuple([endpoint for endpoint in found if endpoint.ready and endpoint.weight])
+    ready = without_set_aside(tuple([each for each in found if each.ready and each.weight]))
     hints = UnusedReason.OTHER_ZONES
     if hinted_by_node(ready, topology):
         hints = UnusedReason.OTHER_NODES
@@ -280,14 +306,16 @@ def _reasons(
 def _not_in_cluster(endpoint: Endpoint, hints: UnusedReason) -> UnusedReason:
     if not endpoint.weight:
         return UnusedReason.NO_WEIGHT
-    return hints if endpoint.ready else _not_ready(endpoint)
+    return endpoint.set_aside or hints if endpoint.ready else _not_ready(endpoint)
 
 
 def _not_in_local(endpoint: Endpoint) -> UnusedReason:
     if not endpoint.weight:
         return UnusedReason.NO_WEIGHT
     usable = endpoint.ready or (endpoint.serving and endpoint.terminating)
-    return UnusedReason.NOT_LOCAL if usable and not endpoint.local else _not_ready(endpoint)
+    if usable and not endpoint.local:
+        return UnusedReason.NOT_LOCAL
+    return endpoint.set_aside or _not_ready(endpoint)
 
 
 def _not_ready(endpoint: Endpoint) -> UnusedReason:

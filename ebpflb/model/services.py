@@ -25,7 +25,7 @@ from msgspec import Struct
 from ebpflb import errors
 from ebpflb.model import addresses, annotations, field_checks, objects
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.annotations import KEPT, RANDOM, OnRemoval, annotation_field
+from ebpflb.model.annotations import HEALTH_OFF, KEPT, RANDOM, OnRemoval, annotation_field
 from ebpflb.model.events import Key
 from ebpflb.model.objects import Metadata
 
@@ -205,10 +205,10 @@ class Admission(Struct, frozen=True):
     """The operator's settings for Services.
 
     ``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs are
-    not served, but still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges`` and
-    ``scheduler`` apply to Services without the annotation (annotations.py). Services that are not
-    ``served`` belong to another proxy. ``local_api_server`` is a loopback address and port at which
-    the node's own processes reach the API servers.
+    not served, but still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges``,
+    ``scheduler`` and ``endpoint_health`` apply to Services without the annotation (annotations.py).
+    Services that are not ``served`` belong to another proxy. ``local_api_server`` is a loopback
+    address and port at which the node's own processes reach the API servers.
     """
 
     serve_external_ips: bool = True
@@ -217,6 +217,7 @@ class Admission(Struct, frozen=True):
     served: ServedServices = ALL_SERVICES
     scheduler: str = annotations.RANDOM
     local_api_server: tuple[Address, int] | None = None
+    endpoint_health: str = HEALTH_OFF
 
 
 OF_KUBE_PROXY = Admission()
@@ -280,6 +281,7 @@ class ServicePort:
     ``external_local`` applies to the Service, and matters only if ``externally_accessible``.
     ``on_removal``: when connections to a removed or terminating endpoint are reset.
     ``slow_start``: seconds in which the weight of a new endpoint grows to its full value.
+    ``endpoint_health``: one of ENDPOINT_HEALTH, how endpoints that do not answer are noticed.
     ``type``: the Service's spec.type; it decides nothing here.
     ``loopback``: another frontend, for the node's own processes.
     """
@@ -300,6 +302,7 @@ class ServicePort:
     scheduler: str = RANDOM
     on_removal: OnRemoval = KEPT
     slow_start: float = 0.0
+    endpoint_health: str = HEALTH_OFF
     type: str = "ClusterIP"
     loopback: tuple[Address, int] | None = None
 
@@ -344,12 +347,11 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
     external_ips = _external_ips(spec, admission, warnings)
-    ingress = field_checks.ingress_ips(service.status)
-    load_balancer_ips = _parsed(addresses.parse_frontend, ingress, warnings)
+    load_balancer_ips = _load_balancer_ips(service, warnings)
     source_ranges = _source_ranges(spec, warnings)
     to_nodeports = _nodeport_ranges(service, admission, warnings)
     spec_ports = _ports(spec, warnings)
-    annotated = annotations.read(service, admission.scheduler, warnings)
+    annotated = annotations.read(service, admission.scheduler, admission.endpoint_health, warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
@@ -368,6 +370,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             scheduler=annotated.scheduler,
             on_removal=annotated.on_removal if protocol is Protocol.TCP else KEPT,
             slow_start=annotated.slow_start,
+            endpoint_health=annotated.endpoint_health if protocol is Protocol.TCP else HEALTH_OFF,
             type=sys.intern(spec.type or "ClusterIP"),
         )
         for family, cluster_ip in cluster_ips.items()
@@ -415,6 +418,10 @@ def _external_ips(
     listed = field_checks.listed_external_ips(spec) if admission.serve_external_ips else ()
     found = _parsed(addresses.parse_frontend, listed, warnings)
     return admission.external_ips.of(found, warnings)
+
+
+def _load_balancer_ips(service: objects.Service, warnings: list[str]) -> list[Address]:
+    return _parsed(addresses.parse_frontend, field_checks.ingress_ips(service.status), warnings)
 
 
 def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family, Address]:

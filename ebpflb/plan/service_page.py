@@ -15,7 +15,15 @@ from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family, host_port
 from ebpflb.model.annotations import RANDOM
 from ebpflb.model.endpoint_slices import StoredSlice
-from ebpflb.model.endpoints import LeftOut, Topology, UnusedReason, Use, select
+from ebpflb.model.endpoints import (
+    NONE_SET_ASIDE,
+    LeftOut,
+    SetAside,
+    Topology,
+    UnusedReason,
+    Use,
+    select,
+)
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired import DesiredBackend, DesiredService
@@ -247,6 +255,7 @@ class ServiceFacts(NamedTuple):
     slices: tuple[StoredSlice, ...]
     topology: Topology
     notes: tuple[str, ...] = ()
+    set_aside: Mapping[PortName, SetAside] = {}
 
 
 def port_facts(port: ServicePort, planner: Planner) -> PortFacts:
@@ -292,7 +301,9 @@ def _endpoint_rows(
     facts: PortFacts, service: ServiceFacts, slots: list[EndpointRow]
 ) -> Iterator[EndpointRow]:
     """Yield every endpoint of the slices, then the other endpoints that the slots still hold."""
-    found = endpoints.merge(service.slices, facts.port.name, service.topology.node)
+    set_aside = service.set_aside.get(facts.port.name, NONE_SET_ASIDE)
+    about = facts.port.name, service.topology.node, set_aside
+    found = endpoints.merge(service.slices, *about)
     selected = select(found, service.topology)
     usable = endpoints.usable(facts.port, selected)
     left = {row.endpoint: row for row in slots}

@@ -156,6 +156,11 @@ class Metrics(KubeProxyMetrics):
         """Call ``count`` at each scrape: the API servers that do not answer this node."""
         self._api_servers_silent.set_function(lambda: count())
 
+    def set_aside(self, count: Callable[[], int], times: Callable[[], int]) -> None:
+        """Call both at each scrape: endpoints that are set aside, and how often one was."""
+        self._set_aside.set_function(lambda: count())
+        self._times_set_aside.count = times
+
     def watch_silent(self, kind: str) -> None:
         """Count a watch that sent nothing for so long that it was opened again."""
         self._watches_silent.labels(kind).inc()
@@ -242,7 +247,11 @@ class Metrics(KubeProxyMetrics):
     def _declare(self) -> None:
         own = self.registry
         self._failures = Counter("ebpflb_sync_failures_total", "Syncs that failed", registry=own)
-        self._dropped = _DroppedEvents()
+        text = (
+            "Events that were not written: over the limits, refused, or the API server was "
+            "not reachable"
+        )
+        self._dropped = _Counted("ebpflb_events_dropped_total", text)
         own.register(self._dropped)
         text = "Whether the kernel can destroy sockets (INET_DIAG_DESTROY)"
         self._destroy_supported = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
@@ -258,6 +267,11 @@ class Metrics(KubeProxyMetrics):
         self._oldest = Gauge("ebpflb_inbox_oldest_seconds", text, registry=own)
         text = "Endpoints of default/kubernetes that do not answer this node"
         self._api_servers_silent = Gauge("ebpflb_api_servers_silent", text, registry=own)
+        text = "Endpoints that are set aside because connections from this node fail to open"
+        self._set_aside = Gauge("ebpflb_endpoints_set_aside", text, registry=own)
+        text = "Times that an endpoint was set aside"
+        self._times_set_aside = _Counted("ebpflb_endpoint_set_aside_total", text)
+        own.register(self._times_set_aside)
         text = "Times that the audit found a difference from the plan"
         self._drift_found = Counter("ebpflb_audit_drift_total", text, ["part"], registry=own)
         for part in Part:
@@ -270,17 +284,16 @@ class Metrics(KubeProxyMetrics):
         self._scrape_errors = Counter("ebpflb_scrape_errors_total", text, ["what"], registry=own)
 
 
-class _DroppedEvents(Collector):
-    """The events that the recorder dropped, by its own count."""
+class _Counted(Collector):
+    """A counter without labels that another object counts."""
 
     count: Callable[[], int] = staticmethod(lambda: 0)
 
+    def __init__(self, name: str, text: str) -> None:
+        self._name, self._text = name, text
+
     def collect(self) -> Iterable[Metric]:
-        text = (
-            "Events that were not written: over the limits, refused, or the API server was "
-            "not reachable"
-        )
-        yield CounterMetricFamily("ebpflb_events_dropped_total", text, self.count())
+        yield CounterMetricFamily(self._name, self._text, self.count())
 
 
 class _AllOrNothing(Collector):

@@ -43,6 +43,7 @@ MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32
 DRIFT_REASON, DRIFT_ACTION = "DataPlaneDrift", "Audit"
 ANNOTATION_REASON, ANNOTATION_ACTION = "InvalidAnnotation", "Configure"
 LACK_REASON, LACK_ACTION = "DoesNotFit", "Program"
+ASIDE_REASON, ASIDE_ACTION = "EndpointSetAside", "Watch"
 START_ACTION = "StartKubeProxy"  # of all events at the start
 
 # HTTP over a socket in the run directory: the agent's answers to commands on this node.
@@ -163,9 +164,15 @@ class HttpServers:
 
     def record_lack(self, service: Key, reason: str) -> None:
         """Record an event: a Service does not fit into the maps. It has already been logged."""
+        self._warn(service, LACK_REASON, LACK_ACTION, reason)
+
+    def record_set_aside(self, service: Key, note: str) -> None:
+        """Record an event: an endpoint gets no connections. It has already been logged."""
+        self._warn(service, ASIDE_REASON, ASIDE_ACTION, note)
+
+    def _warn(self, service: Key, reason: str, action: str, note: str) -> None:
         if not self._events.is_log:
-            about = event_recorder.service(service)
-            self._events.event(about, "Warning", LACK_REASON, LACK_ACTION, reason)
+            self._events.event(event_recorder.service(service), "Warning", reason, action, note)
 
     def record_annotation(self, warning: ObjectWarning) -> None:
         """Record an event: an object's annotation cannot be read. It has already been logged."""

@@ -65,6 +65,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     object_warnings: Mapping[str, str] = {}  # object -> its unserved part, and why
     contested: Mapping[str, str] = {}  # frontend -> which Service has it, and which have not
     not_programmed: Mapping[str, str] = {}  # Service -> why a port of it does not fit
+    set_aside: Mapping[str, str] = {}  # service port -> endpoints that do not answer this node
     reset_on_removal: tuple[WatchedPort, ...] = ()  # whose connections the agent may have to reset
     devices_not_served: Mapping[str, str] = {}  # device -> why its packets are not served
     sync_error: str | None = None  # of the last sync, if it failed

@@ -2,6 +2,7 @@
 """An agent with nothing real around it: the test sends the events, and the maps are dicts."""
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from ebpflb.agent import Agent
 from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import Audit, HooksCheck
+from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.loop import Inbox, Stop
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
@@ -247,6 +249,26 @@ class FakeHistory:
         pass
 
 
+class FakeEndpointWatch:
+    """Reads nothing; ``wanted`` is what it was told last."""
+
+    wanted = False
+
+    def set(self, *, wanted: bool) -> None:
+        self.wanted = wanted
+
+
+def endpoint_health(
+    cluster: ClusterState,
+    because: Callable[[WriteCause], None],
+    clock: Callable[[], float],
+    watch: FakeEndpointWatch | None = None,
+    record: Callable[[Key, str], None] = lambda service, note: None,
+) -> EndpointHealthSync:
+    watching: Any = watch or FakeEndpointWatch()
+    return EndpointHealthSync(cluster, watching, because, record, clock)
+
+
 class FakeServiceHealth:
     """Health-check node ports that no client can reach."""
 
@@ -297,6 +319,10 @@ class Harness:
         self.events: list[str] = []
         self.annotations: list[ObjectWarning] = []  # events about them
         self.lacks: list[tuple[Key, str]] = []  # events about Services that do not fit
+        self.set_aside: list[tuple[Key, str]] = []  # events about endpoints
+        self.endpoint_watch = FakeEndpointWatch()
+        self.clock: Callable[[], float] = time.monotonic
+        self.now = 0.0  # of a test's own clock
         self.lock = FakeLock()
         self.sent = 0
         self.error: BaseException | None = None
@@ -304,25 +330,13 @@ class Harness:
 
     def start(self) -> None:
         datapath: Any = self.datapath
-        service_health: Any = self.service_health
-        others: Any = {
-            "source": self.source,
-            "device_watch": FakeDeviceWatch(),
-            "stale_udp": self.stale_udp,
-            "on_removal": ResetWorker({}, (), {}),
-            "history": FakeHistory(),
-        }
-        cluster = ClusterState(self.options.node_name, bind_address=self.options.bind_address)
-        node_sync = NodeSync(self.options, datapath, cluster, self.engine)
-        reporter = Reporter(
-            self.health,
-            self.metrics,
-            service_health,
-            record_unknown_node=lambda note: self.record_unknown_node(note),
-            record_drift=self.events.append,
-            record_annotation=self.annotations.append,
-            record_limit=lambda warning: self._record_lack(warning.key, warning.reason),
+        cluster = ClusterState(
+            self.options.node_name,
+            bind_address=self.options.bind_address,
+            admission=self.options.admission,
         )
+        node_sync = NodeSync(self.options, datapath, cluster, self.engine)
+        reporter = self._reporter()
         service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=self._record_lack)
         fakes: Any = self
         checks = [HooksCheck(node_sync, fakes.lock, self._end)]
@@ -338,13 +352,41 @@ class Harness:
             audit=Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT),
             host=FakeHost(self.options),  # type: ignore[arg-type]
             api_servers_file=ApiServersFile(Path("/nowhere/api-servers.json")),
-            **others,
+            clock=self.clock,
+            **self._others(cluster),
         )
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
+    def _others(self, cluster: ClusterState) -> dict[str, Any]:
+        history = FakeHistory()
+        to = history.because, self.clock, self.endpoint_watch, self._record_aside
+        return {
+            "source": self.source,
+            "device_watch": FakeDeviceWatch(),
+            "stale_udp": self.stale_udp,
+            "on_removal": ResetWorker({}, (), {}),
+            "history": history,
+            "endpoint_health": endpoint_health(cluster, *to),
+        }
+
+    def _reporter(self) -> Reporter:
+        service_health: Any = self.service_health
+        return Reporter(
+            self.health,
+            self.metrics,
+            service_health,
+            record_unknown_node=lambda note: self.record_unknown_node(note),
+            record_drift=self.events.append,
+            record_annotation=self.annotations.append,
+            record_limit=lambda warning: self._record_lack(warning.key, warning.reason),
+        )
+
     def _record_lack(self, service: Key, reason: str) -> None:
         self.lacks.append((service, reason))
+
+    def _record_aside(self, service: Key, note: str) -> None:
+        self.set_aside.append((service, note))
 
     def send(self, *events: Event | DevicesChanged) -> None:
         """Returns when the agent has taken them and has done what it could at once."""

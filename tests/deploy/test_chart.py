@@ -45,6 +45,7 @@ OTHERS: dict[str, Any] = {
     "namespaces": ["default", "shop"],
     "services": "tier=web,stage in (test,canary)",
     "scheduler": "round-robin",
+    "endpointHealth": "passive",
     "namespaceShare": 50,
     "shadow": True,
     "socketTranslation": "host",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/hooks/socket.c and the look-ups of lookups.c -> a Python module, by gcc.
+"""bpf/hooks/socket.c, socket_opening.c and the look-ups of lookups.c -> a Python module, by gcc.
 
 The source is compiled as strictly as gcc can, with a check of every undefined operation at run
 time. The wrapper around it is cffi's; the kernel's helpers, which the source calls, end in
@@ -39,16 +39,20 @@ __u32 bpf_get_smp_processor_id(void);
 __u64 get_netns_cookie(void *ctx);
 __u64 get_socket_cookie(void *ctx);
 int set_retval(int retval);
+int bpf_sock_ops_cb_flags_set(void *ctx, int flags);
 """
 CONTEXTS = """
 struct bpf_sock { __u32 type; __u32 protocol; __u32 src_ip4; __u32 src_ip6[4]; __u32 src_port;
     __u32 state; ...; };
 struct bpf_sock_addr { __u32 user_ip4; __u32 user_ip6[4]; __u32 user_port; __u32 type;
     __u32 protocol; struct bpf_sock *sk; ...; };
+struct bpf_sock_ops { __u32 op; __u32 args[4]; __u32 state; __u32 packets_out;
+    __u32 bpf_sock_ops_cb_flags; ...; };
 """
 PROTOTYPES = "\n".join(
     [f"int {hook}(struct bpf_sock_addr *ctx);" for hook in HOOKS]
     + [f"int {hook}(struct bpf_sock *ctx);" for hook in BIND_HOOKS]
+    + ["int socket_opening(struct bpf_sock_ops *ctx);"]
 )
 LOOKUPS = """
 int lookup_service(const void *frontend, __u64 netns, void *service);
@@ -62,7 +66,7 @@ int copy_entry(const void *tuple, const void *entry, void *copy);
 void write_in_turns(void *entry, const void *one, const void *other, __u32 size, __u32 rounds);
 int read_often(const void *tuple, const void *entry, const void *right, void *wrong, __u32 rounds);
 """
-SOURCE = Path(__file__).with_name("lookups.c")  # it includes hooks/socket.c
+SOURCE = Path(__file__).with_name("lookups.c")  # it includes the hooks
 WORDS = "typedef unsigned int __u32; typedef unsigned long long __u64;\n"
 
 CHECKED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")

@@ -142,6 +142,7 @@ class Kernel:
             self.get_netns_cookie,
             self.get_socket_cookie,
             self.set_retval,
+            self.bpf_sock_ops_cb_flags_set,
         ):
             self.ffi.def_extern(name=helper.__name__, onerror=self._failed)(helper)
 
@@ -201,6 +202,10 @@ class Kernel:
 
     def get_socket_cookie(self, _context: Any) -> int:
         return self.cookie
+
+    def bpf_sock_ops_cb_flags_set(self, context: Any, flags: int) -> int:
+        self.ffi.cast("struct bpf_sock_ops *", context).bpf_sock_ops_cb_flags = flags
+        return 0
 
     def set_retval(self, retval: int) -> int:
         self.retval = retval

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Look-ups of bpf/rules/, and what flows note, as functions that Python can call, beside the hooks. */
 #include "hooks/socket.c"
+#include "hooks/socket_opening.c"
 #include "engine/flows/follow.h"
 
 int lookup_service(const void *frontend, __u64 netns, void *service)

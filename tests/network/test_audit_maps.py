@@ -35,7 +35,7 @@ NOT_PLANNED = {
     *("forwarded", "verdicts", "reject_budgets", "scratch", "recent_choices", "moved_flows"),
     *("udp_choices", "flow_gate", "rotations", "connections", "backend_loads"),
     "sockets_full",
-    "stale_endpoints",
+    *("stale_endpoints", "service_clients", "backend_health"),
 }
 
 

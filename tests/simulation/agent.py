@@ -49,6 +49,7 @@ from ebpflb.serve.metrics import Metrics
 from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeServiceHealth,
+    endpoint_health,
 )
 from tests.simulation.doctor import LEASE, Doctor
 from tests.simulation.kernel import CALLS, SimKernel
@@ -208,9 +209,10 @@ def simulated(
         yield
 
 
-def _others(history: History) -> dict[str, Any]:
+def _others(history: History, cluster: ClusterState, clock: Callable[[], float]) -> dict[str, Any]:
     """The parts of an agent that are not simulated, beside that one."""
     return {
+        "endpoint_health": endpoint_health(cluster, history.because, clock),
         "device_watch": FakeDeviceWatch(),
         "host": _Host(),
         "history": history,
@@ -283,7 +285,7 @@ class Life:
             clock=clock,
             stale_udp=self.workers.stale_udp,
             on_removal=self.workers.on_removal,
-            **_others(self.history),
+            **_others(self.history, cluster, clock),
         )
 
     def _engine(self) -> EngineChoice:

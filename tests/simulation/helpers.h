@@ -124,3 +124,9 @@ int set_retval(int retval)
 	returned = retval;
 	return 0;
 }
+
+/* No simulated socket has states in between: hooks/socket_opening.c never runs. */
+int bpf_sock_ops_cb_flags_set(struct bpf_sock_ops *ctx, int flags)
+{
+	return 0;
+}

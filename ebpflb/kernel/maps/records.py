@@ -116,6 +116,21 @@ class FlowGate(NamedTuple):
     stale_endpoints: int = 0
 
 
+class ServiceClient(NamedTuple):
+    client: int
+    service: int
+
+
+class BackendHealth(NamedTuple):
+    """``first`` to ``third``: the clients that failed, 0 if there are fewer."""
+
+    since: int = 0
+    first: int = 0
+    second: int = 0
+    third: int = 0
+    has_opened: int = 0
+
+
 class DatagramChoice(NamedTuple):
     service: int
     chosen: int
@@ -208,6 +223,8 @@ _CLASSES: dict[str, Any] = {
     "struct connection": CountedConnection,
     "struct half_open": HalfOpen,
     "struct flow_gate": FlowGate,
+    "struct service_client": ServiceClient,
+    "struct backend_health": BackendHealth,
     "struct datagram_choice": DatagramChoice,
     "struct forwarded": Forwarded,
     "struct fragment_key": FragmentKey,

@@ -150,7 +150,7 @@ class HookType(NamedTuple):
     attach_type: int
 
 
-SCHED_CLS, _SOCK, _SOCK_ADDR = 3, 9, 18  # BPF_PROG_TYPE_SCHED_CLS, _CGROUP_SOCK, ...
+SCHED_CLS, _SOCK, _SOCK_OPS, _SOCK_ADDR = 3, 9, 13, 18  # BPF_PROG_TYPE_SCHED_CLS, ...
 SECTIONS = {
     "cgroup/connect4": HookType(_SOCK_ADDR, 10),
     "cgroup/connect6": HookType(_SOCK_ADDR, 11),
@@ -166,7 +166,13 @@ SECTIONS = {
 }
 GETSOCKNAME4 = "cgroup/getsockname4"  # used only by netns_cookie.py
 PACKET_SECTIONS = {"tc/ingress": HookType(SCHED_CLS, 0), "tc/egress": HookType(SCHED_CLS, 0)}
-HOOK_TYPES = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: HookType(_SOCK_ADDR, 31)}
+SOCK_OPS = "sockops"  # used only by agent/endpoint_watch.py
+HOOK_TYPES = {
+    **SECTIONS,
+    **PACKET_SECTIONS,
+    GETSOCKNAME4: HookType(_SOCK_ADDR, 31),
+    SOCK_OPS: HookType(_SOCK_OPS, 3),
+}
 
 
 class Program(NamedTuple):

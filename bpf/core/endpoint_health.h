@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Notes connections that opened, or failed to open, for --endpoint-health. The agent reads
+ * backend_health, and decides (ebpflb/model/endpoint_health.py).
+ *
+ * Only a client whose last connection to the service opened can fail: afterwards it has to reach the
+ * service again, by any backend. So a client whose packets are dropped on their way, as by a
+ * NetworkPolicy, says nothing about backends, however often it tries.
+ *
+ * Two CPUs may write the same value at once, and the LRU may give it to another key meanwhile: then a
+ * failure or a success is lost, or counts for another backend. Three clients have to agree.
+ */
+#ifndef EBPFLB_CORE_ENDPOINT_HEALTH_H
+#define EBPFLB_CORE_ENDPOINT_HEALTH_H
+
+#include "core/settings.h"
+
+#define FAILURES_COUNT (60 * SECOND)	/* from the first one on */
+
+static __always_inline __u32 *client_reaches(const struct service_client *client)
+{
+	return LOOKUP(__u32, service_clients, client);
+}
+
+static __always_inline void endpoint_opened(const struct service_client *client, __u32 backend)
+{
+	struct backend_health *health = LOOKUP_NUMBER(struct backend_health, backend_health, backend);
+	__u32 *reaches = client_reaches(client), yes = true;
+
+	if (!reaches)
+		bpf_map_update_elem(MAP(service_clients), client, &yes, BPF_ANY);
+	else if (!*reaches)
+		*reaches = true;
+	if (!health || (health->has_opened && !health->first))
+		return;
+	health->first = 0;
+	health->second = 0;
+	health->third = 0;
+	health->has_opened = true;
+}
+
+static __always_inline void failure_begin(const struct service_client *client, __u32 backend,
+					  __u32 has_opened)
+{
+	struct backend_health health = { .since = bpf_ktime_get_ns(),
+					 .first = client->client,
+					 .has_opened = has_opened };
+
+	bpf_map_update_elem(MAP(backend_health), &backend, &health, BPF_ANY);
+}
+
+static __always_inline void endpoint_failed(const struct service_client *client, __u32 backend)
+{
+	struct backend_health *health;
+	__u32 *reaches = client_reaches(client);
+
+	if (!reaches || !*reaches)
+		return;
+	*reaches = false;
+	health = LOOKUP_NUMBER(struct backend_health, backend_health, backend);
+	if (!health)
+		failure_begin(client, backend, false);
+	else if (!health->first || bpf_ktime_get_ns() > health->since + FAILURES_COUNT)
+		failure_begin(client, backend, health->has_opened);
+	else if (health->first == client->client || health->second == client->client)
+		return;
+	else if (!health->second)
+		health->second = client->client;
+	else
+		health->third = client->client;
+}
+
+#endif

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which endpoints are set aside because connections from this node fail to open: the rules.
+
+The programs count the failures (bpf/core/endpoint_health.h): three different clients, each of which
+has reached the service port before, and no success in between. Then the endpoint gets no new
+connections for FIRST_SECONDS, the next time for twice as long, up to LONGEST_SECONDS. A connection
+that opens brings the endpoint back, with a clean record.
+
+At most a third of a service port's endpoints are set aside, rounded up, and never the only one.
+``endpoints.select`` uses an endpoint that is set aside if its list has no other, so a node never
+loses its last one. An endpoint that the API takes away, or that is not ready, loses its record.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+
+FIRST_SECONDS, LONGEST_SECONDS = 10.0, 300.0
+PART = 3  # one in three endpoints may be set aside
+
+Place = tuple[Address, int]
+"""The address and port of an endpoint."""
+
+
+class Outcome(NamedTuple):
+    """What the programs have counted about an endpoint; ``has_opened`` came before ``has_failed``.
+
+    ``has_failed``: connections of three clients have failed since the last one that opened.
+    """
+
+    port: PortName
+    place: Place
+    has_opened: bool
+    has_failed: bool
+
+
+class Outcomes(NamedTuple):
+    """A message to the agent's loop."""
+
+    outcomes: tuple[Outcome, ...]
+
+
+class _Record(Struct):
+    """``times``: how often it was set aside. ``until``: by the caller's clock; 0: in use again."""
+
+    times: int = 0
+    until: float = 0.0
+
+
+class EndpointHealth:
+    """The endpoints that were set aside, and are or have not been reached since.
+
+    ``now`` is always the time of one monotonic clock, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._records: defaultdict[PortName, dict[Place, _Record]] = defaultdict(dict)
+
+    def __contains__(self, port: PortName) -> bool:
+        return port in self._records
+
+    @property
+    def ports(self) -> Collection[PortName]:
+        """The service ports that have a record."""
+        return self._records.keys()
+
+    def set_aside(self, port: PortName) -> frozenset[Place]:
+        """Return the endpoints of a service port that are set aside."""
+        records = self._records.get(port, {})
+        return frozenset(place for place, record in records.items() if record.until)
+
+    def fails(self, port: PortName, place: Place, ready: Collection[Place], now: float) -> float:
+        """Set an endpoint aside; return for how many seconds, 0 if it is not set aside now.
+
+        ``ready`` are the endpoints of the service port that get connections by the API.
+        """
+        aside = self.set_aside(port)
+        if place not in ready or place in aside or len(aside) >= most_set_aside(len(ready)):
+            return 0.0
+        record = self._records[port].setdefault(place, _Record())
+        seconds = min(FIRST_SECONDS * 2.0**record.times, LONGEST_SECONDS)
+        record.until = now + seconds
+        record.times = min(record.times + 1, 30)
+        return seconds
+
+    def opens(self, port: PortName, place: Place) -> bool:
+        """Clear the endpoint's record; return whether the endpoint was set aside."""
+        was_aside = place in self.set_aside(port)
+        self._forget(port, [place])
+        return was_aside
+
+    def keep(self, port: PortName, ready: Collection[Place]) -> frozenset[Place]:
+        """Forget all endpoints that are not ready; return those that are in use again.
+
+        If too many of the others are set aside now, those return whose time ends first.
+        """
+        before = self.set_aside(port)
+        self._forget(port, set(self._records.get(port, ())).difference(ready))
+        records = self._records.get(port, {})
+        aside = sorted(self.set_aside(port), key=lambda place: records[place].until)
+        for place in aside[: max(len(aside) - most_set_aside(len(ready)), 0)]:
+            records[place].until = 0.0
+        return before - self.set_aside(port)
+
+    @property
+    def due(self) -> float:
+        """When ``expire`` has something to do; infinity if nothing is set aside."""
+        return min((each.until for _, _, each in self._all() if each.until), default=math.inf)
+
+    def expire(self, now: float) -> list[tuple[PortName, Place]]:
+        """Return the endpoints whose time has ended: they are in use again."""
+        ended = [(port, place) for port, place, it in self._all() if 0 < it.until <= now]
+        for port, place in ended:
+            self._records[port][place].until = 0.0
+        return ended
+
+    def _all(self) -> Iterator[tuple[PortName, Place, _Record]]:
+        for port, records in self._records.items():
+            for place, record in records.items():
+                yield port, place, record
+
+    def _forget(self, port: PortName, places: Collection[Place]) -> None:
+        records = self._records.get(port, {})
+        for place in places:
+            records.pop(place, None)
+        if not records:
+            self._records.pop(port, None)
+
+
+def most_set_aside(ready: int) -> int:
+    """Return how many of so many endpoints may be set aside at a time."""
+    return 0 if ready < 2 else -(-ready // PART)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which endpoints are set aside, for how long, and how many."""
+
+import math
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.endpoint_health import EndpointHealth, Place, most_set_aside
+from ebpflb.model.services import PortName, Protocol
+
+WEB = PortName("default", "web", "tcp", Protocol.TCP, Family.IPV4)
+OTHER = WEB._replace(service="other")
+PLACES: list[Place] = [(ip_address(f"10.1.0.{n}"), 8080) for n in range(1, 9)]
+ONE, TWO, THREE = PLACES[:3]
+
+
+def test_the_time_doubles_up_to_five_minutes() -> None:
+    health, now, seconds = EndpointHealth(), 0.0, []
+    for _ in range(8):
+        seconds.append(health.fails(WEB, ONE, PLACES, now))
+        assert health.due == now + seconds[-1]
+        now = health.due
+        assert health.expire(now) == [(WEB, ONE)]
+        assert not health.set_aside(WEB)
+    assert seconds == [10, 20, 40, 80, 160, 300, 300, 300]
+    assert health.due == math.inf
+
+
+def test_a_success_brings_it_back_with_a_clean_record() -> None:
+    health = EndpointHealth()
+    health.fails(WEB, ONE, PLACES, 0.0)
+    assert health.opens(WEB, ONE)
+    assert (WEB in health, health.set_aside(WEB)) == (False, frozenset())
+    assert not health.opens(WEB, ONE)
+    assert health.fails(WEB, ONE, PLACES, 1.0) == 10
+
+
+def test_the_record_is_of_one_service_port() -> None:
+    health = EndpointHealth()
+    health.fails(WEB, ONE, PLACES, 0.0)
+    assert not health.set_aside(OTHER)
+    assert not health.opens(OTHER, ONE)
+    assert health.set_aside(WEB) == {ONE}
+
+
+def test_what_is_set_aside_cannot_fail_again() -> None:
+    """Connections that were under way say nothing new."""
+    health = EndpointHealth()
+    assert health.fails(WEB, ONE, PLACES, 0.0)
+    assert not health.fails(WEB, ONE, PLACES, 5.0)
+    assert health.due == 10
+
+
+@pytest.mark.parametrize(
+    ("ready", "most"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (6, 2), (7, 3), (100, 34)]
+)
+def test_a_third_rounded_up_and_never_the_only_one(ready: int, most: int) -> None:
+    assert most_set_aside(ready) == most
+
+
+def test_one_that_becomes_ready_again_begins_anew() -> None:
+    health = EndpointHealth()
+    health.fails(WEB, ONE, PLACES, 0.0)
+    assert health.keep(WEB, [TWO, THREE]) == {ONE}
+    assert health.fails(WEB, ONE, PLACES, 1.0) == 10
+
+
+def test_too_many_of_fewer_endpoints_return() -> None:
+    """Those whose time ends first."""
+    health = EndpointHealth()
+    for now, place in enumerate((ONE, TWO)):
+        assert health.fails(WEB, place, PLACES[:4], now)
+    assert health.keep(WEB, PLACES[:3]) == {ONE}
+    assert health.set_aside(WEB) == {TWO}
+    assert health.keep(WEB, []) == {TWO}
+    assert WEB not in health
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("fails"), st.sampled_from(PLACES)),
+    st.tuples(st.just("opens"), st.sampled_from(PLACES)),
+    st.tuples(st.just("keep"), st.sets(st.sampled_from(PLACES))),
+    st.tuples(st.just("wait"), st.floats(0, 400)),
+)
+
+
+@given(st.lists(EVENTS, max_size=50))
+def test_any_sequence_keeps_the_bounds(sequence: list[tuple[str, Any]]) -> None:
+    """No more than a third, none that is not ready, and none for longer than five minutes."""
+    health, now, ready = EndpointHealth(), 0.0, set(PLACES)
+    since: dict[Place, float] = {}
+    for event, what in sequence:
+        match event:
+            case "fails":
+                if health.fails(WEB, what, ready, now):
+                    since[what] = now
+            case "opens":
+                health.opens(WEB, what)
+                assert what not in health.set_aside(WEB)
+            case "keep":
+                ready = what
+                health.keep(WEB, ready)
+            case "wait":
+                now += what
+                health.expire(now)
+        aside = health.set_aside(WEB)
+        assert aside <= ready
+        assert len(aside) <= most_set_aside(len(ready))
+        assert all(now < since[place] + 300 for place in aside)
+        assert not aside or now < health.due

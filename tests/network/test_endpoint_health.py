@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Endpoints that do not answer are set aside by what real clients see (docs/endpoint-health.md)."""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab
+from tests.kit import requests
+from tests.kit.cluster import PORT, VIP, VIP6, Cluster, endpoint, web
+from tests.kit.lab_cluster import TARGET, started
+from tests.kit.sockets import Sockets
+
+PATIENCE = 1.5  # seconds: a client's second SYN leaves after one
+NAMES = {"web-1", "web-2", "web-3"}
+WAYS = {"silent": "drop", "refuses": "reject with tcp reset"}
+
+
+class Watched(Cluster):
+    """With three clients in pods."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        super().__init__(lab, folder, "--endpoint-health", "passive")
+        self.clients = [self.client, *(lab.pod(self.node, f"client-{i}", i) for i in (3, 4))]
+
+
+@pytest.fixture(scope="module")
+def module_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    with started(lambda lab: Watched(lab, folder)) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(module_cluster: Watched) -> Iterator[Watched]:
+    """The endpoints are new, and each client has reached the Service."""
+    made = module_cluster
+    made.publish()
+    v6 = [endpoint(pod, v6=True) for pod in made.web]
+    made.publish(web(*map(endpoint, made.web), v6=v6))
+    for client in made.clients:
+        for address in (VIP, VIP6):
+            requests.tcp(made.sockets(client), address)
+    yield made
+    for host in (*made.web, *made.clients):
+        with suppress(Exception):
+            host.nft("delete table inet broken\n")
+
+
+def break_input(pod: Host, how: str) -> None:
+    """New connections to the pod's server get this answer."""
+    rule = f"tcp dport {TARGET} {how}"
+    pod.nft(
+        f"table inet broken {{\nchain i {{\ntype filter hook input priority 0; {rule};\n}}\n}}\n"
+    )
+
+
+def attempt(sockets: Sockets, address: str) -> str:
+    """The endpoint that answers; "" if none does in time."""
+    with requests.tcp_socket(sockets, address) as client:
+        client.settimeout(PATIENCE)
+        try:
+            client.connect((address, PORT))
+            return str(requests.traffic.read(client.recv(64))[0])
+        except OSError:
+            return ""
+
+
+def rows(cluster: Cluster, address: str = VIP) -> list[dict[str, Any]]:
+    """The endpoints of the TCP port in this family, as `ebpflb services get` has them."""
+    page = json.loads(cluster.ebpflb("services", "get", "default/web", "-o", "json").stdout)
+    family = "IPv6" if ":" in address else "IPv4"
+    (found,) = (it for it in page["ports"] if (it["family"], it["protocol"]) == (family, "TCP"))
+    return list(found["endpoints"])
+
+
+def used(cluster: Cluster, address: str = VIP) -> set[str]:
+    return {row["pod"] for row in rows(cluster, address) if row["state"] == "used"}
+
+
+@pytest.mark.parametrize(("way", "address"), [("silent", VIP), ("refuses", VIP6)])
+def test_sockets_set_an_endpoint_aside_that_does_not_answer(
+    cluster: Watched, way: str, address: str
+) -> None:
+    """Its clients are three; then all others are asked, and it is asked again after its time."""
+    dead = cluster.web[0]
+    break_input(dead, WAYS[way])
+
+    def is_aside() -> bool:
+        for client in cluster.clients:
+            attempt(cluster.sockets(client), address)
+        return used(cluster, address) == NAMES - {dead.name}
+
+    wait_until("it is set aside", is_aside)
+    found = requests.backends(cluster.sockets(cluster.client), address, 30)
+    assert set(found) == NAMES - {dead.name}
+    (row,) = (row for row in rows(cluster, address) if row["pod"] == dead.name)
+    assert row["reason"].startswith("set aside")
+    explained = cluster.ebpflb(
+        "explain", f"[{address}]:{PORT}" if ":" in address else f"{address}:{PORT}"
+    )
+    assert f"set aside, as they do not answer this node: {row['endpoint']}" in explained.stderr
+    assert f"default/web:tcp {row['endpoint']} set aside" in cluster.ebpflb("history").stdout
+    cluster.logs(f"endpoint {row['endpoint']} is set aside on this node for 10 s")
+    dead.nft("delete table inet broken\n")
+    wait_until("it is asked again", lambda: used(cluster, address) == NAMES)
+
+
+def test_a_denied_pod_is_no_weapon(cluster: Watched) -> None:
+    """Its connections fail to each endpoint, all day; they count once, until it reaches one."""
+    denied, *others = cluster.clients
+    rule = f"tcp dport {TARGET} drop"
+    denied.nft(
+        f"table inet broken {{\nchain o {{\ntype filter hook output priority 0; {rule};\n}}\n}}\n"
+    )
+    sockets = cluster.sockets(denied)
+    for _ in range(3):
+        begun = [requests.tcp_socket(sockets, VIP) for _ in range(100)]
+        for each in begun:
+            each.setblocking(False)
+            with suppress(BlockingIOError):
+                each.connect((VIP, PORT))
+        assert attempt(sockets, VIP) == ""
+        for each in begun:
+            each.close()
+    counted = [value for _, value in cluster.maps["backend_health"].items()]
+    assert [it.second for it in counted if it.first] == [0]
+    for client in others:
+        assert set(requests.backends(cluster.sockets(client), VIP)) == NAMES
+    assert used(cluster) == NAMES
