@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every file of bpf/hooks in every variant, compiled with whichever BCC is here.
 
-    python -m vagrant.kernels.bytecode FOLDER           compiles; keeps a cache beside FOLDER
+    python -m vagrant.kernels.bytecode FOLDER           compiles, with the agents' cache
     python -m vagrant.kernels.bytecode --load FOLDER    has this kernel load what is there
 
 The second needs no BCC: bytecode of another BCC (vagrant/bcc) is loaded here.
@@ -15,6 +15,7 @@ from ebpflb.errors import EbpflbError
 from ebpflb.kernel import probe
 from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.programs import compiler, loader, precompile
+from ebpflb.options import Paths
 
 
 def variants(source: str) -> dict[str, tuple[str, ...]]:
@@ -57,7 +58,7 @@ def main(words: list[str]) -> None:
             load_all(Path(words[1]))
         else:
             folder = Path(words[0])
-            precompile.write(folder, folder.with_name(f"{folder.name}-cache"))
+            precompile.write(folder, Paths.cache)
             print(f"{folder}: by BCC {compiler.bcc_version()}")
     except EbpflbError as error:
         sys.exit(str(error))
