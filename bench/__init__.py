@@ -19,6 +19,8 @@ agent_load     the agent under many changes: `make bench-agent`
 api_program    the fake API server that sends them
 api_lab        a node with an agent beside such a server
 
+devices        a first start on a node with many devices, and what they cost afterwards
+
 growth         more services, endpoints, flows: `make bench-growth`
 flow_growth    its last part: packets amid other flows
 flow_program   a packet's cost by test runs; established: also beside another commit's

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that repeat their work until they are stopped.
 
-They wait for a time (PeriodicWorker, DueWorker), for descriptors (DescriptorWorker), or for
-somebody who asks (Count). An exception that ends a thread ends the agent (stopping.FailedThreads).
-A Poller keeps a thread alive whose check fails, and reports the failure.
+They wait for a time (PeriodicWorker, DueWorker), for work in steps (StepWorker), for descriptors
+(DescriptorWorker), or for somebody who asks (Count). An exception that ends a thread ends the agent
+(stopping.FailedThreads). A Poller keeps a thread alive whose check fails, and reports the failure.
 """
 
 import logging
@@ -13,7 +13,8 @@ import selectors
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
@@ -147,6 +148,48 @@ class DueWorker(Worker):
                     return True
                 self.changed.wait(min(wait, threading.TIMEOUT_MAX))
         return False
+
+
+class StepWorker(DueWorker):
+    """Take the steps of an iterator, in a thread that the first ``begin`` starts."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, time.monotonic)
+        self._steps: Iterator[None] | None = None
+        self._is_stepping = False
+
+    @property
+    def due(self) -> float:
+        return math.inf if self._steps is None else -math.inf
+
+    def begin(self, steps: Iterator[None]) -> None:
+        """Take these steps instead of those that are left."""
+        with self.changed:
+            self._steps = steps
+            self.changed.notify_all()
+        if not self.thread.ident:
+            self.start()
+
+    def halt(self) -> None:
+        """Forget the steps that are left; return when none is being taken."""
+        with self.changed:
+            self._steps = None
+            self.changed.wait_for(lambda: not self._is_stepping)
+
+    def turn(self) -> None:
+        with self.changed:
+            if (steps := self._steps) is None:
+                return
+            self._is_stepping = True
+        is_over = True
+        try:
+            is_over = all(False for _ in islice(steps, 1))
+        finally:
+            with self.changed:
+                self._is_stepping = False
+                if is_over and self._steps is steps:
+                    self._steps = None
+                self.changed.notify_all()
 
 
 class DescriptorWorker(Worker):

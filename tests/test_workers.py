@@ -5,6 +5,7 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.stopping import FailedThreads
-from ebpflb.workers import DescriptorWorker, DueWorker, PeriodicWorker
+from ebpflb.workers import DescriptorWorker, DueWorker, PeriodicWorker, StepWorker
 
 PATIENCE = 60.0  # seconds
 
@@ -139,3 +140,52 @@ def test_a_worker_that_fails_ends_the_agent() -> None:
     finally:
         threading.excepthook = former
     assert failed.name == "waiting"
+
+
+def test_steps_end_at_a_halt() -> None:
+    """``halt`` waits for the step that is being taken, and no further step follows; other steps
+    may be begun afterwards.
+    """
+    taken: list[str] = []
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def steps() -> Iterator[None]:
+        begun.set()
+        go_on.wait(PATIENCE)
+        taken.append("first")
+        yield
+        taken.append("never")
+        yield
+
+    def others() -> Iterator[None]:
+        taken.append("other")
+        yield
+        ended.set()
+
+    worker = StepWorker("steps")
+    worker.begin(steps())
+    try:
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.05, go_on.set).start()
+        worker.halt()
+        assert taken == ["first"]
+        worker.begin(others())
+        assert ended.wait(PATIENCE)
+    finally:
+        worker.stop()
+    assert taken == ["first", "other"]
+
+
+def test_a_failed_step_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``halt`` returns although a step has ended the thread."""
+    monkeypatch.setattr(threading, "excepthook", lambda failure: None)
+
+    def steps() -> Iterator[None]:
+        yield from iter([None])
+        raise ValueError
+
+    worker = StepWorker("steps")
+    worker.begin(steps())
+    worker.thread.join(PATIENCE)
+    assert not worker.thread.is_alive()
+    worker.halt()

@@ -131,6 +131,15 @@ static __always_inline struct outcome ingress_middle(struct __sk_buff *ctx,
 	return unchanged(VERDICT_PASSED);
 }
 
+/* Whether the flow tables may not open a flow yet: its reply could leave by a device without programs. */
+static __always_inline bool flows_wait(const struct settings *settings)
+{
+	if (!(settings->flags & SETTING_ATTACHING))
+		return false;
+	record(STEP_ATTACHING, 0);
+	return true;
+}
+
 /* A packet that opens a flow, if there is a backend for it. */
 static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 						       const struct packet *packet,
@@ -149,8 +158,11 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 		outcome = leave_to_netfilter(ctx, packet, settings, &opening->selection);
 	else if (!is_direct)
 		outcome = unchanged(selected_verdict(selected));
-	return outcome.decided ? outcome
-			       : ingress_open(ctx, packet, settings, is_direct, onward, opening);
+	if (outcome.decided)
+		return outcome;
+	return flows_wait(settings)
+		       ? unchanged(VERDICT_PASSED)
+		       : ingress_open(ctx, packet, settings, is_direct, onward, opening);
 }
 
 /* A packet of no flow in the flow tables: a backend is chosen if it is for a frontend. */
@@ -198,10 +210,8 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	outcome = ingress_known(ctx, packet, onward, opening);
 	if (outcome.decided)
 		return outcome;
-	if (settings->flags & SETTING_ATTACHING) {
-		record(STEP_ATTACHING, 0);
+	if (!netfilter_is_chosen(settings) && flows_wait(settings))
 		return unchanged(VERDICT_PASSED);
-	}
 	return ingress_request(ctx, packet, settings, onward, opening);
 }
 

@@ -48,7 +48,7 @@ static __always_inline bool packet_is_repeated(struct __sk_buff *ctx)
 	struct settings *settings = settings_read();
 	struct tuple v4 = { .hook = HOOK_INGRESS }, v6 = { .hook = HOOK_INGRESS };
 
-	if (!netfilter_is_in_force(settings) || flows_may_exist() ||
+	if (!netfilter_is_chosen(settings) || flows_may_exist() ||
 	    ctx->pkt_type == TO_OTHER_HOST || vlan_is_foreign(ctx))
 		return false;
 	if (ctx->protocol == BE16(ETHERTYPE_IPV4))

@@ -53,7 +53,8 @@ class HooksCheck:
 
     @property
     def possible(self) -> bool:
-        return self._node_sync.attached
+        """While devices get their first programs the kernel lets nobody else ask for programs."""
+        return self._node_sync.attached and not self._node_sync.datapath.is_attaching
 
     def steps(self) -> Iterator[Iterable[Drift]]:
         yield self._lock.faults()

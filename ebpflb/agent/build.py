@@ -24,7 +24,7 @@ from ebpflb.agent.audit import (
 from ebpflb.agent.canary_sync import local_pages
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.endpoint_watch import EndpointWatch
-from ebpflb.agent.loop import Agent, Inbox, Stop
+from ebpflb.agent.loop import Agent, DevicesAttached, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.netfilter_sync import NetfilterSync
@@ -113,7 +113,11 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
     with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
         probing = beside.submit(node_sync.probe_netfilter, options)
         state = StateDir(options.paths.state, options.map_sizes)
-        datapath = Datapath(state, fast_forward=options.fast_forward)
+        datapath = Datapath(
+            state,
+            fast_forward=options.fast_forward,
+            on_attached=lambda: inbox.put(DevicesAttached()),
+        )
         stack.callback(datapath.close)
         loader = ProgramLoader(datapath, options)
         start(stack, loader)

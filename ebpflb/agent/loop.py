@@ -58,8 +58,13 @@ class Stop:
     """Ends the loop. A signal handler may put it: ``Inbox.put`` is reentrant."""
 
 
+class DevicesAttached:
+    """Devices have got programs."""
+
+
 Message = (
     Event
+    | DevicesAttached
     | DevicesChanged
     | Detection
     | Disturbed
@@ -326,6 +331,8 @@ class Agent:
             case DevicesChanged():
                 self.node_sync.device_list = message
                 self.history.because(DEVICES)
+            case DevicesAttached():
+                self._take_attached()
             case SourceStatus(source, error):
                 self.source_errors.pop(source, None)
                 if error:
@@ -428,6 +435,12 @@ class Agent:
     def _write_node(self) -> None:
         if self.node_sync.changed or self.node_sync.not_served or not self.in_sync:
             self.node_sync.write(self.service_sync.cover_service_cidrs())
+
+    def _take_attached(self) -> None:
+        try:
+            self.node_sync.take_attached()
+        except KernelError as error:
+            self._set_error(error)
 
     def _report_sync(self, seconds: float, *, full: bool) -> None:
         self.reporter.synced(

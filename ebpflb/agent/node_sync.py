@@ -384,8 +384,16 @@ class NodeSync:
     def attach(self) -> None:
         """Put the loaded programs in force, if there are any. Raises KernelError."""
         if self.datapath.programs:
-            self._note_served(self.datapath.attach(self.options.cgroup, self._desired.served))
+            own, others = self._by_importance()
+            now = {device.index for device in own}
+            self._note_served(self.datapath.attach(self.options.cgroup, own + others, now))
         self.attached = True
+
+    @property
+    def flows_wait(self) -> bool:
+        """Whether packets open no flows, because not all devices have their first programs yet."""
+        is_attaching = self.attached and self.datapath.is_attaching
+        return is_attaching and self.engine.path is not None and not self.engine.is_netfilter
 
     @property
     def monitor(self) -> str | None:
@@ -423,7 +431,15 @@ class NodeSync:
 
     def _serve_devices(self) -> None:
         if self.attached and self.datapath.programs:
-            self._note_served(self.datapath.attach_devices(self._desired.served))
+            own, others = self._by_importance()
+            self._note_served(self.datapath.attach_devices(own + others))
+
+    def _by_importance(self) -> tuple[Devices, Devices]:
+        return devices.by_importance(self._desired.served, self.cluster.primary)
+
+    def take_attached(self) -> None:
+        """Note the devices that have got programs beside the loop. Raises KernelError."""
+        self._note_served(self.datapath.take_attached())
 
     def take_new_devices(self) -> bool:
         """Whether devices got programs since the last call.
@@ -460,9 +476,10 @@ class NodeSync:
         return nodes.pod_cidrs(node) if node else ()
 
     def _note_served(self, failed: Mapping[str, str]) -> None:
-        """Note that all served devices have programs now, except those in ``failed``."""
+        """Note which served devices have programs now: not those in ``failed`` or to come."""
         self._set_not_served(failed)
         served = {each.index for each in self._desired.served if each.name not in failed}
+        served.difference_update(self.datapath.devices_to_come)
         self._has_new_devices |= not served <= self._served
         self._served = served
 

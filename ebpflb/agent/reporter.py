@@ -210,6 +210,8 @@ def make_status(agent: "Agent") -> AgentStatus:
         set_aside=agent.endpoint_health.listed,
         reset_on_removal=agent.on_removal.watched_ports,
         devices_not_served=node_sync.not_served,
+        devices_to_come=len(node_sync.datapath.devices_to_come),
+        flows_wait=node_sync.flows_wait,
         ports_not_open=agent.reporter.ports_not_open(),
         ports_not_reserved=agent.ports_not_reserved,
         sync_error=agent.sync_error,

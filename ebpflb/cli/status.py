@@ -39,6 +39,8 @@ GROUPS = {
         "socket_translation",
         "devices",
         "devices_not_served",
+        "devices_to_come",
+        "flows_wait",
         "other_programs_first",
         "packet_path",
         "fast_forward",
@@ -118,6 +120,12 @@ def resets_text(facts: Facts) -> dict[str, str]:
     return {str(each.name): f"after {each.grace:g} s" for each in watched}
 
 
+def to_come_text(facts: Facts) -> str:
+    """The devices that have no programs yet, in words; "" if all have them."""
+    count = facts.published.devices_to_come if facts.published else 0
+    return f"{count}, to which programs are being attached" if count else ""
+
+
 def _flows_text(numbers: Mapping[str, int]) -> str:
     """What became of the entries of a flow table."""
     gone = f"removed {numbers['swept']}, evicted {numbers['evicted']}"
@@ -183,6 +191,7 @@ def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list
         **published,
         "last_received": {kind: since(at, facts.now) for kind, at in received.items()},
         "reset_on_removal": resets_text(facts),
+        "devices_to_come": to_come_text(facts),
     }
     flows = {name: _flows_text(numbers) for name, numbers in node["flows"].items()}
     now = {"agent": agent_text(facts), "served_by": served_by(facts), **node, "flows": flows}

@@ -8,6 +8,7 @@ load              compiles the programs, or takes them from the cache, and loads
 attach            attaches the programs in place of the old ones
 exchange          attaches programs of another variant, or the usual ones again
 attach_devices    attaches programs to new devices, and detaches them from others
+take_attached     notes the devices that have got programs meanwhile
 faults            lists attachments and pins that are missing or changed
 restore           puts them back
 
@@ -15,7 +16,7 @@ map_writer has the operations on the maps.
 """
 
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -38,6 +39,7 @@ from ebpflb.model.drift import Drift
 from ebpflb.plan.map_contents import MapContents
 
 _ATTACHING = frozenset({"attaching"})
+_GROUP = 16  # devices that get programs together at a first start, most important first
 
 
 class Bytecode(NamedTuple):
@@ -56,11 +58,12 @@ class Datapath(MapWriter):
         specs: dict[str, MapSpec] | None = None,
         *,
         fast_forward: bool = False,
+        on_attached: Callable[[], None] | None = None,
     ) -> None:
         """Open the maps. Raises NodeError or KernelError if they cannot be opened.
 
         ``specs``: maps to open instead of the usual ones. ``fast_forward``: established flows
-        bypass the network stack.
+        bypass the network stack. ``on_attached`` as in DevicePrograms.
         """
         with suppress(ValueError, OSError):  # before 5.11; not allowed in a container
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
@@ -77,14 +80,15 @@ class Datapath(MapWriter):
         self.others: ProgramSet | None = None  # in force instead of the usual ones
         self.held = HeldLinks()
         self.held.hold((*state.links(), *state.devices_directory.iterdir()))  # an earlier agent's
-        self.devices = DevicePrograms(state, self._load_packet_programs, self.held)
-        # Until all devices have programs, packets open no flows: replies to a flow may come in at a
-        # device that has no program yet, and leave by another (see SETTING_ATTACHING).
+        self.devices = DevicePrograms(state, self._load_packet_programs, self.held, on_attached)
+        # Until all devices have programs the flow tables open no flows: replies to a flow may come
+        # in at a device that has no program yet, and leave by another (see SETTING_ATTACHING).
         unfinished = self._settings().flags >= _ATTACHING
         self._flags = _ATTACHING if unfinished or not cgroup_links.attached(state) else NO_FLAGS
 
     def close(self) -> None:
         """Close all descriptors; pinned maps and links keep serving."""
+        self.devices.close()
         self.held.close()
         self._close_programs()
         for opened in self.maps.values():
@@ -110,13 +114,13 @@ class Datapath(MapWriter):
         self.host_netns = netns_cookie.netns_cookie(cache) or self._settings().host_netns
         # The slowest programs first.
         with_header, socket_programs = loader.load_all([packets[True], sockets], self.maps)
+        self.devices.forget()
         self._close_programs()
         if self.others:
             self.others.close()
             self.others = None
         self.socket_programs, self.packet_programs = socket_programs, {True: with_header}
         self._compiled_packets = packets
-        self.devices.attached.clear()
         return not all(compiled.cached for compiled in (sockets, *packets.values()))
 
     def compile(self, cache: Path, *, more: tuple[str, ...] = ()) -> Bytecode:
@@ -155,8 +159,12 @@ class Datapath(MapWriter):
         own = [*self.socket_programs, *chain.from_iterable(self.packet_programs.values())]
         return own + self.others.programs if self.others else own
 
-    def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
+    def attach(
+        self, cgroup: Path, served: Devices, now: Collection[int] | None = None
+    ) -> dict[str, str]:
         """Attach the loaded programs, and unpin maps of other layouts; return device -> error.
+
+        ``now``: indexes of the devices that must not wait for others; None: all.
 
         Raises KernelError if they cannot be attached to the cgroup, and NodeError if the state
         directory was removed after the maps were opened and cannot be created again.
@@ -165,11 +173,35 @@ class Datapath(MapWriter):
         if not self.held.pins():
             Gate(self.maps).close_if_empty()
         self._attach_sockets(cgroup)
-        failed = self.devices.update(served)
-        self._flags = NO_FLAGS
-        self.write_settings({"flags": self._settings().flags - _ATTACHING})
+        self.devices.update(served, now, by=_GROUP if self.is_attaching else None)
         self.state.remove_old_layouts()
+        self._end_attaching()
+        return dict(self.devices.failed)
+
+    @property
+    def is_attaching(self) -> bool:
+        """Whether the first programs are being attached: the flow tables open no flow."""
+        return bool(self._flags)
+
+    @property
+    def devices_to_come(self) -> Collection[int]:
+        """The devices, by ifindex, to which programs are being attached."""
+        return self.devices.to_come
+
+    def take_attached(self) -> dict[str, str]:
+        """Note the devices that have got programs; return device -> error. Raises KernelError."""
+        failed = self.devices.take_attached()
+        self._end_attaching()
         return failed
+
+    def _end_attaching(self) -> None:
+        if self._flags and not self.devices.to_come:
+            self._flags = NO_FLAGS
+            try:
+                self.write_settings({"flags": self._settings().flags - _ATTACHING})
+            except KernelError:
+                self._flags = _ATTACHING
+                raise
 
     def exchange(self, others: ProgramSet | None, cgroup: Path, served: Devices) -> dict[str, str]:
         """Attach other programs instead of the loaded ones, or these again; return device -> error.
@@ -178,8 +210,8 @@ class Datapath(MapWriter):
         Raises KernelError or OSError: then the usual programs are in force, or the next ``restore``
         puts them in force, and ``others`` is still open.
         """
+        self.devices.forget()
         former, self.others = self.others, others
-        self.devices.attached.clear()
         try:
             self._attach_sockets(cgroup)
         except (KernelError, OSError):
@@ -188,7 +220,7 @@ class Datapath(MapWriter):
                 self._attach_sockets(cgroup)
             raise
         finally:
-            failed = self.devices.update(served)
+            failed = self.devices.update(served, ())
             if former:
                 former.close()
         return failed
@@ -198,8 +230,13 @@ class Datapath(MapWriter):
         return self.others.sockets if self.others else self.socket_programs
 
     def attach_devices(self, served: Devices) -> dict[str, str]:
-        """Attach the programs to these devices and no others; return device -> error."""
-        return self.devices.update(served)
+        """Attach the programs to these devices and no others; return device -> error.
+
+        Devices without programs get them beside: see ``take_attached``.
+        """
+        failed = self.devices.update(served, (), by=_GROUP if self.is_attaching else None)
+        self._end_attaching()
+        return failed
 
     def faults(self, cgroup: Path, served: Devices) -> Iterator[Iterable[Drift]]:
         """Yield, in steps, attachments and pins that differ from ``attach`` and ``attach_devices``.

@@ -52,7 +52,7 @@ class LabAgent:
         self.process: Process | None = None
 
     def start(self) -> None:
-        """Returns when the agent has programmed everything."""
+        """Returns when the agent has programmed everything, and all devices have programs."""
         self.paths.status_file.unlink(missing_ok=True)
         arguments = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
         if "--kubeconfig" not in self.options:
@@ -94,4 +94,6 @@ class LabAgent:
         if self.process and self.process.poll() is not None:
             raise NodeError(f"{self.node.name}'s agent ended: {self.log()}")
         last = status.read(self.paths)
-        return bool(last and last.lists_complete and not last.sync_error)
+        if not last or not last.lists_complete:
+            return False
+        return not last.sync_error and not last.devices_to_come

@@ -120,6 +120,8 @@ def check_pattern(pattern: str) -> None:
 def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
     """Return all devices except loopback, or those that a pattern names; '!' excludes devices."""
     patterns = tuple(patterns)
+    if not patterns:
+        return tuple(device for device in devices if not device.loopback)
     selected = [p for p in patterns if not p.startswith("!")] or ["*"]
     excluded = [p[1:] for p in patterns if p.startswith("!")]
     return tuple(
@@ -127,6 +129,28 @@ def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
         for device in devices
         if not device.loopback and _any(device, selected) and not _any(device, excluded)
     )
+
+
+_OF_PODS = frozenset({"veth", "netkit"})  # kinds
+
+
+def by_importance(devices: Devices, node: Mapping[Family, Address]) -> tuple[Devices, Devices]:
+    """Return the node's own devices, the most important first, and the others, mostly pods'.
+
+    Own devices have an address of the Node, or are a port of such a device; then follow physical
+    devices, and those with another address. Pods' devices may have an address too.
+    """
+    known, uplinks, own, others = by_index(devices), [], [], []
+    for device in devices:
+        is_of_pod = device.kind in _OF_PODS
+        above = [device] if is_of_pod else with_masters(device, known)
+        if any(address in node.values() for each in above for address in each.addresses):
+            uplinks.append(device)
+        elif not is_of_pod and (device.sources or not device.kind):
+            own.append(device)
+        else:
+            others.append(device)
+    return (*uplinks, *own), tuple(others)
 
 
 def masquerade_addresses(
@@ -194,6 +218,8 @@ def is_bridged(device: Device, known: Mapping[int, Device]) -> bool:
 
 def _kinds_of_masters(device: Device, known: Mapping[int, Device]) -> set[str] | None:
     """Return the kinds of the masters; None if one of the masters is unknown."""
+    if not device.master:
+        return set()
     chain = with_masters(device, known)
     return None if chain[-1].master else {each.kind for each in chain[1:]}
 
@@ -238,9 +264,9 @@ class LocalDetector(Struct, frozen=True):
 
     def is_pod_device(self, device: Device, known: Mapping[int, Device]) -> bool:
         """Whether traffic that enters by the device, or by its master, comes from pods."""
+        if not self.by_device:
+            return False
         names = [each.name for each in with_masters(device, known)]
         if self.mode is LocalMode.BRIDGE:
             return self.bridge in names
-        return self.mode is LocalMode.NAME_PREFIX and any(
-            n.startswith(self.name_prefix) for n in names
-        )
+        return any(n.startswith(self.name_prefix) for n in names)

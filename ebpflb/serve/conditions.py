@@ -71,6 +71,9 @@ def _not_in_force(status: AgentStatus) -> Iterator[Condition]:
     if not status.attached:
         text = "the programs are not attached"
         yield Condition(Cause.NO_SOCKET_HOOKS, text, unready=True, passing=True)
+    if status.flows_wait:
+        text = f"packets open no flows until {status.devices_to_come} more devices have programs"
+        yield Condition(Cause.DEVICES_NOT_SERVED, text, unready=True, passing=True)
     if status.sync_error:
         text = f"the last sync failed: {status.sync_error}"
         yield Condition(Cause.SYNC_ERROR, text, unready=not status.in_sync)

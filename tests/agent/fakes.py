@@ -11,7 +11,7 @@ from ebpflb.agent import Agent
 from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import Audit, HooksCheck
 from ebpflb.agent.endpoint_health import EndpointHealthSync
-from ebpflb.agent.loop import Inbox, Stop
+from ebpflb.agent.loop import Inbox, Message, Stop
 from ebpflb.agent.node_sync import EngineChoice, NodeSync
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
@@ -23,7 +23,6 @@ from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.history.history_records import WriteCause
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.node import sysctls
-from ebpflb.kernel.node.device_watch import DevicesChanged
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family, Network
@@ -33,7 +32,6 @@ from ebpflb.model.drift import Drift, Part
 from ebpflb.model.endpoints import HealthCheck
 from ebpflb.model.events import (
     Changed,
-    Event,
     Key,
     Kind,
     ObjectEvent,
@@ -79,6 +77,9 @@ class FakeDatapath:
         self.settings: dict[str, Any] = {}
         self.settings_at_plans: list[dict[str, Any]] = []
         self.served: list[Devices] = []
+        self.now: set[int] = set()  # the devices that did not wait for others
+        self.devices_to_come: set[int] = set()
+        self.is_attaching = False
         self.unattached: list[dict[str, str]] = []
         self.looked: list[Devices] = []
         self.taken_off: list[Drift] = []
@@ -128,9 +129,16 @@ class FakeDatapath:
         if failure:
             raise failure
 
-    def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
+    def attach(self, cgroup: Path, served: Devices, now: Collection[int]) -> dict[str, str]:
         self.attached.append(cgroup)
+        self.now = set(now)
         return self.attach_devices(served)
+
+    def take_attached(self) -> dict[str, str]:
+        """Those of ``to_come`` have got programs."""
+        self.devices_to_come.clear()
+        self.is_attaching = False
+        return {}
 
     def attach_devices(self, served: Devices) -> dict[str, str]:
         """Fails for the devices of the next entry of ``unattached``."""
@@ -388,7 +396,7 @@ class Harness:
     def _record_aside(self, service: Key, note: str) -> None:
         self.set_aside.append((service, note))
 
-    def send(self, *events: Event | DevicesChanged) -> None:
+    def send(self, *events: Message) -> None:
         """Returns when the agent has taken them and has done what it could at once."""
         self.sent += 1
         for event in (*events, SourceStatus("sent", str(self.sent))):

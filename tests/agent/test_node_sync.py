@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ebpflb.agent import node_sync
+from ebpflb.agent.loop import DevicesAttached
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.errors import CompileError, KernelError
 from ebpflb.kernel.node import sysctls
@@ -16,10 +17,11 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.events import Kind
+from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options
 from ebpflb.plan import entries
 from ebpflb.plan.entries import prefix_of
-from tests.agent.fakes import Harness, changed, listed, service
+from tests.agent.fakes import Harness, changed, engine_choice, listed, service
 from tests.agent.started import (
     BRIDGE,
     ETH,
@@ -43,6 +45,35 @@ def test_settings_first(harness: Harness) -> None:
     assert settings["span_v4"] == prefix_of(ip_network("10.96.0.1/32"))
     assert (settings["first_port"], settings["last_port"]) == (10000, 29999)
     assert settings["node_v4"] == V4
+
+
+def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
+    """A first start waits for the node's own devices; the status counts the others until they have
+    programs. What conntrack got before from their packets is then looked for.
+    """
+    pod = replace(PORT, index=9, name="veth9", master=0, kind="veth")
+    harness.datapath.devices_to_come = {pod.index}
+    harness.start()
+    harness.send(here(pod, ETH), SERVICES, SLICES, NODES)
+    assert harness.datapath.now == {ETH.index}
+    assert harness.datapath.served[-1] == (ETH, pod)
+    assert harness.status.attached
+    assert harness.status.devices_to_come == 1
+    searches = harness.stale_udp.checks_of_connections
+    harness.send(DevicesAttached())
+    assert harness.status.devices_to_come == 0
+    assert harness.stale_udp.checks_of_connections == searches + 1
+
+
+@pytest.mark.parametrize(("engine", "waits"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])
+def test_flows_wait_for_every_device(harness: Harness, engine: Engine, waits: bool) -> None:
+    """The flow tables open no flows before all devices have programs; netfilter serves at once."""
+    harness.datapath.is_attaching = True
+    harness.engine = engine_choice(engine)
+    start(harness, packet_path=engine)
+    assert harness.status.flows_wait == waits
+    harness.send(DevicesAttached())
+    assert not harness.status.flows_wait
 
 
 def test_covering_prefix_grows_first(harness: Harness) -> None:

@@ -103,13 +103,13 @@ def test_no_flow_before_every_device(
     """Packets open no flows until the first programs are at all devices, also after a crash."""
     flags: list[frozenset[str]] = []
 
-    def update(wanted: Devices) -> dict[str, str]:
+    def update(wanted: Devices, *words: Any, **by: Any) -> dict[str, str]:
         flags.append(held(made, "settings")[0].flags)
-        return real(wanted)
+        return real(wanted, *words, **by)
 
     crashed = Datapath(StateDir(directory))
     crashed.load(cache)
-    monkeypatch.setattr(crashed.devices, "update", lambda wanted: 1 / 0)
+    monkeypatch.setattr(crashed.devices, "update", lambda *_, **by: 1 / 0)
     crashed.write_settings({"flags": frozenset({"detect_local"})})
     with pytest.raises(ZeroDivisionError):
         crashed.attach(cgroup, ns.served())

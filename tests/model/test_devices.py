@@ -9,6 +9,7 @@ import pytest
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import (
     Device,
+    by_importance,
     by_index,
     check_pattern,
     is_bridged,
@@ -152,3 +153,20 @@ def test_circle() -> None:
     """Masters in a circle, as two lists of a changing machine may show, do no harm."""
     one, other = device(6, "a", master=7), device(7, "b", "192.0.2.7", master=6)
     assert masquerade_addresses((one, other), {})[6] == {Family.IPV4: ip_address("192.0.2.7")}
+
+
+def test_order_of_the_first_programs() -> None:
+    """Devices with an address of the Node come first, with their ports but pods'; then physical
+    ones and those with another address; then pods', whatever addresses those have.
+    """
+    bond = replace(device(9, "bond0", "192.0.2.2"), kind="bond")
+    ports = device(7, "eth1", master=9), replace(device(6, "veth9", master=9), kind="veth")
+    pods = replace(device(5, "cali1", "169.254.1.1"), kind="veth"), ports[1]
+    tap = replace(device(8, "tap0"), kind="tun")
+    vxlan = replace(device(4, "vxlan0", "10.244.1.0"), kind="vxlan")
+    spare = device(3, "eth2")
+    own, others = by_importance((spare, vxlan, pods[0], ports[1], ports[0], tap, bond), NODE)
+    assert own == (ports[0], bond, spare, vxlan)
+    assert others == (pods[0], ports[1], tap)
+    uplink = replace(device(2, "eth0", "192.0.2.2"), kind="veth")
+    assert by_importance((tap, uplink), NODE) == ((uplink,), (tap,))

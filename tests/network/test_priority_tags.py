@@ -54,7 +54,7 @@ def tag(host: Namespace, device: str, folder: Path, tags: list[int]) -> None:
         setns(host.netns)
         hook = Clsact(folder)
         if not tags:
-            hook.detach_others(set())
+            hook.detach(hook.recorded())
             return
         folder.mkdir()
         fd = loader.load_one("tag", loader.PACKET_SECTIONS["tc/egress"], pushing(tags))

@@ -286,3 +286,21 @@ def test_shadow(node: PacketNode, places: Places, protocol: str) -> None:
         request = opening(protocol, at(places.pod, 50123), where)
         assert node.ingress(request, "pods").verdicts == {"translated": 1}
         assert node.priority == 0
+
+
+def test_attaching(node: PacketNode, places: Places, protocol: str) -> None:
+    """Until the first programs are at every device a backend is chosen nevertheless, as conntrack
+    translates the replies; the flow tables open no flow for the Services that they serve.
+    """
+    backend = at(places.there, 1)
+    where = serve(node, places, "cluster", protocol, cluster=[backend])
+    counted = serve(
+        node, places, "nodeport", protocol, "least_connections", service=2, cluster=[backend]
+    )
+    node.settings("detect_local", "netfilter", "attaching")
+    node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
+    assert chosen_id(node) == node.backend_id(1, backend)
+    request = opening(protocol, at(places.client, 50124), counted)
+    assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
+    assert chosen_id(node) == 0
+    assert not node.flows(protocol)

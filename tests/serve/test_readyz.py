@@ -43,6 +43,10 @@ def test_everything_in_force_is_ready() -> None:
         ({"in_sync": False}, "not everything is written yet"),
         ({"in_sync": False, "sync_error": "no space"}, "the last sync failed: no space"),
         ({"devices_not_served": {"eth0": "busy"}}, "a device is not served: eth0: busy"),
+        (
+            {"flows_wait": True, "devices_to_come": 480},
+            "packets open no flows until 480 more devices have programs",
+        ),
         ({"drift": {"map services": "has no pin"}}, "not as planned: map services: has no pin"),
         ({"audit_errors": {"pins": "no bpffs"}}, "an audit cannot finish: pins: no bpffs"),
     ],
@@ -50,6 +54,11 @@ def test_everything_in_force_is_ready() -> None:
 def test_whatever_is_not_in_force_is_a_reason(fields: dict[str, Any], reason: str) -> None:
     """Each of them alone keeps the agent from being ready."""
     assert not_ready(in_force().changed(**fields)) == [reason]
+
+
+def test_pods_devices_that_get_programs_are_no_reason() -> None:
+    """With netfilter each device serves as soon as it has programs."""
+    assert not_ready(in_force().changed(devices_to_come=480)) == []
 
 
 def test_a_service_that_does_not_fit_is_no_reason() -> None:

@@ -61,12 +61,6 @@ static __always_inline bool netfilter_is_chosen(const struct settings *settings)
 	return (settings->flags & (SETTING_NETFILTER | SETTING_SHADOW)) == SETTING_NETFILTER;
 }
 
-static __always_inline bool netfilter_is_in_force(const struct settings *settings)
-{
-	return (settings->flags & (SETTING_NETFILTER | SETTING_SHADOW | SETTING_ATTACHING)) ==
-	       SETTING_NETFILTER;
-}
-
 /*
  * Connections of a service with least-connections are counted, and no program is told when conntrack
  * ends one: they are left to the flow tables.

@@ -127,16 +127,15 @@ class Clsact:
         there = self._with_qdisc()
         return {index for index in there if len(self.hooks_at(index)) == len(PARENTS)}
 
-    def detach_others(self, wanted: set[int]) -> None:
-        """Remove our filters from all other devices."""
-        others = self.recorded() - wanted
-        if not others:
+    def detach(self, indexes: Collection[int]) -> None:
+        """Remove our filters from these devices, which may have been removed."""
+        if not indexes:
             return
         with _kernel() as kernel:
             for hook in PARENTS:  # ingress everywhere, then egress
-                for index in others:
+                for index in indexes:
                     self.detach_hook(kernel, index, hook)
-            for index in others:
+            for index in indexes:
                 for record in ("clsact", "qdisc"):
                     if self._record(index, record).exists():
                         self._record(index, record).rmdir()

@@ -13,8 +13,8 @@ import errno
 import logging
 import os
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device, Devices
 from ebpflb.model.drift import Drift
+from ebpflb.workers import StepWorker
 
 # How often each hook has run and for how long, if the kernel counts this.
 #
@@ -99,7 +100,7 @@ def unpin_all(state: StateDir) -> None:
     if not state.directory.is_dir():
         return
     for attacher in (Clsact(state.devices_directory), Tcx(state.devices_directory)):
-        attacher.detach_others(set())
+        attacher.detach(attacher.recorded())
     for pin in state.links():
         tcx.detach(pin)
     for directory in (state.devices_directory, state.links_directory, state.directory):
@@ -124,43 +125,126 @@ def attacher(state: StateDir) -> Attacher:
 class DevicePrograms:
     """The programs of this agent at the devices.
 
-    ``load`` returns those for devices with, or without, a link header.
+    ``load`` returns those for devices with, or without, a link header. The kernel takes 8 to 30 ms
+    to attach the first programs to a device by tcx, whatever the number of threads: it waits for an
+    RCU grace period with the lock of all devices held. So a worker attaches them beside the
+    caller's thread, and calls ``on_attached`` after each of its groups; without ``on_attached`` the
+    caller's thread does it all.
     """
 
-    def __init__(self, state: StateDir, load: Load, held: HeldLinks | None = None) -> None:
+    def __init__(
+        self,
+        state: StateDir,
+        load: Load,
+        held: HeldLinks | None = None,
+        on_attached: Callable[[], None] | None = None,
+    ) -> None:
         self.load = load
         self.attacher = attacher(state)
         self.held = HeldLinks() if held is None else held
         self.attached: set[int] = set()  # devices that have programs of this agent
-        self._known: set[Device] = set()  # devices as they were at the last ``update``
+        self.to_come: set[int] = set()  # devices that the worker still has to serve
+        self.failed: dict[str, str] = {}  # device -> why the last attempt has failed
+        self._on_attached = on_attached
+        self.worker = StepWorker("attach")
+        # What ``_attach`` has returned for the devices served since the last ``take_attached``.
+        self._results: deque[tuple[Device, str | None]] = deque()
+        self._recorded = self.attacher.recorded()  # devices that may have a program of ours
+        self._known: dict[int, Device] = {}  # devices as they were at the last ``update``
         self._faulty: set[int] = set()  # attached devices at which ``faults`` found something
 
-    def update(self, wanted: Devices) -> dict[str, str]:
+    def update(
+        self, wanted: Devices, now: Collection[int] | None = None, *, by: int | None = None
+    ) -> dict[str, str]:
         """Attach the programs to these devices and no others; return device -> error.
 
         Only devices that have changed are checked for the programs; ``faults`` checks all.
+        ``now``: indexes of devices that must have programs before this returns, as those have that
+        an earlier agent served; None: all. The worker serves the others in their order, ``by`` so
+        many at a time: see ``take_attached``.
         """
-        indexes = {device.index for device in wanted}
-        self.attacher.detach_others(indexes)
-        if not self._known or any(device.index not in indexes for device in self._known):
-            self._release_others(indexes)
+        self.worker.halt()
+        self.take_attached()
+        self._detach_others({device.index for device in wanted})
         self._forget_removed(wanted)
-        failed: dict[str, str] = {}
+        self.failed.clear()
         new = [device for device in wanted if device.index not in self.attached]
-        new.sort(key=lambda device: not device.link_header)
+        later = self._later(new, now)
+        self._recorded.update(device.index for device in new)
+        self._attach_now([device for device in new if device not in later])
+        self._attach_later(later, by or len(later))
+        return dict(self.failed)
+
+    def _later(self, new: list[Device], now: Collection[int] | None) -> list[Device]:
+        """Return the devices that wait for the worker; the kernel replaces programs at once."""
+        if now is None or self._on_attached is None or not new:
+            return []
+        at_once = (self._recorded - self.to_come).union(now)
+        return [device for device in new if device.index not in at_once]
+
+    def _attach_now(self, devices: list[Device]) -> None:
+        for _ in self._steps(devices):
+            pass
+        self.take_attached()
+
+    def _attach_later(self, devices: list[Device], by: int) -> None:
+        self.to_come = {device.index for device in devices}
+        if devices:
+            groups = [devices[at : at + by] for at in range(0, len(devices), by)]
+            self.worker.begin(self._steps_of(groups))
+
+    def _steps_of(self, groups: list[list[Device]]) -> Iterator[None]:
+        assert self._on_attached
+        for group in groups:
+            yield from self._steps(group)
+            self._on_attached()
+
+    def _steps(self, devices: list[Device]) -> Iterator[None]:
+        """Attach the programs: egress at all of the devices, then ingress.
+
+        A device for programs that may have to be loaded first comes last.
+        """
+        left = sorted(devices, key=lambda device: not device.link_header)
         for hook in _ATTACH_ORDER:
-            new = [device for device in new if self._attach(device, hook, failed)]
-        for device in new:
-            self.attached.add(device.index)
-            self.held.hold(self.attacher.pins(device.index))
-            log.debug("programs attached to %s by %s", device.name, self.attacher.name)
-        return failed
+            served = []
+            for device in left:
+                error = self._attach(device, hook)
+                if error is None:
+                    served.append(device)
+                else:
+                    self._results.append((device, error))
+                yield
+            left = served
+        self._results.extend((device, None) for device in left)
+
+    def take_attached(self) -> dict[str, str]:
+        """Note what has been attached since the last call; return all devices -> error."""
+        while self._results:
+            device, error = self._results.popleft()
+            self.to_come.discard(device.index)
+            if error:
+                self.failed[device.name] = error
+            elif error is None and self._known.get(device.index) == device:
+                self.attached.add(device.index)
+                self.held.hold(self.attacher.pins(device.index))
+                log.debug("programs attached to %s by %s", device.name, self.attacher.name)
+        return dict(self.failed)
+
+    def forget(self) -> None:
+        """Let the next ``update`` attach to all devices: their programs are about to be closed."""
+        self.worker.halt()
+        self.take_attached()
+        self.attached.clear()
+
+    def close(self) -> None:
+        """End the worker; what is attached stays."""
+        self.worker.stop()
 
     def restore(self, wanted: Devices) -> dict[str, str]:
         """Like ``update``, but also attach again where ``faults`` found something."""
         self.attached -= self._faulty
         self._faulty.clear()
-        return self.update(wanted)
+        return self.update(wanted, {device.index for device in wanted} - self.to_come)
 
     def faults(self, wanted: Devices) -> Iterator[list[Drift]]:
         """Yield the faults at each device that has programs of this agent, device by device.
@@ -170,10 +254,11 @@ class DevicePrograms:
         for device in wanted:
             yield self._faults(device) if device.index in self.attached else []
 
-    def _release_others(self, kept: set[int]) -> None:
-        pins = {pin for index in kept for pin in self.attacher.pins(index)}
-        ours = (pin for pin in self.held.pins() if pin.parent == self.attacher.folder)
-        self.held.release([pin for pin in ours if pin not in pins])
+    def _detach_others(self, wanted: set[int]) -> None:
+        if others := self._recorded - wanted:
+            self.attacher.detach(others)
+            self.held.release(pin for index in others for pin in self.attacher.pins(index))
+            self._recorded -= others
 
     def _faults(self, device: Device) -> list[Drift]:
         found = list(self.attacher.faults(device, self._ids(device), self.held))
@@ -191,27 +276,27 @@ class DevicePrograms:
         """Forget devices that are gone, and those whose programs others have removed."""
         ours = {device.index: device for device in wanted if device.index in self.attached}
         self.attached.intersection_update(ours)
-        changed = [index for index, device in ours.items() if device not in self._known]
+        changed = [index for index, device in ours.items() if device != self._known.get(index)]
         for index in set(changed) - self.attacher.probably_attached(changed):
             self.attached.discard(index)
             if _exists(index):
                 log.warning(_REMOVED, ours[index].name)
-        self._known = set(wanted)
+        self._known = {device.index: device for device in wanted}
 
-    def _attach(self, device: Device, hook: str, failed: dict[str, str]) -> bool:
-        """Attach the program of one hook; add an error to ``failed``.
+    def _attach(self, device: Device, hook: str) -> str | None:
+        """Attach the program of one hook; return None, or why it failed.
 
-        A device that was removed is no error: the device watch will report the removal.
+        "" if the device was removed, which is no error: the device watch will report the removal.
         """
         try:
             programs = self.load(device.link_header)
             self.held.restore(self.attacher.pins(device.index))
             self.attacher.attach(device.index, [p for p in programs if p.name == hook])
         except EbpflbError as error:
-            if not (isinstance(error, KernelError) and error.errno == errno.ENODEV):
-                failed[device.name] = str(error)
-            return False
-        return True
+            return (
+                "" if isinstance(error, KernelError) and error.errno == errno.ENODEV else str(error)
+            )
+        return None
 
 
 def _exists(index: int) -> bool:

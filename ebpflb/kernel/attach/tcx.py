@@ -68,11 +68,10 @@ class Tcx:
         """Return those of the devices that have our links at ingress and egress."""
         return {index for index in indexes if self.programs(index).keys() == set(TCX_HOOKS)}
 
-    def detach_others(self, wanted: set[int]) -> None:
-        """Remove our links from all other devices, and those of removed devices."""
-        others = self.recorded() - wanted
+    def detach(self, indexes: Collection[int]) -> None:
+        """Remove our links from these devices, which may have been removed."""
         for hook in TCX_HOOKS:  # ingress everywhere, then egress
-            for index in others:
+            for index in indexes:
                 detach(self._pin(index, hook))
 
     def programs(self, index: int) -> dict[str, int]:

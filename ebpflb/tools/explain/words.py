@@ -77,7 +77,7 @@ ALWAYS_SAID = {
     "flow_replaced": Row("flow", "the packet starts a new flow that replaces this one"),
     "attaching": Row(
         "attach",
-        "the first programs are still being attached: no new flow yet",
+        "the first programs are still being attached: the flow tables open no flow yet",
         "settings",
         "attaching",
     ),

@@ -3,6 +3,7 @@
 
 import errno
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pyroute2 import netns
@@ -71,6 +72,32 @@ def test_device_goes(agent: Agent, ns: Namespace) -> None:
     assert not list(home_of(made).devices_directory.glob("77-*"))
 
 
+def test_a_pod_costs_no_list(
+    agent: Agent, ns: Namespace, at: At, packets: list[Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device costs that comes and goes does not grow with the number of the others: no
+    record and no pin of another one is looked at.
+    """
+    made = agent()
+    made.update(ns.served())
+    looked: list[int] = []
+    real = made.attacher.pins
+
+    def pins(index: int) -> list[Path]:
+        looked.append(index)
+        return real(index)
+
+    monkeypatch.setattr(made.attacher, "recorded", lambda: 1 / 0)
+    monkeypatch.setattr(made.attacher, "pins", pins)
+    ns.run("ip link add late index 77 type bridge")
+    made.update(ns.served())
+    assert at("late") == ids(packets)
+    ns.run("ip link del late")
+    made.update(ns.served())
+    assert set(looked) == {77}
+    assert not list(home_of(made).devices_directory.glob("77-*"))
+
+
 def test_device_goes_meanwhile(
     home: StateDir, ns: Namespace, packets: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +111,7 @@ def test_device_goes_meanwhile(
         return list(HOOKS)
 
     monkeypatch.setattr(Clsact, "hooks_at", seen_last)
-    made.detach_others(set())
+    made.detach(made.recorded())
     assert not made.recorded()
 
 

@@ -102,6 +102,6 @@ def test_devices(way: Tcx | Clsact, ns: Namespace, loaded: Loaded, variant: str)
     for name in DEVICES:
         way.attach(ns.index(name), found)
         assert at(name) == {end: [number] for end, number in ids(found).items()}
-    way.detach_others(set())
+    way.detach(way.recorded())
     assert eventually(lambda: all(at(name) == device_namespace.NONE for name in DEVICES))
     loader.close(found)
