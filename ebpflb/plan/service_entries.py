@@ -73,8 +73,15 @@ class ServiceEntries(NamedTuple):
 
         After a crash other entries may refer to another block or table.
         """
-        found = (service for service in self.services.values() if service.block == self.block)
-        return max(found, key=lambda service: service.table, default=None)
+        base, size = self.block
+        found = [
+            service
+            for service in self.services.values()
+            if service.slots == size and service.cluster.base == base
+        ]
+        if len(found) < 2:  # as most have: a plan asks for it a dozen times
+            return found[0] if found else None
+        return max(found, key=lambda service: service.table)
 
     @property
     def tables(self) -> Range:

@@ -59,7 +59,11 @@ class ArrayMemory:
         return self._size
 
     def __getitem__(self, which: slice) -> bytes:
+        at, stop, _ = which.indices(self._size)
+        number, start = divmod(at, PART)
         with self._lock:
+            if at < stop <= at - start + PART:  # in one part, as most elements are
+                return self._part(number)[start : start + stop - at]
             return b"".join([part[start:end] for part, start, end in self._pieces(which)])
 
     def __setitem__(self, which: slice, data: bytes) -> None:
