@@ -107,7 +107,7 @@ def test_sockets_set_an_endpoint_aside_that_does_not_answer(
 
     def is_said() -> bool:
         reasons = {row["pod"]: row["reason"] for row in rows(cluster, address)}
-        return reasons[dead.name].startswith("set aside")
+        return bool(reasons[dead.name].startswith("set aside"))
 
     to = f"[{address}]:{PORT}" if ":" in address else f"{address}:{PORT}"
     note = f"set aside, as they do not answer this node: {place}:{TARGET}"
