@@ -5,6 +5,7 @@ loop              takes events, applies them, plans, writes, publishes; runs as 
 inspection        answers the questions of commands about services
 canary_sync       service ports for doctor's own check, for a short time
 monitoring        serves `ebpflb monitor`
+engine_choice     which engine translates new flows
 node_sync         writes the facts about this node: devices, addresses, settings
 program_loader    loads the programs, and tries again after a failure
 service_sync      selects, plans and writes the services that changed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ebpflb import stopping
-from ebpflb.agent import loop, node_sync
+from ebpflb.agent import engine_choice, loop
 from ebpflb.agent.api_servers import ApiServersFile, ApiServerWatch
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
@@ -24,11 +24,12 @@ from ebpflb.agent.audit import (
 from ebpflb.agent.canary_sync import local_pages
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.endpoint_watch import EndpointWatch
+from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent, DevicesAttached, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.netfilter_sync import NetfilterSync
-from ebpflb.agent.node_sync import EngineChoice, HostChanges, NodeSync, flow_timeouts
+from ebpflb.agent.node_sync import HostChanges, NodeSync, flow_timeouts
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
 from ebpflb.agent.program_loader import ProgramLoader
@@ -111,7 +112,7 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
     source.prepare()
     host = stack.enter_context(HostChanges(options))
     with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
-        probing = beside.submit(node_sync.probe_netfilter, options)
+        probing = beside.submit(engine_choice.probe_netfilter, options)
         state = StateDir(options.paths.state, options.map_sizes)
         datapath = Datapath(
             state,
@@ -139,7 +140,7 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
         servers=_servers(options, flags, metrics, inbox, api_servers),
         netfilter=netfilter,
         engine=_engine(options, missing, netfilter),
-        flowtable=node_sync.flowtable_of(options, missing),
+        flowtable=engine_choice.flowtable_of(options, missing),
     )
 
 

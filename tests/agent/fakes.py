@@ -11,8 +11,9 @@ from ebpflb.agent import Agent
 from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import Audit, HooksCheck
 from ebpflb.agent.endpoint_health import EndpointHealthSync
+from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Inbox, Message, Stop
-from ebpflb.agent.node_sync import EngineChoice, NodeSync
+from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent import node_sync
-from ebpflb.agent.node_sync import SETTLE_SECONDS, EngineChoice
+from ebpflb.agent import engine_choice
+from ebpflb.agent.engine_choice import SETTLE_SECONDS, EngineChoice
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.devices import Device, Devices
@@ -58,7 +58,7 @@ class Node:
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[Family, bool]:
     """Whether bridges hand packets to netfilter; off."""
     found = dict.fromkeys(Family, False)
-    monkeypatch.setattr(node_sync, "bridge_calls", lambda: found)
+    monkeypatch.setattr(engine_choice, "bridge_calls", lambda: found)
     return found
 
 
@@ -244,9 +244,9 @@ def test_flowtable(
     said: str | None,
 ) -> None:
     """Kept where it was chosen and there can be one; the log says why it has no effect."""
-    monkeypatch.setattr(node_sync, "flowtable_obstacle", lambda: lacking)
+    monkeypatch.setattr(engine_choice, "flowtable_obstacle", lambda: lacking)
     chosen = Options(Paths(Path("/none")), "node", Path("/none"), **options)  # type: ignore[arg-type]
-    made = node_sync.flowtable_of(chosen, missing)
+    made = engine_choice.flowtable_of(chosen, missing)
     assert made.said == said
     assert made.enabled == (said == "active on 0 devices")
     assert ("--fast-forward has no effect" in caplog.text) == bool(lacking)
@@ -266,10 +266,10 @@ def test_probe(monkeypatch: pytest.MonkeyPatch, chosen: str, missing: str | None
         tried.append("sctp")
         return True
 
-    monkeypatch.setattr(node_sync, "netfilter_obstacle", obstacle)
-    monkeypatch.setattr(node_sync, "can_translate_sctp", can_translate_sctp)
+    monkeypatch.setattr(engine_choice, "netfilter_obstacle", obstacle)
+    monkeypatch.setattr(engine_choice, "can_translate_sctp", can_translate_sctp)
     options = Options(Paths(Path("/none")), "node", Path("/none"), packet_path=chosen)
-    probed = node_sync.probe_netfilter(options)
+    probed = engine_choice.probe_netfilter(options)
     if chosen == "flows":
         assert (tried, probed.sctp) == ([], False)
         assert probed.missing

@@ -15,12 +15,13 @@ from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 from ebpflb import files
-from ebpflb.agent import canary_sync, loop, missed_ends, node_sync, program_loader
+from ebpflb.agent import canary_sync, engine_choice, loop, missed_ends, node_sync, program_loader
 from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import Audit, ElementsCheck, HooksCheck, MapsCheck
+from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.missed_ends import EndedConnections
-from ebpflb.agent.node_sync import EngineChoice, NodeSync
+from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.on_removal import resets
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
@@ -183,8 +184,8 @@ def simulated(
         (map_writer, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
         (sources, "socket_flags", lambda: ()),
         (sources, "packet_flags", lambda **_: ()),
-        (node_sync, "bridge_calls", dict),
-        (node_sync, "SETTLE_SECONDS", 0.5),
+        (engine_choice, "bridge_calls", dict),
+        (engine_choice, "SETTLE_SECONDS", 0.5),
         *table.patches(),
         (canary_sync, "LEASE_SECONDS", LEASE),
         (canary_sync, "secrets", SimpleNamespace(randbelow=doctor.draw, token_hex=doctor.token)),
