@@ -127,6 +127,7 @@ static __u64 (*const clock_coarse)(void) = (void *)160;
 
 #include "verifier.h"
 
+#define EBUSY 16
 #define EEXIST 17	/* of BPF_NOEXIST: the map has this key */
 
 /*

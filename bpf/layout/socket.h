@@ -41,6 +41,15 @@ struct socket_entry {
 };
 SIZE(struct socket_entry, 96);
 
+/* The entry of a socket, at the place that its cookie has modulo the number of places. */
+struct socket_place {
+	__u64 socket;		/* cookie; 0: the place is free */
+	__u32 lock;		/* struct bpf_spin_lock */
+	__u32 pad;
+	struct socket_entry entry;
+};
+SIZE(struct socket_place, 112);
+
 /* What the agent has forgotten by a program (hooks/socket_end.c). */
 struct ended_socket {
 	__u64 socket;		/* cookie */
@@ -61,7 +70,8 @@ SIZE(struct assignment_key, 32);
 struct sockets_full {
 	__u64 streams;
 	__u64 datagrams;
+	__u64 elsewhere;	/* sockets in the map sockets; at 0 it need not be asked */
 };
-SIZE(struct sockets_full, 16);
+SIZE(struct sockets_full, 24);
 
 #endif

@@ -45,10 +45,13 @@ DEFINE_MAP(affinity, LRU_HASH, struct affinity_key, struct affinity, 65536, NONE
 DEFINE_MAP(new_affinity, LRU_HASH, struct affinity_key, struct affinity, 65536, NONE)
 
 /*
- * By cookie. No LRU: an entry is there until its socket is released, so what is counted by it is
- * exact, and a write costs less. Sockets that the kernel never releases are swept by the agent.
+ * What is remembered of a socket has its place by the cookie modulo the number of places. Only a socket
+ * whose place another one has is in the hash `sockets`, by its cookie. No LRU: an entry is there until
+ * its socket is released, so what is counted by it is exact, and a write costs less. Sockets that the
+ * kernel never releases are swept by the agent.
  */
-DEFINE_MAP(sockets, HASH, __u64, struct socket_entry, 131072, NONE)
+DEFINE_MAP(socket_places, ARRAY, __u32, struct socket_place, 131072, NONE)
+DEFINE_MAP(sockets, HASH, __u64, struct socket_entry, 65536, NONE)
 DEFINE_MAP(sockets_full, ARRAY, __u32, struct sockets_full, 1, NONE)
 
 /* Further frontends of datagram sockets, and all that were sent to while `sockets` was full. */

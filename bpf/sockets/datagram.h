@@ -18,7 +18,7 @@ static __always_inline void own_replace(__u64 socket, struct socket_entry *own,
 	own_end(socket, own);
 	backend_count_opened(entry->peer.backend);
 	entry->next = own->next;
-	bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_ANY);
+	entry_replace(socket, entry);
 	own_begin(socket, entry);
 }
 
@@ -101,7 +101,7 @@ static __always_inline void datagram_open(const struct request *request,
 
 	if (!is_assigned) {
 		assignment_use(&entry, bpf_ktime_get_ns());
-		if (!bpf_map_update_elem(MAP(sockets), &socket, &entry, BPF_NOEXIST)) {
+		if (!entry_insert(socket, &entry)) {
 			backend_count_opened(backend->id);
 			own_begin(socket, &entry);
 			return;
@@ -153,14 +153,12 @@ static __always_inline void datagram_release(__u64 socket)
 
 	if (!own)
 		return;
-	struct socket_entry entry = *own;
-
-	own_end(socket, &entry);
-	if (!socket_delete(socket, entry.peer.backend))
+	key.frontend = own->next;
+	own_end(socket, own);
+	if (own->is_shared)
+		peer_forget(socket, &own->peer);
+	if (!socket_delete(socket, own->peer.backend))
 		return;
-	if (entry.is_shared)
-		peer_forget(socket, &entry.peer);
-	key.frontend = entry.next;
 	for (int deleted = 0; deleted < ASSIGNMENTS; deleted++) {
 		if (!key.frontend.port)
 			return;

@@ -11,11 +11,7 @@
 #include "core/connection.h"
 #include "core/counters.h"
 #include "net/address.h"
-
-static __always_inline struct socket_entry *socket_find(__u64 socket)
-{
-	return LOOKUP(struct socket_entry, sockets, &socket);
-}
+#include "sockets/place.h"
 
 static __always_inline struct socket_entry socket_entry_of(const struct request *request,
 							   const struct backend *backend,
@@ -37,15 +33,10 @@ static __always_inline bool is_backend_of(const struct peer_frontend *entry,
 	return entry->port == port && address_equal(&entry->address, address);
 }
 
-static __always_inline struct sockets_full *sockets_full_counters(void)
-{
-	return ONLY_VALUE(struct sockets_full, sockets_full);
-}
-
 /* Forgets a socket; of two that do so at the same time one counts. */
 static __always_inline bool socket_delete(__u64 socket, __u32 backend)
 {
-	if (bpf_map_delete_elem(MAP(sockets), &socket))
+	if (!entry_delete(socket))
 		return false;
 	backend_count_closed(backend);
 	return true;

@@ -25,12 +25,12 @@ static __always_inline void stream_release(__u64 socket)
 /* A stream socket has one peer at a time; connecting again replaces it. */
 static __always_inline long stream_remember(__u64 socket, const struct socket_entry *entry)
 {
-	long result = bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_NOEXIST);
+	long result = entry_insert(socket, entry);
 
 	if (result != -EEXIST)
 		return result;
 	stream_release(socket);
-	return bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_NOEXIST);
+	return entry_insert(socket, entry);
 }
 
 static __always_inline void stream_open(const struct request *request,

@@ -16,6 +16,7 @@ from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MAPS, columns, ffi
 from ebpflb.kernel.maps.records import EndedSocket, record
+from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SWEEP_SLICE
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.sock_diag import SockDiag
@@ -127,7 +128,8 @@ class UnreleasedSockets(MissedEnds):
 
     def _warn_if_full(self) -> None:
         """Log the numbers of the map sockets_full if they have changed."""
-        now = tuple(self._maps["sockets_full"].get(0))
+        streams, datagrams, _ = self._maps["sockets_full"].get(0)
+        now = streams, datagrams
         if now != self._full:
             log.warning(
                 "map sockets is full: %d connections and %d UDP flows were not remembered; raise "
@@ -138,7 +140,7 @@ class UnreleasedSockets(MissedEnds):
 
     def _network_namespaces(self) -> Iterator[tuple[int, int]]:
         """Yield the cookie of each socket, and of its network namespace."""
-        for keys, values in self._maps["sockets"].slices(SWEEP_SLICE):
+        for keys, values in RememberedSockets(self._maps).slices(SWEEP_SLICE):
             for (socket,), (netns,) in zip(
                 _SOCKET_KEY.iter_unpack(keys), _NETNS.iter_unpack(values), strict=True
             ):
@@ -218,7 +220,8 @@ class EndedConnections(MissedEnds):
                 yield (cookie + asked + _END_OF_KEY for cookie, (asked, counted) in each if counted)
 
     def _slices(self, name: str) -> Iterator[tuple[bytes, bytes]]:
-        for part in self._maps[name].slices(SWEEP_SLICE):
+        read = RememberedSockets(self._maps) if name == "sockets" else self._maps[name]
+        for part in read.slices(SWEEP_SLICE):
             yield part
             if self.stopped.wait(_PAUSE):
                 return

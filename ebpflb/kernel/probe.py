@@ -154,7 +154,7 @@ def map_works() -> None:
 def _small_maps() -> Iterator[MapSpec]:
     """Yield one map for each kind and set of flags in maps.h, and one with a lock."""
     kinds = {
-        (bpf_map.kernel_kind(spec), spec.flags, spec.value == creation.LOCKED): spec
+        (bpf_map.kernel_kind(spec), spec.flags, spec.value in creation.LOCKED): spec
         for spec in layout.MAPS.values()
     }
     return (spec.at_most(4)._replace(name="probe", kind=it[0]) for it, spec in kinds.items())

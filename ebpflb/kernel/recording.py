@@ -168,7 +168,7 @@ class PrivateMaps:
 
 
 def _create(usual: MapSpec) -> Map:
-    """Create an empty map; arrays of counters and of places stay empty, as programs skip them."""
+    """Create an empty map; programs skip the missing elements of arrays of counters and places."""
     entries = _LRU_ENTRIES if usual.is_filled_by_programs else 64
     spec = usual.at_most(entries)
     return bpf_map.open_map(spec, creation.create_map(spec))
@@ -184,6 +184,11 @@ MASQUERADES = layout.names("masquerade_reason", "MASQUERADE_")
 STEP_SOURCES = layout.names("step_source", "STEP_")
 
 
+# No socket has this cookie. Its place is beyond the private array, so its entry is in the hash,
+# which is emptied between two questions (bpf/sockets/place.h).
+NO_SOCKET = 2**64 - 1
+
+
 class SocketQuestion(NamedTuple):
     """A socket's request: ``type`` as in socket(2); the cookies of the socket and its namespace."""
 
@@ -191,7 +196,7 @@ class SocketQuestion(NamedTuple):
     type: int
     netns: int
     initial_netns: int = 0
-    socket: int = 0
+    socket: int = NO_SOCKET
 
 
 class Step(NamedTuple):

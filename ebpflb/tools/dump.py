@@ -22,6 +22,7 @@ from ebpflb.kernel.maps.records import (
     PeerFrontend,
     SocketEntry,
 )
+from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.model.addresses import host_port
 from ebpflb.plan.entries import (
     Backend,
@@ -143,12 +144,17 @@ def _affinity(name: str) -> Callable[[Snapshot], list[Row]]:
 
 
 def _sockets(snapshot: Snapshot) -> list[Row]:
-    entries: list[tuple[int, SocketEntry]] = list(snapshot.maps["sockets"].items())
+    entries = list(RememberedSockets(snapshot.maps).items())
     return [
         {**_peer(snapshot, socket, entry.peer), "counted": bool(entry.counted)}
         for socket, entry in sorted(entries, key=str)
         if entry.peer.frontend.port  # the others were ended, and are not released yet
     ]
+
+
+def _socket_places(snapshot: Snapshot) -> list[Row]:
+    places = snapshot.maps["socket_places"].items()
+    return [{"place": at, "socket": place.socket} for at, place in places if place.socket]
 
 
 def _peers(snapshot: Snapshot) -> list[Row]:
@@ -254,6 +260,7 @@ ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "own_addresses": partial(_addresses, "own_addresses"),
     **{name: _affinity(name) for name in ("affinity", "new_affinity")},
     "sockets": _sockets,
+    "socket_places": _socket_places,
     "sockets_full": _sockets_full,
     "peers": _peers,
     "assignments": _assignments,

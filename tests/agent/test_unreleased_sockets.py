@@ -16,11 +16,11 @@ from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
 from ebpflb.plan.entries import BackendLoad, Frontend
-from tests.kernel.maps.small import small_maps
+from tests.kernel.maps.small import small_maps, write_elsewhere
 
 NAMES = (
-    "settings", "services", "sockets", "sockets_full", "assignments", "peers", "slots",
-    "backend_slots", "verdicts", "connections", "backend_loads",
+    "settings", "services", "socket_places", "sockets", "sockets_full", "assignments", "peers",
+    "slots", "backend_slots", "verdicts", "connections", "backend_loads",
 )  # fmt: skip
 HERE, VIP = ip_address("127.0.0.1"), ip_address("10.96.0.10")
 BACKEND, SERVICE = 10, 1
@@ -64,7 +64,7 @@ def own_netns() -> int:
 def remember(maps: dict[str, Map], cookie: int, protocol: int, netns: int, counted: int = 0) -> int:
     """As the hooks do."""
     peer = PeerFrontend(Frontend(VIP, 80, protocol), BACKEND, HERE, 8080)
-    maps["sockets"].write([(cookie, SocketEntry(peer, SERVICE, netns=netns, counted=counted))])
+    write_elsewhere(maps, cookie, SocketEntry(peer, SERVICE, netns=netns, counted=counted))
     return cookie
 
 

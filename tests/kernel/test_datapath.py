@@ -249,7 +249,7 @@ def test_open_connections_of_former_backends(datapath: Datapath) -> None:
     assert loads.get(5) == BackendLoad(open=0, generation=9, uncounted=2)
 
 
-@pytest.mark.parametrize("lost", ["sockets", "connections", "backend_loads"])
+@pytest.mark.parametrize("lost", ["socket_places", "sockets", "connections", "backend_loads"])
 def test_lost_pin_of_a_map_that_counts(datapath: Datapath, lost: str) -> None:
     """Where what has counted connections is gone, none counts, and none left takes any back."""
     datapath.maps["backend_loads"].write([(5, BackendLoad(open=3, generation=7))])

@@ -15,6 +15,7 @@ from typing import Any
 from ebpflb.kernel.maps import layout, records
 from ebpflb.kernel.maps.bpf_map import CPU_ARRAYS
 from ebpflb.kernel.maps.layout import COUNTER_PARTS, MapSpec
+from ebpflb.kernel.maps.records import SocketEntry
 
 RECYCLED = 0xA5
 ENOENT, E2BIG, EFAULT, EEXIST = 2, 7, 14, 17
@@ -118,6 +119,29 @@ class Kernel:
 
     def items(self, name: str) -> dict[Any, Any]:
         return dict(self.tables[name].items())
+
+    def sockets(self) -> dict[int, SocketEntry]:
+        """What is remembered of sockets, by cookie, wherever it is."""
+        places = (it for _, it in self.tables["socket_places"].items() if it.socket)
+        return {it.socket: it.entry for it in places} | self.items("sockets")
+
+    def forget(self, cookie: int) -> None:
+        """Forget a socket, as another CPU does."""
+        table = self.tables["socket_places"]
+        for key, place in list(table.items()):
+            if place.socket == cookie:
+                table.update(table.key.pack(key), bytes(table.spec.value_size))
+        self.drop("sockets", cookie)
+
+    def take_places(self) -> None:
+        """Leave no places to sockets: all are in the hash ``sockets``."""
+        table = self.tables["socket_places"]
+        table.spec = table.spec._replace(entries=0)
+
+    def remembered(self) -> dict[str, int]:
+        """How much is remembered of sockets, by kind."""
+        others = {name: len(self.items(name)) for name in ("assignments", "peers")}
+        return {"sockets": len(self.sockets()), **others}
 
     def run(self, function: str, *arguments: Any, netns: int, cookie: int = 0) -> int:
         """Calls a hook, or a look-up, for a socket. A helper that failed in Python fails here."""

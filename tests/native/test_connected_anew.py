@@ -26,7 +26,7 @@ def test_a_connect_that_is_left_alone_forgets(node: NativeNode, socket: Socket, 
     assert socket.connect(to).place == to
     assert socket.getpeername(to) == to
     assert socket.recvmsg(BACKEND) == BACKEND
-    assert not node.kernel.items("sockets")
+    assert not node.kernel.sockets()
     assert not node.kernel.items("assignments")
     assert node.opened_closed(1, BACKEND) == (1, 1)
 

@@ -143,7 +143,7 @@ def send(socket: Socket, index: int) -> str:
 
 
 def left(node: NativeNode) -> int:
-    return sum(len(node.kernel.items(name)) for name in ("sockets", "assignments", "peers"))
+    return sum(node.kernel.remembered().values())
 
 
 @pytest.mark.parametrize("count", [1, 2, CHAIN])

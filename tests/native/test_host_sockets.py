@@ -27,7 +27,7 @@ def test_a_pod_connects_to_the_service_itself(node: NativeNode, protocol: str, t
     assert socket.connect(to) == (True, 0, to)
     assert socket.getpeername(to) == to
     assert node.counted() == {"passed": 1}
-    assert not node.kernel.items("sockets")
+    assert not node.kernel.sockets()
 
 
 def test_a_pods_datagrams_go_to_the_service_itself(node: NativeNode) -> None:
@@ -53,7 +53,7 @@ def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
     node.settings(*HOST_ONLY)
     assert socket.getpeername(BACKEND) == WEB
     socket.release()
-    assert not node.kernel.items("sockets")
+    assert not node.kernel.sockets()
     assert node.opened_closed(1, BACKEND) == (1, 1)
 
 

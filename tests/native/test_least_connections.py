@@ -37,7 +37,7 @@ def counted(node: NativeNode) -> dict[int, int]:
 
 def held(node: NativeNode) -> dict[int, int]:
     """Backend id -> how many elements name it: of stream sockets their entries."""
-    streams = (each for each in node.kernel.items("sockets").values() if is_counted_stream(each))
+    streams = (each for each in node.kernel.sockets().values() if is_counted_stream(each))
     named = [each.backend for each in node.kernel.items("connections").values()]
     return dict(Counter([*named, *(each.peer.backend for each in streams)]))
 
@@ -87,6 +87,7 @@ def test_other_services_count_nothing(node: NativeNode) -> None:
 def test_a_full_map_costs_the_count_alone(node: NativeNode, protocol: str, full: str) -> None:
     """The connection is made, and counted as one that was not counted."""
     served(node)
+    node.kernel.take_places()
     node.kernel.full.add(full)
     first = node.socket(protocol)
     where = first.connect(LEAST).place
@@ -116,6 +117,7 @@ def test_a_stream_needs_no_element_of_its_own(node: NativeNode) -> None:
 def test_a_full_table_that_empties_counts_again(node: NativeNode) -> None:
     """A stream that is remembered connects again while the table is full, and once more after."""
     served(node)
+    node.kernel.take_places()
     one = node.socket()
     one.connect(LEAST)
     node.kernel.full.add("sockets")

@@ -33,7 +33,7 @@ def test_ours(both: NativeNode, kind: int, protocol: int, port: int) -> None:
     assert socket.connect("172.30.0.1:53").place == f"10.1.0.1:{port}"
     assert socket.getpeername(f"10.1.0.1:{port}") == "172.30.0.1:53"
     socket.release()
-    assert not both.kernel.items("sockets")
+    assert not both.kernel.sockets()
 
 
 NOT_OURS = [
@@ -60,4 +60,4 @@ def test_untouched(both: NativeNode, kind: int, protocol: int) -> None:
     assert socket.getpeername("10.1.0.1:5301") == "10.1.0.1:5301"
     socket.release()
     assert both.counted() == {}
-    assert not both.kernel.items("sockets")
+    assert not both.kernel.sockets()

@@ -63,8 +63,8 @@ def test_no_third_look(torn: NativeNode) -> None:
 def test_recycled_leaves_no_entry(torn: NativeNode) -> None:
     """A request whose look-ups were recycled leaves no entry."""
     torn.socket(protocol(torn)).connect(WEB)
-    for remembering in ("sockets", "assignments", "affinity"):
-        assert not torn.kernel.items(remembering)
+    assert not any(torn.kernel.remembered().values())
+    assert not torn.kernel.items("affinity")
 
 
 def test_frontend_goes_meanwhile(torn: NativeNode) -> None:

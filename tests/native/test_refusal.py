@@ -49,10 +49,10 @@ def test_udp_connect_succeeds_without_endpoints(node: NativeNode, to: str, netns
     assert socket.connect(to) == (True, 0, to)
     assert node.counted() == {"refused": 1}
     assert socket.getpeername(to) == socket.recvmsg(to) == to
-    remembered = [entry.peer for entry in node.kernel.items("sockets").values()]
+    remembered = [entry.peer for entry in node.kernel.sockets().values()]
     assert [is_untranslated(entry) for entry in remembered] == ([True] if netns == HOST else [])
     socket.release()
-    assert not node.kernel.items("sockets") and not node.kernel.items("assignments")
+    assert not node.kernel.sockets() and not node.kernel.items("assignments")
 
 
 def test_connected_again_when_served(node: NativeNode) -> None:
@@ -62,7 +62,7 @@ def test_connected_again_when_served(node: NativeNode) -> None:
     socket.connect("172.30.0.1:80")
     node.publish(1, ["172.30.0.1:80/udp"], cluster=[BACKEND])
     assert socket.connect("172.30.0.1:80").place == BACKEND
-    remembered = [entry.peer for entry in node.kernel.items("sockets").values()]
+    remembered = [entry.peer for entry in node.kernel.sockets().values()]
     assert not any(map(is_untranslated, remembered))
     assert socket.getpeername(BACKEND) == "172.30.0.1:80"
 
@@ -78,8 +78,8 @@ def test_refused_leaves_no_trace(node: NativeNode) -> None:
     node.publish(1, ["172.30.0.1:80", "172.30.0.1:80/udp"], affinity=60)
     node.socket("tcp").connect("172.30.0.1:80")
     node.socket("udp").sendmsg("172.30.0.1:80")
-    for remembering in ("sockets", "assignments", "affinity"):
-        assert not node.kernel.items(remembering)
+    assert not any(node.kernel.remembered().values())
+    assert not node.kernel.items("affinity")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_calls_go_on_and_are_counted(
     assert socket.connect(to) == (True, 0, to)
     assert socket.getpeername(to) == to
     assert node.counted() == {verdict: 1}
-    assert not node.kernel.items("sockets")
+    assert not node.kernel.sockets()
     assert not node.kernel.items("assignments")
 
 
@@ -50,4 +50,4 @@ def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
     node.settings(*SHADOW)
     assert socket.getpeername(BACKEND) == WEB
     assert socket.connect(NOBODY) == (True, 0, NOBODY)
-    assert not node.kernel.items("sockets")
+    assert not node.kernel.sockets()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory that a socket takes, and the effects of a full table."""
 
+from functools import partial
+
 import pytest
 
 from tests.native.node import NativeNode, Socket
@@ -10,8 +12,11 @@ ONE, TWO, THREE = "10.1.0.1:8080", "10.1.0.2:53", "10.1.0.3:53"
 KEPT = ("sockets", "assignments", "peers")
 
 
-@pytest.fixture
-def serving(node: NativeNode) -> NativeNode:
+@pytest.fixture(params=["places", "elsewhere"])
+def serving(node: NativeNode, request: pytest.FixtureRequest) -> NativeNode:
+    """Sockets have their places, or all of them are in the hash."""
+    if request.param == "elsewhere":
+        node.kernel.take_places()
     node.publish(1, [f"{WEB}/tcp"], cluster=[ONE])
     node.publish(2, [f"{DNS}/udp"], cluster=[TWO])
     node.publish(3, [f"{OTHER}/udp"], cluster=[TWO])
@@ -20,26 +25,23 @@ def serving(node: NativeNode) -> NativeNode:
 
 @pytest.fixture
 def full(serving: NativeNode) -> NativeNode:
-    """The table of sockets has one place, and a socket that is connected has it."""
+    """There is room for one socket, and one that is connected has it."""
+    serving.kernel.take_places()
     serving.kernel.tables["sockets"].entries = 1
     assert serving.socket().connect(WEB).place == ONE
     return serving
 
 
-def kept(node: NativeNode) -> dict[str, int]:
-    return {name: len(node.kernel.items(name)) for name in KEPT}
-
-
 def full_counts(node: NativeNode) -> tuple[int, int]:
-    counted: tuple[int, int] = node.kernel.get("sockets_full", 0)
-    return counted
+    streams, datagrams, _ = node.kernel.get("sockets_full", 0)
+    return streams, datagrams
 
 
 def test_one_entry(serving: NativeNode) -> None:
     """The first datagram of a socket is one entry, as a connection is."""
     serving.socket().connect(WEB)
     serving.socket("udp").sendmsg(DNS)
-    assert kept(serving) == {"sockets": 2, "assignments": 0, "peers": 0}
+    assert serving.kernel.remembered() == {"sockets": 2, "assignments": 0, "peers": 0}
 
 
 def test_full_table_costs_the_name(full: NativeNode) -> None:
@@ -132,7 +134,7 @@ def test_shared_backend_moves(serving: NativeNode) -> None:
     assert socket.sendmsg(DNS).place == THREE
     assert (socket.recvmsg(THREE), socket.recvmsg(TWO)) == (DNS, OTHER)
     socket.release()
-    assert kept(serving) == dict.fromkeys(KEPT, 0)
+    assert serving.kernel.remembered() == dict.fromkeys(KEPT, 0)
 
 
 def test_released_once(serving: NativeNode) -> None:
@@ -140,14 +142,9 @@ def test_released_once(serving: NativeNode) -> None:
     for protocol, to, place, service in (("tcp", WEB, ONE, 1), ("udp", DNS, TWO, 2)):
         socket = serving.socket(protocol)
         socket.connect(to)
-        serving.kernel.meanwhile["backend_stats"].clear()
-        table = serving.kernel.tables["sockets"]
-        first = [socket.cookie]
-
-        def forgotten(drop: int = first[0]) -> None:
-            serving.kernel.drop("sockets", drop)
-
-        serving.kernel.meanwhile["sockets"] = [forgotten]
+        forget = partial(serving.kernel.forget, socket.cookie)
+        serving.kernel.afterwards["socket_places"] = [lambda: None, forget]
         socket.release()
-        assert not list(table.items())
+        assert not serving.kernel.afterwards["socket_places"]
+        assert not serving.kernel.sockets()
         assert serving.opened_closed(service, place) == (1, 0)

@@ -20,7 +20,7 @@ def test_life(node: NativeNode) -> None:
     assert node.opened_closed(1, ONE) == (1, 0)
     socket.release()
     assert node.opened_closed(1, ONE) == (1, 1)
-    assert not node.kernel.items("sockets")
+    assert not node.kernel.sockets()
 
 
 def test_reconnect(node: NativeNode) -> None:
@@ -31,7 +31,7 @@ def test_reconnect(node: NativeNode) -> None:
         socket.connect(to)
     assert node.opened_closed(1, ONE) == (2, 2)
     assert node.opened_closed(2, TWO) == (1, 0)
-    assert len(node.kernel.items("sockets")) == 1
+    assert len(node.kernel.sockets()) == 1
     socket.release()
     assert node.opened_closed(2, TWO) == (1, 1)
 
@@ -72,4 +72,4 @@ def test_never_ours(node: NativeNode) -> None:
     socket.connect("192.0.2.9:80")
     socket.release()
     assert node.counted() == {"passed": 1}
-    assert not node.kernel.items("sockets")
+    assert not node.kernel.sockets()

@@ -35,6 +35,7 @@ NOT_PLANNED = {
     *("forwarded", "verdicts", "reject_budgets", "scratch", "recent_choices", "moved_flows"),
     *("udp_choices", "flow_gate", "rotations", "connections", "backend_loads"),
     "sockets_full",
+    "socket_places",
     *("stale_endpoints", "service_clients", "backend_health"),
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.lab.agents import wait_until
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, VIP, VIP6, Cluster, endpoint, web
@@ -26,11 +27,8 @@ def service(cluster: Cluster) -> Iterator[None]:
 
 
 def remembered(cluster: Cluster) -> list[object]:
-    return [
-        entry
-        for name in ("sockets", "assignments", "peers")
-        for entry in cluster.maps[name].items()
-    ]
+    others = (cluster.maps[name].items() for name in ("assignments", "peers"))
+    return [*RememberedSockets(cluster.maps).items(), *(entry for each in others for entry in each)]
 
 
 def counter(cluster: Cluster, column: int) -> int:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from tests.kit import requests
@@ -127,9 +128,9 @@ def test_a_change_breaks_no_socket(
 
 
 def remembered(cluster: Cluster) -> set[object]:
-    return {
-        key for name in ("sockets", "assignments", "peers") for key, _ in cluster.maps[name].items()
-    }
+    others = (cluster.maps[name].items() for name in ("assignments", "peers"))
+    sockets = RememberedSockets(cluster.maps).items()
+    return {*(cookie for cookie, _ in sockets), *(key for each in others for key, _ in each)}
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ebpflb.history.past import Past
 from ebpflb.history.recorder import RECORDED
 from ebpflb.kernel.attach.tcx import TCX_HOOKS
+from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.kernel.programs.loader import SECTIONS
 from ebpflb.model.events import Kind
@@ -146,7 +147,7 @@ def _connections(life: Life) -> list[tuple[int, int, int]]:
         *((key.socket, it.backend, it.generation) for key, it in maps["connections"].items()),
         *(
             (cookie, entry.peer.backend, entry.counted - 1)
-            for cookie, entry in maps["sockets"].items()
+            for cookie, entry in RememberedSockets(maps).items()
             if entry.counted and entry.peer.frontend.protocol == Protocol.TCP
         ),
     ]

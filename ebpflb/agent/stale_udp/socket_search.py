@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends, SocketState, is_untranslated
 from ebpflb.agent.stale_udp.rebind import Rebinder, StaleFlow
 from ebpflb.errors import NodeError
-from ebpflb.kernel.maps.records import EndedSocket, Peer, PeerFrontend, SocketEntry, record
+from ebpflb.kernel.maps.records import EndedSocket, Peer, PeerFrontend, record
+from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.kernel.node.sock_diag import Connected, SockDiag
 from ebpflb.model.addresses import Family, family
@@ -35,7 +36,7 @@ _ENDED_SOCKET = record("struct ended_socket")
 
 def remembered(maps: Maps, peer: Peer) -> PeerFrontend | None:
     """Return a datagram socket's data about its peer. bpf/sockets/datagram.h."""
-    own: SocketEntry | None = maps["sockets"].get(peer.socket)
+    own = RememberedSockets(maps).get(peer.socket)
     is_own = own and (own.peer.address, own.peer.port) == (peer.address, peer.port)
     if own and is_own and not own.is_shared:
         return own.peer
@@ -60,14 +61,14 @@ class Answers(Generic[_Answer]):
     """
 
     def __init__(self, maps: Maps, ask: Callable[[PeerFrontend], _Answer]) -> None:
-        self._sockets, self._peers, self._ask = maps["sockets"], maps["peers"], ask
+        self._sockets, self._peers, self._ask = RememberedSockets(maps), maps["peers"], ask
         self.known: dict[bytes, _Answer] = {}
         self._unpacked: dict[bytes, PeerFrontend] = {}
 
     def entries(self, wanted: _Answer) -> dict[Peer, PeerFrontend]:
         """Return all peers of sockets with this answer."""
         own = {
-            Peer(self._sockets.key.unpack(key), entry.address, entry.port): entry
+            Peer(int.from_bytes(key, "little"), entry.address, entry.port): entry
             for key, value in self._sockets.packed_items()
             if (entry := self._wanted(value[: _PEER_FRONTEND.struct.size], wanted))
         }

@@ -22,16 +22,20 @@ from ebpflb.plan.entries import BackendLoad
 from ebpflb.plan.flow_entries import Hook
 from ebpflb.workers import Count
 
-# Keep the counts of open connections consistent if one of their three maps lost its pin.
+# Keep the counts of open connections consistent if one of their maps lost its pin.
 #
-# When an element of sockets or connections ends, it subtracts from backend_loads what it has added
-# (bpf/core/connection.h). If one of the maps were created again beside the others, the counts of
-# lost elements would stay forever, or elements would subtract what was never added. So
-# backend_loads is created again too, with a generation that no element has. The programs of an
-# earlier agent keep using their own maps.
+# When an element of socket_places, sockets or connections ends, it subtracts from backend_loads
+# what it has added (bpf/core/connection.h). If one of the maps were created again beside the
+# others, the counts of lost elements would stay forever, or elements would subtract what was never
+# added. So backend_loads is created again too, with a generation that no element has. The programs
+# of an earlier agent keep using their own maps.
+#
+# The programs ask the map sockets only if a count in sockets_full says that it has entries
+# (bpf/sockets/place.h). If that map lost its pin, they ask it always.
 
 _LOADS = "backend_loads"
-COUNTED = ("sockets", "connections", _LOADS)
+COUNTED = ("socket_places", "sockets", "connections", _LOADS)
+_ALWAYS = 1 << 32  # more entries than the map sockets can ever have
 _GENERATION_BITS = 31  # the generation grows by one per removed backend, and must fit into 32 bits
 
 log = logging.getLogger(__name__)
@@ -49,6 +53,12 @@ def renew_if_lost(state: StateDir, specs: Mapping[str, MapSpec]) -> None:
             ", ".join(lost),
         )
         state.renew(specs[_LOADS], _begin_counts)
+    if state.is_pinned(specs["sockets"]) and not state.is_pinned(specs["sockets_full"]):
+        state.renew(specs["sockets_full"], _ask_always)
+
+
+def _ask_always(full: Map) -> None:
+    full.write([(0, (0, 0, _ALWAYS))])
 
 
 def _begin_counts(loads: Map) -> None:
@@ -61,11 +71,12 @@ COUNT_INTERVAL = 60.0  # seconds between two counts, if metrics are read
 
 # The maps that programs fill, except the flows, which the sweeper counts (sweep.py).
 _FILLED = [n for n, s in MAPS.items() if s.is_filled_by_programs and n not in FLOW_MAPS]
-COUNTED_MAPS = (*_FILLED, "connections")
+COUNTED_MAPS = (*_FILLED, "connections", "socket_places")
 
 _REQUEST = {word: bit for bit, word in names("flow_flag", "FLOW_").items()}["request"]
 _KEY = columns("struct tuple", protocol="B", hook="B")
 _VALUE = columns("struct flow", flags="H")
+_PLACE = columns("struct socket_place", socket="Q")
 _UNCOUNTED = columns("struct backend_load", uncounted="I")
 
 
@@ -97,6 +108,10 @@ class Occupancy(Count[Counts]):
         return Counts(time.time(), entries, self._flows(), self._uncounted())
 
     def _entries(self, name: str) -> int:
+        """Count the keys of a hash, and the places that sockets have."""
+        if name == "socket_places":
+            places = (_PLACE.iter_unpack(values) for _, values in self._slices(name))
+            return sum(socket != 0 for part in places for (socket,) in part)
         size = self._maps[name].spec.key_size
         return sum(len(keys) // size for keys, _ in self._slices(name))
 

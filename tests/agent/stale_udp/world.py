@@ -22,11 +22,12 @@ from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.workers import DueWorker
 from tests.kernel.attach.device_namespace import Namespace
-from tests.kernel.maps.small import small_maps
+from tests.kernel.maps.small import small_maps, write_elsewhere
 from tests.kernel.variants import eventually
 
 NAMES = (
-    "sockets", "peers", "services", "slots", "backend_slots", "node_addresses", "cluster_ips",
+    "socket_places", "sockets", "peers", "services", "slots", "backend_slots", "node_addresses",
+    "cluster_ips",
     "backend_stats", "tcp_flows", "other_flows", "flow_gate", "moved_flows",
     "stale_endpoints", "assignments", "connections", "backend_loads", "sockets_full",
 )  # fmt: skip
@@ -78,7 +79,7 @@ class World:
     def remember(self, one: socket.socket) -> socket.socket:
         """As the hooks do of a socket that asked for VIP and was given the backend."""
         cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
-        self.maps["sockets"].write([(cookie, SocketEntry(self.given, SERVICE))])
+        write_elsewhere(self.maps, cookie, SocketEntry(self.given, SERVICE))
         self.count(OLD, 1, 0)
         return one
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maps of the real kernel, small and nowhere pinned."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.records import SocketEntry
 
 ENTRIES = 4096
 
@@ -20,6 +21,13 @@ def small_maps(names: Iterable[str], most: int = ENTRIES) -> Iterator[dict[str, 
     finally:
         for opened in made.values():
             opened.close()
+
+
+def write_elsewhere(maps: Mapping[str, Map], cookie: int, entry: SocketEntry) -> None:
+    """Remember a socket as the hooks do if another one has its place (bpf/sockets/place.h)."""
+    streams, datagrams, elsewhere = maps["sockets_full"].get(0)
+    maps["sockets_full"].write([(0, (streams, datagrams, elsewhere + 1))])
+    maps["sockets"].write([(cookie, entry)])
 
 
 @contextmanager

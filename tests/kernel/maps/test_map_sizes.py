@@ -14,7 +14,8 @@ from tests.kernel.variants import needs_root
 
 FIXED = {
     "secret": "one value",
-    "sockets_full": "two counters",
+    "socket_places": "programs count on its size",
+    "sockets_full": "three counters",
     "sweeps": "one for each table of flows",
     "flow_stats": "one for each table of flows",
     "half_open": "programs count on its size",

@@ -46,7 +46,7 @@ def counted(counter: Occupancy) -> occupancy.Counts:
 def test_every_map_of_programs_is_counted() -> None:
     """Every map that programs fill is counted, here or by the sweeper: LRU maps and others."""
     every = {name for name, spec in layout.MAPS.items() if spec.kind == "LRU_HASH"}
-    assert {*COUNTED_MAPS, *FLOW_MAPS} == every | {"sockets", "connections"}
+    assert {*COUNTED_MAPS, *FLOW_MAPS} == every | {"socket_places", "sockets", "connections"}
     assert {"affinity", "assignments", "peers", "fragments"} <= set(COUNTED_MAPS)
 
 

@@ -23,6 +23,8 @@ from tests.kernel.variants import needs_root, open_files
 LOAD64, EXIT = 0x18, struct.pack("<BBhi", 0x95, 0, 0, 0)
 MAP, VALUE = 1, 2  # references: to a map, to the only value of one
 STORE_WORDS, ADD_ATOMICALLY, FRAME = 0x7B, 0xDB, 10  # of eight bytes; the register of the stack
+CALL, SPIN_LOCK, SPIN_UNLOCK = 0x85, 93, 94  # helpers
+OF_SOCKETS = {"socket_places", "sockets", "assignments", "peers", "service_names"}
 FDS = {number: 3 + index for index, number in enumerate(MAP_NUMBERS.values())}
 
 
@@ -151,7 +153,7 @@ def test_packet_programs(cache: Path, all_maps: dict[str, Map], flags: tuple[str
         for program in loaded:
             assert bpf.info(program.fd, "prog_info").kind == loader.SCHED_CLS
             assert used[program.name] >= {"tcp_flows", "other_flows", "devices"}
-            assert not used[program.name] & {"sockets", "assignments", "peers", "service_names"}
+            assert not used[program.name] & OF_SOCKETS
     finally:
         loader.close(loaded)
 
@@ -178,6 +180,7 @@ def test_maps_of_programs(loaded: list[Program], all_maps: dict[str, Map]) -> No
     by_id = {bpf.info(m.fd, "map_info").id: name for name, m in all_maps.items()}
     used = {program.name: {by_id[i] for i in map_ids(program.fd)} for program in loaded}
     assert used["connect4"] == DECIDING | {
+        "socket_places",
         "sockets",
         "sockets_full",
         "assignments",
@@ -189,15 +192,25 @@ def test_maps_of_programs(loaded: list[Program], all_maps: dict[str, Map]) -> No
     }
     counted = {"verdicts"} if probe.set_retval() else set()
     assert used["post_bind4"] == {"settings", "services", "node_addresses"} | counted
-    assert used["getpeername6"] == {"sockets", "sockets_full", "peers", "verdicts"}
+    assert used["getpeername6"] == {
+        "socket_places",
+        "sockets",
+        "sockets_full",
+        "peers",
+        "verdicts",
+    }
 
 
 def test_sockets_are_counted_atomically(compiled: Compiled) -> None:
     """A program that is interrupted loses no count: the one that only counts writes to no map by a
-    plain store. From what is counted the agent knows whether a backend may have open sockets.
+    plain store, except to a place that it has locked. From what is counted the agent knows whether
+    a backend may have open sockets.
     """
-    code = compiled.programs["sock_release"]
-    stores = [(code[at], code[at + 1] & 15) for at in range(0, len(code), 8)]
+    code, is_locked, stores = compiled.programs["sock_release"], False, list[tuple[int, int]]()
+    for at in range(0, len(code), 8):
+        called = struct.unpack_from("=i", code, at + 4)[0] if code[at] == CALL else 0
+        is_locked = called == SPIN_LOCK or (is_locked and called != SPIN_UNLOCK)
+        stores += [] if is_locked else [(code[at], code[at + 1] & 15)]
     assert (STORE_WORDS, FRAME) in stores
     assert not any(op == STORE_WORDS and target != FRAME for op, target in stores)
     assert any(op == ADD_ATOMICALLY for op, _ in stores)

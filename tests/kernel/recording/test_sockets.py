@@ -20,6 +20,7 @@ import pytest
 
 from ebpflb.kernel import bpf, recording
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.kernel.node import clients, namespaces
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.kernel.recording import Answer, PrivateMaps, RecordingPrograms
@@ -152,7 +153,7 @@ def connect(maps: dict[str, Map], asked: Frontend) -> Done:
         client.setblocking(False)
         failed = client.connect_ex((str(asked.address), asked.port))
         cookie = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, 57, 8), "little")  # SO_COOKIE
-        rows = [row.peer for socket, row in maps["sockets"].items() if socket == cookie]
+        rows = [row.peer for socket, row in RememberedSockets(maps).items() if socket == cookie]
     backends = [row for row in rows if row.backend]
     peer = str(Frontend(backends[0].address, backends[0].port, 0)) if backends else None
     return Done(0 if failed == errno.EINPROGRESS else failed, peer)
