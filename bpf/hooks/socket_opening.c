@@ -10,14 +10,14 @@
 #include "core/endpoint_health.h"
 #include "maps.h"
 #include "net/protocol.h"
+#include "sockets/place.h"
 
 #define SEEN 1
 
 /* The connection of a socket that connect() gave a backend, or NULL. */
 static __always_inline struct socket_entry *connection_of(struct bpf_sock_ops *ctx)
 {
-	__u64 socket = get_socket_cookie(ctx);
-	struct socket_entry *entry = LOOKUP(struct socket_entry, sockets, &socket);
+	struct socket_entry *entry = socket_find(get_socket_cookie(ctx));
 
 	return entry && entry->peer.frontend.protocol == TCP ? entry : NULL;
 }
