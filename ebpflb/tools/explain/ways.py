@@ -150,7 +150,7 @@ class PacketWay:
                 raise
             if ends == self.first:  # before 5.15 the packet would count as the node's own
                 return ends
-            handled = self._handle("egress", packet, out, 0)
+            handled = self.recorder.handle("egress", packet, ifindex=out.ifindex)
         noted = Words(self.facts, self.asked, self.client, is_packet=True).noted(handled.steps)
         self.way.rows += noted.rows
         if handled.action == "drop" or noted.verdict == "refused":
