@@ -156,8 +156,13 @@ def _serves_here(state: Path) -> bool:
 
 
 def _require_all_served(paths: Paths) -> None:
-    """Raises NodeError if the running agent leaves Services to kube-proxy, and so to its rules."""
+    """Raises NodeError if the running agent leaves Services or devices to kube-proxy's rules."""
     last = status.read(paths) if status.is_running(paths) else None
+    if last and last.devices_to_come:
+        raise NodeError(
+            f"{last.devices_to_come} devices have no programs yet, and need kube-proxy's rules: try "
+            "again when `ebpflb status` shows no devices to come, or use --force"
+        )
     if last and last.left_to_kube_proxy:
         left = last.left_to_kube_proxy
         raise NodeError(f"{left} need kube-proxy's rules: serve all by ebpflb, or use --force")

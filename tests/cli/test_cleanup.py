@@ -24,6 +24,7 @@ from tests.kernel.node import answering, nodes, rules
 from tests.kernel.node.nodes import TOOLS, everything, load, load_nft, make_sets, run
 
 NAME = f"ebpflb-test-{os.getpid()}-cleanup"
+STARTED = "2026-11-27T12:00:00+00:00"
 TRANSLATING = "table ip kube-proxy {\n chain c {\n type nat hook output priority -100\n udp dport 53 dnat to 127.0.0.1:54\n }\n}\n"  # noqa: E501
 
 
@@ -73,6 +74,20 @@ def test_all(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     assert "nothing is left of kube-proxy" in done.out
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert again == Done(0, "nothing of kube-proxy was found\n", "")
+
+
+def test_while_devices_get_programs(
+    ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their packets need kube-proxy's rules, which stay."""
+    load_nft()
+    last = status.AgentStatus(pid=1, node="n", source="s", started=STARTED, devices_to_come=7)
+    monkeypatch.setattr(status, "is_running", lambda _: True)
+    monkeypatch.setattr(status, "read", lambda _: last)
+    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert (done.status, done.out) == (1, "")
+    assert "7 devices have no programs yet" in done.err
+    assert nft.exists(nft.Name("ip6", "kube-proxy"))
 
 
 def test_nobody_serves(ebpflb: Ebpflb, nowhere: list[str]) -> None:
