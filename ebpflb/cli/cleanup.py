@@ -160,8 +160,8 @@ def _require_all_served(paths: Paths) -> None:
     last = status.read(paths) if status.is_running(paths) else None
     if last and last.devices_to_come:
         raise NodeError(
-            f"{last.devices_to_come} devices have no programs yet, and need kube-proxy's rules: try "
-            "again when `ebpflb status` shows no devices to come, or use --force"
+            f"{last.devices_to_come} devices have no programs yet, and need kube-proxy's rules: "
+            "try again when `ebpflb status` shows no devices to come, or use --force"
         )
     if last and last.left_to_kube_proxy:
         left = last.left_to_kube_proxy
