@@ -18,8 +18,10 @@ from ebpflb.kernel.maps.records import (
     Affinity,
     AffinityKey,
     AssignmentKey,
+    BackendHealth,
     Peer,
     PeerFrontend,
+    ServiceClient,
     SocketEntry,
 )
 from ebpflb.kernel.maps.sockets import RememberedSockets
@@ -118,6 +120,33 @@ def _backend_slots(snapshot: Snapshot) -> list[Row]:
     return [
         {"slot": snapshot.maps["backend_slots"].get(number), **_backend(snapshot, backend)}
         for number, backend in sorted(snapshot.backends().items())
+    ]
+
+
+def _service_clients(snapshot: Snapshot) -> list[Row]:
+    entries: list[tuple[ServiceClient, int]] = list(snapshot.maps["service_clients"].items())
+    return [
+        {
+            "service": snapshot.service(it.service),
+            "client": f"{it.client:#x}",
+            "last_opened": bool(opened),
+        }
+        for it, opened in sorted(entries)
+    ]
+
+
+def _backend_health(snapshot: Snapshot) -> list[Row]:
+    backends = snapshot.backends()
+    entries: list[tuple[int, BackendHealth]] = list(snapshot.maps["backend_health"].items())
+    return [
+        {
+            "endpoint": endpoint(backends, number),
+            "clients_failed": sum(map(bool, (it.first, it.second, it.third))),
+            "first_failed_seconds": seconds_since(it.since) if it.first else None,
+            "has_opened": bool(it.has_opened),
+            "id": number,
+        }
+        for number, it in sorted(entries)
     ]
 
 
@@ -264,6 +293,8 @@ ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "sockets_full": _sockets_full,
     "peers": _peers,
     "assignments": _assignments,
+    "service_clients": _service_clients,
+    "backend_health": _backend_health,
     **packets.PACKET_ROWS,
     **node_maps.NODE_MAP_ROWS,
     "conntrack": lambda snapshot: dump_connections(snapshot.maps),
