@@ -22,10 +22,10 @@
 #include "path/egress.h"
 #include "path/icmp_error.h"
 #include "path/ingress.h"
+#include "path/leaving.h"
 #include "path/parse.h"
 #include "path/reject_packet.h"
 #include "path/repeated.h"
-#include "path/stale_endpoint.h"
 #include "record/event_packet.h"
 
 /*
@@ -174,6 +174,8 @@ static __always_inline struct outcome egress_read(struct __sk_buff *ctx, struct 
 {
 	struct outcome outcome = egress_packet(ctx, packet, onward, opening);
 
+	if (outcome.rewrite && attempt_ends(packet->control) && attempts_are_noted())
+		attempt_end(&onward->to, packet->control);
 	packet_translate(ctx, packet, &onward->to, outcome.rewrite);
 	return outcome;
 }
@@ -187,7 +189,7 @@ int egress(struct __sk_buff *ctx)
 
 	monitor_begin(begun);
 	remove_choice(ctx);
-	stale_datagram_report(ctx);
+	leaving_note(ctx);
 	if (is_translated(ctx) || egress_has_nothing_to_do(ctx))
 		return GO_ON;
 	struct scratch *scratch = scratch_begin(HOOK_EGRESS);

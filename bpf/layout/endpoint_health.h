@@ -5,7 +5,7 @@
 
 /* A client of a service. */
 struct service_client {
-	__u64 client;		/* cookie of a socket's network namespace */
+	__u64 client;		/* cookie of a socket's network namespace, or what names a packet's source */
 	__u32 service;
 	__u32 pad;
 };
@@ -21,5 +21,16 @@ struct backend_health {
 	__u32 pad;
 };
 SIZE(struct backend_health, 40);
+
+/* A TCP connection of the packet path that has had no answer yet. */
+struct attempt {
+	__u64 client;
+	__u64 since;		/* of its first SYN, in nanoseconds of CLOCK_MONOTONIC */
+	__u32 service;
+	__u32 backend;		/* that the first SYN got */
+	__u32 has_failed;	/* a later SYN has been counted as a failure */
+	__u32 pad;
+};
+SIZE(struct attempt, 32);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What packets are not looked up in, because it is empty; a part of layout.h. */
+/* What packets need not be looked up in; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_GATE_H
 #define EBPFLB_LAYOUT_GATE_H
 
@@ -13,7 +13,8 @@ struct flow_gate {
 	__u64 written;
 	__u64 empty;
 	__u64 stale_endpoints;	/* how many there are in the map of that name */
+	__u64 endpoint_health;	/* 1: attempts are noted (path/attempt.h) */
 };
-SIZE(struct flow_gate, 32);
+SIZE(struct flow_gate, 40);
 
 #endif

@@ -72,6 +72,9 @@ DEFINE_MAP(service_clients, LRU_HASH, struct service_client, __u32, 16384, NONE)
 /* By backend id: those to which connections did not open. */
 DEFINE_MAP(backend_health, LRU_HASH, __u32, struct backend_health, 16384, NONE)
 
+/* By the tuple of the first SYN at ingress (path/attempt.h). */
+DEFINE_MAP(attempts, LRU_HASH, struct tuple, struct attempt, 16384, NONE)
+
 /* By service id. */
 DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)
 

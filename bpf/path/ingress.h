@@ -16,6 +16,7 @@
 #include "engine/flows/gate.h"
 #include "engine/flows/open.h"
 #include "engine/netfilter/choose.h"
+#include "path/attempt.h"
 #include "path/fast_forward.h"
 #include "core/outcome.h"
 #include "path/reply_to_device.h"
@@ -140,6 +141,13 @@ static __always_inline bool flows_wait(const struct settings *settings)
 	return true;
 }
 
+/* Whether a packet for which a backend was selected goes there: its flow may have found no place. */
+static __always_inline bool leads_to_backend(struct outcome outcome)
+{
+	return outcome.rewrite || outcome.verdict == VERDICT_TRANSLATED ||
+	       outcome.verdict == VERDICT_MASQUERADED;
+}
+
 /* A packet that opens a flow, if there is a backend for it. */
 static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 						       const struct packet *packet,
@@ -158,11 +166,13 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 		outcome = leave_to_netfilter(ctx, packet, settings, &opening->selection);
 	else if (!is_direct)
 		outcome = unchanged(selected_verdict(selected));
-	if (outcome.decided)
-		return outcome;
-	return flows_wait(settings)
-		       ? unchanged(VERDICT_PASSED)
-		       : ingress_open(ctx, packet, settings, is_direct, onward, opening);
+	if (!outcome.decided)
+		outcome = flows_wait(settings)
+				  ? unchanged(VERDICT_PASSED)
+				  : ingress_open(ctx, packet, settings, is_direct, onward, opening);
+	if (selected == SELECTED && leads_to_backend(outcome))
+		attempt_begin(packet, &opening->selection);
+	return outcome;
 }
 
 /* A packet of no flow in the flow tables: a backend is chosen if it is for a frontend. */
@@ -207,6 +217,7 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 
 	if (try_fast_forward(ctx, packet, onward))
 		return rewritten(VERDICT_ESTABLISHED);
+	attempt_repeat(packet);
 	outcome = ingress_known(ctx, packet, onward, opening);
 	if (outcome.decided)
 		return outcome;

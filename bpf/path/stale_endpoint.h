@@ -11,34 +11,27 @@
 #ifndef EBPFLB_PATH_STALE_ENDPOINT_H
 #define EBPFLB_PATH_STALE_ENDPOINT_H
 
-#include "engine/flows/gate.h"
-#include "net/glance.h"
 #include "rules/frontend.h"
 
 #ifdef RECORD
 
 /* `ebpflb explain` moves no flow. */
-static __always_inline void stale_datagram_report(struct __sk_buff *ctx)
+static __always_inline void stale_datagram_report(struct tuple *tuple)
 {
 }
 
 #else
 
-static __always_inline void stale_datagram_report(struct __sk_buff *ctx)
+static __always_inline void stale_datagram_report(struct tuple *tuple)
 {
-	struct tuple tuple = { .hook = HOOK_EGRESS };
-	struct frontend endpoint;
-	__u32 *left, reports;
+	struct frontend endpoint = tuple_frontend(tuple);
+	__u32 *left = LOOKUP(__u32, stale_endpoints, &endpoint), reports;
 
-	if (!stale_endpoints_exist() || !glance(ctx, &tuple) || tuple.protocol != UDP)
-		return;
-	endpoint = tuple_frontend(&tuple);
-	left = LOOKUP(__u32, stale_endpoints, &endpoint);
 	reports = left ? *left : 0;
 	if (!reports)
 		return;
 	*left = reports - 1;	/* another CPU may write the same: then one more is reported */
-	bpf_ringbuf_output(MAP(moved_flows), &tuple, sizeof(tuple), 0);
+	bpf_ringbuf_output(MAP(moved_flows), tuple, sizeof(*tuple), 0);
 }
 
 #endif

@@ -2,8 +2,9 @@
 """Read what the programs count about endpoints that do not answer (bpf/core/endpoint_health.h).
 
 While some Service wants it, a thread has the program that sees sockets' connections attached
-(bpf/hooks/socket_opening.c), and reads the counts every READ_SECONDS. The program has no pin: it
-ends with the agent, without which nothing is set aside. Otherwise nothing is attached or read.
+(bpf/hooks/socket_opening.c) and the programs at the devices note those of packets
+(bpf/path/attempt.h), and reads the counts every READ_SECONDS. The program has no pin: it ends with
+the agent, without which nothing is set aside. Otherwise nothing is attached or read.
 """
 
 import logging
@@ -18,8 +19,8 @@ from struct import Struct
 
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel import bpf
-from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.layout import columns
+from ebpflb.kernel.maps.bpf_map import Map, MappedArray
+from ebpflb.kernel.maps.layout import columns, ffi
 from ebpflb.kernel.maps.records import BackendHealth
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.addresses import Family
@@ -33,7 +34,8 @@ MAP = "backend_health"
 READ_SECONDS, RETRY_SECONDS = 0.5, 30.0
 MOST_OUTCOMES = 64  # in one read: each may change a Service; the others stay for the next read
 
-_ID = Struct("=I")
+_ID, _SWITCH = Struct("=I"), Struct("=Q")
+_SWITCH_AT = ffi.offsetof("struct flow_gate", "endpoint_health")
 _COUNTED = columns("struct backend_health", third="Q", has_opened="I")
 
 
@@ -65,6 +67,10 @@ class EndpointWatch(DueWorker):
             with self.changed:
                 self._is_wanted, self._due = wanted, self._clock()
                 self.changed.notify()
+
+    def start(self) -> None:
+        self._watch_packets(watched=False)  # an earlier agent's may have been left on
+        super().start()
 
     def stop(self) -> None:
         super().stop()
@@ -109,12 +115,20 @@ class EndpointWatch(DueWorker):
             bpf.closing(os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY)) as cgroup,
         ):
             self._link = bpf.link_create(program.fd, cgroup, program.attach_type)
+        self._watch_packets(watched=True)
         log.info("endpoints that do not answer are noticed and set aside")
 
     def _detach(self) -> None:
         if self._link is not None:
+            self._watch_packets(watched=False)
             os.close(self._link)
             self._link = None
+
+    def _watch_packets(self, *, watched: bool) -> None:
+        """Have the programs at the devices note connections, or not (bpf/path/attempt.h)."""
+        gate = self._maps["flow_gate"]
+        assert isinstance(gate, MappedArray)
+        gate.memory[_SWITCH_AT : _SWITCH_AT + _SWITCH.size] = _SWITCH.pack(watched)
 
     def _read(self) -> list[Outcome]:
         """Return and clear what matters, at most MOST_OUTCOMES, whose ever they are."""

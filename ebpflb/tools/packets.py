@@ -7,6 +7,7 @@ from typing import Any
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import (
     AssignmentKey,
+    Attempt,
     CountedConnection,
     DatagramChoice,
     FlowGate,
@@ -118,6 +119,24 @@ def _udp_choices(snapshot: Snapshot) -> list[Row]:
             "idle_seconds": seconds_since(choice.last_used),
         }
         for key, choice in sorted(entries, key=str)
+    ]
+
+
+def _attempts(snapshot: Snapshot) -> list[Row]:
+    """The TCP connections of packets that have had no answer yet."""
+    backends = snapshot.backends()
+    entries: list[tuple[Tuple, Attempt]] = list(snapshot.maps["attempts"].items())
+    return [
+        {
+            **_ends(key, host_port(key.source, key.source_port)),
+            "destination": host_port(key.destination, key.destination_port),
+            "service": snapshot.service(attempt.service),
+            "endpoint": endpoint(backends, attempt.backend),
+            "client": f"{attempt.client:#x}",
+            "seconds": seconds_since(attempt.since),
+            "has_failed": bool(attempt.has_failed),
+        }
+        for key, attempt in sorted(entries, key=str)
     ]
 
 
@@ -241,6 +260,7 @@ PACKET_ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **{name: _flows(name) for name in FLOW_MAPS},
     "half_open": _half_open,
     "udp_choices": _udp_choices,
+    "attempts": _attempts,
     "stale_endpoints": _stale_endpoints,
     "recent_choices": _recent_choices,
     "flow_gate": _flow_gate,

@@ -169,6 +169,9 @@ class Watched(EndpointWatch):
     def _attach(self) -> None:
         self._link = -1
 
+    def _watch_packets(self, *, watched: bool) -> None:
+        pass
+
     def _detach(self) -> None:
         self._link = None
 

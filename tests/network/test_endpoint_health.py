@@ -11,10 +11,12 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
+from ebpflb.model.packet_path import Engine
 from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import TARGET, started
 from tests.kit.sockets import Sockets
+from tests.kit.two_nodes import CLUSTER_CIDR, require
 
 PATIENCE = 1.5  # seconds: a client's second SYN leaves after one
 NAMES = {"web-1", "web-2", "web-3"}
@@ -22,17 +24,28 @@ WAYS = {"silent": "drop", "refuses": "reject with tcp reset"}
 
 
 class Watched(Cluster):
-    """With three clients in pods."""
+    """With three clients in pods, whose sockets the hooks see or not."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        super().__init__(lab, folder, "--endpoint-health", "passive")
-        self.clients = [self.client, *(lab.pod(self.node, f"client-{i}", i) for i in (3, 4))]
+    def __init__(self, lab: Lab, folder: Path, engine: Engine, *, hooked: bool) -> None:
+        options = "--endpoint-health", "passive", *CLUSTER_CIDR
+        super().__init__(lab, folder, *options, engine=engine)
+        pods = (lab.pod(self.node, f"client-{i}", i, hooked=hooked) for i in (3, 4, 5))
+        self.clients = list(pods)
 
 
-@pytest.fixture(scope="module")
-def module_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+@pytest.fixture(
+    scope="module",
+    params=[(Engine.FLOWS, True), (Engine.NETFILTER, False), (Engine.FLOWS, False)],
+    ids=["sockets", "netfilter", "flows"],
+)
+def module_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Watched]:
+    """Of sockets, and of packets on each engine."""
+    engine, hooked = request.param
+    require(engine)
     folder = tmp_path_factory.mktemp("watched")
-    with started(lambda lab: Watched(lab, folder)) as made:
+    with started(lambda lab: Watched(lab, folder, engine, hooked=hooked)) as made:
         yield made
 
 
@@ -52,9 +65,9 @@ def cluster(module_cluster: Watched) -> Iterator[Watched]:
             host.nft("delete table inet broken\n")
 
 
-def break_input(pod: Host, how: str) -> None:
-    """New connections to the pod's server get this answer."""
-    rule = f"tcp dport {TARGET} {how}"
+def break_input(pod: Host, how: str, whose: str = "") -> None:
+    """Connections to the pod's server get this answer."""
+    rule = f"{whose}tcp dport {TARGET} {how}"
     pod.nft(
         f"table inet broken {{\nchain i {{\ntype filter hook input priority 0; {rule};\n}}\n}}\n"
     )
@@ -84,7 +97,7 @@ def used(cluster: Cluster, address: str = VIP) -> set[str]:
 
 
 @pytest.mark.parametrize(("way", "address"), [("silent", VIP), ("refuses", VIP6)])
-def test_sockets_set_an_endpoint_aside_that_does_not_answer(
+def test_an_endpoint_that_does_not_answer_is_set_aside(
     cluster: Watched, way: str, address: str
 ) -> None:
     """Its clients are three; then all others are asked, and it is asked again after its time.
@@ -114,7 +127,7 @@ def test_sockets_set_an_endpoint_aside_that_does_not_answer(
     until("it is not used", lambda: used(cluster, address) == others)
     until("its reason is said", is_said)
     until("it is explained", lambda: note in cluster.ebpflb("explain", to).stderr)
-    sockets = cluster.sockets(cluster.client)
+    sockets = cluster.sockets(cluster.clients[0])
     until("only others are asked", lambda: {attempt(sockets, address) for _ in range(20)} == others)
     assert f"default/web:tcp {place}:{TARGET} set aside" in cluster.ebpflb("history").stdout
     cluster.logs(f"endpoint {place}:{TARGET} is set aside on this node for 10 s")
@@ -125,10 +138,8 @@ def test_sockets_set_an_endpoint_aside_that_does_not_answer(
 def test_a_denied_pod_is_no_weapon(cluster: Watched) -> None:
     """Its connections fail to each endpoint, all day; they count once, until it reaches one."""
     denied, *others = cluster.clients
-    rule = f"tcp dport {TARGET} drop"
-    denied.nft(
-        f"table inet broken {{\nchain o {{\ntype filter hook output priority 0; {rule};\n}}\n}}\n"
-    )
+    for pod in cluster.web:
+        break_input(pod, "drop", f"ip saddr {denied.v4} ")
     sockets = cluster.sockets(denied)
     for _ in range(3):
         begun = [requests.tcp_socket(sockets, VIP) for _ in range(100)]

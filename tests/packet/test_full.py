@@ -35,6 +35,16 @@ def test_connection(node: PacketNode, places: Places) -> None:
     assert ends(node.through(reply(asked), "uplink", "pods")) == f"{where} > {first}"
 
 
+def test_attempt(node: PacketNode, places: Places) -> None:
+    """A connection that was dropped says nothing about its backend (path/attempt.h)."""
+    where = serve(node, places, "cluster", cluster=[at(places.there, 8080)])
+    gate = node.maps["flow_gate"].get(0)
+    node.put("flow_gate", 0, gate._replace(endpoint_health=1))
+    for port in (1, 2):
+        node.ingress(opening("tcp", at(places.pod, port), where), "pods")
+    assert [key.source_port for key, _ in node.maps["attempts"].items()] == [1]
+
+
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
 def test_datagram(node: PacketNode, places: Places, protocol: str) -> None:
     """A datagram is sent without state; its reply is not translated."""

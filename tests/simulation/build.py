@@ -14,7 +14,7 @@ DECLARATIONS = """
 typedef unsigned int __u32; typedef unsigned long long __u64;
 struct map { int kind, key_size, value_size, entries, stride, places, used, next;
     char *keys, *values, *taken; unsigned long long *added, *touched; };
-struct attempt { __u32 hook, type, protocol, state; __u64 netns, cookie;
+struct socket_call { __u32 hook, type, protocol, state; __u64 netns, cookie;
     __u32 family, address, port; int allowed, retval, strange; __u32 verdicts; };
 struct end { __u32 address, port; };
 struct conversation { struct end client, frontend, backend, seen_as;
@@ -29,12 +29,12 @@ int map_delete(struct map *map, const char *key);
 int map_update(struct map *map, const char *key, const char *value, int flags);
 int map_dump(const struct map *map, char *keys, char *values);
 void bind_map(int index, const char *name, struct map *map);
-void run(struct attempt *attempt);
-long long outcome_of(const struct attempt *attempt);
+void run(struct socket_call *call);
+long long outcome_of(const struct socket_call *call);
 void end_connection(const char *key);
 int end_peer(const char *ended);
 __u32 end_flow(const char *entries);
-void run_all(const struct attempt *attempts, int count, int first, int step, __u64 first_cookie,
+void run_all(const struct socket_call *calls, int count, int first, int step, __u64 first_cookie,
     long long *outcomes);
 long long talk_open(struct conversation *talk, int *replied);
 long long talk_on(struct conversation *talk, int *replied);

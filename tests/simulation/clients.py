@@ -69,11 +69,11 @@ class Clients:
 
     def __init__(self, library: Library) -> None:
         self.ffi, self.lib = library.ffi, library.lib
-        self.probes = self.ffi.new("struct attempt[]", len(PROBES))
+        self.probes = self.ffi.new("struct socket_call[]", len(PROBES))
         self.outcomes = self.ffi.new("long long[]", len(PROBES))
         for index, (where, netns, _) in enumerate(PROBES):
             self._fill(self.probes[index], CONNECT, where, netns, 0)
-        self.one = self.ffi.new("struct attempt *")
+        self.one = self.ffi.new("struct socket_call *")
         self.names: list[Any] = []
         self.cookies, self.turn = 1 << 32, 0
         self.streams: list[Client] = []

@@ -18,7 +18,7 @@ enum { IPV4, IPV6, MAPPED };	/* MAPPED: an IPv6 socket, to an IPv4 address */
  * One call of one socket. The address is its last 32 bits; those of IPv6 all begin alike. The last
  * four are results: ``verdicts`` has a bit for each; ``strange``: an address that begins otherwise.
  */
-struct attempt {
+struct socket_call {
 	__u32 hook, type, protocol, state;
 	__u64 netns, cookie;
 	__u32 family, address, port;
@@ -26,12 +26,12 @@ struct attempt {
 	__u32 verdicts;
 };
 
-static int run_hook(struct attempt *attempt, struct bpf_sock_addr *ctx)
+static int run_hook(struct socket_call *call, struct bpf_sock_addr *ctx)
 {
-	struct bpf_sock sock = { .type = attempt->type, .protocol = attempt->protocol };
-	int v6 = attempt->family != IPV4;
+	struct bpf_sock sock = { .type = call->type, .protocol = call->protocol };
+	int v6 = call->family != IPV4;
 
-	switch (attempt->hook) {
+	switch (call->hook) {
 	case AT_CONNECT:
 		return v6 ? connect6(ctx) : connect4(ctx);
 	case AT_SENDMSG:
@@ -45,54 +45,54 @@ static int run_hook(struct attempt *attempt, struct bpf_sock_addr *ctx)
 	}
 }
 
-static void write_destination(const struct attempt *attempt, struct bpf_sock_addr *ctx)
+static void write_destination(const struct socket_call *call, struct bpf_sock_addr *ctx)
 {
-	struct address address = address_of(attempt->family == IPV6, attempt->address);
+	struct address address = address_of(call->family == IPV6, call->address);
 
-	ctx->user_port = attempt->port;
-	ctx->user_ip4 = attempt->address;
+	ctx->user_port = call->port;
+	ctx->user_ip4 = call->address;
 	memcpy(ctx->user_ip6, &address, sizeof(address));
 }
 
-static void read_destination(struct attempt *attempt, const struct bpf_sock_addr *ctx)
+static void read_destination(struct socket_call *call, const struct bpf_sock_addr *ctx)
 {
 	struct address address;
 
-	attempt->port = ctx->user_port;
-	attempt->address = ctx->user_ip4;
-	attempt->strange = 0;
-	if (attempt->family == IPV4)
+	call->port = ctx->user_port;
+	call->address = ctx->user_ip4;
+	call->strange = 0;
+	if (call->family == IPV4)
 		return;
 	memcpy(&address, ctx->user_ip6, sizeof(address));
-	attempt->address = address.word[3];
-	attempt->strange = !address_is_plain(&address, attempt->family == IPV6);
+	call->address = address.word[3];
+	call->strange = !address_is_plain(&address, call->family == IPV6);
 }
 
-void run(struct attempt *attempt)
+void run(struct socket_call *call)
 {
-	struct bpf_sock itself = { .state = attempt->state };
-	struct bpf_sock_addr ctx = { .type = attempt->type, .protocol = attempt->protocol };
+	struct bpf_sock itself = { .state = call->state };
+	struct bpf_sock_addr ctx = { .type = call->type, .protocol = call->protocol };
 	__u64 before[MOST_VERDICTS];
 
 	ctx.sk = &itself;
-	write_destination(attempt, &ctx);
-	netns = attempt->netns;
-	cookie = attempt->cookie;
+	write_destination(call, &ctx);
+	netns = call->netns;
+	cookie = call->cookie;
 	returned = 0;
 	verdicts_keep(before);
-	attempt->allowed = run_hook(attempt, &ctx);
-	attempt->retval = returned;
-	read_destination(attempt, &ctx);
-	attempt->verdicts = verdicts_since(before);
+	call->allowed = run_hook(call, &ctx);
+	call->retval = returned;
+	read_destination(call, &ctx);
+	call->verdicts = verdicts_since(before);
 }
 
 /* The backend's address and port, or a verdict below zero. */
-long long outcome_of(const struct attempt *attempt)
+long long outcome_of(const struct socket_call *call)
 {
-	if (attempt->verdicts & 1 << VERDICT_TRANSLATED)
-		return place_of_outcome(attempt->family == IPV6, attempt->strange, attempt->address,
-					attempt->port);
-	return verdict_outcome(attempt->verdicts);
+	if (call->verdicts & 1 << VERDICT_TRANSLATED)
+		return place_of_outcome(call->family == IPV6, call->strange, call->address,
+					call->port);
+	return verdict_outcome(call->verdicts);
 }
 
 /* As hooks/connection_end.c, which has the key from a packet. */
@@ -123,16 +123,16 @@ __u32 end_flow(const void *entries)
 }
 
 /* Each is made by a socket of its own, which is closed then; every ``step``th, from ``first`` on. */
-void run_all(const struct attempt *attempts, int count, int first, int step, __u64 first_cookie,
+void run_all(const struct socket_call *calls, int count, int first, int step, __u64 first_cookie,
 	     long long *outcomes)
 {
 	for (int i = first; i < count; i += step) {
-		struct attempt attempt = attempts[i];
+		struct socket_call call = calls[i];
 
-		attempt.cookie = first_cookie + i;
-		run(&attempt);
-		outcomes[i] = outcome_of(&attempt);
-		attempt.hook = AT_RELEASE;
-		run(&attempt);
+		call.cookie = first_cookie + i;
+		run(&call);
+		outcomes[i] = outcome_of(&call);
+		call.hook = AT_RELEASE;
+		run(&call);
 	}
 }

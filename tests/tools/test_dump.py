@@ -15,6 +15,7 @@ from ebpflb.kernel.maps.records import (
     Affinity,
     AffinityKey,
     AssignmentKey,
+    Attempt,
     BackendHealth,
     CountedConnection,
     Peer,
@@ -36,6 +37,7 @@ from ebpflb.plan.entries import (
     ServiceEntry,
     Settings,
 )
+from ebpflb.plan.flow_entries import Tuple
 from ebpflb.tools.dump import ROWS, dump_maps
 from tests.kernel.node import nodes
 from tests.tools.conftest import count
@@ -148,6 +150,15 @@ def test_endpoints_that_were_not_reached(maps: dict[str, Map]) -> None:
     assert column(maps, "backend_health", "endpoint", "clients_failed", "has_opened") == [
         ("10.1.0.1:8080", 2, False),
         (f"removed (#{LOST})", 0, True),
+    ]
+
+
+def test_connections_without_an_answer(maps: dict[str, Map]) -> None:
+    key = Tuple(ip_address("192.0.2.7"), ip_address("10.96.0.1"), 40001, 80, 6, 1)
+    maps["attempts"].write([(key, Attempt(0x2A, time.monotonic_ns(), WEB, A, 1))])
+    shown = "source", "destination", "service", "endpoint", "client", "has_failed"
+    assert column(maps, "attempts", *shown) == [
+        ("192.0.2.7:40001", "10.96.0.1:80", "shop/web:http/TCP", "10.1.0.1:8080", "0x2a", True)
     ]
 
 

@@ -114,6 +114,7 @@ class FlowGate(NamedTuple):
     written: int
     empty: int
     stale_endpoints: int = 0
+    endpoint_health: int = 0
 
 
 class ServiceClient(NamedTuple):
@@ -129,6 +130,14 @@ class BackendHealth(NamedTuple):
     second: int = 0
     third: int = 0
     has_opened: int = 0
+
+
+class Attempt(NamedTuple):
+    client: int
+    since: int
+    service: int
+    backend: int
+    has_failed: int = 0
 
 
 class DatagramChoice(NamedTuple):
@@ -225,6 +234,7 @@ _CLASSES: dict[str, Any] = {
     "struct flow_gate": FlowGate,
     "struct service_client": ServiceClient,
     "struct backend_health": BackendHealth,
+    "struct attempt": Attempt,
     "struct datagram_choice": DatagramChoice,
     "struct forwarded": Forwarded,
     "struct fragment_key": FragmentKey,
