@@ -22,7 +22,11 @@ from tests.kit.cluster import VIP, Cluster, endpoint, web
 from tests.kit.lab_cluster import started
 from tests.kit.sockets import Sockets
 
-READ_ONLY = 'for it; do mount --bind "$it" "$it"; mount -o remount,bind,ro "$it"; done'
+# Busy while the agent has a file there open for writing.
+READ_ONLY = """for it; do
+  mount --bind "$it" "$it"
+  until mount -o remount,bind,ro "$it"; do sleep 0.05; done
+done"""
 
 
 class AloneAgent(LabAgent):
