@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What is told from a packet that leaves, before anything else is done at egress; mostly nothing. */
+/*
+ * Notes what a packet at egress says about its endpoint, before anything else is done with it. Most say
+ * nothing.
+ */
 #ifndef EBPFLB_PATH_LEAVING_H
 #define EBPFLB_PATH_LEAVING_H
 

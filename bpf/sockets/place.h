@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Where the entry of a socket is: at the place that its cookie has in the array socket_places, or, if
- * another open socket has that place, in the hash `sockets`. A place is found, taken and freed in a third
- * of a hash's time. A lock makes sure that of two sockets one gets the place; BPF has no atomic compare
- * and exchange before Linux 5.12.
+ * another open socket has that place, in the hash `sockets`. The array takes a third of the hash's time. A
+ * lock keeps two sockets from taking one place, because BPF has no atomic compare-and-exchange before
+ * Linux 5.12.
  */
 #ifndef EBPFLB_SOCKETS_PLACE_H
 #define EBPFLB_SOCKETS_PLACE_H

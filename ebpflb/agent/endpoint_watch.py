@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read what the programs count about endpoints that do not answer (bpf/core/endpoint_health.h).
 
-While some Service wants it, a thread has the program that sees sockets' connections attached
-(bpf/hooks/socket_opening.c) and the programs at the devices note those of packets
-(bpf/path/attempt.h), and reads the counts every READ_SECONDS. The program has no pin: it ends with
-the agent, without which nothing is set aside. Otherwise nothing is attached or read.
+While some Service wants it, a thread keeps a program attached for the connections of sockets
+(bpf/hooks/socket_opening.c), has the programs at the devices note the connections of packets
+(bpf/path/attempt.h), and reads the counts every READ_SECONDS. The attached program has no pin: it
+ends with the agent, as nothing is set aside without one. Otherwise nothing is attached or read.
 """
 
 import logging
@@ -131,7 +131,7 @@ class EndpointWatch(DueWorker):
         gate.memory[_SWITCH_AT : _SWITCH_AT + _SWITCH.size] = _SWITCH.pack(watched)
 
     def _read(self) -> list[Outcome]:
-        """Return and clear what matters, at most MOST_OUTCOMES, whose ever they are."""
+        """Return and clear what matters, at most MOST_OUTCOMES, drawn at random."""
         ids = [
             id
             for keys, values in self._maps[MAP].slices()

@@ -5,7 +5,7 @@ A person or a controller writes an annotation by hand, so an error in one also b
 message about an annotation is recognized by its beginning (``is_about_one``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from ebpflb.errors import quoted
@@ -49,12 +49,21 @@ BY_IPVS = {
 
 def read_scheduler(service: objects.Service, default: str, warnings: list[str]) -> str:
     """Return one of SCHEDULERS. An unknown name adds a warning; the default is used."""
-    name = service.metadata.annotation(SCHEDULER_ANNOTATION)
-    if name is None or name in SCHEDULERS:
-        return name or default
-    known = ", ".join(SCHEDULERS)
-    reason = f"{quoted(name)} is not one of {known}, so it is {default}"
-    warnings.append(f"{annotation_field(SCHEDULER_ANNOTATION)}: {reason}")
+    return _one_of(SCHEDULERS, service, SCHEDULER_ANNOTATION, default, warnings)
+
+
+def _one_of(
+    known: Collection[str],
+    service: objects.Service,
+    annotation: str,
+    default: str,
+    warnings: list[str],
+) -> str:
+    word = service.metadata.annotation(annotation)
+    if word is None or word in known:
+        return word or default
+    reason = f"{quoted(word)} is not one of {', '.join(known)}, so it is {default}"
+    warnings.append(f"{annotation_field(annotation)}: {reason}")
     return default
 
 
@@ -230,13 +239,7 @@ ENDPOINT_HEALTH = (HEALTH_OFF, HEALTH_PASSIVE) = ("off", "passive")
 
 def read_endpoint_health(service: objects.Service, default: str, warnings: list[str]) -> str:
     """Return one of ENDPOINT_HEALTH. An unknown word adds a warning; the default is used."""
-    word = service.metadata.annotation(HEALTH_ANNOTATION)
-    if word is None or word in ENDPOINT_HEALTH:
-        return word or default
-    known = " or ".join(ENDPOINT_HEALTH)
-    reason = f"{quoted(word)} is not {known}, so it is {default}"
-    warnings.append(f"{annotation_field(HEALTH_ANNOTATION)}: {reason}")
-    return default
+    return _one_of(ENDPOINT_HEALTH, service, HEALTH_ANNOTATION, default, warnings)
 
 
 # Which clients a Service's NodePorts admit: by its annotation, else by --nodeport-source-ranges.

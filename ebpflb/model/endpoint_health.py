@@ -62,9 +62,6 @@ class EndpointHealth:
     def __init__(self) -> None:
         self._records: defaultdict[PortName, dict[Place, _Record]] = defaultdict(dict)
 
-    def __contains__(self, port: PortName) -> bool:
-        return port in self._records
-
     @property
     def ports(self) -> Collection[PortName]:
         """The service ports that have a record."""
@@ -134,5 +131,5 @@ class EndpointHealth:
 
 
 def most_set_aside(ready: int) -> int:
-    """Return how many of so many endpoints may be set aside at a time."""
+    """Return how many endpoints may be set aside at once if ``ready`` are ready."""
     return 0 if ready < 2 else -(-ready // PART)

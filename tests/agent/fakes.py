@@ -259,7 +259,7 @@ class FakeHistory:
 
 
 class FakeEndpointWatch:
-    """Reads nothing; ``wanted`` is what it was told last."""
+    """It reads no counts; ``wanted`` is the argument of the last ``set``."""
 
     wanted = False
 

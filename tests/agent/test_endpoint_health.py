@@ -115,7 +115,7 @@ def test_a_service_that_turns_it_off_uses_all(harness: Harness) -> None:
 def test_another_word_is_an_event_and_the_default_counts(harness: Harness, word: str) -> None:
     harness.send(changed(Kind.SERVICE, annotated(word)))
     [warning] = harness.annotations
-    assert warning.reason.endswith("is not off or passive, so it is passive")
+    assert warning.reason.endswith("is not one of off, passive, so it is passive")
     counted(harness, outcome(IPS[0]))
     assert used(harness) == set(IPS[1:])
 
@@ -181,7 +181,7 @@ FAILED, OPENED = BackendHealth(1, 7, 8, 9), BackendHealth(1, 7, 0, 0, has_opened
 
 @pytest.fixture
 def watched() -> Iterator[Callable[[dict[int, BackendHealth]], tuple[Watched, list[Outcomes]]]]:
-    """A watch of these counts, and what it has read."""
+    """A function that returns a watch of given counts, and the list of its messages."""
     made: list[Watched] = []
 
     def make(counts: dict[int, BackendHealth]) -> tuple[Watched, list[Outcomes]]:

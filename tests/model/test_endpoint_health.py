@@ -35,7 +35,7 @@ def test_a_success_brings_it_back_with_a_clean_record() -> None:
     health = EndpointHealth()
     health.fails(WEB, ONE, PLACES, 0.0)
     assert health.opens(WEB, ONE)
-    assert (WEB in health, health.set_aside(WEB)) == (False, frozenset())
+    assert (WEB in health.ports, health.set_aside(WEB)) == (False, frozenset())
     assert not health.opens(WEB, ONE)
     assert health.fails(WEB, ONE, PLACES, 1.0) == 10
 
@@ -78,7 +78,7 @@ def test_too_many_of_fewer_endpoints_return() -> None:
     assert health.keep(WEB, PLACES[:3]) == {ONE}
     assert health.set_aside(WEB) == {TWO}
     assert health.keep(WEB, []) == {TWO}
-    assert WEB not in health
+    assert WEB not in health.ports
 
 
 EVENTS = st.one_of(

@@ -5,6 +5,7 @@ If the kernel cannot end sockets, their flows are rebound instead.
 """
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -68,7 +69,7 @@ class Answers(Generic[_Answer]):
     def entries(self, wanted: _Answer) -> dict[Peer, PeerFrontend]:
         """Return all peers of sockets with this answer."""
         own = {
-            Peer(int.from_bytes(key, "little"), entry.address, entry.port): entry
+            Peer(int.from_bytes(key, sys.byteorder), entry.address, entry.port): entry
             for key, value in self._sockets.packed_items()
             if (entry := self._wanted(value[: _PEER_FRONTEND.struct.size], wanted))
         }

@@ -149,7 +149,7 @@ class DevicePrograms:
         self.worker = StepWorker("attach")
         # What ``_attach`` has returned for the devices served since the last ``take_attached``.
         self._results: deque[tuple[Device, str | None]] = deque()
-        self._recorded = self.attacher.recorded()  # devices that may have a program of ours
+        self._recorded = self.attacher.recorded()  # devices that may have our programs
         self._known: dict[int, Device] = {}  # devices as they were at the last ``update``
         self._faulty: set[int] = set()  # attached devices at which ``faults`` found something
 

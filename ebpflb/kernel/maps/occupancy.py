@@ -25,7 +25,7 @@ from ebpflb.workers import Count
 # Keep the counts of open connections consistent if one of their maps lost its pin.
 #
 # When an element of socket_places, sockets or connections ends, it subtracts from backend_loads
-# what it has added (bpf/core/connection.h). If one of the maps were created again beside the
+# what it added (bpf/core/connection.h). If one of the maps were created again beside the
 # others, the counts of lost elements would stay forever, or elements would subtract what was never
 # added. So backend_loads is created again too, with a generation that no element has. The programs
 # of an earlier agent keep using their own maps.

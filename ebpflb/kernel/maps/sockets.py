@@ -57,7 +57,3 @@ class RememberedSockets:
         """Yield cookie and entry of each socket. Raises KernelError."""
         for cookie, entry in self.packed_items():
             yield self._others.key.unpack(cookie), self._others.value.unpack(entry)
-
-    def count(self) -> int:
-        """Return the number of remembered sockets. Raises KernelError."""
-        return sum(1 for _ in self.packed_items())

@@ -78,7 +78,7 @@ def _content(entry: Path) -> bytes:
 def _programs(entry: Path, content: bytes) -> dict[str, bytes]:
     digest, packed = content[:_DIGEST], content[_DIGEST:]
     if digest != _digest(entry, packed):
-        raise ValueError("the digest is not that of the content")
+        raise ValueError("the digest does not match the content")
     programs = msgspec.msgpack.decode(packed, type=dict[str, bytes])
     if not all(code and len(code) % _INSTRUCTION == 0 for code in programs.values()):
         raise ValueError("not whole instructions")

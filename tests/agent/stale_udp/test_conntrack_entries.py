@@ -312,7 +312,7 @@ def test_more_endpoints_than_the_map_has_room_for(world: World) -> None:
 def test_a_map_of_removed_endpoints_that_cannot_be_written(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The searches go on, the reason is told, and what was to be removed is removed later."""
+    """The searches continue, ``error`` says why, and the endpoints are removed later."""
     now, worker = idle_worker(world)
     searched = recorded(worker)
     worker.check(change(GONE))
