@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from ebpflb.cluster.retry import Timing
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.manifests import service_cidr
 from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import EventLog, Quick, Start
-from tests.cluster.objects import service
+from tests.cluster.objects import endpoint_slice, node, service
 from tests.kit.api_server import FakeApiServer
 
 SILENCE = 0.3  # seconds, in the place of 150
@@ -101,9 +102,17 @@ def test_it_is_known_when_each_kind_was_last_received(
     for kind in Kind:
         events.next(kind)
         api.wait_for_watch(kind)
-    wait_until("all were", lambda: source.received() == dict.fromkeys(map(str, Kind), 1000.0))
+    for item in (
+        service("web"),
+        endpoint_slice("web"),
+        node("node-1"),
+        service_cidr("10.96.0.0/16"),
+    ):
+        api.put(item)
+        events.next(Kind(item["kind"]))  # then the beginning of its watch has been noted too
+    assert source.received() == dict.fromkeys(map(str, Kind), 1000.0)
     now[0] = 1001.0
-    for kind in Kind:  # when it has come, the beginning of the watch has been noted too
+    for kind in Kind:
         api.bookmark(kind)
     wait_until("again", lambda: source.received() == dict.fromkeys(map(str, Kind), 1001.0))
     now[0] = 1060.0
