@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ebpflb.model import annotations, map_sizes
+from ebpflb.model import annotations, busiest, map_sizes
 from ebpflb.model.addresses import Address, Network, host_port, parse_address
+from ebpflb.model.busiest import SeriesOf, parse_series, show_series
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.map_sizes import MapSizes
 from ebpflb.model.packet_path import (
@@ -439,6 +440,18 @@ class Options:
         chart="readyzBindAddress",
     )
     metrics_address: str = "127.0.0.1:10249"  # "": not served
+    service_metrics: SeriesOf | None = option(
+        None,
+        "--service-metrics",
+        "How many service ports have series of their own in /metrics: the busiest, of Services"
+        f" with these labels if a selector follows; at most {busiest.MOST}.",
+        default_text="0",
+        metavar="NUMBER[,SELECTOR]",
+        parse=parse_series,
+        show=show_series,
+        chart="serviceMetrics",
+        details="See [metrics of each Service](service-metrics.md).",
+    )
     bind_address_hard_fail: bool = False
     profiling: bool = False
     # Seconds: the audit's periods depend on it; /healthz fails after twice as long.

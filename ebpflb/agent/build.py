@@ -218,6 +218,9 @@ def build_agent(
         agent = _agent(parts, nat_watch, lock, ends, _api_servers_file(parts, stack))
         _read(metrics, agent, datapath, parts.servers)
         metrics.conntrack(datapath.maps, lambda: nat_watch.put_back)
+        if series := options.service_metrics:
+            planner, labels = lambda: agent.service_sync.planner, agent.cluster.labels
+            metrics.services(series, datapath.maps, planner, lambda key: labels.get(key, ""))
         sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack), ends.flow.run)
         monitoring = Monitoring(options.paths, datapath, agent.node_sync, inbox.put)
         unreleased = UnreleasedSockets(datapath.maps, options.paths.cache)

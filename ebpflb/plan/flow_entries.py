@@ -102,6 +102,7 @@ class FlowState(StrEnum):
     STREAM = "stream"
 
 
+ENDED = frozenset({FlowState.CLOSED, FlowState.RESET})
 STREAM_AFTER = 2  # seconds: conntrack calls an answered UDP flow that lasts longer a stream
 _PORT_HOLDERS = {FlowKind.UN_SNAT, FlowKind.RESTING}
 

@@ -32,6 +32,7 @@ from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.occupancy import Occupancy
 from ebpflb.model.annotations import RESET_KINDS
+from ebpflb.model.busiest import SeriesOf
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
 from ebpflb.plan.planner import Planner
@@ -42,6 +43,7 @@ from ebpflb.serve.metrics_agent import (
     StatusCollector,
 )
 from ebpflb.serve.metrics_kube_proxy import KubeProxyMetrics
+from ebpflb.serve.metrics_services import Labels, OpenFlows, ServicesCollector
 from ebpflb.serve.status import AgentStatus
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 
@@ -190,6 +192,22 @@ class Metrics(KubeProxyMetrics):
         """Read conntrack at each scrape from now on, until ``close``."""
         self.conntrack_counts = ConntrackCollector(maps, restored)
         self._register("conntrack", self.conntrack_counts)
+
+    def services(
+        self,
+        series: SeriesOf,
+        maps: Mapping[str, Map],
+        planner: Callable[[], Planner],
+        labels: Labels,
+    ) -> None:
+        """Read these service ports at each scrape, after ``read`` and ``conntrack``."""
+        occupancy, conntrack = self.occupancy, self.conntrack_counts
+        assert occupancy is not None and conntrack is not None
+
+        def open_flows() -> OpenFlows:
+            return OpenFlows(occupancy.latest().open_flows, conntrack.open_flows())
+
+        self._register("services", ServicesCollector(series, maps, planner, labels, open_flows))
 
     def close(self) -> None:
         """Stop reading maps, programs and status; counters are still shown."""

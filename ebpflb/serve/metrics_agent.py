@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -25,6 +26,8 @@ from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.annotations import SCHEDULERS
 from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.flow_entries import ENDED
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.conditions import conditions
 from ebpflb.serve.status import AgentStatus
@@ -183,13 +186,27 @@ log = logging.getLogger(__name__)
 _PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # the protocols that the engine translates
 
 
-def count_connections(maps: Mapping[str, Map]) -> Counter[Protocol]:
-    """Return the number of flows in conntrack: translated entries to frontends.
+class ConntrackFlows(NamedTuple):
+    """The flows in conntrack: translated entries to frontends.
 
-    Raises NodeError.
+    ``open`` leaves out TCP connections that have ended, of which only the entry remains.
     """
-    entries = conntrack.connections(FrontendKeys(maps))
-    return Counter(entry.protocol for entry in entries if entry.is_translated)
+
+    by_protocol: Counter[Protocol]
+    open: Counter[Frontend]
+
+
+def count_connections(maps: Mapping[str, Map]) -> ConntrackFlows:
+    """Raises NodeError."""
+    frontends = FrontendKeys(maps)
+    found = ConntrackFlows(Counter(), Counter())
+    for entry in conntrack.connections(frontends):
+        if entry.is_translated:
+            found.by_protocol[entry.protocol] += 1
+            if entry.state not in ENDED:
+                to = entry.original.destination, entry.original.destination_port
+                found.open[frontends.frontend(entry.protocol, *to)] += 1
+    return found
 
 
 class ConntrackCollector:
@@ -197,7 +214,7 @@ class ConntrackCollector:
 
     def __init__(self, maps: Mapping[str, Map], restored: Callable[[], int]) -> None:
         self._restored = restored
-        first: Counter[Protocol] | None = None  # not counted yet
+        first: ConntrackFlows | None = None  # not counted yet
         count = partial(count_connections, maps)
         self._flows = Count("flows of conntrack", COUNT_INTERVAL, count, first)
 
@@ -214,8 +231,13 @@ class ConntrackCollector:
         counted = self._flows.latest()
         if counted is not None:
             for protocol in _PROTOCOLS:
-                flows.add_metric([protocol.name], counted[protocol])
+                flows.add_metric([protocol.name], counted.by_protocol[protocol])
         yield flows
+
+    def open_flows(self) -> Mapping[Frontend, int]:
+        """Return the open flows of each frontend, as of the last count."""
+        counted = self._flows.latest()
+        return counted.open if counted else {}
 
     def wait(self) -> None:
         """Return when the running count has ended."""

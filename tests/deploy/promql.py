@@ -60,7 +60,7 @@ def _of_series(selector: Any, known: Labels) -> frozenset[str]:
 def _of_aggregate(expr: Any, known: Labels) -> frozenset[str]:
     inner = labels(expr.expr, known)
     if expr.modifier is None:
-        return frozenset()
+        return inner if str(expr.op) in ("topk", "bottomk") else frozenset()
     named = _only(frozenset(expr.modifier.labels), inner, expr)
     return named if expr.modifier.type == promql.AggModifierType.By else inner - named
 

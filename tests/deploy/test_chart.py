@@ -46,6 +46,7 @@ OTHERS: dict[str, Any] = {
     "services": "tier=web,stage in (test,canary)",
     "scheduler": "round-robin",
     "endpointHealth": "passive",
+    "serviceMetrics": "200,tier=web,stage in (test,canary)",
     "namespaceShare": 50,
     "shadow": True,
     "socketTranslation": "host",

@@ -10,6 +10,7 @@ from functools import partial
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
+from socket import AF_INET, SOCK_STREAM
 from typing import Any, TypeVar
 
 from ebpflb.kernel.maps.bpf_map import Map
@@ -112,6 +113,18 @@ class LabCluster:
         """A command on the first node that is told where the agent's directories are."""
         agent = self.agents[0]
         return forked.run(*words, *agent.where, netns=agent.node.netns)
+
+    def metrics(self) -> list[str]:
+        """The lines of the first agent's /metrics, as its own node reads them."""
+        with self.sockets(self.agents[0].node).open(AF_INET, SOCK_STREAM) as stream:
+            stream.connect(("127.0.0.1", 10249))
+            stream.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            said = b""
+            while piece := stream.recv(1 << 16):
+                said += piece
+        head, _, body = said.decode().partition("\r\n\r\n")
+        assert head.startswith("HTTP/1.1 200 "), head
+        return body.splitlines()
 
     def logs(self, words: str) -> None:
         """Returns when the first agent has logged these words."""

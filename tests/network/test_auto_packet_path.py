@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from socket import AF_INET, SOCK_STREAM
+from socket import SOCK_STREAM
 
 import pytest
 
@@ -103,16 +103,6 @@ class Auto(LabCluster):
     def comes_to_say(self, engine: Engine, reason: str) -> None:
         """Returns when all three say so, each of which is written at a time of its own."""
         wait_until(f"the engine is {engine}", lambda: self.says(engine, reason))
-
-    def metrics(self) -> list[str]:
-        """What Prometheus is told, from the node itself."""
-        with self.sockets(self.node).open(AF_INET, SOCK_STREAM) as stream:
-            stream.connect(("127.0.0.1", 10249))
-            stream.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            said = b""
-            while piece := stream.recv(1 << 16):
-                said += piece
-        return said.decode().splitlines()
 
     def serves(self) -> None:
         """Every client is answered, by both protocols and families."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent to read metrics of, without a kernel; and expositions, read back."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +18,13 @@ from ebpflb.kernel.maps.layout import MAPS, MapSpec
 from ebpflb.kernel.maps.records import Sweep
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
+from ebpflb.model.busiest import SeriesOf
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus
-from tests.plan.builders import CAPACITY
+from tests.plan.builders import CAPACITY, desired
+from tests.plan.builders import name as port_name
 
 BUSY = AgentStatus(
     pid=1,
@@ -49,6 +51,9 @@ class FakeMap:
         self.reads.append(self.spec.name)
         return self.element
 
+    def get_many(self, keys: Collection[int]) -> dict[int, Any]:
+        return {key: self.get(key) for key in keys}
+
     def slices(self, size: int = 4096) -> Iterator[tuple[bytes, bytes]]:
         self.reads.append(self.spec.name)
         yield bytes(self.spec.key_size * self.keys), bytes(self.spec.value_size * self.keys)
@@ -65,7 +70,8 @@ def fake_maps() -> dict[str, Any]:
     for name, opened in real.items():  # whose codecs a FlowTable wants
         made[name].key, made[name].value = opened.key, opened.value  # type: ignore[attr-defined]
     made["sweeps"].element = Sweep(0, 0, 0)
-    made["flow_stats"].element = (0, 0, 0, 0)
+    made["flow_stats"].element = made["service_stats"].element = (0, 0, 0, 0)
+    made["backend_stats"].element = (0, 0)
     return made
 
 
@@ -78,9 +84,11 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     """The metrics of an agent, each with a series at least, and with no kernel behind them."""
     one = {"connect4": RunTime(1.0, 2)}
     monkeypatch.setattr(device_programs, "run_times", lambda *_: one)
-    made = Metrics()
-    made.read(fake_datapath(), lambda: Planner(CAPACITY), lambda: BUSY)
+    made, planner = Metrics(), Planner(CAPACITY)
+    planner.plan_changes({port_name("web"): desired("web", [1], [1])}, 0.0)
+    made.read(fake_datapath(), lambda: planner, lambda: BUSY)
     made.conntrack(fake_maps(), lambda: 0)
+    made.services(SeriesOf(1), fake_maps(), lambda: planner, lambda _: "")
     made.request("GET", "https://10.96.0.1:443", 200, 0.01)
     made.gate("AllowServiceExternalIPs", "DEPRECATED", enabled=True)
     made.check("ping", "healthz", ok=True)

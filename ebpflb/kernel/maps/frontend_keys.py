@@ -7,9 +7,13 @@ The map's keys are read once and not unpacked: 65,536 of them take 0.1 s.
 import struct
 from collections.abc import Mapping
 from functools import cached_property
+from ipaddress import ip_address
 
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MAPPED, MAPS, ffi
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
 
 _AT = {name: ffi.offsetof("struct frontend", name) for name in ("address", "port", "protocol")}
 _SIZE = MAPS["services"].key_size
@@ -33,6 +37,12 @@ class FrontendKeys:
             return True
         nodeport = protocol, _ANY[len(address)], port
         return nodeport in self._keys and address in self._node_addresses
+
+    def frontend(self, protocol: Protocol, address: Address, port: int) -> Frontend:
+        """Return the frontend of this destination, which is one; a NodePort has no address."""
+        if (protocol, address.packed, port) in self._keys:
+            return Frontend(address, port, protocol)
+        return Frontend(ip_address(_ANY[len(address.packed)]), port, protocol)
 
     @cached_property
     def _keys(self) -> set[tuple[int, bytes, int]]:

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Series of single Services are the connections that clients made (docs/service-metrics.md)."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from socket import AF_INET, SOCK_DGRAM
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.manifests import Manifest
+from ebpflb.model.packet_path import Engine
+from tests.kit import requests
+from tests.kit.cluster import (
+    NODEPORT,
+    VIP,
+    VIP6,
+    ServingOutside,
+    endpoint,
+    serving_outside,
+    web,
+)
+from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.two_nodes import require
+
+SERIES = "--service-metrics"
+EMPTY, EMPTY_NODEPORT = "10.96.0.31", 30081
+ELSEWHERE, ELSEWHERE_NODEPORT = "10.96.0.32", 30082
+Series = dict[tuple[str, ...], float]
+
+
+@pytest.fixture(scope="module", params=list(Engine), ids=str)
+def module_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServingOutside]:
+    require(request.param)
+    folder = tmp_path_factory.mktemp("series")
+    with serving_outside(folder, request.param, SERIES, "9") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(module_cluster: ServingOutside) -> ServingOutside:
+    """Its Services are new, so nothing was counted of them."""
+    made = module_cluster
+    made.publish()
+    made.publish(*services(made))
+    made.restart(SERIES, "9")
+    return made
+
+
+def services(cluster: ServingOutside) -> list[Manifest]:
+    """default/web with three endpoints, one without any, and one with one on another node alone."""
+    v6 = [endpoint(pod, v6=True) for pod in cluster.web]
+    udp = {"name": "udp", "protocol": "UDP"}
+    away = [endpoint(cluster.web[0], node="another")]
+    return [
+        *web(*map(endpoint, cluster.web), v6=v6, nodeport=NODEPORT),
+        manifests.service(
+            "empty",
+            [EMPTY],
+            [{"name": "tcp", "port": PORT, "nodePort": EMPTY_NODEPORT, "protocol": "TCP"}],
+            type="NodePort",
+            labels={"metrics": "on"},
+        ),
+        manifests.service(
+            "elsewhere",
+            [ELSEWHERE],
+            [{**udp, "port": PORT, "nodePort": ELSEWHERE_NODEPORT}],
+            type="NodePort",
+            externalTrafficPolicy="Local",
+        ),
+        manifests.endpoint_slice("elsewhere", "IPv4", away, [{**udp, "port": TARGET}]),
+    ]
+
+
+def series(cluster: ServingOutside, what: str) -> Series:
+    """Service, port and protocol, and the verdict or the path -> the value."""
+    wanted = f"ebpflb_service_{what}"
+    found: Series = {}
+    for metric in text_string_to_metric_families("\n".join(cluster.metrics()) + "\n"):
+        for sample in metric.samples:
+            if sample.name == wanted:
+                words = sample.labels
+                assert words["namespace"] == "default"
+                more = [words[key] for key in ("verdict", "path") if key in words]
+                found[words["name"], words["port"], words["protocol"], *more] = sample.value
+    return found
+
+
+def test_connections_are_counted_where_they_are_chosen(cluster: ServingOutside) -> None:
+    """Of a pod's sockets, and of packets from outside, by both families, exactly."""
+    pod, outside = cluster.sockets(cluster.client), cluster.sockets(cluster.outside)
+    assert series(cluster, "connections_total")["web", "tcp", "TCP"] == 0
+    for address, times in ((VIP, 5), (VIP6, 3)):
+        for _ in range(times):
+            requests.tcp(pod, address)
+    for address, times in ((cluster.node.v4, 4), (cluster.node.v6, 2)):
+        for _ in range(times):
+            requests.tcp(outside, address, NODEPORT)
+    with requests.udp_socket(outside, VIP) as client:
+        for _ in range(6):
+            requests.exchange(client, cluster.node.v4, NODEPORT)
+    requests.udp(pod, VIP)
+    found = series(cluster, "connections_total")
+    assert found["web", "tcp", "TCP"] == 5 + 3 + 4 + 2
+    assert found["web", "udp", "UDP"] == 2  # flows, not datagrams
+    assert not any(series(cluster, "refused_total").values())
+
+
+def test_refusals_are_counted_by_their_verdict(cluster: ServingOutside) -> None:
+    """No endpoint at all, for a socket and for a packet; none on this node under policy Local."""
+    for sockets, where in (
+        (cluster.sockets(cluster.client), (EMPTY, PORT)),
+        (cluster.sockets(cluster.outside), (cluster.node.v4, EMPTY_NODEPORT)),
+    ):
+        with pytest.raises(ConnectionRefusedError):
+            requests.tcp(sockets, *where)
+    with cluster.sockets(cluster.outside).open(AF_INET, SOCK_DGRAM) as client:
+        client.sendto(b"?", (cluster.node.v4, ELSEWHERE_NODEPORT))
+    local = "elsewhere", "udp", "UDP", "no_local_endpoint"
+    wait_until("the datagram was dropped", lambda: series(cluster, "refused_total")[local] == 1)
+    found = series(cluster, "refused_total")
+    assert {key: value for key, value in found.items() if value} == {
+        ("empty", "tcp", "TCP", "refused"): 2,
+        local: 1,
+    }
+    assert not any(series(cluster, "connections_total").values())
+
+
+def test_open_connections_are_counted_until_they_end(cluster: ServingOutside) -> None:
+    """Of sockets at once; of packets when the agent counts, which it does once a minute, so the
+    test starts it again. What only rests in a table is not open.
+    """
+    sockets, packets = (("web", "tcp", "TCP", path) for path in ("socket", "packet"))
+
+    def is_open(path: tuple[str, ...], number: int) -> bool:
+        return series(cluster, "open_connections")[path] == number
+
+    with ExitStack() as opened:
+        for _ in range(3):
+            client, _ = requests.connected(cluster.sockets(cluster.client), VIP, PORT)
+            opened.enter_context(client)
+        for v6 in (False, True, True, True):
+            opened.enter_context(cluster.connection(v6=v6))
+        assert is_open(sockets, 3)
+        cluster.restart(SERIES, "9")
+        wait_until("packets are counted", partial(is_open, packets, 4))
+        assert is_open(sockets, 3)
+    wait_until("sockets are released", partial(is_open, sockets, 0))
+    cluster.restart(SERIES, "9")
+    occupied = "ebpflb_occupancy_timestamp_seconds 0.0"
+    wait_until("packets are counted", lambda: occupied not in cluster.metrics())
+    wait_until("their flows have ended", partial(is_open, packets, 0))
+
+
+def test_the_busiest_alone(cluster: ServingOutside) -> None:
+    """The number bounds what is shown, whatever there is; the rest is counted."""
+    for _ in range(3):
+        requests.tcp(cluster.sockets(cluster.client), VIP)
+    cluster.restart(SERIES, "1")
+    assert series(cluster, "connections_total") == {("web", "tcp", "TCP"): 3}
+    assert "ebpflb_service_ports_without_series 4.0" in cluster.metrics()
+
+
+def test_labels_select(cluster: ServingOutside) -> None:
+    """However many connections others have."""
+    requests.tcp(cluster.sockets(cluster.client), VIP)
+    cluster.restart(SERIES, "5,metrics=on")
+    assert series(cluster, "connections_total") == {("empty", "tcp", "TCP"): 0}
+
+
+def test_series_end_with_their_service(cluster: ServingOutside) -> None:
+    """Those of others go on."""
+    requests.tcp(cluster.sockets(cluster.client), VIP)
+    assert {key[0] for key in series(cluster, "connections_total")} >= {"web", "empty"}
+    cluster.publish(*(it for it in services(cluster) if it["metadata"]["name"] != "empty"))
+    found = series(cluster, "connections_total")
+    assert "empty" not in {key[0] for key in found} and found["web", "tcp", "TCP"] == 1
+
+
+def test_off_by_default(cluster: ServingOutside) -> None:
+    """No Service is named in /metrics."""
+    cluster.restart()
+    assert not [line for line in cluster.metrics() if 'namespace="default"' in line]

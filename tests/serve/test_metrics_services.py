@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Series of single service ports: what is counted, which ports have them, what bounds them."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from ipaddress import IPv4Address, ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.kernel.map_writer import CAPACITY
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.model.addresses import Family
+from ebpflb.model.busiest import parse_series
+from ebpflb.model.events import Key
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.desired import DesiredBackend, DesiredService
+from ebpflb.plan.entries import BackendName, Frontend
+from ebpflb.plan.planner import Planner
+from ebpflb.serve import metrics_agent, metrics_services
+from ebpflb.serve.metrics import Metrics
+from ebpflb.serve.metrics_agent import ConntrackFlows
+from tests.kernel.maps import small
+from tests.kernel.variants import needs_root
+from tests.plan.builders import CLUSTER
+from tests.plan.flow_builders import Made
+from tests.serve.subjects import BUSY, fake_datapath, settled, values
+from tests.tools.conftest import count
+
+pytestmark = needs_root
+
+NEW, REFUSED = "ebpflb_service_connections_total", "ebpflb_service_refused_total"
+OPEN, WITHOUT = "ebpflb_service_open_connections", "ebpflb_service_ports_without_series"
+
+
+class World:
+    """The maps, a planner, and labels; ``now`` is moved by hand."""
+
+    def __init__(self, maps: dict[str, Map]) -> None:
+        self.maps, self.planner = maps, Planner(CAPACITY)
+        self.labels: dict[Key, str] = {}
+        self.now = 1000.0
+        self.open: dict[Frontend, int] = {}
+
+    def program(self, *services: DesiredService) -> None:
+        self._write({each.name: each for each in services})
+
+    def remove(self, service: DesiredService) -> None:
+        self._write({service.name: None})
+
+    def _write(self, changes: dict[PortName, DesiredService | None]) -> None:
+        plan = self.planner.plan_changes(changes, self.now)
+        for part in fields(plan):
+            if part.name in self.maps:
+                self.maps[part.name].write(getattr(plan, part.name))
+        self.planner.written(self.now)
+
+    def count(self, service: DesiredService, *counters: int) -> None:
+        """Chosen, by affinity, refused, no local endpoint."""
+        count(self.maps["service_stats"], self.planner.actual[service.name].id, *counters)
+
+    def metrics(self, series: str) -> Metrics:
+        made = Metrics()
+        made.read(fake_datapath(self.maps), lambda: self.planner, lambda: BUSY)
+        made.conntrack(self.maps, lambda: 0)
+        wanted = parse_series(series)
+        if wanted:
+            labels = self.labels
+            made.services(wanted, self.maps, lambda: self.planner, lambda key: labels.get(key, ""))
+        return made
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with small.all_maps() as maps:
+        made = World(maps)
+        monkeypatch.setattr("ebpflb.serve.metrics_services.time.monotonic", lambda: made.now)
+
+        def counted(_: object) -> ConntrackFlows:
+            return ConntrackFlows(Counter(), Counter(made.open))
+
+        monkeypatch.setattr(metrics_agent, "count_connections", counted)
+        yield made
+
+
+def service(name: str, number: int, family: Family = Family.IPV4) -> DesiredService:
+    """With two endpoints."""
+    first = "10.1.0.0" if family == Family.IPV4 else "fd00:1::"
+    at = "172.16.0.0" if family == Family.IPV4 else "fd00:96::"
+    backends = [
+        DesiredBackend(ip_address(first) + 2 * number + n, 80, CLUSTER, BackendName("", ""))
+        for n in range(2)
+    ]
+    frontends = {Frontend(ip_address(at) + number, 80, Protocol.TCP): frozenset({"endpoints"})}
+    port = PortName("shop", name, "http", Protocol.TCP, family)
+    return DesiredService(port, "", frontends, 0, tuple(backends), ())
+
+
+def series(made: Metrics, metric: str) -> dict[str, float]:
+    """Name of the Service, and the further label if there is one -> value."""
+    found = {}
+    for (name, labels), now in values(made).items():
+        if name == metric:
+            words = dict(labels)
+            more = words.get("verdict") or words.get("path")
+            found[f"{words['name']} {more}" if more else words["name"]] = now
+    return found
+
+
+def test_what_was_counted_is_shown(world: World) -> None:
+    """Both families of a service port are one; what was refused is told by its verdict."""
+    v4, v6 = service("web", 1), service("web", 1, Family.IPV6)
+    world.program(v4, v6)
+    made = world.metrics("5")
+    world.count(v4, 30, 4, 3, 2)
+    world.count(v6, 12, 0, 0, 1)
+    assert series(made, NEW) == {"web": 42}
+    assert series(made, REFUSED) == {"web refused": 3, "web no_local_endpoint": 3}
+    labels = {"namespace": "shop", "name": "web", "port": "http", "protocol": "TCP"}
+    assert (NEW, frozenset(labels.items())) in values(made)
+    world.count(v4, 31)
+    assert series(made, NEW) == {"web": 43}  # at once, whenever the choice was made
+    made.close()
+
+
+def test_open_connections(world: World) -> None:
+    """Of sockets at once; of packets what both engines have, without flows that have ended."""
+    web = service("web", 1)
+    world.program(web)
+    entries = world.planner.actual[web.name]
+    count(world.maps["backend_stats"], entries.ids[0], 7, 2)
+    count(world.maps["backend_stats"], entries.ids[1], 1, 3)  # counted late: never below 0
+    for number in range(4):
+        for key, flow in Made(number).plain().items():
+            ended = flow.flags | ({"fin"} if number == 3 and "request" in flow.flags else set())
+            own = flow._replace(service=entries.id, flags=frozenset(ended))
+            world.maps["tcp_flows"].write([(key, own)])
+    world.open = {next(iter(web.frontends)): 5, Frontend(IPv4Address(1), 80, Protocol.TCP): 9}
+    made = world.metrics("5")
+    assert series(made, OPEN)["web socket"] == 5
+    settled(made)
+    assert series(made, OPEN) == {"web socket": 5, "web packet": 3 + 5}
+    made.close()
+
+
+def test_only_the_busiest_and_how_many_are_left_out(world: World) -> None:
+    """The number bounds the series, whatever there is; the rest is counted."""
+    every = [service(f"s{n}", n) for n in range(20)]
+    world.program(*every)
+    for n, each in enumerate(every):
+        world.count(each, n)
+    made = world.metrics("3")
+    assert series(made, NEW) == {"s17": 17, "s18": 18, "s19": 19}
+    assert len(series(made, REFUSED)) == len(series(made, OPEN)) == 6
+    assert values(made)[WITHOUT, frozenset()] == 17
+    made.close()
+
+
+def test_the_choice_follows_what_is_busy(world: World) -> None:
+    """Once a minute at most."""
+    a, b = service("a", 1), service("b", 2)
+    world.program(a, b)
+    world.count(a, 10)
+    made = world.metrics("1")
+    assert series(made, NEW) == {"a": 10}
+    world.count(b, 1000)
+    world.now += metrics_services.CHOICE_INTERVAL - 1
+    assert series(made, NEW) == {"a": 10}
+    world.now += 1
+    assert series(made, NEW) == {"b": 1000}
+    made.close()
+
+
+def test_labels_select(world: World) -> None:
+    """Only Services whose labels meet the selector have series, however busy others are."""
+    shown, other = service("shown", 1), service("other", 2)
+    world.program(shown, other)
+    world.count(other, 1000)
+    world.labels = {Key("shop", "shown"): "metrics=on,tier=web", Key("shop", "other"): "tier=web"}
+    made = world.metrics("5,metrics=on")
+    assert series(made, NEW) == {"shown": 0}
+    assert values(made)[WITHOUT, frozenset()] == 0
+    world.labels[Key("shop", "other")] = "metrics=on"
+    world.now += metrics_services.CHOICE_INTERVAL
+    assert series(made, NEW) == {"shown": 0, "other": 1000}
+    made.close()
+
+
+def test_series_end_with_the_service(world: World) -> None:
+    """At the next scrape, not at the next choice; those of the other family stay."""
+    web, web6, gone = service("web", 1), service("web", 1, Family.IPV6), service("gone", 2)
+    world.program(web, web6, gone)
+    made = world.metrics("5")
+    assert series(made, NEW) == {"web": 0, "gone": 0}
+    world.remove(gone)
+    world.remove(web6)
+    assert series(made, NEW) == {"web": 0}
+    world.remove(web)
+    assert not series(made, NEW) and not series(made, OPEN)
+    made.close()
+
+
+def test_off(world: World) -> None:
+    """Without the option there is not even a name, and no counter is read."""
+    world.program(service("web", 1))
+    reads: list[Any] = []
+    for name in ("service_stats", "backend_stats"):
+        opened = world.maps[name]
+        world.maps[name] = _Recording(opened, reads)  # type: ignore[assignment]
+    made = world.metrics("0")
+    names = {name for name, _ in values(made)}
+    assert not names & {NEW, REFUSED, OPEN, WITHOUT}
+    assert not reads
+    made.close()
+
+
+class _Recording:
+    """A map whose reads are noted."""
+
+    def __init__(self, opened: Map, reads: list[Any]) -> None:
+        self._opened, self._reads, self.spec = opened, reads, opened.spec
+
+    def get_many(self, keys: Any) -> Any:
+        self._reads.append(keys)
+        return self._opened.get_many(keys)
