@@ -7,6 +7,7 @@ page           writes the figures into the pages that show them
 plot           draws them: the one door to matplotlib
 result         what a benchmark has measured, as JSON; how each begins and ends
 report         figures beside their targets
+histogram      quantiles of a Prometheus histogram, as ClusterLoader2 reads them
 targets        what these are
 
 connect        what a ClusterIP costs, and what the agent costs: `make bench-connect`
