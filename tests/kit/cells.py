@@ -3,8 +3,9 @@
 
 A cell names the endpoints that answer, "here there"; with "here=client there=node" also whom each
 sees: the client, the far node, or the near one, by the address of the device that leads to the
-endpoint. With "lost" some requests are not answered. REFUSED, SILENT and UNANSWERED are what
-becomes of all requests: an error at once, neither an error nor an answer, or either of these.
+endpoint. "one of here there" is either of them, for all requests the same one. With "lost" some
+requests are not answered. REFUSED, SILENT and UNANSWERED are what becomes of all requests: an error
+at once, neither an error nor an answer, or either of these.
 
 A kind of frontend is one of ``Frontends``, or "loopback" for a NodePort on the node's own loopback;
 "nodeport@far" is that of the far node, and "cluster+1" the port after the frontend's.
@@ -36,30 +37,44 @@ REFUSED, SILENT, UNANSWERED = "refused", "silent", "unanswered"
 TIMES = 24  # misses one of two endpoints once in 8 million times
 A_MOMENT = 0.3  # seconds after which a request counts as lost
 LOST = ("lost", "")
+SAME = "one of "
 
 Where = tuple[str, int]
+Met = set[tuple[str, str]]  # names of endpoints, or what went wrong, and the sources that they see
+
+
+class Row(NamedTuple):
+    """Who ask which service by what kinds of frontends, and what they meet.
+
+    ``kube_proxy``: the cell of kube-proxy, where it is another one.
+    """
+
+    clients: str
+    number: int
+    kinds: str
+    cell: str
+    kube_proxy: str = ""
 
 
 class Case(NamedTuple):
-    """A state of the cluster, and what is met there: who ask which service by what kinds of
-    frontends, and the cell.
+    """A state of the cluster, and what is met there.
 
     ``verdict``: what the programs of the near node count for each request.
     """
 
     published: Callable[[TwoNodes], list[Any]]
-    rows: list[tuple[str, int, str, str]]
+    rows: list[Row]
     verdict: str = ""
 
 
 def rows(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
     """Case, client, service, kind of frontend, and cell: of all cases, one by one."""
     values = [
-        (name, who, number, kind, cell)
+        (name, who, row.number, kind, row.cell)
         for name, case in cases.items()
-        for clients, number, kinds, cell in case.rows
-        for who in clients.split()
-        for kind in kinds.split()
+        for row in case.rows
+        for who in row.clients.split()
+        for kind in row.kinds.split()
     ]
     names = ("case", "who", "number", "kind", "cell")
     return pytest.mark.parametrize(names, values, indirect=["case"])
@@ -95,20 +110,30 @@ def at(two: TwoNodes, number: int, kind: str, *, v6: bool) -> Where:
 
 def assert_cell(two: TwoNodes, who: str, where: Where, cell: str, send: Send) -> None:
     """Requests of a client meet what the cell says, and nothing else."""
+    found = meet(two, who, where, cell, send)
+    assert fits(two, who, where, cell, found), f"{cell}: {found}"
+
+
+def meet(two: TwoNodes, who: str, where: Where, cell: str, send: Send) -> Met:
+    """Return what so many requests of a client meet as the cell needs."""
     client = two.sockets(getattr(two, who))
     is_lost = "lost" in cell or cell in (SILENT, UNANSWERED)
     if cell in (REFUSED, SILENT, UNANSWERED) and send is requests.udp:
         send = requests.connected_udp  # which is told of errors
     times = TIMES if " " in cell else 1
-    found = {_met(client, where, send, A_MOMENT if is_lost else CALL_SECONDS) for _ in range(times)}
+    return {_met(client, where, send, A_MOMENT if is_lost else CALL_SECONDS) for _ in range(times)}
+
+
+def fits(two: TwoNodes, who: str, where: Where, cell: str, found: Met) -> bool:
+    """Whether it is what the cell says, and nothing else."""
     if "=" in cell:
-        assert found == _meaning(two, who, cell, v6=":" in where[0])
-        return
+        return found == _meaning(two, who, cell, v6=":" in where[0])
     names = {name for name, _ in found}
     if cell == UNANSWERED:
-        assert not names & {"here", "twin", "there"}
-    else:
-        assert names == ({LOST[0]} if cell == SILENT else set(cell.split()))
+        return not names & {"here", "twin", "there"}
+    if cell.startswith(SAME):
+        return len(names) == 1 and names <= set(cell.removeprefix(SAME).split())
+    return names == ({LOST[0]} if cell == SILENT else set(cell.split()))
 
 
 def _met(client: Sockets, where: Where, send: Send, seconds: float) -> tuple[str, str]:
@@ -131,7 +156,7 @@ def _met(client: Sockets, where: Where, send: Send, seconds: float) -> tuple[str
             return str(error), ""
 
 
-def _meaning(two: TwoNodes, who: str, cell: str, *, v6: bool) -> set[tuple[str, str]]:
+def _meaning(two: TwoNodes, who: str, cell: str, *, v6: bool) -> Met:
     """What ``_met`` returns, by a cell that names sources."""
     client, near, far = (
         host.v6 if v6 else host.v4 for host in (getattr(two, who), two.near, two.far)

@@ -4,7 +4,7 @@
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.manifests import Manifest
 from tests.kit import cells, two_nodes
-from tests.kit.cells import UNANSWERED, Case
+from tests.kit.cells import UNANSWERED, Case, Row
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
@@ -49,9 +49,9 @@ CASES = {
     "external IPs": Case(
         everything,
         [
-            (ANY, GUARDED, "external cluster", "here"),
-            (ANY, OTHER, "external", UNANSWERED),
-            (ANY, OTHER, "cluster", "here"),
+            Row(ANY, GUARDED, "external cluster", "here"),
+            Row(ANY, OTHER, "external", UNANSWERED),
+            Row(ANY, OTHER, "cluster", "here"),
         ],
     ),
     # NodePorts admit by source, by the option or by the Service's annotation instead; pods and the
@@ -59,17 +59,18 @@ CASES = {
     "NodePorts": Case(
         everything,
         [
-            ("outside", GUARDED, "nodeport", "here"),
-            ("unhooked hooked near", GUARDED, "nodeport", UNANSWERED),
-            ("unhooked hooked", OTHER, "nodeport", "here"),
-            ("outside near", OTHER, "nodeport", UNANSWERED),
-            (ANY, OPEN, "nodeport cluster", "here"),
+            Row("outside", GUARDED, "nodeport", "here"),
+            Row("unhooked hooked near", GUARDED, "nodeport", UNANSWERED),
+            Row("unhooked hooked", OTHER, "nodeport", "here"),
+            Row("outside near", OTHER, "nodeport", UNANSWERED),
+            Row(ANY, OPEN, "nodeport cluster", "here"),
         ],
     ),
     # A Service that claims 0.0.0.0 and :: gets nobody's NodePort; its own frontends are served, at
     # the port of a NodePort.
     "a thief": Case(
-        everything, [(ANY, OPEN, "nodeport", "here"), (ANY, THIEF, f"cluster+{TAKEN - 80}", "twin")]
+        everything,
+        [Row(ANY, OPEN, "nodeport", "here"), Row(ANY, THIEF, f"cluster+{TAKEN - 80}", "twin")],
     ),
 }
 
