@@ -49,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: three at a time for each processor.
 WORKERS := $(shell echo $$((3 * $$(nproc))))
 
-.PHONY: demo test test-all test-fast test-page soak check format diagrams screenshots bench bench-connect \
+.PHONY: demo test test-all test-fast test-page conformance soak check format diagrams screenshots bench bench-connect \
 	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
 	lint-types run-test run-test-all tests-bytecode tests-libraries image wheel release release-twice \
 	lock renew lane-packages clean
@@ -91,6 +91,11 @@ tests-libraries: $(VENV)/test
 
 test-fast: $(VENV)/test
 	EBPFLB_TEST_LOAD=0.1 $(BIN)/pytest -n $$(($$(nproc) + 1)) -m "pure and not slow"
+
+# TARGET: ebpflb-netfilter, ebpflb-flows, kube-proxy-nftables, kube-proxy-iptables (KUBE_PROXY: its
+# binary), or the command of another proxy (docs/conformance.md).
+conformance: $(VENV)/test
+	$(BIN)/python -m tests.conformance '$(or $(TARGET),ebpflb-netfilter)'
 
 # Until Ctrl-C, or FOR=10m; SEED: the first seed.
 soak: $(VENV)/test

@@ -30,7 +30,7 @@ from tests.kit.cells import (
     Row,
 )
 from tests.kit.lab_cluster import TARGET
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, Topology
 
 CLUSTER, EXTERNAL, INTERNAL = (number for number, _ in cells.POLICIES.values())
 ANY, PACKETS = "outside unhooked hooked near", "outside unhooked"
@@ -38,38 +38,43 @@ ALL = "cluster nodeport external balancer"
 FROM_OUTSIDE = "nodeport balancer external"
 BOTH, MIXED = "here there", "here=client there=node"
 UNALLOCATED = 99  # no service has this number
+AFFINITY: dict[str, Any] = {
+    "sessionAffinity": "ClientIP",
+    "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 10800}},
+}
+BY_TOPOLOGY = {"service.kubernetes.io/topology-mode": "Auto"}  # asked for until Kubernetes 1.30
 PROXY_NAME, ZONE = "service.kubernetes.io/service-proxy-name", "topology.kubernetes.io/zone"
 
 
-def policies(two: TwoNodes) -> list[Any]:
+def policies(two: Topology) -> list[Any]:
     return cells.services(two, two.here, two.there)
 
 
-def nobody(two: TwoNodes) -> list[Any]:
+def nobody(two: Topology) -> list[Any]:
     return [manifests.service_cidr("10.96.0.0/16", "fd00:96::/64"), two.service("nobody", 10)]
 
 
-def elsewhere(two: TwoNodes) -> list[Any]:
+def elsewhere(two: Topology) -> list[Any]:
     return [
         two.service("external", EXTERNAL, two.there, externalTrafficPolicy="Local"),
         two.service("internal", INTERNAL, two.there, internalTrafficPolicy="Local"),
     ]
 
 
-def only_for(two: TwoNodes, *hosts: Host, more: tuple[str, ...] = ()) -> list[Manifest]:
+def only_for(two: Topology, *hosts: Host, more: tuple[str, ...] = ()) -> list[Manifest]:
     """A load balancer that only these may ask; the ranges of both families are never empty."""
     own = [f"{host.v4}/32" for host in hosts] + [f"{host.v6}/128" for host in hosts]
     sources = [*own, *more, "240.0.0.0/32", "fd99::/128"]
     return two.service("web", 10, two.here, two.there, loadBalancerSourceRanges=sources)
 
 
-def leaving(two: TwoNodes, **policy: str) -> list[Manifest]:
+def leaving(two: Topology, **policy: str) -> list[Manifest]:
     """The only endpoint, on the near node, terminates."""
     conditions = {"ready": False, "terminating": True}
     return two.service("web", 10, two.here, conditions=conditions, **policy)
 
 
-def second_slice(two: TwoNodes, pod: Host, **conditions: bool) -> list[Manifest]:
+def second_slice(two: Topology, pod: Host, **conditions: bool) -> list[Manifest]:
     """One more slice of each family for the Service "web"."""
     ports = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
     return [
@@ -89,7 +94,7 @@ def by_proxy(number: int) -> list[Manifest]:
     return [{"ip": it, "ipMode": "Proxy"} for it in Frontends(number).balancer]
 
 
-def zoned_nodes(two: TwoNodes) -> list[Manifest]:
+def zoned_nodes(two: Topology) -> list[Manifest]:
     """The near node in zone one, the far one in zone two."""
     return [
         manifests.node(node.name, node.v4, node.v6, labels={ZONE: zone})
@@ -97,9 +102,10 @@ def zoned_nodes(two: TwoNodes) -> list[Manifest]:
     ]
 
 
-def hinted(two: TwoNodes, **zones: str) -> list[Manifest]:
+def hinted(two: Topology, **zones: str) -> list[Manifest]:
     """A Service whose endpoints have these hints."""
-    service, *slices = two.service("web", 10, *(getattr(two, name) for name in zones))
+    pods = [getattr(two, name) for name in zones]
+    service, *slices = two.service("web", 10, *pods, annotations=BY_TOPOLOGY)
     for each in slices:
         for endpoint, zone in zip(each["endpoints"], zones.values(), strict=True):
             endpoint["hints"] = {"forZones": [{"name": zone}]}
@@ -197,7 +203,7 @@ CASES = {
     ),
     # A client keeps its endpoint (kube-proxy.md 9), whatever its port.
     "affinity": Case(
-        lambda two: [two.service("web", 10, two.here, two.there, sessionAffinity="ClientIP")],
+        lambda two: [two.service("web", 10, two.here, two.there, **AFFINITY)],
         [Row(ANY, 10, ALL, SAME + BOTH)],
     ),
     # An endpoint reaches itself by its own Service.

@@ -52,12 +52,12 @@ def event(change: Change, request: Request) -> Json | bytes | None:
 
 
 def fits(object: Json | None, request: Request) -> bool:
-    """Selectors as far as they are needed: ``!label``, ``a.b=c`` and ``a.b!=c``."""
+    """Selectors as far as they are needed: ``!label,!another``, ``a.b=c`` and ``a.b!=c``."""
     if object is None:
         return False
-    label = request.query.get("labelSelector", "")
+    labels = request.query.get("labelSelector", "").replace("!", "").split(",")
     test = request.query.get("fieldSelector", "")
-    if label and label.removeprefix("!") in object["metadata"].get("labels", {}):
+    if set(labels) & set(object["metadata"].get("labels", {})):
         return False
     path, unequal, value = test.partition("!=") if "!=" in test else test.partition("=")
     found: Any = object

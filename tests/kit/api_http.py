@@ -28,6 +28,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if url.path in KINDS:
                 self._answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
+            elif url.path.rpartition("/")[0] in KINDS:
+                path, _, name = url.path.rpartition("/")
+                self._answer(Request(KINDS[path], {"name": name}), self)
             elif found := document(url.path):
                 self.send(200, json.dumps(found).encode())
             else:

@@ -48,7 +48,9 @@ class _HttpServer(ThreadingHTTPServer):
 
 
 class FakeApiServer:
-    """``with FakeApiServer() as api:`` serves until the end of the block."""
+    """``with FakeApiServer() as api:`` serves until the end of the block; everybody where there is
+    no ``token``.
+    """
 
     def __init__(
         self,
@@ -199,7 +201,7 @@ class FakeApiServer:
             "kind": "Config",
             "current-context": "it",
             "clusters": [{"name": "it", "cluster": cluster}],
-            "users": [{"name": "it", "user": {"token": self.token}}],
+            "users": [{"name": "it", "user": {"token": self.token} if self.token else {}}],
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
         }
         path = folder / "kubeconfig"
@@ -213,12 +215,14 @@ class FakeApiServer:
             self.requests.append(request)
             self.changed.notify_all()
         time.sleep(self.delay)
-        if handler.headers["Authorization"] != f"Bearer {self.token}":
+        if self.token and handler.headers["Authorization"] != f"Bearer {self.token}":
             handler.refuse(401, "Unauthorized")
         elif self._failures[request.kind]:
             handler.send(*self._failures[request.kind].popleft())
         elif request.posted:
             self._create(request.posted, handler)
+        elif "name" in request.query:
+            self._get(request, handler)
         elif request.is_watch:
             self._watch(request, handler)
         else:
@@ -230,6 +234,14 @@ class FakeApiServer:
             self.created.append(object)
             self.changed.notify_all()
         handler.send(201, json.dumps(object).encode())
+
+    def _get(self, request: Request, handler: Handler) -> None:
+        """One object without a namespace."""
+        found = self._collections[request.kind].objects.get(("", request.query["name"]))
+        if found is None:
+            handler.refuse(404, f"{request.query['name']} is not here", reason="NotFound")
+        else:
+            handler.send(200, json.dumps(found).encode())
 
     def _list(self, request: Request, handler: Handler) -> None:
         with self.changed:

@@ -49,19 +49,11 @@ def require(engine: Engine, network: cni.Cni | None = None) -> None:
 NO_CONDITIONS: Mapping[str, bool] = {}
 
 
-class TwoNodes(LabCluster):
-    """Both agents get the same manifests."""
+class Topology(LabCluster):
+    """The nodes, their pods and the client beyond the router; nobody serves them yet."""
 
-    def __init__(
-        self,
-        lab: Lab,
-        folder: Path,
-        network: cni.Cni | None,
-        *options: str,
-        engine: Engine = Engine.FLOWS,
-    ) -> None:
+    def __init__(self, lab: Lab, folder: Path, network: cni.Cni | None) -> None:
         super().__init__(lab, folder)
-        self.engine = engine
         self.near, self.far = lab.node("near", 1, network), lab.node("far", 2, network)
         lab.join(self.near, self.far)
         self.hooked = lab.pod(self.near, "hooked", 2)
@@ -73,8 +65,6 @@ class TwoNodes(LabCluster):
         self.places = {self.there: self.far.name, self.outside: "elsewhere"}  # else the near node
         for network_of_services in SERVICE_NETWORKS:
             lab.router.lead(network_of_services, address(self.near, network_of_services))
-        for node in (self.near, self.far):
-            self.add_agent(node, *options)
         for pod in (self.here, self.twin, self.there):
             self.start_program(pod, "serve", pod.name, str(TARGET))
 
@@ -106,24 +96,12 @@ class TwoNodes(LabCluster):
     def until_served(self, host: Host, where: tuple[str, int]) -> None:
         wait_until(f"{host.name} is served", lambda: self.is_served(host, where))
 
-    def delete_all_flows(self) -> None:
-        for table in ("tcp_flows", "other_flows"):
-            self.delete_flows(table)
-
-    def delete_flows(self, table: str) -> None:
-        """So that a new socket with the port of a former one does not continue that one's flow."""
-        for agent in self.agents:
-            flows = self.maps_of(agent)[table]
-            flows.delete([packet for packet, _ in flows.items()])
-            if table == "other_flows":
-                choices = self.maps_of(agent)["udp_choices"]
-                choices.delete([packet for packet, _ in choices.items()])
-        if self.engine is Engine.NETFILTER:
-            for node in (self.near, self.far):
-                with nodes.entered(node.netns):
-                    entries = conntrack.connections(lambda *_: True)
-                    of_tcp = table == "tcp_flows"
-                    conntrack.delete(e for e in entries if (e.protocol is Protocol.TCP) == of_tcp)
+    def delete_connections(self, which: Callable[[Protocol], bool] = lambda _: True) -> None:
+        """Deletes both nodes' entries in conntrack, of protocols for which ``which`` is true."""
+        for node in (self.near, self.far):
+            with nodes.entered(node.netns):
+                entries = conntrack.connections(lambda *_: True)
+                conntrack.delete(entry for entry in entries if which(entry.protocol))
 
     def service(
         self,
@@ -163,6 +141,39 @@ class TwoNodes(LabCluster):
             manifests.endpoint_slice(name, "IPv4", self.endpoints(pod), named),
             manifests.endpoint_slice(name, "IPv6", self.endpoints(pod, v6=True), named),
         ]
+
+
+class TwoNodes(Topology):
+    """Both nodes have an agent, and both agents get the same manifests."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        network: cni.Cni | None,
+        *options: str,
+        engine: Engine = Engine.FLOWS,
+    ) -> None:
+        super().__init__(lab, folder, network)
+        self.engine = engine
+        for node in (self.near, self.far):
+            self.add_agent(node, *options)
+
+    def delete_all_flows(self) -> None:
+        for table in ("tcp_flows", "other_flows"):
+            self.delete_flows(table)
+
+    def delete_flows(self, table: str) -> None:
+        """So that a new socket with the port of a former one does not continue that one's flow."""
+        for agent in self.agents:
+            flows = self.maps_of(agent)[table]
+            flows.delete([packet for packet, _ in flows.items()])
+            if table == "other_flows":
+                choices = self.maps_of(agent)["udp_choices"]
+                choices.delete([packet for packet, _ in choices.items()])
+        if self.engine is Engine.NETFILTER:
+            of_tcp = table == "tcp_flows"
+            self.delete_connections(lambda protocol: (protocol is Protocol.TCP) == of_tcp)
 
 
 Change = Callable[[TwoNodes], None]

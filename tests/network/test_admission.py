@@ -8,7 +8,7 @@ from tests.kit.cells import UNANSWERED, Case, Row
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, Topology, TwoNodes
 
 GUARDED, OTHER, OPEN, THIEF = 10, 20, 30, 40
 EXTERNAL = "--external-ips", "203.0.113.0/28,fd03:113::10/128"
@@ -20,7 +20,7 @@ TAKEN = Frontends(OPEN).nodeport
 ANY = "outside unhooked hooked near"
 
 
-def everything(two: TwoNodes) -> list[list[Manifest]]:
+def everything(two: Topology) -> list[list[Manifest]]:
     numbers = {"web": GUARDED, "other": OTHER, "open": OPEN}
     services = {name: two.service(name, n, two.here) for name, n in numbers.items()}
     services["other"][0]["metadata"]["annotations"] = {ANNOTATION: ",".join(cni.NETWORKS)}
@@ -31,7 +31,7 @@ def everything(two: TwoNodes) -> list[list[Manifest]]:
 two = two_nodes.fixture(*EXTERNAL, *NODEPORTS, publish=lambda made: made.publish(*everything(made)))
 
 
-def thief(two: TwoNodes) -> list[Manifest]:
+def thief(two: Topology) -> list[Manifest]:
     """A Service whose load balancer is said to have unspecified addresses, on a NodePort's port."""
     ports = [{**each, "port": TAKEN} for each in PORTS]
     answers = [{**each, "port": TARGET} for each in PORTS]

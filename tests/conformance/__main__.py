@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays the cases with real packets against service proxies, and prints what each passes.
+
+    python -m tests.conformance ebpflb-netfilter kube-proxy-nftables
+    python -m tests.conformance 'another-proxy --kubeconfig {kubeconfig} --node {node}'
+
+Needs root, and the proxies' own needs. Exit status 1 if a row fails.
+"""
+
+import signal
+import sys
+import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpflb.errors import NodeError
+from tests.conformance.cases import CASES
+from tests.conformance.served import Served
+from tests.conformance.targets import TARGETS, other
+from tests.kit import cells, requests
+from tests.kit.cells import FORBIDDEN, REFUSED, SILENT, Case, Met, Row
+from tests.kit.lab_cluster import started
+
+SECONDS = 3.0  # that an answer may take, with the SYN's first retransmission
+SENDS = {"TCP": requests.tcp, "UDP": requests.udp}
+
+
+class Result(NamedTuple):
+    """``seen`` is what a client met in the place of what the row says; "" if just that."""
+
+    case: str
+    asked: str
+    wanted: str
+    seen: str
+
+
+def play(target: str, cases: Mapping[str, Case]) -> Iterator[Result]:
+    """What the clients of each case meet, in its order."""
+    proxy = TARGETS.get(target) or other(target)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        started(lambda lab: Served(lab, Path(folder), proxy)) as served,
+    ):
+        for name, case in cases.items():
+            served.delete_all_flows()
+            try:
+                served.publish(*case.published(served))
+            except NodeError as error:
+                yield Result(name, "the proxy follows", "a change", str(error))
+                continue
+            for row in case.rows:
+                yield from _ask(served, name, row)
+
+
+def _ask(served: Served, case: str, row: Row) -> Iterator[Result]:
+    cell = row.kube_proxy or row.cell
+    for who in row.clients.split():
+        for kind in row.kinds.split():
+            for v6 in (False, True):
+                where = cells.at(served, row.number, kind, v6=v6)
+                for protocol, send in SENDS.items():
+                    found = cells.meet(served, who, where, cell, send, SECONDS)
+                    fits = cells.fits(served, who, where, cell, found) or _is_forbidden(cell, found)
+                    asked = f"{who} asks {kind} {row.number} by {protocol}, IPv{6 if v6 else 4}"
+                    seen = "" if fits else ", ".join(sorted(" ".join(it).strip() for it in found))
+                    yield Result(case, asked, cell, seen)
+
+
+def _is_forbidden(cell: str, found: Met) -> bool:
+    """Whether the kernel told a process of the node at once that nothing will come of it."""
+    return found == {FORBIDDEN} and cell in (REFUSED, SILENT)
+
+
+def report(target: str, results: list[Result]) -> None:
+    """Prints how many rows of each case pass, and those that fail."""
+    print(f"\n{target}")
+    for case in dict.fromkeys(result.case for result in results):
+        rows = [result for result in results if result.case == case]
+        failed = [row for row in rows if row.seen]
+        print(f"  {case:26} {len(rows) - len(failed):4} of {len(rows):4}")
+        for row in failed:
+            print(f"      {row.asked}: wanted {row.wanted}; met {row.seen}")
+    passed = sum(not result.seen for result in results)
+    print(f"  {'all':26} {passed:4} of {len(results):4}", flush=True)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the lab is removed
+    parser = ArgumentParser(
+        "conformance", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument("targets", nargs="+", help=f"{', '.join(TARGETS)}, or a command")
+    parser.add_argument("--case", action="append", choices=CASES, help="only this one")
+    said = parser.parse_args()
+    chosen = {name: case for name, case in CASES.items() if name in (said.case or CASES)}
+    failed = False
+    for target in said.targets:
+        results = list(play(target, chosen))
+        report(target, results)
+        failed = failed or any(row.seen for row in results)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

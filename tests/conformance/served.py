@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two nodes of the cases, each served by a target's proxy and an API server of its own."""
+
+import itertools
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ebpflb.errors import NodeError
+from ebpflb.lab import cni, manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab, Process
+from ebpflb.lab.manifests import Manifest
+from tests.conformance.targets import Place, Target
+from tests.kernel.node import nodes
+from tests.kit.api_history import key
+from tests.kit.api_server import FakeApiServer
+from tests.kit.lab_cluster import TARGET
+from tests.kit.two_nodes import Topology
+
+MARKER = ["10.96.255.255", "fd00:96::ffff"]
+SECONDS = 30.0  # that a proxy has to follow a change
+
+
+class Served(Topology):
+    """``publish`` gives both API servers the same objects; a marker Service, whose port changes,
+    tells when a proxy has followed.
+    """
+
+    def __init__(self, lab: Lab, folder: Path, target: Target) -> None:
+        super().__init__(lab, folder, cni.Bridge(hairpin=True))
+        self._target = target
+        self._servers: list[FakeApiServer] = []
+        self._places: list[Place] = []
+        self._proxies: list[Process] = []
+        self._objects: dict[tuple[str, ...], Manifest] = {}
+        self._ports = itertools.cycle(range(1000, 2000))
+
+    def start(self) -> None:
+        for node in (self.near, self.far):
+            self._start(node)
+        self.publish()
+
+    def publish(self, *said: Manifest | list[Manifest]) -> None:
+        everything = [it for each in said for it in (each if isinstance(each, list) else [each])]
+        if not any(it["kind"] == "Node" for it in everything):
+            everything += [manifests.node(it.name, it.v4, it.v6) for it in (self.near, self.far)]
+        port = next(self._ports)
+        everything += self._marker(port)
+        self._replace({(it["kind"], *key(it)): it for it in everything})
+        for place, pod in zip(self._places, (self.unhooked, self.there), strict=True):
+            for ip in MARKER:
+                self._until_followed(place, partial(self.is_served, pod, (ip, port)))
+
+    def delete_all_flows(self) -> None:
+        self.delete_connections()
+
+    def close(self) -> None:
+        """Ends the proxies, then the servers that they watch."""
+        for proxy in self._proxies:
+            proxy.send_signal(signal.SIGTERM)
+            proxy.wait(SECONDS)
+        for place in self._places:
+            self._target.clean(place)
+        for server in self._servers:
+            server.__exit__()
+        super().close()
+
+    def _start(self, node: Host) -> None:
+        with nodes.entered(node.netns):
+            server = FakeApiServer(token="")  # client-go sends none by HTTP; here is its socket
+        self._servers.append(server.__enter__())
+        server.put(manifests.node(node.name, node.v4, node.v6))  # kube-proxy asks for it at once
+        folder = self.folder / node.name
+        folder.mkdir(parents=True)
+        place = Place(node, server.kubeconfig(folder), folder)
+        self._places.append(place)
+        with (folder / "log").open("w") as log:
+            proxy = node.start(self._target.command(place), stdout=log, stderr=log)
+        self._proxies.append(self.lab.keep(proxy))
+
+    def _until_followed(self, place: Place, served: Callable[[], bool]) -> None:
+        """Raises NodeError with the end of the proxy's log."""
+        try:
+            wait_until(f"{place.node.name}'s proxy follows a change", served, SECONDS)
+        except NodeError as error:
+            said = (place.folder / "log").read_text()[-2000:]
+            raise NodeError(f"{error}; its log ends with:\n{said}") from error
+
+    def _marker(self, port: int) -> list[Manifest]:
+        # The name changes too: a proxy must have read the Service and the slices.
+        ports = [{"name": f"p{port}", "port": TARGET, "protocol": "UDP"}]
+        return [
+            manifests.service("zzz", MARKER, [{**ports[0], "port": port}]),
+            manifests.endpoint_slice("zzz", "IPv4", self.endpoints(self.here), ports),
+            manifests.endpoint_slice("zzz", "IPv6", self.endpoints(self.here, v6=True), ports),
+        ]
+
+    def _replace(self, objects: dict[tuple[str, ...], Manifest]) -> None:
+        """The marker, which is last, changes last of each kind."""
+        for server in self._servers:
+            for name in self._objects.keys() - objects.keys():
+                server.delete(self._objects[name])
+            for name, it in objects.items():
+                if self._objects.get(name) != it:
+                    server.put(it)
+        self._objects = objects

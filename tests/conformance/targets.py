@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service proxies that the cases are played against.
+
+A target says by which command a node's proxy starts. It watches the API server of its kubeconfig,
+serves the network namespace that it runs in, and is ended by SIGTERM. Any other proxy is a command
+in which {node}, {kubeconfig}, {folder} and {cgroup} are replaced.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.maps.bpffs import BPFFS
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.lab import cni
+from ebpflb.lab.hosts import Host
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node, the kubeconfig for its proxy, and a folder that is the proxy's own."""
+
+    node: Host
+    kubeconfig: Path
+    folder: Path
+
+
+def _nothing(place: Place) -> None:
+    """Nothing is left of a proxy that only changes its namespace."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """``clean`` removes what the proxy leaves outside of its namespace."""
+
+    command: Callable[[Place], list[str]]
+    clean: Callable[[Place], None] = _nothing
+
+
+def ebpflb(packet_path: str) -> Target:
+    def state(place: Place) -> Path:
+        return BPFFS / place.node.netns
+
+    def command(place: Place) -> list[str]:
+        options = {
+            "kubeconfig": place.kubeconfig,
+            "node-name": place.node.name,
+            "cgroup-root": place.node.cgroup,
+            "state-dir": state(place),
+            "run-dir": place.folder / "run",
+            "packet-path": packet_path,
+            "cluster-cidr": ",".join(cni.NETWORKS),
+        }
+        words = [f"--{name}={value}" for name, value in options.items()]
+        return [sys.executable, "-P", "-m", "ebpflb", "run", *words]
+
+    return Target(command, lambda place: unpin_all(StateDir(state(place))))
+
+
+def kube_proxy(mode: str) -> Target:
+    """Its binary is KUBE_PROXY, or found by the shell's path."""
+
+    def command(place: Place) -> list[str]:
+        path = place.folder / "config.yaml"
+        at_once = {"minSyncPeriod": "10ms"}
+        config = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": mode,
+            "hostnameOverride": place.node.name,
+            "clientConnection": {
+                "kubeconfig": str(place.kubeconfig),
+                "contentType": "application/json",
+            },
+            "featureGates": {"NFTablesProxyMode": True} if mode == "nftables" else {},
+            "clusterCIDR": ",".join(cni.NETWORKS),
+            "conntrack": {"maxPerCore": 0, "min": 0},
+            "iptables": at_once,
+            "nftables": at_once,
+        }
+        path.write_text(yaml.safe_dump(config))
+        return [os.environ.get("KUBE_PROXY", "kube-proxy"), f"--config={path}"]
+
+    return Target(command)
+
+
+def other(template: str) -> Target:
+    """Raises KeyError if the template has other names in braces."""
+
+    def command(place: Place) -> list[str]:
+        values = {
+            "node": place.node.name,
+            "kubeconfig": place.kubeconfig,
+            "folder": place.folder,
+            "cgroup": place.node.cgroup,
+        }
+        return [word.format(**values) for word in shlex.split(template)]
+
+    return Target(command)
+
+
+TARGETS = {
+    "ebpflb-netfilter": ebpflb("netfilter"),
+    "ebpflb-flows": ebpflb("flows"),
+    "kube-proxy-nftables": kube_proxy("nftables"),
+    "kube-proxy-iptables": kube_proxy("iptables"),
+}
