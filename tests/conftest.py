@@ -61,6 +61,7 @@ KINDS = {
     "tests/cli/test_run_process.py": "cluster",
     "tests/cli/test_services.py": "cluster",
     "tests/cli/test_status.py": "cluster",
+    "tests/conformance/": "cluster",
     "tests/kernel/": "kernel",
     "tests/deploy/test_container.py": "kernel",
     "tests/deploy/test_rights.py": "cluster",

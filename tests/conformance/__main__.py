@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpflb.errors import NodeError
+from tests.conformance import served
 from tests.conformance.cases import CASES
 from tests.conformance.served import Served
 from tests.conformance.targets import TARGETS, other
@@ -36,33 +37,35 @@ class Result(NamedTuple):
     seen: str
 
 
-def play(target: str, cases: Mapping[str, Case]) -> Iterator[Result]:
-    """What the clients of each case meet, in its order."""
+def play(
+    target: str, cases: Mapping[str, Case], patience: float = served.SECONDS
+) -> Iterator[Result]:
+    """What the clients of each case meet, in its order; see ``Served``."""
     proxy = TARGETS.get(target) or other(target)
     with (
         tempfile.TemporaryDirectory() as folder,
-        started(lambda lab: Served(lab, Path(folder), proxy)) as served,
+        started(lambda lab: Served(lab, Path(folder), proxy, patience)) as two,
     ):
         for name, case in cases.items():
-            served.delete_all_flows()
+            two.delete_all_flows()
             try:
-                served.publish(*case.published(served))
+                two.publish(*case.published(two))
             except NodeError as error:
                 yield Result(name, "the proxy follows", "a change", str(error))
                 continue
             for row in case.rows:
-                yield from _ask(served, name, row)
+                yield from _ask(two, name, row)
 
 
-def _ask(served: Served, case: str, row: Row) -> Iterator[Result]:
+def _ask(two: Served, case: str, row: Row) -> Iterator[Result]:
     cell = row.kube_proxy or row.cell
     for who in row.clients.split():
         for kind in row.kinds.split():
             for v6 in (False, True):
-                where = cells.at(served, row.number, kind, v6=v6)
+                where = cells.at(two, row.number, kind, v6=v6)
                 for protocol, send in SENDS.items():
-                    found = cells.meet(served, who, where, cell, send, SECONDS)
-                    fits = cells.fits(served, who, where, cell, found) or _is_forbidden(cell, found)
+                    found = cells.meet(two, who, where, cell, send, SECONDS)
+                    fits = cells.fits(two, who, where, cell, found) or _is_forbidden(cell, found)
                     asked = f"{who} asks {kind} {row.number} by {protocol}, IPv{6 if v6 else 4}"
                     seen = "" if fits else ", ".join(sorted(" ".join(it).strip() for it in found))
                     yield Result(case, asked, cell, seen)

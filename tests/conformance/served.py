@@ -20,17 +20,18 @@ from tests.kit.lab_cluster import TARGET
 from tests.kit.two_nodes import Topology
 
 MARKER = ["10.96.255.255", "fd00:96::ffff"]
-SECONDS = 30.0  # that a proxy has to follow a change
+SECONDS = 30.0
 
 
 class Served(Topology):
     """``publish`` gives both API servers the same objects; a marker Service, whose port changes,
-    tells when a proxy has followed.
+    tells when a proxy has followed. Raises NodeError if one does not.
     """
 
-    def __init__(self, lab: Lab, folder: Path, target: Target) -> None:
+    def __init__(self, lab: Lab, folder: Path, target: Target, patience: float = SECONDS) -> None:
+        """``patience``: the seconds that the proxies have to follow a change."""
         super().__init__(lab, folder, cni.Bridge(hairpin=True))
-        self._target = target
+        self._target, self._patience = target, patience
         self._servers: list[FakeApiServer] = []
         self._places: list[Place] = []
         self._proxies: list[Process] = []
@@ -40,7 +41,6 @@ class Served(Topology):
     def start(self) -> None:
         for node in (self.near, self.far):
             self._start(node)
-        self.publish()
 
     def publish(self, *said: Manifest | list[Manifest]) -> None:
         everything = [it for each in said for it in (each if isinstance(each, list) else [each])]
@@ -83,7 +83,7 @@ class Served(Topology):
     def _until_followed(self, place: Place, served: Callable[[], bool]) -> None:
         """Raises NodeError with the end of the proxy's log."""
         try:
-            wait_until(f"{place.node.name}'s proxy follows a change", served, SECONDS)
+            wait_until(f"{place.node.name}'s proxy follows a change", served, self._patience)
         except NodeError as error:
             said = (place.folder / "log").read_text()[-2000:]
             raise NodeError(f"{error}; its log ends with:\n{said}") from error

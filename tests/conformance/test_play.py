@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases can be played against a proxy, and against one that does not serve."""
+
+import pytest
+
+from tests.conformance.__main__ import play
+from tests.conformance.cases import CASES
+
+pytestmark = pytest.mark.extended
+
+
+@pytest.mark.parametrize("target", ["ebpflb-netfilter", "ebpflb-flows"])
+def test_ours_pass(target: str) -> None:
+    """Each client of these cases meets what it would with kube-proxy."""
+    cases = {name: CASES[name] for name in ("no endpoint", "affinity", "zones")}
+    results = list(play(target, cases))
+    assert {result.case for result in results} == set(cases)
+    assert not [result for result in results if result.seen]
+
+
+def test_a_difference_is_told() -> None:
+    """An endpoint here sees an outside client itself, where kube-proxy's sees the node."""
+    results = list(play("ebpflb-netfilter", {"policies": CASES["policies"]}))
+    asked = "outside asks nodeport 10 by TCP, IPv4"
+    (told,) = [result for result in results if result.asked == asked]
+    assert told.wanted == "here=node there=node"
+    assert told.seen == "here 198.51.100.1, there 192.0.2.1"
+
+
+def test_a_proxy_that_does_nothing_fails() -> None:
+    """It does not follow a change, which is the only result of a case."""
+    (result,) = play("sleep 60", {"zones": CASES["zones"]}, patience=1.0)
+    assert "follows a change" in result.seen
