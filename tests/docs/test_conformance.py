@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/conformance.md has a row for each case, and its rows add up."""
+
+import re
+
+from tests.conformance.cases import CASES
+from tests.docs.pages import ROOT
+
+ROWS = re.findall(r"^\| (?!case|--)(.+) \|$", (ROOT / "docs/conformance.md").read_text(), re.M)
+RESULTS = {name: cells for name, *cells in (row.split(" | ") for row in ROWS)}
+REQUESTS = {
+    name: sum(4 * len(row.clients.split()) * len(row.kinds.split()) for row in case.rows)
+    for name, case in CASES.items()
+}
+
+
+def passed_of(cell: str) -> tuple[int, int]:
+    """What passes, of how many."""
+    passed, _, all = cell.partition(" of ")
+    return int(passed), int(all or passed)
+
+
+def test_each_case_has_its_row() -> None:
+    """With as many requests as the case has: two protocols in two families for each."""
+    assert list(RESULTS) == [*CASES, "all"]
+    for name, requests in REQUESTS.items():
+        assert {passed_of(cell)[1] for cell in RESULTS[name]} == {requests}, name
+
+
+def test_rows_add_up() -> None:
+    for number, cell in enumerate(RESULTS["all"]):
+        column = [passed_of(RESULTS[name][number]) for name in CASES]
+        assert passed_of(cell) == tuple(map(sum, zip(*column, strict=True)))
