@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ebpflb.model import annotations, busiest, map_sizes
+from ebpflb.model import annotations, busiest, map_sizes, node_readiness
 from ebpflb.model.addresses import Address, Network, host_port, parse_address
 from ebpflb.model.busiest import SeriesOf, parse_series, show_series
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
@@ -438,6 +438,17 @@ class Options:
         metavar="HOST:PORT",
         parse=_parse_listen_address,
         chart="readyzBindAddress",
+    )
+    # One of node_readiness.KINDS.
+    node_readiness: str = option(
+        node_readiness.OFF,
+        "--node-readiness",
+        "How the Node says in the API whether Services work there, so that no pods come before:"
+        f" by its condition {node_readiness.CONDITION_TYPE} (condition), or by removing its taint"
+        f" {node_readiness.TAINT_KEY} (taint).",
+        choices=node_readiness.KINDS,
+        chart="nodeReadiness",
+        details="See [no pods before Services work](node-readiness.md).",
     )
     metrics_address: str = "127.0.0.1:10249"  # "": not served
     service_metrics: SeriesOf | None = option(

@@ -12,6 +12,9 @@ service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with the plan, and corrects differences
 reporter          health and metrics, from the loop's actions
 api_servers       keeps the API servers' addresses in a file, and notices that one is gone
+endpoint_health   sets endpoints aside that do not answer this node
+endpoint_watch    reads what programs count of connections that fail to open
+node_readiness    says in the API whether Services work on this node
 missed_ends       ends sockets and counted connections whose end no program saw
 netfilter_sync    keeps the nft table of the netfilter engine, an element for each backend
 on_removal        resets connections to removed endpoints

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create every object of one node's agent."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from ebpflb.agent.loop import Agent, DevicesAttached, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import HostChanges, NodeSync, flow_timeouts
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
@@ -37,7 +38,12 @@ from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.cluster.api_servers import ApiServers
-from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, server_factory
+from ebpflb.cluster.event_recorder import (
+    ApiRecorder,
+    EventRecorder,
+    WritingServer,
+    server_factory,
+)
 from ebpflb.cluster.source import Source, make_source
 from ebpflb.config.fields import to_builtins
 from ebpflb.config.translation import EXTERNAL_IPS
@@ -184,15 +190,26 @@ def _servers(
         profiling=options.profiling,
     )
     families = sysctls.supported_families()
-    about = options, _recorder(options, metrics, api_servers), pages, metrics.answered
+    recorder = _recorder(_server(options, metrics, api_servers), options, metrics)
+    about = options, recorder, pages, metrics.answered
     local = local_pages(inbox.put)
     return HttpServers(*about, families=families, local=local, waiting=lambda: inbox.age)
 
 
-def _recorder(options: Options, metrics: Metrics, servers: ApiServers) -> EventRecorder:
+def _server(
+    options: Options, metrics: Metrics, servers: ApiServers
+) -> Callable[[], WritingServer] | None:
+    """Return what connects to the API server to write; None with manifests."""
     if options.manifests:
+        return None
+    return server_factory(options.kubeconfig, options.master, metrics.request, servers)
+
+
+def _recorder(
+    server: Callable[[], WritingServer] | None, options: Options, metrics: Metrics
+) -> EventRecorder:
+    if server is None:
         return EventRecorder()
-    server = server_factory(options.kubeconfig, options.master, metrics.request, servers)
     recorder = ApiRecorder(server, options.node_name)
     metrics.events_dropped(lambda: recorder.dropped)
     return recorder
@@ -229,6 +246,7 @@ def build_agent(
         start(stack, EndedConnections(datapath.maps, options.paths.cache))
         start(stack, agent.endpoint_health.watch)
         start(stack, parts.servers)
+        start(stack, agent.node_readiness)
         start(stack, kube_proxy_watch.KubeProxyWatch(inbox.put), nat_watch, removals, monitoring)
         metrics.socket_destroy_supported(agent.stale_udp.can_end)
         yield agent
@@ -277,13 +295,8 @@ def _agent(
         node_sync=node_sync,
         service_sync=service_sync,
         endpoint_health=_endpoint_health(parts, cluster),
-        stale_udp=StaleUdpWorker(
-            datapath.maps,
-            Namespaces().each,
-            ends.socket.run,
-            metrics.stale_flows_ended,
-            shadow=options.shadow,
-        ),
+        node_readiness=_node_readiness(parts),
+        stale_udp=_stale_udp(parts, ends),
         on_removal=_reset_worker(parts, former, ends.flow.run),
         reporter=reporter,
         loader=parts.loader,
@@ -294,11 +307,28 @@ def _agent(
     )
 
 
+def _stale_udp(parts: Parts, ends: _EndPrograms) -> StaleUdpWorker:
+    return StaleUdpWorker(
+        parts.datapath.maps,
+        Namespaces().each,
+        ends.socket.run,
+        parts.metrics.stale_flows_ended,
+        shadow=parts.options.shadow,
+    )
+
+
 def _endpoint_health(parts: Parts, cluster: ClusterState) -> EndpointHealthSync:
     options, maps = parts.options, parts.datapath.maps
     watch = EndpointWatch(maps, options.paths.cache, options.cgroup, parts.inbox.put)
     said = parts.history.because, parts.servers.record_set_aside
     return EndpointHealthSync(cluster, watch, *said)
+
+
+def _node_readiness(parts: Parts) -> NodeReadiness:
+    options, metrics = parts.options, parts.metrics
+    about = options.node_readiness, options.node_name, parts.servers.health
+    server = _server(options, metrics, parts.api_servers)
+    return NodeReadiness(*about, server, metrics.node_written)
 
 
 def _checks(

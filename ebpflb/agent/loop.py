@@ -29,6 +29,7 @@ from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.inspection import Call
+from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
@@ -226,6 +227,7 @@ class Agent:
     node_sync: NodeSync
     service_sync: ServiceSync
     endpoint_health: EndpointHealthSync
+    node_readiness: NodeReadiness
     stale_udp: StaleUdpWorker
     on_removal: ResetWorker
     reporter: Reporter

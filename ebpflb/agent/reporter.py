@@ -216,6 +216,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         ports_not_reserved=agent.ports_not_reserved,
         sync_error=agent.sync_error,
         stale_udp_error=agent.stale_udp.error,
+        node_readiness_error=agent.node_readiness.error,
         packet_path=node_sync.packet_path,
         flowtable=node_sync.flowtable.said if node_sync.engine.is_netfilter else None,
         kube_proxy=agent.kube_proxy,

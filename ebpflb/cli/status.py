@@ -52,6 +52,7 @@ GROUPS = {
         "backends",
         "in_sync",
         "sync_error",
+        "node_readiness_error",
         "not_programmed",
         "set_aside",
         "contested",
@@ -70,7 +71,11 @@ GROUPS = {
     "kube-proxy": ("kube_proxy", "left_to_kube_proxy"),
 }
 # Where the field's name is no word for the operator.
-LABELS = {"contested": "claimed twice", "stale_udp_error": "UDP not ended"}
+LABELS = {
+    "contested": "claimed twice",
+    "stale_udp_error": "UDP not ended",
+    "node_readiness_error": "Node not written",
+}
 MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
 _LABEL = 20  # columns of the longest label
 

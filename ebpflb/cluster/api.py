@@ -102,6 +102,7 @@ CONNECT_TIMEOUT = 10.0  # seconds
 CONNECT_TIMEOUT_OF_SEVERAL = 2.0  # seconds
 SERVER_ERRORS = 500  # the first status: the server cannot answer, but another one may
 UNAUTHORIZED = 401
+JSON = "application/json"
 
 
 class Server:
@@ -158,10 +159,18 @@ class Server:
 
     def create(self, path: str, body: bytes) -> None:
         """Create an object (JSON). Raises ClusterError, or RequestRejected if it is invalid."""
+        self._write("POST", path, body, JSON)
+
+    def patch(self, path: str, content_type: str, body: bytes) -> None:
+        """Change an object. Raises as ``create``."""
+        self._write("PATCH", path, body, content_type)
+
+    def _write(self, method: str, path: str, body: bytes, content_type: str) -> None:
         with _as_cluster_errors():
             response = self._request(
-                "POST",
+                method,
                 path,
+                content_type,
                 body=body,
                 timeout=self._timeout(self._timing.answer_timeout),
                 preload_content=False,
@@ -204,22 +213,24 @@ class Server:
                 raise error_from_status(_status(response), response.status)
             yield response
 
-    def _request(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
+    def _request(
+        self, method: str, path: str, content_type: str = JSON, **how: Any
+    ) -> BaseHTTPResponse:
         """Send a request; try again if the kubeconfig, or the file of its token, has changed.
 
         The token, the CA or the address of the server may have been renewed.
         """
-        access, refused = self._access, self._headers()
+        access, refused = self._access, self._headers(content_type)
         try:
             response = self._send_in_turn(method, path, headers=refused, **how)
         except HTTPError:
             if not access.is_outdated:
                 raise
             self._configure()
-            return self._send_in_turn(method, path, headers=self._headers(), **how)
+            return self._send_in_turn(method, path, headers=self._headers(content_type), **how)
         if response.status == UNAUTHORIZED:
             self._configure()
-            if (headers := self._headers()) != refused:
+            if (headers := self._headers(content_type)) != refused:
                 response.close()
                 return self._send_in_turn(method, path, headers=headers, **how)
         return response
@@ -262,8 +273,8 @@ class Server:
         weakref.finalize(pool, id, access)  # its files last as long as the pool
         self._access, self._pool, self.url = access, pool, access.url
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+    def _headers(self, content_type: str) -> dict[str, str]:
+        headers = {"Accept": JSON, "Content-Type": content_type}
         return headers | self._access.headers()
 
     @contextmanager

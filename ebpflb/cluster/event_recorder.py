@@ -97,6 +97,12 @@ class EventServer(Protocol):
     def create(self, path: str, body: bytes) -> None: ...
 
 
+class WritingServer(EventServer, Protocol):
+    """What ``api.Server`` can write."""
+
+    def patch(self, path: str, content_type: str, body: bytes) -> None: ...
+
+
 def node(name: str) -> Reference:
     return Reference("Node", Key("", name))
 
@@ -259,13 +265,13 @@ def server_factory(
     master: str = "",
     observe: Observe = unobserved,
     servers: ApiServers | None = None,
-) -> Callable[[], EventServer]:
+) -> Callable[[], WritingServer]:
     """Return a function that connects to the API server.
 
     Arguments as of ``api_source.ApiSource``.
     """
 
-    def make() -> EventServer:
+    def make() -> WritingServer:
         from ebpflb.cluster import api
 
         return api.Server(kubeconfig, Timing(), master, servers=servers, observe=observe)

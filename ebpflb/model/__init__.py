@@ -9,6 +9,7 @@ cluster_state    the state of the cluster: apply an event, read which services c
 services         one Service -> its service ports, per family     (kube-proxy.md 1)
 endpoint_slices  an EndpointSlice as it is stored, read once      (kube-proxy.md 2)
 endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md 2)
+endpoint_health  which endpoints are set aside, by what clients on this node have seen
 route_sources    the destinations for which the kernel is asked for its source address
 
 drift            differences between the maps and the plan
@@ -26,7 +27,9 @@ packet_path         which engine translates packets, and why
 
 The agent itself:
 
-pulse  whether the agent's loop runs, and in time
+pulse           whether the agent's loop runs, and in time
+node_readiness  what a Node says in the API of its Services
+busiest         which service ports have series of their own in /metrics
 
 Leftovers of kube-proxy on a node (kube-proxy.md 17):
 

@@ -16,5 +16,6 @@ service_health      health-check node ports
 metrics_pages       10249: /metrics, /healthz, /proxyMode, /configz, /flagz, /statusz
 metrics             all metrics, and their exposition
 metrics_agent       metrics of the agent's status
+metrics_services    series of single Services
 metrics_kube_proxy  metrics that kube-proxy has
 """

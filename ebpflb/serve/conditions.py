@@ -33,6 +33,7 @@ class Cause(StrEnum):
     DRIFT = "drift"
     AUDIT_ERRORS = "audit errors"
     STALE_UDP = "UDP sockets not ended"
+    NODE_NOT_WRITTEN = "node readiness not written"
     PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
     NOT_FORWARDED = "not forwarded"
@@ -126,6 +127,9 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
     if status.stale_udp_error:
         text = "UDP sockets and flows may keep removed endpoints"
         yield Condition(Cause.STALE_UDP, f"{text}: {status.stale_udp_error}")
+    if status.node_readiness_error:
+        text = "the Node does not say in the API whether Services work here"
+        yield Condition(Cause.NODE_NOT_WRITTEN, f"{text}: {status.node_readiness_error}")
     if status.left_to_kube_proxy and status.kube_proxy:
         yield Condition(Cause.KUBE_PROXY_MISSING, f"kube-proxy {status.kube_proxy}")
     if not status.kube_proxy_runs:  # a running kube-proxy has these ports

@@ -141,6 +141,11 @@ class Health:
         return not self._reasons
 
     @property
+    def node(self) -> Node | None:
+        """This node's Node as it was received last; None before."""
+        return self._node
+
+    @property
     def eligible(self) -> bool:
         """Whether the node should get traffic; False before its Node is known."""
         node = self._node

@@ -138,6 +138,10 @@ class Metrics(KubeProxyMetrics):
         """Set whether this kernel can destroy sockets (INET_DIAG_DESTROY)."""
         self._destroy_supported.set(supported)
 
+    def node_written(self, success: bool) -> None:
+        """Count a write of --node-readiness to the Node."""
+        self._node_writes.labels("success" if success else "error").inc()
+
     def connections_reset(self, kind: str, count: int) -> None:
         """Count reset connections to removed endpoints."""
         self._reset.labels(kind).inc(count)
@@ -290,6 +294,15 @@ class Metrics(KubeProxyMetrics):
         text = "Times that an endpoint was set aside"
         self._times_set_aside = _Counted("ebpflb_endpoint_set_aside_total", text)
         own.register(self._times_set_aside)
+        self._declare_counters()
+
+    def _declare_counters(self) -> None:
+        own = self.registry
+        text = "Writes of the Node's readiness to the API server (--node-readiness)"
+        name = "ebpflb_node_readiness_writes_total"
+        self._node_writes = Counter(name, text, ["result"], registry=own)
+        for result in ("success", "error"):
+            self._node_writes.labels(result)
         text = "Times that the audit found a difference from the plan"
         self._drift_found = Counter("ebpflb_audit_drift_total", text, ["part"], registry=own)
         for part in Part:

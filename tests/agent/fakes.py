@@ -13,6 +13,7 @@ from ebpflb.agent.audit import Audit, HooksCheck
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Inbox, Message, Stop
+from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
@@ -40,6 +41,7 @@ from ebpflb.model.events import (
     Replaced,
     SourceStatus,
 )
+from ebpflb.model.node_readiness import OFF
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import REPORT, Options, Paths
 from ebpflb.plan.map_contents import MapContents
@@ -377,6 +379,7 @@ class Harness:
             "on_removal": ResetWorker({}, (), {}),
             "history": history,
             "endpoint_health": endpoint_health(cluster, *to),
+            "node_readiness": NodeReadiness(OFF, self.options.node_name, self.health, None),
         }
 
     def _reporter(self) -> Reporter:

@@ -25,6 +25,7 @@ EVERYTHING: Values = {
     "prometheusRule": {"enabled": True},
     "apiServer": {"host": "192.0.2.1"},
     "ui": {"enabled": True},
+    "nodeReadiness": "taint",
 }
 OTHERS: dict[str, Any] = {
     "image.digest": f"sha256:{'0' * 64}",
@@ -46,6 +47,7 @@ OTHERS: dict[str, Any] = {
     "services": "tier=web,stage in (test,canary)",
     "scheduler": "round-robin",
     "endpointHealth": "passive",
+    "nodeReadiness": "condition",
     "serviceMetrics": "200,tier=web,stage in (test,canary)",
     "namespaceShare": 50,
     "shadow": True,

@@ -23,6 +23,7 @@ class Request(NamedTuple):
     kind: str
     query: dict[str, str]
     posted: Json | None = None
+    patched: Json | None = None  # its path, type and body
 
     @property
     def is_watch(self) -> bool:

@@ -12,6 +12,7 @@ from tests.kit.api_discovery import OBJECT_PATHS, document
 from tests.kit.api_history import Json, Request, status
 
 KINDS = {path: kind for kind, path in OBJECT_PATHS.items()}
+PATCHED = re.compile(r"/api/v1/nodes/[^/]+(/status)?")
 EVENTS = re.compile(r"/apis/events\.k8s\.io/v1/namespaces/([^/]+)/events")
 
 
@@ -45,6 +46,16 @@ class Handler(BaseHTTPRequestHandler):
         assert body["metadata"]["namespace"] == found[1], "the API server refuses others"
         try:
             self._answer(Request("Event", {}, body), self)
+        except OSError:
+            self.close_connection = True
+
+    def do_PATCH(self) -> None:
+        """Only of Nodes; how a body is applied is the server's matter."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert PATCHED.fullmatch(self.path), self.path
+        sent = {"path": self.path, "type": self.headers["Content-Type"], "body": body}
+        try:
+            self._answer(Request("Patch", {}, patched=sent), self)
         except OSError:
             self.close_connection = True
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from socket import SHUT_RDWR, socket
 from typing import Any
 
+from tests.kit import api_patches
 from tests.kit.api_discovery import OBJECT_PATHS
 from tests.kit.api_history import Change, Json, Request, event, fits, key, status
 from tests.kit.api_http import Handler
@@ -62,6 +63,7 @@ class FakeApiServer:
     ) -> None:
         self.requests: list[Request] = []
         self.created: list[Json] = []
+        self.patches: list[Json] = []  # that were applied: path, type, body
         self.gone_in_stream = False  # 410 as an ERROR event instead of an HTTP status
         self.expiring = 0  # so many continue tokens have expired when they come back
         self.losing = False  # watches do not tell of what happens now
@@ -223,6 +225,8 @@ class FakeApiServer:
             self._create(request.posted, handler)
         elif "name" in request.query:
             self._get(request, handler)
+        elif request.patched:
+            self._patch(request.patched, handler)
         elif request.is_watch:
             self._watch(request, handler)
         else:
@@ -242,6 +246,28 @@ class FakeApiServer:
             handler.refuse(404, f"{request.query['name']} is not here", reason="NotFound")
         else:
             handler.send(200, json.dumps(found).encode())
+
+    def _patch(self, sent: Json, handler: Handler) -> None:
+        """Of a Node; as for creations it is recorded before the answer."""
+        name = sent["path"].removesuffix("/status").rpartition("/")[2]
+        with self.changed:
+            node = self._collections["Node"].objects.get(("", name))
+            if node is None:
+                handler.refuse(404, f'nodes "{name}" not found')
+                return
+            try:
+                changed = api_patches.applied(node, sent["type"], sent["body"])
+            except api_patches.Refused as reason:
+                handler.refuse(422, str(reason))
+                return
+            self.put(changed)
+            self.patches.append(sent)
+            self.changed.notify_all()
+        handler.send(200, json.dumps(changed).encode())
+
+    def node(self, name: str) -> Json:
+        """The Node as it is now."""
+        return self._collections["Node"].objects["", name]
 
     def _list(self, request: Request, handler: Handler) -> None:
         with self.changed:

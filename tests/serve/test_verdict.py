@@ -59,6 +59,11 @@ def test_ok() -> None:
             Cause.KUBE_PROXY_MISSING,
             "kube-proxy does not run: x",
         ),
+        (
+            {"node_readiness_error": "403: forbidden"},
+            Cause.NODE_NOT_WRITTEN,
+            "does not say in the API whether Services work here: 403: forbidden",
+        ),
         ({"stale_udp_error": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
         ({"sync_error": "map services: no space"}, Cause.SYNC_ERROR, "map services: no space"),
         (

@@ -21,6 +21,7 @@ from ebpflb.agent.audit import Audit, ElementsCheck, HooksCheck, MapsCheck
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.missed_ends import EndedConnections
+from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.on_removal import resets
 from ebpflb.agent.program_loader import ProgramLoader
@@ -41,6 +42,7 @@ from ebpflb.model import addresses
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.drift import Drift
+from ebpflb.model.node_readiness import OFF
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options, Paths
 from ebpflb.plan import tables
@@ -214,6 +216,7 @@ def _others(history: History, cluster: ClusterState, clock: Callable[[], float])
     """The parts of an agent that are not simulated, beside that one."""
     return {
         "endpoint_health": endpoint_health(cluster, history.because, clock),
+        "node_readiness": NodeReadiness(OFF, NODE, Health(1.0), None),
         "device_watch": FakeDeviceWatch(),
         "host": _Host(),
         "history": history,

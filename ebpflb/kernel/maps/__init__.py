@@ -10,6 +10,7 @@ frontend_keys      which addresses and ports are frontends, for very many connec
 state_dir          the state directory, where maps and links are pinned
 state_record       what the agent records there for commands: its directories, and sizes of maps
 bpffs              where the bpffs is mounted that holds state directories, and why it is not seen
+sockets            what the maps remember of sockets, at their places and in the hash
 ring               reads a ring buffer
 sweep              removes idle flows, and tells programs when no flow is left
 translations       which endpoint each backend's id stands for, for netfilter

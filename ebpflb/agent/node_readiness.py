@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write to this node's Node whether Services work (--node-readiness, docs/node-readiness.md).
+
+The API server is asked for little: a change is written at once, but no more than BURST at a time
+and then one per BURST_SECONDS, and an unchanged condition every half an hour to an hour. A thousand
+nodes write once in three seconds.
+"""
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import quote
+
+from ebpflb.cluster.decoding import RequestRejected
+from ebpflb.cluster.event_recorder import RateLimit, WritingServer
+from ebpflb.cluster.retry import Backoff, Timing
+from ebpflb.errors import in_words
+from ebpflb.model.node_readiness import (
+    CONDITION,
+    NOT_READY,
+    OFF,
+    READY,
+    STOPPED,
+    TAINT,
+    Patch,
+    Said,
+    condition_patch,
+    taint_patch,
+)
+from ebpflb.model.objects import Node
+from ebpflb.redaction import redact
+from ebpflb.workers import PeriodicWorker
+
+LOOK_INTERVAL = 1.0  # seconds between two looks at the readiness
+BURST, BURST_SECONDS = 5, 30.0
+HEARTBEAT = 1800.0  # seconds: this to twice this, so that nodes do not write together
+REJECTED_PAUSE = 60.0  # seconds: without the right, or without a Node of this name
+WATCH_DELAY = 5.0  # seconds for the watch to show a Node without its taint
+
+log = logging.getLogger(__name__)
+
+
+class Readiness(Protocol):
+    """The used part of ``serve.health.Health``."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def node(self) -> Node | None: ...
+
+
+class NodeReadiness(PeriodicWorker):
+    """``kind`` is one of KINDS; ``on_write`` is called after each write, with its success."""
+
+    patience = 2.0  # seconds for the last write
+
+    def __init__(
+        self,
+        kind: str,
+        node_name: str,
+        health: Readiness,
+        make_server: Callable[[], WritingServer] | None,
+        on_write: Callable[[bool], None] = lambda success: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        timing: Timing | None = None,
+    ) -> None:
+        """``make_server``: None without an API server; ``clock``: monotonic, in seconds."""
+        super().__init__("node readiness", LOOK_INTERVAL, steady=True)
+        self.error: str | None = None  # why the Node does not say what it should
+        self._kind, self._health = kind, health
+        self._path = f"/api/v1/nodes/{quote(node_name, safe='')}"
+        self._make_server = make_server
+        self._server: WritingServer | None = None
+        self._on_write, self._clock = on_write, clock
+        self._backoff = Backoff(timing or Timing())
+        self._limit = RateLimit(BURST, BURST_SECONDS, clock)
+        self._paused_until = -math.inf
+        self._written: Said | None = None
+        self._created: str | None = None  # when the Node was, to which that was written
+        self._heartbeat_due = -math.inf
+
+    def start(self) -> None:
+        if self._kind != OFF and self._make_server:
+            super().start()
+        elif self._kind != OFF:
+            log.warning("--node-readiness has no effect: with --manifests no API server is asked")
+
+    def run(self) -> None:
+        super().run()
+        if self._kind == CONDITION and self._written:
+            self._send_condition(STOPPED)
+
+    def turn(self) -> None:
+        """Write what the Node does not say yet."""
+        if self._clock() < self._paused_until:
+            return
+        if self._kind == TAINT:
+            self._remove_taint()
+        else:
+            self._update_condition()
+
+    def _update_condition(self) -> None:
+        """A Node that was deleted and created again has lost the condition."""
+        node = self._health.node
+        created = node.metadata.creation_timestamp if node else None
+        if self._created and created != self._created:
+            self._written = None
+        said = READY if self._health.ready else NOT_READY
+        is_due = said != self._written or self._clock() >= self._heartbeat_due
+        if is_due and self._limit.allows(None) and self._send_condition(said):
+            self._written, self._created = said, created
+            self._heartbeat_due = self._clock() + HEARTBEAT * (1 + random.random())
+
+    def _send_condition(self, said: Said) -> bool:
+        return self._send(condition_patch(said, self._written, time.time()))
+
+    def _remove_taint(self) -> None:
+        node = self._health.node
+        patch = taint_patch(node) if node and self._health.ready else None
+        if patch is None:
+            self.error = None
+        elif self._limit.allows(None) and self._send(patch):
+            self._paused_until = self._clock() + WATCH_DELAY
+
+    def _send(self, patch: Patch) -> bool:
+        """Send a patch; return whether it is written. If not, nothing is sent for a while."""
+        path = self._path + patch.subresource
+        try:
+            if self._server is None:
+                assert self._make_server is not None
+                self._server = self._make_server()
+            self._server.patch(path, patch.content_type, patch.body)
+        except Exception as error:  # of any kind: the thread must not end
+            self._failed(error)
+            return False
+        self.error = None
+        self._backoff.reset()
+        self._on_write(True)
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        reason = redact(in_words(error))
+        if reason != self.error:
+            log.warning("the Node's readiness cannot be written: %s", reason)
+        self.error = reason
+        is_rejected = isinstance(error, RequestRejected)
+        pause = REJECTED_PAUSE if is_rejected else self._backoff.next()
+        self._paused_until = self._clock() + pause
+        self._on_write(False)

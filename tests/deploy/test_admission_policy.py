@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the chart's admission policy lets an agent write to Nodes, by a CEL runtime.
+
+The API server evaluates the same expressions; only ``variables`` are its own.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from cel_expr_python import cel
+
+from ebpflb.model.node_readiness import (
+    CONDITION_TYPE,
+    NOT_READY,
+    READY,
+    TAINT_KEY,
+    condition_patch,
+    taint_patch,
+)
+from ebpflb.model.objects import Node
+from tests.deploy import helm
+from tests.kit import api_patches
+from tests.kit.api_history import Json
+
+AGENT = "system:serviceaccount:kube-system:ebpflb"
+NODE_NAME = "authentication.kubernetes.io/node-name"
+NODE: Json = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {
+        "name": "node-1",
+        "uid": "1",
+        "resourceVersion": "7",
+        "labels": {"kubernetes.io/os": "linux"},
+        "annotations": {"a": "b"},
+        "managedFields": [{"manager": "kubelet"}],
+    },
+    "spec": {
+        "podCIDR": "10.244.1.0/24",
+        "podCIDRs": ["10.244.1.0/24"],
+        "taints": [
+            {"key": "dedicated", "value": "db", "effect": "NoSchedule"},
+            {"key": TAINT_KEY, "effect": "NoSchedule"},
+        ],
+    },
+    "status": {
+        "capacity": {"cpu": "2"},
+        "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "nodeInfo": {"kernelVersion": "6.1"},
+        "images": [{"names": ["a"], "sizeBytes": 1}],
+    },
+}
+
+Change = Callable[[Json], Any]
+"""Changes a Node in place."""
+
+
+class Policy:
+    """The policy as the chart has it, and whose requests it lets pass."""
+
+    def __init__(self, policy: Json) -> None:
+        names = ("object", "oldObject", "request", "variables")
+        self._env = cel.NewEnv(variables=dict.fromkeys(names, cel.Type.DYN))
+        self._spec = policy["spec"]
+
+    def _eval(self, expression: str, known: Json) -> Any:
+        return self._env.compile(expression).eval(data=known).plain_value()
+
+    def denies(self, old: Json | None, new: Json | None, request: Json) -> str:
+        """The message of the first rule that denies the request; "" if none does."""
+        known: Json = {"object": new, "oldObject": old, "request": request, "variables": {}}
+        if not all(self._eval(it["expression"], known) for it in self._spec["matchConditions"]):
+            return ""
+        try:
+            for each in self._spec["variables"]:
+                known["variables"][each["name"]] = self._eval(each["expression"], known)
+        except Exception:  # an operation that has no object
+            assert None in (old, new) and self._spec["failurePolicy"] == "Fail"
+        for rule in self._spec["validations"]:
+            if self._eval(rule["expression"], known) is not True:
+                return str(rule["message"])
+        return ""
+
+
+@pytest.fixture(scope="module", params=["condition", "taint"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    (objects,) = helm.render({"nodeReadiness": request.param})
+    binding = helm.the("ValidatingAdmissionPolicyBinding", objects)["spec"]
+    found = helm.the("ValidatingAdmissionPolicy", objects)
+    assert binding == {"policyName": found["metadata"]["name"], "validationActions": ["Deny"]}
+    return Policy(found)
+
+
+def asked(node: str = "node-1", name: str = "node-1", user: str = AGENT, **more: Any) -> Json:
+    """A request about the Node ``name`` of an agent on ``node``."""
+    info = {"username": user, "extra": {NODE_NAME: [node]} if node else {"other": ["x"]}}
+    return {"operation": "UPDATE", "name": name, "userInfo": info} | more
+
+
+def after(change: Change) -> Json:
+    made = copy.deepcopy(NODE)
+    change(made)
+    return made
+
+
+def patched(patch: Any) -> Json:
+    body = json.loads(patch.body)
+    return api_patches.applied(NODE, patch.content_type, body)
+
+
+def test_what_the_agent_writes_is_admitted(policy: Policy) -> None:
+    """The condition, new and changed, and the end of the taint; what the server adds itself too."""
+    first = patched(condition_patch(NOT_READY, None, 0.0))
+    assert policy.denies(NODE, first, asked(subResource="status")) == ""
+    second = copy.deepcopy(first)
+    second["status"]["conditions"][1] |= READY._asdict()
+    second["metadata"]["resourceVersion"] = "8"
+    second["metadata"]["managedFields"].append({"manager": "ebpflb"})
+    assert policy.denies(first, second, asked(subResource="status")) == ""
+    patch = taint_patch(msgspec.convert(NODE, Node))
+    assert patch and policy.denies(NODE, patched(patch), asked()) == ""
+    assert policy.denies(NODE, NODE, asked()) == ""
+
+
+OWN = "an agent may only change the Node on which it runs"
+METADATA = "an agent may change no metadata"
+SPEC = "an agent may change nothing of the spec, except that it removes its own taint"
+STATUS = "an agent may change nothing of the status, except its own condition"
+
+CHANGES: list[tuple[str, Change]] = [
+    (METADATA, lambda node: node["metadata"]["labels"].update(x="y")),
+    (METADATA, lambda node: node["metadata"].pop("labels")),
+    (METADATA, lambda node: node["metadata"]["annotations"].update(a="c")),
+    (METADATA, lambda node: node["metadata"].update(finalizers=["x"])),
+    (METADATA, lambda node: node["metadata"].update(ownerReferences=[{"name": "x"}])),
+    (SPEC, lambda node: node["spec"].update(unschedulable=True)),
+    (SPEC, lambda node: node["spec"].update(podCIDR="10.0.0.0/8")),
+    (SPEC, lambda node: node["spec"].pop("podCIDRs")),
+    (SPEC, lambda node: node["spec"].update(aFieldOfTheFuture=1)),
+    (SPEC, lambda node: node["spec"]["taints"].pop(0)),
+    (SPEC, lambda node: node["spec"].pop("taints")),
+    (SPEC, lambda node: node["spec"]["taints"].append({"key": TAINT_KEY, "effect": "NoExecute"})),
+    (SPEC, lambda node: node["spec"]["taints"].append({"key": "x", "effect": "NoExecute"})),
+    (SPEC, lambda node: node["spec"]["taints"][0].update(effect="NoExecute")),
+    (SPEC, lambda node: node["spec"]["taints"][1].update(effect="NoExecute")),
+    (STATUS, lambda node: node["status"]["capacity"].update(cpu="64")),
+    (STATUS, lambda node: node["status"].update(addresses=[])),
+    (STATUS, lambda node: node["status"].pop("images")),
+    (STATUS, lambda node: node["status"].update(aFieldOfTheFuture=1)),
+    (STATUS, lambda node: node["status"]["conditions"][0].update(status="False")),
+    (STATUS, lambda node: node["status"]["conditions"].clear()),
+    (STATUS, lambda node: node["status"]["conditions"].append({"type": "DiskPressure"})),
+    (STATUS, lambda node: node["status"].pop("conditions")),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_nothing_else_is_admitted(policy: Policy, number: int) -> None:
+    """Alone, and beside what the agent may change."""
+    message, change = CHANGES[number]
+    assert policy.denies(NODE, after(change), asked()) == message
+    also = after(change)
+    also["status"].setdefault("conditions", []).append({"type": CONDITION_TYPE, "status": "True"})
+    assert policy.denies(NODE, also, asked(subResource="status")) == message
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        asked(node="node-2"),
+        asked(node=""),
+        {"operation": "UPDATE", "name": "node-1", "userInfo": {"username": AGENT}},
+    ],
+    ids=["another node's agent", "a token of no node", "no claims"],
+)
+def test_only_the_own_node(policy: Policy, request_: Json) -> None:
+    """The token says on which node its pod runs; without that nothing is admitted."""
+    changed = patched(condition_patch(READY, None, 0.0))
+    assert policy.denies(NODE, changed, request_) == OWN
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "DELETE"])
+def test_nodes_are_neither_made_nor_deleted(policy: Policy, operation: str) -> None:
+    """Whatever other roles the agent's account may have."""
+    old, new = (None, NODE) if operation == "CREATE" else (NODE, None)
+    assert policy.denies(old, new, asked(operation=operation)) == OWN
+
+
+def test_others_are_not_concerned(policy: Policy) -> None:
+    """The kubelet, and agents of another release's account."""
+    for user in ("system:node:node-1", "system:serviceaccount:other:ebpflb"):
+        assert policy.denies(NODE, after(CHANGES[0][1]), asked(user=user)) == ""
+
+
+def test_rights_and_policy_only_if_asked_for() -> None:
+    """By default an agent may change no Node; with the condition, or the taint, one part of it."""
+    plain, condition, taint = helm.render(
+        {}, {"nodeReadiness": "condition"}, {"nodeReadiness": "taint"}
+    )
+    assert not {it["kind"] for it in plain} & {
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    }
+    before = helm.the("ClusterRole", plain)["rules"]
+    assert not [it for it in before if "patch" in it["verbs"] or "update" in it["verbs"]]
+    for objects, resource in ((condition, "nodes/status"), (taint, "nodes")):
+        rules = helm.the("ClusterRole", objects)["rules"]
+        added = {"apiGroups": [""], "resources": [resource], "verbs": ["patch"]}
+        assert rules == [*before, added]
+
+
+def test_the_policy_names_what_the_agent_writes() -> None:
+    """The names of the condition and of the taint are those of the code."""
+    (objects,) = helm.render({"nodeReadiness": "taint"})
+    text = str(helm.the("ValidatingAdmissionPolicy", objects))
+    assert f"'{CONDITION_TYPE}'" in text and f"'{TAINT_KEY}'" in text
