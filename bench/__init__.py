@@ -34,6 +34,7 @@ draws          what a draw costs: `make bench-draws`
 nodeport       NodePorts from outside, beside kube-proxy's rules: `make bench-nodeport`
 node_cost      what a packet costs the node, by streams of established flows
 flow_frames    the frames of these streams
+node_parts     what each part of the engine netfilter costs such a packet
 packets        its last part: what a packet costs in our programs
 nodeport_lab   the nodes that it measures, one for each implementation
 kubeproxy      the rules that kube-proxy would write

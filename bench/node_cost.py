@@ -15,6 +15,7 @@ import random
 import socket
 import subprocess
 from collections import defaultdict
+from collections.abc import Callable
 
 from bench import flow_frames, targets
 from bench.flow_frames import DSCP, KINDS
@@ -83,15 +84,18 @@ class NodeCost:
         keys = [(*case, protocol) for case in self.lab.cases for protocol in KINDS]
         for _ in range(rounds):
             for protocol in KINDS:
-                nothing[protocol].append(self._dropped(protocol))
+                nothing[protocol].append(self.dropped(protocol))
             for key in random.sample(keys, k=len(keys)):
                 took[key].append(self.through(*key) - nothing[key[2]][-1])
         return took, nothing
 
-    def through(self, variant: str, place: str, protocol: str) -> float:
-        """Nanoseconds a packet."""
+    def through(
+        self, variant: str, place: str, protocol: str, prepare: Callable[[], object] = lambda: None
+    ) -> float:
+        """Nanoseconds a packet; ``prepare`` is called once its flow is open."""
         end = self.lab.sites[variant].pod if place == LOCAL else self.lab.far.node
         with flow_frames.opened(*self._flow(variant, place, protocol)) as packet:
+            prepare()
             before = _received(end)
             took = self.senders[variant].send(packet)
             came = _received(end) - before
@@ -99,7 +103,8 @@ class NodeCost:
             raise SystemExit(f"{variant}, {place}, {protocol}: {came} of {PACKETS} packets came")
         return took
 
-    def _dropped(self, protocol: str) -> float:
+    def dropped(self, protocol: str) -> float:
+        """Nanoseconds of a packet that is dropped before any stack."""
         with flow_frames.opened(*self._flow(DIRECT, LOCAL, protocol)) as packet:
             return self._nothing.send(packet)
 
