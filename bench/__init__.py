@@ -20,6 +20,8 @@ agent_load     the agent under many changes: `make bench-agent`
 api_program    the fake API server that sends them
 api_lab        a node with an agent beside such a server
 
+programming    network programming latency as ClusterLoader2 reads it, beside kube-proxy's
+
 devices        a first start on a node with many devices, and what they cost afterwards
 
 growth         more services, endpoints, flows: `make bench-growth`

@@ -10,6 +10,7 @@ from subprocess import PIPE
 from bench import api_program
 from bench.agent import MS
 from bench.connect_lab import PROGRAM, Client, Commanded, MeasuredAgent
+from bench.pod_program import PAUSE
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 
@@ -29,20 +30,15 @@ def serve_pods(lab: Lab, node: Host) -> list[Host]:
     return pods
 
 
-class ApiNode:
-    """The agent is not started yet; ``stack`` closes it."""
+class NodeApi:
+    """A fake API server on a node; ``pods`` are the measured Service's endpoints, in turns."""
 
-    def __init__(
-        self, lab: Lab, node: Host, folder: Path, stack: ExitStack, pods: list[Host], sizes: Sizes
-    ) -> None:
+    def __init__(self, lab: Lab, node: Host, folder: Path, pods: list[Host], sizes: Sizes) -> None:
         self.pods = pods
         words = node.name, pods[0].v4, json.dumps(sizes)
-        self.api = Commanded(lab, node, Path(api_program.__file__), *words)
-        kubeconfig = folder / f"{node.name}.kubeconfig"
-        options = ["--kubeconfig", str(kubeconfig), "--iptables-sync-period=1h"]
-        self.agent = MeasuredAgent(lab, node, folder, pods, *options)
-        stack.callback(self.agent.agent.close)
-        self._kubeconfig = kubeconfig
+        program = Path(api_program.__file__)
+        self.api = Commanded(lab.keep(node.python(program, *words, stdin=PIPE, stdout=PIPE)))
+        self.kubeconfig = folder / f"{node.name}.kubeconfig"
 
     def listen(self) -> None:
         """Returns when the API server answers."""
@@ -53,7 +49,30 @@ class ApiNode:
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
             "current-context": "it",
         }
-        self._kubeconfig.write_text(json.dumps(config))
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def move(self, client: Client, pod: int, *after: int, pause: float = PAUSE) -> float:
+        """Milliseconds until a client reaches the measured Service's new endpoint.
+
+        It connects again each ``pause`` seconds.
+        """
+        name = self.pods[pod].name
+        client.begin("wait_for", (api_program.ADDRESS, api_program.PORT), name, pause)
+        client.answer()  # the first answer, of whichever endpoint
+        begun = self.api.do("move", self.pods[pod].v4, *after)
+        return float(client.answer() - begun) / MS
+
+
+class ApiNode(NodeApi):
+    """The agent is not started yet; ``stack`` closes it."""
+
+    def __init__(
+        self, lab: Lab, node: Host, folder: Path, stack: ExitStack, pods: list[Host], sizes: Sizes
+    ) -> None:
+        super().__init__(lab, node, folder, pods, sizes)
+        options = ["--kubeconfig", str(self.kubeconfig), "--iptables-sync-period=1h"]
+        self.agent = MeasuredAgent(lab, node, folder, pods, *options)
+        stack.callback(self.agent.agent.close)
 
     def idle(self) -> float:
         """Processor seconds a second."""
@@ -64,11 +83,3 @@ class ApiNode:
     def wait_for_quiet(self) -> None:
         """Until the first audit has ended; the next one is an hour later."""
         wait_until("the first audit has ended", lambda: self.idle() < QUIET, QUIET_TIMEOUT)
-
-    def move(self, client: Client, pod: int, *after: int) -> float:
-        """Milliseconds until a client reaches the measured Service's new endpoint."""
-        name = self.pods[pod].name
-        client.begin("wait_for", (api_program.ADDRESS, api_program.PORT), name)
-        client.answer()  # the first answer, of whichever endpoint
-        begun = self.api.do("move", self.pods[pod].v4, *after)
-        return float(client.answer() - begun) / MS

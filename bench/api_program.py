@@ -5,10 +5,14 @@
 
 It prints its port, then reads a JSON command per line and answers each with a JSON line:
 
-    ["change", count, rate]   as many EndpointSlices, spread over all, evenly so many a second
+    ["change", count, rate]   replaces as many pods, spread over all, evenly so many a second
     ["begin", count, rate]    the same, and answers at once
     ["move", address]         the measured Service's endpoint; answers CLOCK_MONOTONIC before
     ["move", address, N]      the same, after a change of an endpoint of the Nth Service
+    ["load"]                  its own: open watches of EndpointSlices, bytes sent, processor seconds
+
+A pod is replaced by one change of its EndpointSlice, which is written at the time that the slice's
+annotation says, to the microsecond. Any number of clients may watch.
 
 Lists and lines are the bytes that a real API server sends: with managed fields, owners, uids and
 the time of the change, which are most of what an agent has to read and does not use. What takes
@@ -21,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address
 from typing import Any
@@ -34,6 +39,8 @@ SPARE = IPv4Address("10.200.0.1")  # of endpoints that come instead of others
 PORT, TARGET, NODES = 80, 8080, 100
 SLICE = 100  # endpoints of an EndpointSlice, as the controller has them
 UID = "5a1c8f4e-0000-4000-8000-{:012x}"
+TRIGGER = "endpoints.kubernetes.io/last-change-trigger-time"
+UNTIMED = f'"{TRIGGER}": "'.encode()
 
 
 def metadata(name: str, number: int, labels: Json, **more: Any) -> Json:
@@ -83,7 +90,7 @@ def endpoint_slice(name: str, number: int, addresses: list[str]) -> Json:
         f"{name}-{number:05x}",
         number,
         {"kubernetes.io/service-name": name, "app": name},
-        annotations={"endpoints.kubernetes.io/last-change-trigger-time": ""},
+        annotations={TRIGGER: ""},
         ownerReferences=[{"apiVersion": "v1", "kind": "Service", "name": name, "controller": True}],
     )
     return {
@@ -107,23 +114,28 @@ def divided(counts: list[int]) -> Iterator[tuple[str, list[str]]]:
 
 
 class Cluster:
-    """The objects, and the one watch of EndpointSlices."""
+    """The objects, and the watches of EndpointSlices."""
 
     def __init__(self, node: str, address: str, sizes: list[list[int]]) -> None:
-        self.version, self.turn = 1, 0
-        self.watch: Any = None
+        self.version, self.turn, self.sent = 1, 0, 0
+        self.watches: list[Any] = []
         self.sending = threading.Lock()
         counts = [endpoints for services, endpoints in sizes for _ in range(services)]
         names = [f"service-{i}" for i in range(len(counts))] + [MEASURED]
         ips = [str(SERVICES + i) for i in range(len(counts))] + [ADDRESS]
         self.slices = [*divided(counts), (MEASURED, [address])]
         self.last = {name: number for number, (name, _) in enumerate(self.slices)}
+        of_slices = enumerate(self.slices[:-1])
+        self.pods = [number for number, (_, pods) in of_slices for _ in pods]  # each one's slice
         named = {"addresses": [{"type": "InternalIP", "address": address}]}
         cidr = metadata("kubernetes", 0, {})
         self.objects: dict[str, list[Json]] = {
             "services": [service(n, i, ips[i]) for i, n in enumerate(names)],
             "endpointslices": [self.slice(i) for i in range(len(self.slices))],
-            "nodes": [{"kind": "Node", "metadata": metadata(node, 0, {}), "status": named}],
+            "nodes": [
+                {"kind": "Node", "apiVersion": "v1", "metadata": metadata(node, 0, {})}
+                | {"spec": {}, "status": named}
+            ],
             "servicecidrs": [{"metadata": cidr, "spec": {"cidrs": ["10.96.0.0/12"]}}],
         }
 
@@ -133,9 +145,13 @@ class Cluster:
 
     def page(self, kind: str, query: dict[str, str]) -> bytes:
         begin, limit = int(query.get("continue", 0)), int(query.get("limit", 1 << 30))
-        items, end = self.objects[kind], begin + limit
+        return self._page(kind, begin, begin + limit, self.version)
+
+    @cache  # noqa: B019
+    def _page(self, kind: str, begin: int, end: int, version: int) -> bytes:
+        items = self.objects[kind]
         following = str(end) if end < len(items) else ""
-        named = {"resourceVersion": str(self.version), "continue": following}
+        named = {"resourceVersion": str(version), "continue": following}
         return json.dumps({"metadata": named, "items": items[begin:end]}).encode()
 
     def line(self, number: int, addresses: list[str]) -> bytes:
@@ -144,15 +160,13 @@ class Cluster:
         made = self.slice(number)
         self.version += 1
         made["metadata"]["resourceVersion"] = str(self.version)
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        made["metadata"]["annotations"]["endpoints.kubernetes.io/last-change-trigger-time"] = at
         return json.dumps({"type": "MODIFIED", "object": made}).encode() + b"\n"
 
     def change(self, count: int, rate: float) -> float:
         """Returns the seconds that it took."""
         begun = time.monotonic()
         for number in range(count):
-            line = self.changed((self.turn + 1) * 7919 % (len(self.slices) - 1))
+            line = self.changed(self.pods[(self.turn + 1) * 7919 % len(self.pods)])
             time.sleep(max(0.0, begun + number / rate - time.monotonic()))
             self.send(line)
         return time.monotonic() - begun
@@ -174,8 +188,24 @@ class Cluster:
         return begun
 
     def send(self, line: bytes) -> None:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        line = line.replace(UNTIMED, UNTIMED + now.encode())
+        chunk = b"%x\r\n%b\r\n" % (len(line), line)
         with self.sending:
-            self.watch.write(b"%x\r\n%b\r\n" % (len(line), line))
+            self.watches = [watch for watch in self.watches if is_written(watch, chunk)]
+            self.sent += len(self.watches) * len(chunk)
+
+    def load(self) -> tuple[int, int, float]:
+        return len(self.watches), self.sent, time.process_time()
+
+
+def is_written(watch: Any, chunk: bytes) -> bool:
+    """False if the client has ended."""
+    try:
+        watch.write(chunk)
+    except OSError:
+        return False
+    return True
 
 
 def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
@@ -188,8 +218,10 @@ def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             kind, query = url.path.rpartition("/")[2], dict(parse_qsl(url.query))
             if "watch" in query:
                 self.follow(kind)
-            else:
+            elif kind in cluster.objects:
                 self.answer(200, cluster.page(kind, query))
+            else:  # the Node by its name
+                self.answer(200, json.dumps(cluster.objects["nodes"][0]).encode())
 
         def do_POST(self) -> None:
             self.answer(201, self.rfile.read(int(self.headers["Content-Length"])))
@@ -199,13 +231,16 @@ def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+            with cluster.sending:
+                cluster.sent += len(body)
 
         def follow(self, kind: str) -> None:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             if kind == "endpointslices":
-                cluster.watch = self.wfile
+                with cluster.sending:
+                    cluster.watches.append(self.wfile)
             threading.Event().wait()
 
         def log_message(self, *_: object) -> None:
@@ -214,11 +249,15 @@ def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 4096  # of agents that start at once
+
+
 def main() -> None:
     node, address, sizes = sys.argv[1:]
     cluster = Cluster(node, address, json.loads(sizes))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(cluster))
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), handler(cluster))
     threading.excepthook = lambda _: None  # the agent has ended
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(json.dumps(server.server_port), flush=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, Popen
 from typing import Any, NamedTuple
 
 from bench import pod_program, services
@@ -34,8 +34,8 @@ MB = 1e6
 class Commanded:
     """A program that answers commands; ``do`` runs one of them."""
 
-    def __init__(self, lab: Lab, host: Host, program: Path, *words: str) -> None:
-        self.process = lab.keep(host.python(program, *words, stdin=PIPE, stdout=PIPE))
+    def __init__(self, process: "Popen[str]") -> None:
+        self.process = process
 
     def do(self, *command: object) -> Any:
         self.begin(*command)
@@ -55,7 +55,7 @@ class Client(Commanded):
     """The client in its pod: pod_program.py."""
 
     def __init__(self, lab: Lab, pod: Host) -> None:
-        super().__init__(lab, pod, PROGRAM, "client")
+        super().__init__(lab.keep(pod.python(PROGRAM, "client", stdin=PIPE, stdout=PIPE)))
 
     def move(self, cgroup: Path) -> None:
         (cgroup / "cgroup.procs").write_text(str(self.process.pid))
@@ -123,17 +123,15 @@ class MeasuredAgent:
 
     def memory(self) -> dict[str, float]:
         """Rss, Pss, Anonymous and others of the agent, in MB."""
-        lines = [line.split() for line in self._proc("smaps_rollup").splitlines()[1:]]
-        return {name.rstrip(":"): int(size) * 1024 / MB for name, size, _ in lines}
-
-    def _proc(self, name: str) -> str:
-        assert self.agent.process is not None
-        return Path(f"/proc/{self.agent.process.pid}/{name}").read_text()
+        return memory(self._pid)
 
     def cpu_seconds(self) -> float:
-        """User and system time: proc(5), stat, fields 14 and 15."""
-        words = self._proc("stat").rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self._pid)
+
+    @property
+    def _pid(self) -> int:
+        assert self.agent.process is not None
+        return self.agent.process.pid
 
     def _runs(self) -> bool:
         return self.agent.process is not None and self.agent.process.poll() is None
@@ -141,6 +139,18 @@ class MeasuredAgent:
     def _programmed(self) -> bool:
         last = status.read(self.agent.paths)
         return bool(last and last.lists_complete)
+
+
+def memory(pid: int) -> dict[str, float]:
+    """Rss, Pss, Anonymous and others of a process, in MB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {name.rstrip(":"): int(size) * 1024 / MB for name, size, _ in map(str.split, lines)}
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time: proc(5), stat, fields 14 and 15."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class ConnectLab:

@@ -82,6 +82,11 @@ PARTS = {
             (Panel("amid entries of others", "ms"), Panel("amid entries of the same", "ms")),
         ),
         Part(
+            "programming", "bench.programming",
+            "Network programming latency, as ClusterLoader2 reads it and exact",
+            "--seconds 30", "--seconds 5", (Panel("10 pods", "ms"), Panel("100 pods", "ms")),
+        ),
+        Part(
             "profile", "bench.profile", "Where the time of packets and connections goes",
             "--rounds 5", "--rounds 1", (Panel("a packet", "ns"), Panel("a TCP", "ns")),
             usual=False,
