@@ -102,7 +102,6 @@ class FlowState(StrEnum):
     STREAM = "stream"
 
 
-ENDED = frozenset({FlowState.CLOSED, FlowState.RESET})
 STREAM_AFTER = 2  # seconds: conntrack calls an answered UDP flow that lasts longer a stream
 _PORT_HOLDERS = {FlowKind.UN_SNAT, FlowKind.RESTING}
 
@@ -265,6 +264,12 @@ _CONNTRACK_STATES = {
     "time-wait": FlowState.CLOSED,
     "close": FlowState.RESET,
 }
+# Of connections that have ended, of which only the entry remains.
+ENDED_TCP_STATES = frozenset(
+    number
+    for number, name in enumerate(TCP_STATES)
+    if _CONNTRACK_STATES.get(name) in (FlowState.CLOSED, FlowState.RESET)
+)
 
 
 class Ends(NamedTuple):

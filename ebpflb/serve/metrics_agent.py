@@ -27,7 +27,7 @@ from ebpflb.model.annotations import SCHEDULERS
 from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import ENDED
+from ebpflb.plan.flow_entries import ENDED_TCP_STATES
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.conditions import conditions
 from ebpflb.serve.status import AgentStatus
@@ -199,13 +199,16 @@ class ConntrackFlows(NamedTuple):
 def count_connections(maps: Mapping[str, Map]) -> ConntrackFlows:
     """Raises NodeError."""
     frontends = FrontendKeys(maps)
+    alike = Counter(
+        (it.protocol, it.tcp_state, it.original.destination, it.original.destination_port)
+        for it in conntrack.connections(frontends)
+        if it.is_translated
+    )
     found = ConntrackFlows(Counter(), Counter())
-    for entry in conntrack.connections(frontends):
-        if entry.is_translated:
-            found.by_protocol[entry.protocol] += 1
-            if entry.state not in ENDED:
-                to = entry.original.destination, entry.original.destination_port
-                found.open[frontends.frontend(entry.protocol, *to)] += 1
+    for (protocol, tcp_state, address, port), number in alike.items():
+        found.by_protocol[protocol] += number
+        if tcp_state not in ENDED_TCP_STATES:
+            found.open[frontends.frontend(protocol, address, port)] += number
     return found
 
 
