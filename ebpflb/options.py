@@ -524,6 +524,18 @@ class Options:
         chart="endpointHealth",
         details="See [endpoint health](endpoint-health.md).",
     )
+    node_local_addresses: tuple[Address, ...] = option(
+        annotations.NODE_LOCAL_DNS,
+        "--node-local-addresses",
+        "The addresses that the annotation"
+        f" {annotations.NODE_LOCAL_ANNOTATION} of a Service may name. What listens there on a"
+        " node gets what clients send to such a Service.",
+        metavar="none|ADDRESS,...",
+        parse=annotations.parse_addresses,
+        show=annotations.show_addresses,
+        chart="nodeLocalAddresses",
+        details="See [a DNS cache on the node](node-local.md).",
+    )
     shadow: bool = option(
         False,
         "--shadow",
@@ -611,6 +623,7 @@ class Options:
             self.scheduler,
             self.local_api_server,
             self.endpoint_health,
+            self.node_local_addresses,
         )
 
     @property

@@ -23,12 +23,14 @@ enum service_flag {
 	SERVICE_BY_CLIENT = 256,	/* the same for all that a client sends, on every node */
 	SERVICE_LEAST_CONNECTIONS = 512,	/* its open connections are counted (core/connection.h) */
 	SERVICE_EVEN = 1024,	/* with SERVICE_BY_TUPLE: no backend of a list has another weight */
+	SERVICE_NODE_LOCAL = 2048,	/* its last slot is what sockets get (docs/node-local.md) */
+	SERVICE_UNTRACKED = 4096,	/* rules in raw exempt its packets from conntrack, and so from us */
 };
 
 /*
  * The service at a frontend. Its slots are one block that starts at cluster.base: first the backends
  * of the cluster list, overlapping with those of the local list, then those that are in neither list
- * but still serve the flows that they have.
+ * but still serve the flows that they have, and last with SERVICE_NODE_LOCAL the node-local listener.
  */
 struct service {
 	__u32 id;
@@ -46,6 +48,7 @@ enum backend_flag {
 	BACKEND_CLUSTER = 1,	/* in the service's cluster list */
 	BACKEND_LOCAL = 2,	/* in the service's local list */
 	BACKEND_HERE = 4,	/* the endpoint is on this node */
+	BACKEND_NODE_LOCAL = 8,	/* a listener on this node, for sockets only: in neither list */
 };
 
 /* One slot. It names its service and its backend, for readers that are late. */

@@ -38,6 +38,8 @@ static __always_inline enum verdict egress_to_service(const struct packet *packe
 	const struct range *range = policy_is_local_only(service, is_local_client)
 					    ? &service->local : &service->cluster;
 
+	if (service->flags & SERVICE_UNTRACKED)
+		return VERDICT_PASSED;
 	if (!policy_admits(service, &packet->tuple.source))
 		return VERDICT_SOURCE_DENIED;
 	if (range->size)

@@ -71,7 +71,7 @@ static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
 		forwarded_reply(packet);
 		return VERDICT_PASSED;
 	}
-	if (!forwarded_is_lost(ctx, packet))
+	if (service.flags & SERVICE_UNTRACKED || !forwarded_is_lost(ctx, packet))
 		return VERDICT_PASSED;
 	return packet->ends & FLOW_RST ? VERDICT_REJECT_LIMITED : VERDICT_REFUSED;
 }

@@ -2,8 +2,9 @@
 /*
  * Decides which backend a request gets, the same for sockets and packets:
  *
- *   frontend -> service; source ranges; the backend that a datagram socket has; traffic policy;
- *   session affinity; else one backend picked by number
+ *   frontend -> service; packets that rules in raw exempt; source ranges; the backend that a datagram
+ *   socket has; for sockets the node-local listener; traffic policy; session affinity; else one
+ *   backend picked by number
  *   (kube-proxy.md 4, 7, 9, 11.1)
  *
  * The caller decides how to use the backend: path/socket.h gives it to the socket, path/ingress.h
@@ -52,6 +53,65 @@ static __always_inline struct range select_range(const struct request *request,
 	return local_only ? service->local : service->cluster;
 }
 
+/*
+ * The listener of this node that serves all sockets' requests, whatever the policies, as long as it
+ * answers: its slot is the block's last one (ebpflb/agent/node_local.py).
+ */
+static __always_inline enum selected select_node_local(struct selection *selection)
+{
+	const struct service *service = &selection->service;
+	__u32 slot = service->cluster.base + service->slots - 1;
+
+	record(STEP_NODE_LOCAL, slot);
+	if (!backend_read(slot, service->id, &selection->backend))
+		return SELECT_RECYCLED;
+	service_count_chosen(service->id, false);
+	return SELECTED;
+}
+
+/* The client gets no backend. */
+static __always_inline enum selected select_none(const struct request *request,
+						 const struct service *service)
+{
+	bool has_endpoints = service->flags & SERVICE_ENDPOINTS;
+
+	if (!request->in_middle)
+		service_count_no_backend(service->id, has_endpoints);
+	return has_endpoints ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
+}
+
+/* By affinity, or by the scheduler, in a list that is not empty. */
+static __always_inline enum selected select_listed(const struct request *request,
+						   struct selection *selection,
+						   const struct range *range, __u16 list)
+{
+	const struct service *service = &selection->service;
+	struct backend *backend = &selection->backend;
+	struct affinity_key key = affinity_key_of(request, service);
+	bool by_affinity;
+
+	table_spare(request, &selection->service);
+	by_affinity = affinity_find(&key, list, request->tuple, selection);
+	if (!by_affinity &&
+	    !backend_read(scheduler_slot(request, service, range, list), service->id, backend))
+		return SELECT_RECYCLED;
+	if (!by_affinity && service->affinity_seconds && !request->in_middle)
+		affinity_remember(&key, backend->id, request->tuple);
+	if (!request->in_middle)
+		service_count_chosen(service->id, by_affinity);
+	return SELECTED;
+}
+
+/* Whether rules in raw exempt the request's packet. */
+static __always_inline bool request_is_exempt(const struct request *request,
+					      const struct service *service)
+{
+	if (!request->tuple || !(service->flags & SERVICE_UNTRACKED))
+		return false;
+	record(STEP_UNTRACKED, 0);
+	return true;
+}
+
 /* Makes the decision, from top to bottom. */
 static __always_inline enum selected select_once(const struct request *request,
 						 struct selection *selection)
@@ -60,13 +120,13 @@ static __always_inline enum selected select_once(const struct request *request,
 	struct backend *backend = &selection->backend;
 	enum found found = service_find(request->frontend, request->netns, &selection->service);
 	enum admission admission;
-	struct affinity_key key;
 	struct range range;
-	bool by_affinity;
 	__u16 list;
 
 	if (found != FOUND)
 		return found == ABSENT ? NO_SERVICE : SELECT_RECYCLED;
+	if (request_is_exempt(request, service))
+		return EXEMPT;
 	admission = select_admission(request, service);
 	if (admission != ADMITTED)
 		return admission == DENIED ? SOURCE_DENIED : LEFT_TO_PACKETS;
@@ -74,24 +134,11 @@ static __always_inline enum selected select_once(const struct request *request,
 				 assignment_find(request, service->id, backend);
 	if (selection->is_assigned)
 		return SELECTED;
+	if (!request->tuple && service->flags & SERVICE_NODE_LOCAL)
+		return select_node_local(selection);
 	range = select_range(request, selection, &list);
-	if (!range.size) {
-		if (!request->in_middle)
-			service_count_no_backend(service->id, service->flags & SERVICE_ENDPOINTS);
-		return service->flags & SERVICE_ENDPOINTS ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
-	}
-	key = affinity_key_of(request, service);
-	table_spare(request, &selection->service);
-	by_affinity = affinity_find(&key, list, request->tuple, selection);
-	if (!by_affinity &&
-	    !backend_read(scheduler_slot(request, service, &range, list), service->id,
-			  backend))
-		return SELECT_RECYCLED;
-	if (!by_affinity && service->affinity_seconds && !request->in_middle)
-		affinity_remember(&key, backend->id, request->tuple);
-	if (!request->in_middle)
-		service_count_chosen(service->id, by_affinity);
-	return SELECTED;
+	return range.size ? select_listed(request, selection, &range, list)
+			  : select_none(request, service);
 }
 
 /*

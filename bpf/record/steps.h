@@ -26,6 +26,8 @@ enum step_kind {
 	STEP_AFFINITY_USED,
 	STEP_AFFINITY_REMEMBERED,	/* 1: in new_affinity */
 	STEP_SLOT,		/* the slot that was picked */
+	STEP_NODE_LOCAL,	/* the slot of the node-local listener */
+	STEP_UNTRACKED,		/* rules in raw exempt the packet */
 	STEP_FLOW,		/* enum flow_kind of the entry that the packet has, and its address */
 	STEP_FLOW_REPLACED,
 	STEP_ATTACHING,

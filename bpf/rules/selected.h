@@ -14,6 +14,7 @@ enum selected {
 	NO_LOCAL_ENDPOINT,
 	SOURCE_DENIED,
 	LEFT_TO_PACKETS,	/* a pod's socket: its packets are decided on when they leave the pod */
+	EXEMPT,			/* packets that rules in raw exempt from conntrack */
 	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
 };
 

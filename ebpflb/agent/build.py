@@ -29,6 +29,7 @@ from ebpflb.agent.loop import Agent, DevicesAttached, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.agent.node_local import NodeLocalSync, NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import HostChanges, NodeSync, flow_timeouts
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
@@ -53,6 +54,7 @@ from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import EndFlow, Sweeper
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync
+from ebpflb.kernel.netfilter.untracked import UntrackedWatch, untracked
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
 from ebpflb.kernel.node.device_watch import DeviceWatch, RemovalWatch
@@ -245,6 +247,7 @@ def build_agent(
         start(stack, agent.stale_udp, agent.on_removal)
         start(stack, EndedConnections(datapath.maps, options.paths.cache))
         start(stack, agent.endpoint_health.watch)
+        start(stack, agent.node_local.watch, UntrackedWatch(inbox.put, agent.cluster.untracked))
         start(stack, parts.servers)
         start(stack, agent.node_readiness)
         start(stack, kube_proxy_watch.KubeProxyWatch(inbox.put), nat_watch, removals, monitoring)
@@ -295,6 +298,7 @@ def _agent(
         node_sync=node_sync,
         service_sync=service_sync,
         endpoint_health=_endpoint_health(parts, cluster),
+        node_local=_node_local(parts, cluster, service_sync),
         node_readiness=_node_readiness(parts),
         stale_udp=_stale_udp(parts, ends),
         on_removal=_reset_worker(parts, former, ends.flow.run),
@@ -324,6 +328,13 @@ def _endpoint_health(parts: Parts, cluster: ClusterState) -> EndpointHealthSync:
     return EndpointHealthSync(cluster, watch, *said)
 
 
+def _node_local(parts: Parts, cluster: ClusterState, service_sync: ServiceSync) -> NodeLocalSync:
+    """Return the sync; listeners that an earlier agent has found serve until they are asked."""
+    answering = answering_in(service_sync.planner.actual)
+    cluster.set_answering(answering)
+    return NodeLocalSync(cluster, NodeLocalWatch(parts.inbox.put, answering))
+
+
 def _node_readiness(parts: Parts) -> NodeReadiness:
     options, metrics = parts.options, parts.metrics
     about = options.node_readiness, options.node_name, parts.servers.health
@@ -349,12 +360,14 @@ def _checks(
 
 
 def _cluster(options: Options) -> ClusterState:
-    return ClusterState(
+    cluster = ClusterState(
         options.node_name,
         bind_address=options.bind_address,
         admission=options.admission,
         keeps_api_servers=options.keeps_api_servers,
     )
+    cluster.set_untracked(untracked([]))  # what cannot be read is said by the watch
+    return cluster
 
 
 def _api_servers_file(parts: Parts, stack: ExitStack) -> ApiServersFile:
@@ -425,5 +438,6 @@ def _read(metrics: Metrics, agent: Agent, datapath: Datapath, servers: HttpServe
     metrics.ready(lambda: servers.health.ready)
     metrics.waiting(lambda: servers.health.pulse.waiting)
     metrics.api_servers_silent(lambda: len(agent.cluster.silent))
+    metrics.node_local(lambda: agent.node_local.watch.counts)
     metrics.set_aside(lambda: agent.endpoint_health.count, lambda: agent.endpoint_health.times)
     metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=agent.options.serve_external_ips)

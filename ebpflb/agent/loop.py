@@ -29,6 +29,7 @@ from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.inspection import Call
+from ebpflb.agent.node_local import NodeLocalSync
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
@@ -38,7 +39,14 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.cluster.source import Source
 from ebpflb.errors import KernelError
-from ebpflb.history.recorder import API_SERVERS, CANARY, DEVICES, History
+from ebpflb.history.recorder import (
+    API_SERVERS,
+    CANARY,
+    DEVICES,
+    NODE_LOCAL,
+    UNTRACKED,
+    History,
+)
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
@@ -49,6 +57,8 @@ from ebpflb.model.drift import in_force
 from ebpflb.model.endpoint_health import Outcomes
 from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
+from ebpflb.model.node_local import Answering
+from ebpflb.model.untracked import Untracked
 from ebpflb.options import Options
 from ebpflb.serve.status import AgentStatus
 
@@ -72,6 +82,8 @@ Message = (
     | ConnectionsReset
     | Silent
     | Outcomes
+    | Answering
+    | Untracked
     | Call[Any]
     | Stop
 )
@@ -227,6 +239,7 @@ class Agent:
     node_sync: NodeSync
     service_sync: ServiceSync
     endpoint_health: EndpointHealthSync
+    node_local: NodeLocalSync
     node_readiness: NodeReadiness
     stale_udp: StaleUdpWorker
     on_removal: ResetWorker
@@ -289,6 +302,7 @@ class Agent:
         if now >= self.canary.due:
             self.canary.withdraw()
         self.endpoint_health.turn()
+        self.node_local.turn()
         self._sync_if_due()
         self.service_sync.turn()
         self._choose_engine()
@@ -318,7 +332,7 @@ class Agent:
         """Return all messages in the inbox; wait for the first one until something else is due."""
         due = min(self._next_sync(), self.next_check, self.audit.due, self.loader.due)
         due = min(due, self.service_sync.due, self.canary.due, self.node_sync.engine.due)
-        due = min(due, self.endpoint_health.due)
+        due = min(due, self.endpoint_health.due, self.node_local.due)
         return self.burst.waiting(max(due - self.clock(), 0.0))
 
     def _take(self, message: Message) -> None:
@@ -351,15 +365,27 @@ class Agent:
                     self.stale_udp.check_connections()
             case ConnectionsReset(name, (address, port), kind, count):
                 self.history.reset(name, host_port(address, port), f"{count} {kind}")
+            case Silent() | Outcomes() | Answering() | Untracked():
+                self._take_seen(message)
+            case Call():
+                message.answer(self.cluster, self.service_sync.planner, self.canary)
+            case Stop():
+                self.stopped = True
+
+    def _take_seen(self, message: Silent | Outcomes | Answering | Untracked) -> None:
+        """Take what this node has seen itself about endpoints and frontends."""
+        match message:
             case Silent(places):
                 self.cluster.set_silent(places)
                 self.history.because(API_SERVERS)
             case Outcomes():
                 self.endpoint_health.take(message)
-            case Call():
-                message.answer(self.cluster, self.service_sync.planner, self.canary)
-            case Stop():
-                self.stopped = True
+            case Answering(listeners):
+                self.cluster.set_answering(listeners)
+                self.history.because(NODE_LOCAL)
+            case Untracked():
+                self.cluster.set_untracked(message)
+                self.history.because(UNTRACKED)
 
     def _has_changes(self) -> bool:
         """Whether there is anything new to write; False before the needed lists are received."""

@@ -393,7 +393,9 @@ class ServiceSync:
         self._watched[port.name] = self._watch(port, selection)
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
         programmed = self.planner.actual.get(port.name, NO_ENTRIES)
-        wanted = desired_service(port, selection, self.cluster.primary)
+        listener = self.cluster.node_local.serving(port)
+        about = self.cluster.primary, listener, self.cluster.untracked
+        wanted = desired_service(port, selection, *about)
         return self.slow_starts.apply(wanted, port.slow_start, programmed, self._clock())
 
     def _is_left(self, key: Key) -> bool:

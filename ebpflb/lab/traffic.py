@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers and clients of the lab: a program that only imports the standard library.
 
-    traffic.py serve NAME PORT              replies to TCP and UDP, IPv4 and IPv6: first a line
-                                            with its name and the client's address, then an echo
+    traffic.py serve NAME PORT [ADDRESS]    replies to TCP and UDP, IPv4 and IPv6: first a line
+                                            with its name and the client's address, then an echo;
+                                            an IPv4 address is written ::ffff:ADDRESS
     traffic.py request PROTOCOL HOST PORT N connects N times; prints the counts as a JSON object
     traffic.py repeat PROTOCOL HOST PORT S  the same until its input ends, with pauses of S seconds;
                                             prints "ready" after the first connection
@@ -44,14 +45,14 @@ def read(answer: bytes) -> tuple[str, str]:
     return name, source
 
 
-def serve(name: str, port: str) -> None:
+def serve(name: str, port: str, address: str = "::") -> None:
     """Never returns; prints "ready" when it listens."""
     stream = socket.create_server(
-        ("::", int(port)), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
+        (address, int(port)), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
     )
     datagram = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     datagram.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    datagram.bind(("::", int(port)))
+    datagram.bind((address, int(port)))
     _in_thread(_serve_datagrams, datagram, name)
     print("ready", flush=True)
     while True:
@@ -173,8 +174,8 @@ def error_word(error: OSError) -> str:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve", name, port]:
-            serve(name, port)
+        case ["serve", name, port, *address]:
+            serve(name, port, *address)
         case ["await", name, host, port]:
             await_name(name, host, port)
         case ["request", protocol, host, port, count]:

@@ -38,6 +38,11 @@ _SPECIAL: dict[str, Callable[[Address], bool]] = {
 _MAPPED_PREFIX = 96  # ::ffff:10.0.0.0/104 is 10.0.0.0/8
 
 
+def number(address: Address) -> int:
+    """Return the address as a number of 128 bits, IPv4 as v4-mapped IPv6."""
+    return 0xFFFF << 32 | int(address) if isinstance(address, IPv4Address) else int(address)
+
+
 def family(value: Address | Network) -> Family:
     return Family.IPV4 if value.version == 4 else Family.IPV6
 

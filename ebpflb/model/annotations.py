@@ -6,11 +6,12 @@ message about an annotation is recognized by its beginning (``is_about_one``).
 """
 
 from collections.abc import Collection, Iterator
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from ebpflb.errors import quoted
 from ebpflb.model import addresses, durations, field_checks, objects
-from ebpflb.model.addresses import Network
+from ebpflb.model.addresses import Address, Network
 
 _PREFIX = "metadata.annotations["
 
@@ -242,6 +243,53 @@ def read_endpoint_health(service: objects.Service, default: str, warnings: list[
     return _one_of(ENDPOINT_HEALTH, service, HEALTH_ANNOTATION, default, warnings)
 
 
+# The addresses of a listener on the node itself, one of each family, that serves a Service's
+# sockets while it answers: by a Service's annotation.
+#
+# The operator allows the addresses (--node-local-addresses). Otherwise whoever may write a Service
+# could lead its clients to any listener of the node, as to one that gives them credentials.
+
+NODE_LOCAL_ANNOTATION = "ebpflb.io/node-local"
+NODE_LOCAL_DNS = (ip_address("169.254.20.10"),)  # the usual address of NodeLocal DNSCache
+
+
+def read_node_local(
+    service: objects.Service, allowed: tuple[Address, ...], warnings: list[str]
+) -> tuple[Address, ...]:
+    """Return the addresses; none if one is invalid or not allowed, which adds a warning."""
+    text = service.metadata.annotation(NODE_LOCAL_ANNOTATION)
+    if text is None:
+        return ()
+    try:
+        return _parse_node_local(text, allowed)
+    except ValueError as error:
+        where = annotation_field(NODE_LOCAL_ANNOTATION)
+        warnings.append(f"{where}: {error}, so sockets get endpoints")
+        return ()
+
+
+def _parse_node_local(text: str, allowed: tuple[Address, ...]) -> tuple[Address, ...]:
+    found = tuple(addresses.parse_address(part.strip()) for part in text.split(","))
+    for each in found:
+        if each not in allowed:
+            raise ValueError(f"--node-local-addresses does not allow {each}")
+    if len({each.version for each in found}) < len(found):
+        raise ValueError(f"{quoted(text)} has two addresses of one family")
+    return found
+
+
+def parse_addresses(text: str) -> tuple[Address, ...]:
+    """Parse addresses of both families, separated by commas, or ``none``. Raises ValueError."""
+    if text == "none":
+        return ()
+    return tuple(addresses.parse_address(part.strip()) for part in text.split(","))
+
+
+def show_addresses(found: tuple[Address, ...]) -> str:
+    """The inverse of ``parse_addresses``."""
+    return ",".join(map(str, found)) or "none"
+
+
 # Which clients a Service's NodePorts admit: by its annotation, else by --nodeport-source-ranges.
 #
 # kube-proxy has neither option; it leaves NodePorts to firewalls in PREROUTING. These do not see a
@@ -288,6 +336,7 @@ OF_SERVICES = frozenset(
         ON_REMOVAL_ANNOTATION,
         SLOW_START_ANNOTATION,
         HEALTH_ANNOTATION,
+        NODE_LOCAL_ANNOTATION,
     }
 )
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
@@ -300,12 +349,19 @@ class ServiceAnnotations(NamedTuple):
     on_removal: OnRemoval
     slow_start: float
     endpoint_health: str
+    node_local: tuple[Address, ...]
 
 
 def read(
-    service: objects.Service, scheduler: str, endpoint_health: str, warnings: list[str]
+    service: objects.Service,
+    scheduler: str,
+    endpoint_health: str,
+    node_local_addresses: tuple[Address, ...],
+    warnings: list[str],
 ) -> ServiceAnnotations:
     """Return what the Service sets; ``scheduler`` and ``endpoint_health`` are the defaults.
+
+    ``node_local_addresses`` are those that it may name.
 
     There is a warning for each invalid value, for each annotation that only a slice can have, and
     for the first unknown one.
@@ -316,6 +372,7 @@ def read(
         read_on_removal(service, warnings),
         read_slow_start(service, warnings),
         read_endpoint_health(service, endpoint_health, warnings),
+        read_node_local(service, node_local_addresses, warnings),
     )
 
 

@@ -28,8 +28,10 @@ from ebpflb.model.endpoints import (
     select,
 )
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
+from ebpflb.model.node_local import Listener, NodeLocalPorts
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.services import OF_KUBE_PROXY, Admission, PortName, ServicePort, show_labels
+from ebpflb.model.untracked import Untracked
 
 # When endpoints changed whose changes wait for a sync (kube-proxy.md 16.4).
 #
@@ -190,6 +192,8 @@ class ClusterState:
         self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
         self.silent: frozenset[Place] = frozenset()  # API servers that do not answer this node
         self.watched: set[Key] = set()  # Services whose endpoints' health matters
+        self.node_local = NodeLocalPorts()
+        self.untracked = Untracked()  # what rules in raw exempt
         self._unhealthy: dict[PortName, frozenset[tuple[Address, int]]] = {}
         self.provisional = False  # only the kept API servers are known
         self.listed: set[Kind] = set()
@@ -239,6 +243,20 @@ class ClusterState:
         if unhealthy := self._unhealthy.get(name):
             return dict.fromkeys(unhealthy, UnusedReason.SET_ASIDE)
         return api_servers.set_aside(name, self.silent) if self.silent else NONE_SET_ASIDE
+
+    def set_answering(self, answering: frozenset[Listener]) -> None:
+        """Set which node-local listeners answer: sockets are connected to them."""
+        self.changed_services |= self.node_local.set_answering(answering)
+
+    def set_untracked(self, untracked: Untracked) -> None:
+        """Set what rules in raw exempt; the Services with such a frontend are planned again."""
+        before, self.untracked = self.untracked, untracked
+        changed = Untracked(before.destinations ^ untracked.destinations)
+        self.changed_services |= {
+            key
+            for key, ports in self.services.items()
+            if any(changed.has(*each, port.name.protocol) for port in ports for each in port.places)
+        }
 
     def apply(self, event: ObjectEvent) -> Applied:
         """Change the state; add affected services to ``changed_services``."""
@@ -369,6 +387,7 @@ class ClusterState:
             self.watched.discard(key)
             if any(port.endpoint_health != HEALTH_OFF for port in ports):
                 self.watched.add(key)
+            self.node_local.name(key, ports)
         return self._service_warnings.of(key, warnings)
 
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
@@ -420,6 +439,7 @@ class ClusterState:
             self._service_warnings.forget(key)
             self.labels.pop(key, None)
             self.watched.discard(key)
+            self.node_local.name(key, ())
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:

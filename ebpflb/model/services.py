@@ -206,7 +206,8 @@ class Admission(Struct, frozen=True):
 
     ``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs are
     not served, but still count for the policies (kube-proxy.md 1.4). ``nodeport_source_ranges``,
-    ``scheduler`` and ``endpoint_health`` apply to Services without the annotation (annotations.py).
+    ``scheduler`` and ``endpoint_health`` apply to Services without the annotation (annotations.py),
+    which may name ``node_local_addresses``.
     Services that are not ``served`` belong to another proxy. ``local_api_server`` is a loopback
     address and port at which the node's own processes reach the API servers.
     """
@@ -218,6 +219,12 @@ class Admission(Struct, frozen=True):
     scheduler: str = annotations.RANDOM
     local_api_server: tuple[Address, int] | None = None
     endpoint_health: str = HEALTH_OFF
+    node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
+
+    @property
+    def of_annotations(self) -> tuple[str, str, tuple[Address, ...]]:
+        """The arguments of ``annotations.read``."""
+        return self.scheduler, self.endpoint_health, self.node_local_addresses
 
 
 OF_KUBE_PROXY = Admission()
@@ -284,6 +291,7 @@ class ServicePort:
     ``endpoint_health``: one of ENDPOINT_HEALTH, how endpoints that do not answer are noticed.
     ``type``: the Service's spec.type; it decides nothing here.
     ``loopback``: another frontend, for the node's own processes.
+    ``node_local``: the address of a listener on the node that serves sockets while it answers.
     """
 
     name: PortName
@@ -305,10 +313,18 @@ class ServicePort:
     endpoint_health: str = HEALTH_OFF
     type: str = "ClusterIP"
     loopback: tuple[Address, int] | None = None
+    node_local: Address | None = None
 
     @property
     def externally_accessible(self) -> bool:
         return bool(self.node_port or self.load_balancer_ips or self.external_ips)
+
+    @property
+    def places(self) -> list[tuple[Address, int]]:
+        """The addresses and ports of its frontends; a NodePort has the unspecified address."""
+        addresses = (self.cluster_ip, *self.external_ips, *self.load_balancer_ips)
+        nodeport = [(type(self.cluster_ip)(0), self.node_port)] if self.node_port else []
+        return [*((address, self.port) for address in addresses), *nodeport]
 
 
 class ParsedService(NamedTuple):
@@ -342,8 +358,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     if not (is_ours(service) and admission.served.has(service.metadata)):
         return _NONE_WITHOUT_IP if _lacks_cluster_ip(service, admission) else _NONE
     meta, spec = service.metadata, service.spec
-    namespace = sys.intern(_name("metadata.namespace", meta.namespace))
-    name = _name("metadata.name", meta.name)
+    namespace, name = _names(meta)
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
     external_ips = _external_ips(spec, admission, warnings)
@@ -351,7 +366,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     source_ranges = _source_ranges(spec, warnings)
     to_nodeports = _nodeport_ranges(service, admission, warnings)
     spec_ports = _ports(spec, warnings)
-    annotated = annotations.read(service, admission.scheduler, admission.endpoint_health, warnings)
+    annotated = annotations.read(service, *admission.of_annotations, warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
@@ -372,11 +387,17 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             slow_start=annotated.slow_start,
             endpoint_health=annotated.endpoint_health if protocol is Protocol.TCP else HEALTH_OFF,
             type=sys.intern(spec.type or "ClusterIP"),
+            node_local=_node_local(annotated.node_local, family, protocol),
         )
         for family, cluster_ip in cluster_ips.items()
         for port, protocol in spec_ports
     )
     return ParsedService(ports, tuple(map(errors.one_line, warnings)))
+
+
+def _node_local(found: tuple[Address, ...], family: Family, protocol: Protocol) -> Address | None:
+    """Return the address for a port; sockets of SCTP are left alone."""
+    return next(iter(_of(family, found)), None) if protocol is not Protocol.SCTP else None
 
 
 def with_loopback(
@@ -389,6 +410,12 @@ def with_loopback(
 
 def _name(field: str, text: str) -> str:
     return field_checks.short(field, field_checks.filled(field, text))
+
+
+def _names(meta: Metadata) -> tuple[str, str]:
+    """Return the Service's namespace and name."""
+    namespace = sys.intern(_name("metadata.namespace", meta.namespace))
+    return namespace, _name("metadata.name", meta.name)
 
 
 def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:

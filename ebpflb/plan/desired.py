@@ -2,9 +2,9 @@
 """The desired content of the maps for a service port, before ids are allocated.
 
 The backends are in the order of their slots: first those in the cluster list only, then those in
-both lists, then those in the local list only, and last those that serve only their existing flows.
-So each list is one range of slots, and a backend in both lists has one slot. The order does not
-depend on whether an endpoint is on this node.
+both lists, then those in the local list only, then those that serve only their existing flows, and
+last the node-local listener, if one answers. So each list is one range of slots, and a backend in
+both lists has one slot. The order does not depend on whether an endpoint is on this node.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.endpoints import Selection
 from ebpflb.model.services import PortName, ServicePort
+from ebpflb.model.untracked import NO_UNTRACKED, Untracked
 from ebpflb.plan import tables
 from ebpflb.plan.entries import (
     BackendName,
@@ -39,10 +40,13 @@ _LISTS = {  # (in the cluster list, in the local list), in the order of a block
     (False, True): frozenset({"local"}),
     (False, False): frozenset[str](),
 }
+_NODE_LOCAL = frozenset({"node_local"})
 _HERE = {True: frozenset({"here"}), False: frozenset[str]()}
 _FLAGS = {(*lists, here): _LISTS[lists] | _HERE[here] for lists, here in product(_LISTS, _HERE)}
 _ORDER = {flags: list(_LISTS).index(key[:2]) for key, flags in _FLAGS.items()}
 _NO_ADDRESSES: Mapping[Family, Address] = {}
+NODE_LOCAL = "node-local"  # the name of a listener, in the place of a pod's
+_LISTENER = BackendName("", NODE_LOCAL, "")
 
 
 class DesiredBackend(Struct, frozen=True, gc=False):
@@ -79,26 +83,56 @@ class DesiredService:
 
 
 def desired_service(
-    port: ServicePort, selection: Selection, primary: Mapping[Family, Address] = _NO_ADDRESSES
+    port: ServicePort,
+    selection: Selection,
+    primary: Mapping[Family, Address] = _NO_ADDRESSES,
+    node_local: Address | None = None,
+    untracked: Untracked = NO_UNTRACKED,
 ) -> DesiredService:
-    """Return the desired map content for ``port``; ``primary`` are this node's own addresses."""
+    """Return the desired map content for ``port``; ``primary`` are this node's own addresses.
+
+    ``node_local`` is the address of a listener that serves sockets; ``untracked`` is what rules in
+    raw exempt.
+    """
+    backends = _backends(selection)
+    listener = _listener(node_local, port.port, backends)
+    frontends = _frontends(port, selection.has_any, has_listener=bool(listener))
     return DesiredService(
         name=port.name,
         created=port.created,
-        frontends=_frontends(port, selection.has_any),
+        frontends=_untracked(frontends, untracked),
         affinity_seconds=port.affinity_seconds,
-        backends=_backends(selection),
+        backends=backends + listener,
         source_ranges=_source_ranges(port, primary.get(port.name.family)),
         nodeport_source_ranges=port.nodeport_source_ranges if port.node_port else (),
     )
 
 
-def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
+def _listener(
+    address: Address | None, port: int, backends: tuple[DesiredBackend, ...]
+) -> tuple[DesiredBackend, ...]:
+    """Return the backend of a listener; none if an endpoint has its address and port."""
+    if address is None or (address, port) in [each.endpoint for each in backends]:
+        return ()
+    return (DesiredBackend(address, port, _NODE_LOCAL, _LISTENER),)
+
+
+def _untracked(frontends: dict[Frontend, Flags], untracked: Untracked) -> dict[Frontend, Flags]:
+    """Mark the frontends whose packets rules in raw exempt."""
+    if not untracked.destinations:
+        return frontends
+    return {
+        frontend: flags | {"untracked"} if untracked.has(*frontend) else flags
+        for frontend, flags in frontends.items()
+    }
+
+
+def _frontends(port: ServicePort, has_any: bool, *, has_listener: bool) -> dict[Frontend, Flags]:
     """Return the frontends.
 
     The cluster IP comes last, and so replaces an equal external address.
     """
-    protocol, usual = int(port.name.protocol), (port.scheduler, has_any)
+    protocol, usual = int(port.name.protocol), (port.scheduler, has_any, has_listener)
     external = _flags(*usual, external=True, local=port.external_local)
     found = {Frontend(ip, port.port, protocol): external for ip in port.external_ips}
     if port.load_balancer_ips:
@@ -118,13 +152,13 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
 
 
 @cache
-def _flags(scheduler: str, has_any: bool, **further: bool) -> Flags:
+def _flags(scheduler: str, has_any: bool, has_listener: bool, **further: bool) -> Flags:
     """Return the flags common to all frontends and the ones in ``further`` that are true.
 
     One shared set per result.
     """
-    endpoints = {"endpoints"} if has_any else set()
-    return tables.scheduler_flags(scheduler) | endpoints | {it for it in further if further[it]}
+    further |= {"endpoints": has_any, "node_local": has_listener}
+    return tables.scheduler_flags(scheduler) | {it for it in further if further[it]}
 
 
 def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...]:

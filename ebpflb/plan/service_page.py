@@ -26,7 +26,7 @@ from ebpflb.model.endpoints import (
 )
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol, ServicePort
-from ebpflb.plan.desired import DesiredBackend, DesiredService
+from ebpflb.plan.desired import NODE_LOCAL, DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
     NODE_PORT,
     Flags,
@@ -39,6 +39,7 @@ from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.tables import scheduler_of
 
 USED, DRAINING, UNUSED = "used", "draining", "not used"
+SOCKETS_ONLY = "for all sockets on this node while it answers (ebpflb.io/node-local)"
 NOT_ALL_LISTS = "the agent has not received all lists yet"
 _POLICIES = {True: "Local", False: "Cluster"}
 
@@ -225,7 +226,7 @@ def _slot_row(backend: DesiredBackend, id: int, sizes: Counter[str]) -> Endpoint
         endpoint=host_port(backend.address, backend.port),
         node=backend.name.node,
         pod=backend.name.target,
-        state=USED if share or local else DRAINING,
+        state=USED if share or local or "node_local" in backend.flags else DRAINING,
         id=id,
         share=share,
         local_share=local,
@@ -316,9 +317,20 @@ def _endpoint_rows(
         else:
             row.reason = _not_programmed(facts) if id(each) in usable else _not_selected(use)
         yield row
+    if listener := facts.port.node_local:
+        yield _listener_row(left, host_port(listener, facts.port.port))
     for row in left.values():
         row.reason = UnusedReason.GONE
         yield row
+
+
+def _listener_row(left: dict[str, EndpointRow], name: str) -> EndpointRow:
+    """Return the row of a node-local listener, whose slot is taken from ``left``."""
+    row = left.pop(name, None)
+    if row is None:
+        return EndpointRow(name, "", NODE_LOCAL, UNUSED, reason=UnusedReason.LISTENER_SILENT)
+    row.reason = SOCKETS_ONLY
+    return row
 
 
 def _not_selected(use: Use) -> str:

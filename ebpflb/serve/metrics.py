@@ -10,6 +10,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ from ebpflb.errors import EbpflbError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.occupancy import Occupancy
+from ebpflb.model import node_local
 from ebpflb.model.annotations import RESET_KINDS
 from ebpflb.model.busiest import SeriesOf
 from ebpflb.model.drift import Drift, Part
@@ -105,6 +107,7 @@ class Metrics(KubeProxyMetrics):
         describe_process(self.registry)
         describe_build(self.registry)
         self._declare()
+        self._declare_endpoints()
         self._declare_as_kubernetes()
         self._lock = threading.Lock()  # of the collectors
         self._collectors: list[Collector] = []
@@ -166,6 +169,11 @@ class Metrics(KubeProxyMetrics):
         """Call both at each scrape: endpoints that are set aside, and how often one was."""
         self._set_aside.set_function(lambda: count())
         self._times_set_aside.count = times
+
+    def node_local(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Call ``counts`` at each scrape: node-local listeners by whether they answer."""
+        for state in node_local.STATES:
+            self._node_local.labels(state).set_function(partial(_count_of, counts, state))
 
     def watch_silent(self, kind: str) -> None:
         """Count a watch that sent nothing for so long that it was opened again."""
@@ -266,6 +274,18 @@ class Metrics(KubeProxyMetrics):
             registry=self.slis,
         )
 
+    def _declare_endpoints(self) -> None:
+        own = self.registry
+        text = "Endpoints of default/kubernetes that do not answer this node"
+        self._api_servers_silent = Gauge("ebpflb_api_servers_silent", text, registry=own)
+        text = "Node-local listeners that Services name, by whether they answer"
+        self._node_local = Gauge("ebpflb_node_local_listeners", text, ["state"], registry=own)
+        text = "Endpoints that are set aside because connections from this node fail to open"
+        self._set_aside = Gauge("ebpflb_endpoints_set_aside", text, registry=own)
+        text = "Times that an endpoint was set aside"
+        self._times_set_aside = _Counted("ebpflb_endpoint_set_aside_total", text)
+        own.register(self._times_set_aside)
+
     def _declare(self) -> None:
         own = self.registry
         self._failures = Counter("ebpflb_sync_failures_total", "Syncs that failed", registry=own)
@@ -287,13 +307,6 @@ class Metrics(KubeProxyMetrics):
         self._ready = Gauge("ebpflb_ready", text, registry=own)
         text = "How long the oldest change has waited for the agent's loop"
         self._oldest = Gauge("ebpflb_inbox_oldest_seconds", text, registry=own)
-        text = "Endpoints of default/kubernetes that do not answer this node"
-        self._api_servers_silent = Gauge("ebpflb_api_servers_silent", text, registry=own)
-        text = "Endpoints that are set aside because connections from this node fail to open"
-        self._set_aside = Gauge("ebpflb_endpoints_set_aside", text, registry=own)
-        text = "Times that an endpoint was set aside"
-        self._times_set_aside = _Counted("ebpflb_endpoint_set_aside_total", text)
-        own.register(self._times_set_aside)
         self._declare_counters()
 
     def _declare_counters(self) -> None:
@@ -313,6 +326,10 @@ class Metrics(KubeProxyMetrics):
             self._watches_silent.labels(kind)
         text = "Scrapes at which a part of the metrics could not be read"
         self._scrape_errors = Counter("ebpflb_scrape_errors_total", text, ["what"], registry=own)
+
+
+def _count_of(counts: Callable[[], Mapping[str, int]], state: str) -> int:
+    return counts()[state]
 
 
 class _Counted(Collector):

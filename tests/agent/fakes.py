@@ -13,6 +13,7 @@ from ebpflb.agent.audit import Audit, HooksCheck
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Inbox, Message, Stop
+from ebpflb.agent.node_local import NodeLocalSync
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
@@ -41,6 +42,7 @@ from ebpflb.model.events import (
     Replaced,
     SourceStatus,
 )
+from ebpflb.model.node_local import Listener
 from ebpflb.model.node_readiness import OFF
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import REPORT, Options, Paths
@@ -280,6 +282,22 @@ def endpoint_health(
     return EndpointHealthSync(cluster, watching, because, record, clock)
 
 
+class FakeNodeLocalWatch:
+    """It asks nobody; ``wanted`` is the argument of the last ``set``."""
+
+    wanted: frozenset[Listener] = frozenset()
+
+    def set(self, wanted: frozenset[Listener]) -> None:
+        self.wanted = wanted
+
+
+def node_local(
+    cluster: ClusterState, clock: Callable[[], float], watch: FakeNodeLocalWatch | None = None
+) -> NodeLocalSync:
+    watching: Any = watch or FakeNodeLocalWatch()
+    return NodeLocalSync(cluster, watching, clock)
+
+
 class FakeServiceHealth:
     """Health-check node ports that no client can reach."""
 
@@ -332,6 +350,7 @@ class Harness:
         self.lacks: list[tuple[Key, str]] = []  # events about Services that do not fit
         self.set_aside: list[tuple[Key, str]] = []  # events about endpoints
         self.endpoint_watch = FakeEndpointWatch()
+        self.node_local_watch = FakeNodeLocalWatch()
         self.clock: Callable[[], float] = time.monotonic
         self.now = 0.0  # of a test's own clock
         self.lock = FakeLock()
@@ -379,6 +398,7 @@ class Harness:
             "on_removal": ResetWorker({}, (), {}),
             "history": history,
             "endpoint_health": endpoint_health(cluster, *to),
+            "node_local": node_local(cluster, self.clock, self.node_local_watch),
             "node_readiness": NodeReadiness(OFF, self.options.node_name, self.health, None),
         }
 

@@ -49,6 +49,7 @@ OTHERS: dict[str, Any] = {
     "endpointHealth": "passive",
     "nodeReadiness": "condition",
     "serviceMetrics": "200,tier=web,stage in (test,canary)",
+    "nodeLocalAddresses": "169.254.20.10,fd00:20::10",
     "namespaceShare": 50,
     "shadow": True,
     "socketTranslation": "host",

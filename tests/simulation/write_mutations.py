@@ -102,8 +102,8 @@ def ranges_are_forgotten() -> Any:
 def _patched_flags(change: Callable[[dict[Any, Any]], None]) -> Any:
     """Of the frontends that a service port is to have."""
 
-    def frontends(port: ServicePort, has_any: bool) -> dict[Any, Any]:
-        found = _frontends(port, has_any)
+    def frontends(port: ServicePort, has_any: bool, **further: bool) -> dict[Any, Any]:
+        found = _frontends(port, has_any, **further)
         change(found)
         return found
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.kernel.netfilter.firewall_reader import tables
 from ebpflb.tools import neighbours
 from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.firewall.read import tables
 from ebpflb.tools.firewall.survey import each_packet
 from tests.kernel.node import nodes, rules
 

@@ -3,9 +3,9 @@
 
 import pytest
 
+from ebpflb.kernel.netfilter.firewall_reader import tables
 from ebpflb.kernel.netfilter.iptables import Tool
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall.read import tables
 from tests.kernel.node import nodes, rules
 from tests.tools.firewall.services import SETTINGS, search, services, where
 

@@ -16,4 +16,6 @@ The state of netfilter as other programs left it:
 conntrack    the entries of conntrack, listed and deleted
 nft          nftables tables, by netlink
 iptables     chains and rules, by iptables' own tools and of iptables-legacy
+firewall_rules, firewall_reader  the rules of all tools in one form
+untracked    what rules in raw exempt from conntrack, and so from ebpflb
 """

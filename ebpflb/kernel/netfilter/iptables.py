@@ -75,13 +75,30 @@ def _entries(family: int, table: str) -> bytes:
 
 def read_table(family: int, table: str) -> bytes:
     with socket.socket(family, socket.SOCK_DGRAM) as socket_:
-        level = _LEVELS[family]
-        info = libc.getsockopt(
-            socket_, level, _INFO, _TABLE_NAME.pack(table.encode()), _INFO_LENGTH
-        )
+        level, info = _LEVELS[family], _info(socket_, family, table)
         (size,) = struct.unpack_from("=I", info, _INFO_LENGTH - 4)
         head = _SIZED.pack(table.encode(), size)
         return libc.getsockopt(socket_, level, _ENTRIES, head, len(head) + size)
+
+
+def legacy_size(family: int, table: str) -> bytes:
+    """Return how many entries the table has, and of which size; empty if it does not exist.
+
+    Raises NodeError.
+    """
+    if table not in legacy_tables(family):
+        return b""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as socket_:
+            return _info(socket_, family, table)
+    except OSError as error:
+        raise NodeError(f"table {table} of iptables-legacy: {error.strerror}") from error
+
+
+def _info(opened: socket.socket, family: int, table: str) -> bytes:
+    """Return struct ipt_getinfo. Raises OSError."""
+    name = _TABLE_NAME.pack(table.encode())
+    return libc.getsockopt(opened, _LEVELS[family], _INFO, name, _INFO_LENGTH)
 
 
 LEGACY, NFT = "legacy", "nft"

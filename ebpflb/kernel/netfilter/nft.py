@@ -2,7 +2,7 @@
 """Tables of nftables in this network namespace, by netlink."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from ebpflb.errors import NodeError
@@ -11,8 +11,11 @@ from ebpflb.kernel.netfilter.transaction import TABLE_FAMILIES, Refused, Transac
 from ebpflb.kernel.netfilter.transaction import Name as Name
 from ebpflb.kernel.netlink import attributes, from_text, text
 
-# Numbers of attributes: NFTA_TABLE_NAME, NFTA_CHAIN_*, NFTA_RULE_*.
-_TABLE, _CHAIN_NAME, _RULE_CHAIN = 1, 3, 2
+# Numbers of attributes: NFTA_TABLE_NAME, NFTA_CHAIN_*, NFTA_RULE_*, NFTA_HOOK_*, NFTA_GEN_ID.
+_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _RULE_CHAIN, _RULE_HANDLE = 1, 3, 4, 2, 3
+_HOOK_NUMBER, _HOOK_PRIORITY, _GENERATION = 1, 2, 1
+_PREROUTING = 0  # NF_INET_PRE_ROUTING
+CONNTRACK = -200  # NF_IP_PRI_CONNTRACK
 NO_SUCH_THING = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT}
 
 _T = TypeVar("_T")
@@ -25,6 +28,45 @@ def tables() -> set[Name]:
         for family in TABLE_FAMILIES
         for table in _dump(Name(family, ""), transaction.GET_TABLE)
     }
+
+
+def raw_tables() -> set[Name]:
+    """Return the tables with a chain in PREROUTING before conntrack. Raises NodeError."""
+    return {
+        Name(family, from_text(found[_TABLE]))
+        for family in TABLE_FAMILIES
+        for found in map(attributes, _dump(Name(family, ""), transaction.GET_CHAIN))
+        if _CHAIN_HOOK in found and _is_raw(attributes(found[_CHAIN_HOOK]))
+    }
+
+
+def _is_raw(hook: Mapping[int, bytes]) -> bool:
+    priority = int.from_bytes(hook[_HOOK_PRIORITY], signed=True)
+    return int.from_bytes(hook[_HOOK_NUMBER]) == _PREROUTING and priority < CONNTRACK
+
+
+def rules(names: Iterable[Name]) -> set[tuple[Name, bytes]]:
+    """Return the handles of the rules in these tables; a new rule has a new one.
+
+    Raises NodeError.
+    """
+    return {
+        (name, found[_RULE_HANDLE])
+        for name in names
+        for found in map(attributes, _dump(name, transaction.GET_RULE, text(_TABLE, name.table)))
+        if from_text(found[_TABLE]) == name.table
+    }
+
+
+def generation() -> bytes:
+    """Return a number that changes with each transaction; empty without nf_tables.
+
+    Raises NodeError.
+    """
+    ask = Name("inet", "")
+    none: list[bytes | None] = []
+    found = _query(lambda: transaction.get(ask, transaction.GET_GENERATION, [b""]), none)
+    return attributes(found[0])[_GENERATION] if found and found[0] else b""
 
 
 def has_chain(name: Name, chain: str) -> bool:

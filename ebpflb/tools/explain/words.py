@@ -74,6 +74,12 @@ ALWAYS_SAID = {
         "services",
         "restricted",
     ),
+    "untracked": Row(
+        "rules",
+        "rules in raw exempt its packets from conntrack (NOTRACK): ebpflb leaves them alone",
+        "services",
+        "untracked",
+    ),
     "flow_replaced": Row("flow", "the packet starts a new flow that replaces this one"),
     "attaching": Row(
         "attach",
@@ -183,6 +189,12 @@ class Words:
         said = f"remembers {self._endpoint(step.value)} {self._until()}".rstrip()
         return Row("affinity", said, *self._memory())
 
+    def _node_local(self, step: Step) -> Row:
+        found = self.facts.slot(step.value)
+        self.backend = found.id if found else None
+        said = f"what listens on this node, while it answers: {self.facts.endpoint(found)}"
+        return Row("endpoint", said, "slots", str(step.value))
+
     def _slot(self, step: Step) -> Row:
         found = self.facts.slot(step.value)
         self.backend = found.id if found else None
@@ -269,6 +281,7 @@ SAID_BY_STATE: dict[str, Callable[[Words, Step], Row | None]] = {
     "affinity_gone": Words._affinity_gone,
     "affinity_used": Words._affinity_used,
     "slot": Words._slot,
+    "node_local": Words._node_local,
     "flow": Words._flow,
     "snat": Words._snat,
     "source": Words._source,

@@ -3,6 +3,6 @@
 
 survey      compares the rules with the Services; which rules act on each packet of a connection
 forwarding  whether FORWARD drops traffic that only kube-proxy's rules accept
-rules       tables, chains and rules in one form
-read        makes them from the output of iptables-save and nft
+
+The rules are read by ebpflb.kernel.netfilter.firewall_reader.
 """

@@ -17,14 +17,14 @@ from msgspec import Struct
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.netfilter.firewall_reader import read_iptables
+from ebpflb.kernel.netfilter.firewall_rules import Rule, Table
 from ebpflb.kernel.netfilter.iptables import Tool, tools
 from ebpflb.kernel.node import device_watch, routes
-from ebpflb.model.addresses import Address, Network, parse_address, parse_network
+from ebpflb.model.addresses import Address, Network, number, parse_address, parse_network
 from ebpflb.model.kube_proxy import Option, is_chain, read_options
 from ebpflb.model.services import Protocol
 from ebpflb.tools import pins
-from ebpflb.tools.firewall.read import read_iptables
-from ebpflb.tools.firewall.rules import Rule, Table, number
 
 _MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search
 _DROPS = {"DROP", "REJECT"}

@@ -13,13 +13,14 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.netfilter.firewall_reader import tables
+from ebpflb.kernel.netfilter.firewall_rules import NAT_DST, Chain, Rule, Table
 from ebpflb.model import kube_proxy
-from ebpflb.model.addresses import host_port
+from ebpflb.model.addresses import host_port, number
+from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import NODE_PORT, Flags, frontend_kind
 from ebpflb.tools import pins
-from ebpflb.tools.firewall.read import tables
-from ebpflb.tools.firewall.rules import NAT_DST, Chain, Rule, Table, number
 from ebpflb.tools.snapshot import Snapshot
 
 MOST_SHOWN = 20
@@ -63,7 +64,8 @@ class Frontend(NamedTuple):
     """A frontend with an endpoint; ``title`` names the frontend and its Service.
 
     ``addresses`` are those of the node for a NodePort. ``is_early``: requests have the endpoint's
-    address in PREROUTING, from sockets or by the flow tables.
+    address in PREROUTING, from sockets or by the flow tables. ``has_listener``: sockets' requests
+    go to a listener on this node instead.
     """
 
     protocol: int
@@ -73,6 +75,7 @@ class Frontend(NamedTuple):
     endpoint: tuple[int, int]
     is_nodeport: bool
     is_early: bool
+    has_listener: bool = False
 
 
 def frontends(maps: Mapping[str, Map]) -> Iterator[Frontend]:
@@ -97,6 +100,7 @@ def frontends(maps: Mapping[str, Map]) -> Iterator[Frontend]:
             endpoints[service.id],
             kind == NODE_PORT,
             is_early(kind, key.protocol, service.flags, flags),
+            "node_local" in service.flags,
         )
 
 
@@ -141,7 +145,7 @@ class Search:
                 if frontend:
                     hook = "" if name.lower() == base.hook else f" ({base.hook})"
                     where = f"{table.title}, chain {name}{hook}: {rule.text}"
-                    yield f"{where}: may not match requests to {frontend.title}"
+                    yield f"{where}: {_effect_on(rule, frontend)}"
 
     def _find(self, rule: Rule, base: Chain) -> Frontend | None:
         """Return the first such frontend, if any. Raises ValueError for an unreadable rule."""
@@ -149,6 +153,7 @@ class Search:
             protocol, port = frontend.protocol, frontend.port
             if (
                 _is_translated(frontend, base)
+                and not (rule.exempts and frontend.has_listener)
                 and any(rule.matches(protocol, address, port) for address in frontend.addresses)
                 and not rule.matches(protocol, *frontend.endpoint)
             ):
@@ -163,6 +168,16 @@ class Search:
             for first, last in condition.ranges:
                 begin, end = bisect_left(index, (first, 0)), bisect_left(index, (last + 1, 0))
                 yield from (self._frontends[at] for _, at in index[begin:end])
+
+
+def _effect_on(rule: Rule, frontend: Frontend) -> str:
+    """Return what a rule misses, and for an exemption what leads sockets to the listener."""
+    if not rule.exempts:
+        return f"may not match requests to {frontend.title}"
+    return (
+        f"does not exempt sockets' requests to {frontend.title}: they get endpoints, unless the"
+        f" Service has {NODE_LOCAL_ANNOTATION}, and its listener answers (docs/node-local.md)"
+    )
 
 
 def _is_before_nat(base: Chain) -> bool:

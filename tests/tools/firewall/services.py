@@ -2,16 +2,18 @@
 """The node and the Services that the rules of these tests are compared with, and recorded rules."""
 
 import json
+import re
 from collections.abc import Iterable
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
+from ebpflb.kernel.netfilter.firewall_reader import read_iptables, read_nft
+from ebpflb.kernel.netfilter.firewall_rules import Table
+from ebpflb.model.addresses import number
 from ebpflb.model.kube_proxy import parse_rules
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Flags
-from ebpflb.tools.firewall.read import read_iptables, read_nft
-from ebpflb.tools.firewall.rules import Table, number
 from ebpflb.tools.firewall.survey import Frontend, Search, is_early
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -71,7 +73,7 @@ def search(tables: Iterable[Table], served: Iterable[Frontend]) -> list[str]:
 def where(line: str) -> tuple[str, str]:
     """The chain and the rule of such a line."""
     place, _, rest = line.partition(", chain ")[2].partition(": ")
-    return place.partition(" ")[0], rest.partition(": may not match ")[0]
+    return place.partition(" ")[0], re.split(": (?:may not match|does not exempt) ", rest)[0]
 
 
 def of_iptables(saved: str, tool: str = "iptables-nft") -> list[Table]:

@@ -5,8 +5,8 @@ from ipaddress import ip_address
 
 import pytest
 
+from ebpflb.kernel.netfilter.firewall_rules import Table
 from ebpflb.tools.firewall.forwarding import Request, accepts, drops_by_default
-from ebpflb.tools.firewall.rules import Table
 from tests.tools.firewall.services import of_iptables
 
 KUBE = (

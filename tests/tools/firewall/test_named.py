@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpflb.kernel.netfilter.firewall_reader import read_nft
+from ebpflb.kernel.netfilter.firewall_rules import Table
 from ebpflb.model.packet_path import Engine
-from ebpflb.tools.firewall.read import read_nft
-from ebpflb.tools.firewall.rules import Table
 from ebpflb.tools.firewall.survey import Search
 from tests.tools.firewall.services import (
     DNS,

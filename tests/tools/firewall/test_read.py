@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb import child
+from ebpflb.kernel.netfilter.firewall_reader import tables
 from ebpflb.lab.netns import Namespace
-from ebpflb.tools.firewall.read import tables
 from tests.kernel.node import nodes
 
 NAME = f"ebpflb-test-{os.getpid()}-rules"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpflb.tools.firewall.read import OTHER_FORM, read_nft
+from ebpflb.kernel.netfilter.firewall_reader import OTHER_FORM, read_nft
 from ebpflb.tools.firewall.survey import Frontend, Search, each_packet
 from tests.tools.firewall.services import (
     FLOWS,

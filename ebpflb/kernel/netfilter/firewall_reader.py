@@ -13,8 +13,8 @@ from typing import Any
 from ebpflb import child
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import iptables, nft
+from ebpflb.kernel.netfilter.firewall_rules import NAT_DST, NOT_READ, Chain, Rule, Table
 from ebpflb.model.kube_proxy import NFT_TABLE, IptablesTable, Option, read_options
-from ebpflb.tools.firewall.rules import NAT_DST, NOT_READ, Chain, Rule, Table
 
 _PRIORITIES = {"raw": -300, "mangle": -150, "nat": NAT_DST, "filter": 0, "security": 50}
 _SETS = ("set", "map")
@@ -23,15 +23,17 @@ _LONGEST_RULE, _LONGEST_COMMENT = 160, 60  # characters shown
 OTHER_FORM = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of output
 
 
-def tables(unread: list[str]) -> Iterator[Table]:
+def tables(unread: list[str], *, only_raw: bool = False) -> Iterator[Table]:
     """Yield all tables except ebpflb's, and kube-proxy's in its mode by nftables.
 
-    Adds a line to ``unread`` for each tool whose rules exist and cannot be read.
+    ``only_raw``: only those with rules that packets pass before conntrack. Adds a line to
+    ``unread`` for each tool whose rules exist and cannot be read.
     """
+    names = ["raw"] if only_raw else list(_PRIORITIES)
     of_iptables = set[nft.Name]()
     for tool in iptables.tools():
         try:
-            found = [table for name in _PRIORITIES if (table := tool.table(name))]
+            found = [table for name in names if (table := tool.table(name))]
             yield from [read_iptables(table, tool.name) for table in found]
         except NodeError as error:
             unread.append(str(error))
@@ -42,23 +44,28 @@ def tables(unread: list[str]) -> Iterator[Table]:
                 family = iptables.NFT_FAMILY[tool.family]
                 of_iptables |= {nft.Name(family, table.name) for table in found}
     try:
-        yield from _tables_of_nft(of_iptables)
+        yield from _tables_of_nft(of_iptables, only_raw=only_raw)
     except NodeError as error:
         unread.append(str(error))
     except OTHER_FORM:
         unread.append("nft: its output cannot be read")
 
 
-def _tables_of_nft(of_iptables: set[nft.Name]) -> Iterator[Table]:
+def _tables_of_nft(of_iptables: set[nft.Name], *, only_raw: bool) -> Iterator[Table]:
     if not child.find("nft"):
-        if any(map(_is_foreign, nft.tables() - of_iptables)):
+        known = nft.raw_tables() if only_raw else nft.tables()
+        if any(map(_is_foreign, known - of_iptables)):
             raise NodeError("nft: it has rules, and nft is not installed here")
         return
-    listed = json.loads(_nft("list", "tables"))["nftables"]
-    names = [nft.Name(it["table"]["family"], it["table"]["name"]) for it in listed if "table" in it]
-    for name in names:
+    for name in sorted(nft.raw_tables()) if only_raw else _listed():
         if name not in of_iptables and _is_foreign(name):
             yield read_nft(_nft("list", "table", *name))
+
+
+def _listed() -> list[nft.Name]:
+    """Return all tables, also those of the families netdev, bridge and arp."""
+    listed = json.loads(_nft("list", "tables"))["nftables"]
+    return [nft.Name(it["table"]["family"], it["table"]["name"]) for it in listed if "table" in it]
 
 
 def _nft(*words: str) -> str:
@@ -71,7 +78,8 @@ def _is_foreign(name: nft.Name) -> bool:
 
 def read_iptables(found: IptablesTable, tool: str) -> Table:
     """``tool`` is iptables or ip6tables with its variant, such as "iptables-nft"."""
-    table = Table(f"{tool}, table {found.name}")
+    family = iptables.NFT_FAMILY[tool.partition("-")[0]]
+    table = Table(f"{tool}, table {found.name}", family=family)
     for name in found.chains:
         hook = name.lower() if name in _BUILT_IN else ""
         table.chains[name] = Chain(
@@ -94,7 +102,7 @@ def read_nft(listed: str) -> Table:
     """Read the output of nft for one table. Raises an error of OTHER_FORM."""
     objects = [item for each in json.loads(listed)["nftables"] for item in each.items()]
     (found,) = (value for kind, value in objects if kind == "table")
-    table = Table(f"table {found['family']} {found['name']}")
+    table = Table(f"table {found['family']} {found['name']}", family=found["family"])
     sets = {value["name"]: value.get("elem", []) for kind, value in objects if kind in _SETS}
     for kind, value in objects:
         if kind == "chain":

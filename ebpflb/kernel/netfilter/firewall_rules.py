@@ -2,20 +2,19 @@
 """Firewall rules in one form, whichever tool printed them.
 
 A rule is a list of options, conditions and actions, with the names that iptables-save or nft gives
-them. `read` makes them from the output of the tools.
+them. ``firewall_reader`` makes them from the output of the tools.
 """
 
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
-from ipaddress import IPv4Address
-from typing import NamedTuple
 
 from msgspec import Struct
 
 from ebpflb.model import kube_proxy
-from ebpflb.model.addresses import Address, parse_address, parse_network
+from ebpflb.model.addresses import number, parse_address, parse_network
 from ebpflb.model.kube_proxy import Option
 from ebpflb.model.services import Protocol
+from ebpflb.model.untracked import Condition, Ranges
 
 NAT_DST = -100  # the priority of iptables' table nat (uapi/linux/netfilter_ipv4.h)
 
@@ -25,21 +24,8 @@ _ORIGINAL = {*_ORIGINAL_ADDRESSES, "--ctorigdstport", "proto-dst"}
 _ADDRESSES = {"-d", "--dst-range", "daddr", *_ORIGINAL_ADDRESSES}
 _PORTS = {"--dport", "--dports", "--ctorigdstport", "dport", "proto-dst"}
 _PROTOCOLS = {"-p", "protocol", "nexthdr", "l4proto"}
+_UNTRACKING = {"--notrack", "notrack"}  # of iptables' target CT, and of nft
 NOT_READ = Option("-d", "a condition that is not read")
-
-Ranges = tuple[tuple[int, int], ...]
-
-
-class Condition(NamedTuple):
-    """The addresses or ports that a rule asks of the destination."""
-
-    of_address: bool
-    ranges: Ranges
-    negated: bool
-
-    def holds(self, address: int, port: int) -> bool:
-        value = address if self.of_address else port
-        return any(first <= value <= last for first, last in self.ranges) != self.negated
 
 
 class Rule(Struct, frozen=True, dict=True):
@@ -73,12 +59,22 @@ class Rule(Struct, frozen=True, dict=True):
 
     def matches(self, protocol: int, address: int, port: int) -> bool:
         """Whether the rule matches this destination; its other conditions are not considered."""
-        protocols = {"all", str(protocol), Protocol(protocol).name.lower()}
-        return all(condition.holds(address, port) for condition in self.conditions) and all(
-            protocols.isdisjoint(option.value.split(",")) == option.negated
+        holds = all(condition.holds(address, port) for condition in self.conditions)
+        return holds and self.is_for(protocol)
+
+    def is_for(self, protocol: int) -> bool:
+        """Whether the rule matches packets of this protocol."""
+        names = {"all", str(protocol), Protocol(protocol).name.lower()}
+        return all(
+            names.isdisjoint(option.value.split(",")) == option.negated
             for option in self.options
             if option.name in _PROTOCOLS
         )
+
+    @property
+    def exempts(self) -> bool:
+        """Whether the rule exempts packets from conntrack."""
+        return "NOTRACK" in self.targets or not _UNTRACKING.isdisjoint(self.names)
 
 
 class Chain(Struct):
@@ -96,10 +92,14 @@ class Chain(Struct):
 
 
 class Table(Struct):
-    """``title`` names the table: "table inet filter", "iptables-legacy, table nat"."""
+    """``title`` names the table: "table inet filter", "iptables-legacy, table nat".
+
+    ``family`` is that of its packets, as nft names it.
+    """
 
     title: str
     chains: dict[str, Chain] = {}
+    family: str = "inet"
 
     def reached_from(
         self,
@@ -143,8 +143,3 @@ def _address_range(text: str) -> tuple[int, int]:
         return number(network.network_address), number(network.broadcast_address)
     first, _, last = text.partition("-")
     return number(parse_address(first)), number(parse_address(last or first))
-
-
-def number(address: Address) -> int:
-    """The address as a number of 128 bits, IPv4 as v4-mapped IPv6."""
-    return 0xFFFF << 32 | int(address) if isinstance(address, IPv4Address) else int(address)

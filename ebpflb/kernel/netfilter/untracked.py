@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watch which destinations rules in raw exempt from conntrack (model/untracked.py).
+
+The rules are those of iptables' table raw, in both variants, and of chains of nftables in
+PREROUTING before conntrack, except ebpflb's. Such a rule counts if it asks for the destination's
+address, port or protocol and for nothing else, and if the chains that lead to it do too. A rule
+that asks neither for an address nor for a port is about the cost of conntrack, not about a
+Service, and does not count.
+
+The rules are read by the tools, and only after a change: of nftables' generation and then of the
+handles of these chains' rules, or of the size of a table of iptables-legacy. The elements of named
+sets have no handles, so all rules are read again every minute, if there are any.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import reduce
+from ipaddress import ip_network
+
+from ebpflb.kernel.netfilter import iptables, nft
+from ebpflb.kernel.netfilter.firewall_reader import tables
+from ebpflb.kernel.netfilter.firewall_rules import Chain, Rule, Table
+from ebpflb.model.addresses import number
+from ebpflb.model.services import Protocol
+from ebpflb.model.untracked import NO_UNTRACKED, Condition, Destination, Untracked
+from ebpflb.workers import PeriodicWorker
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_SECONDS = 2.0
+_AGAIN_SECONDS = 60.0  # for changes that cannot be seen
+_PLAIN = frozenset(  # conditions on the destination, and what does not matter
+    {"-d", "-p", "-m", "--dport", "--dports", "--comment", "-j", "-g", "--notrack"}
+    | {"daddr", "dport", "protocol", "nexthdr", "l4proto", "notrack", "comment", "counter"}
+)
+_V4 = ip_network("0.0.0.0/0")
+_V4_RANGE = ((number(_V4[0]), number(_V4[-1])),)
+_OF_FAMILY = {
+    "ip": (Condition(True, _V4_RANGE, False),),
+    "ip6": (Condition(True, _V4_RANGE, True),),
+}
+
+
+def untracked(unread: list[str]) -> Untracked:
+    """Return the destinations in this network namespace.
+
+    Adds a line to ``unread`` for each tool whose rules exist and cannot be read.
+    """
+    found = tables(unread, only_raw=True)
+    return Untracked(frozenset(each for table in found for each in destinations(table)))
+
+
+def destinations(table: Table) -> Iterator[Destination]:
+    """Yield the destinations that a table exempts in PREROUTING."""
+    for chain in table.chains.values():
+        if chain.hook == "prerouting" and chain.priority < nft.CONNTRACK:
+            for rules in _ways(table, chain, ()):
+                conditions = tuple(each for rule in rules for each in rule.conditions)
+                if conditions:
+                    of_family = _OF_FAMILY.get(table.family, ())
+                    yield Destination(_protocols(rules), (*of_family, *conditions))
+
+
+def _ways(table: Table, chain: Chain, before: tuple[Rule, ...]) -> Iterator[tuple[Rule, ...]]:
+    """Yield each rule that exempts, after the rules that lead to its chain."""
+    for rule in filter(_is_plain, chain.rules):
+        if rule.exempts:
+            yield (*before, rule)
+        for target in rule.targets & table.chains.keys():
+            yield from _ways(table, table.chains[target], (*before, rule))
+
+
+def _is_plain(rule: Rule) -> bool:
+    """Whether the rule asks for nothing except the destination, and can be read."""
+    try:
+        rule.conditions  # noqa: B018
+    except ValueError:
+        return False
+    return _PLAIN.issuperset(rule.names)
+
+
+def _protocols(rules: tuple[Rule, ...]) -> frozenset[int]:
+    each = [frozenset(int(it) for it in Protocol if rule.is_for(it)) for rule in rules]
+    return reduce(frozenset.intersection, each)
+
+
+class UntrackedWatch(PeriodicWorker):
+    """Emits the destinations after each change; ``found`` are those before the first."""
+
+    def __init__(
+        self,
+        emit: Callable[[Untracked], None],
+        found: Untracked = NO_UNTRACKED,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("untracked", _INTERVAL_SECONDS, failing="rules in raw", steady=True)
+        self._emit, self._clock = emit, clock
+        self._generation: object = None
+        self._rules: object = None  # what is known of the rules without reading them
+        self._found = found
+        self._unread: list[str] = []
+        self._again = -math.inf  # when the rules are read again, by the clock
+
+    def turn(self) -> None:
+        """Look for a change. Raises NodeError."""
+        generation = nft.generation(), self._legacy()
+        if generation == self._generation and self._clock() < self._again:
+            return
+        raw = nft.raw_tables()
+        rules = raw, nft.rules(raw), generation[1]
+        if rules != self._rules or self._clock() >= self._again:
+            self._read()
+        self._generation, self._rules = generation, rules
+        self._again = self._clock() + (_AGAIN_SECONDS if raw or any(rules[2]) else math.inf)
+
+    def _legacy(self) -> list[bytes]:
+        return [iptables.legacy_size(it, "raw") for it in iptables.FAMILY_OF_TOOL.values()]
+
+    def _read(self) -> None:
+        unread = list[str]()
+        found = untracked(unread)
+        for line in unread if unread != self._unread else ():
+            log.warning("rules in raw, which may exempt Services from ebpflb: %s", line)
+        if unread:  # what cannot be read may be as it was
+            found = Untracked(found.destinations | self._found.destinations)
+        self._unread = unread
+        if found != self._found:
+            self._found = found
+            log.info("rules in raw exempt %d destinations", len(found.destinations))
+            self._emit(found)

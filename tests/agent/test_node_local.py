@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent asks node-local listeners, and plans what it hears."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from ebpflb.agent import node_local
+from ebpflb.agent.node_local import NodeLocalWatch, answering_in, ask
+from ebpflb.lab import manifests
+from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
+from ebpflb.model.events import Kind
+from ebpflb.model.node_local import Answering, Listener
+from ebpflb.model.services import Protocol
+from ebpflb.model.untracked import Condition, Destination, Untracked
+from tests.agent.fakes import Harness, Json, changed, listed, service, slices
+
+HERE, HERE6 = "127.0.0.1", "::1"
+
+
+def listening(stack: ExitStack, host: str, protocol: Protocol) -> Listener:
+    """A socket that the kernel answers for, if it is of TCP."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kind = socket.SOCK_STREAM if protocol is Protocol.TCP else socket.SOCK_DGRAM
+    opened = stack.enter_context(socket.socket(family, kind))
+    opened.bind((host, 0))
+    if protocol is Protocol.TCP:
+        opened.listen()
+    return Listener(ip_address(host), opened.getsockname()[1], protocol)
+
+
+@pytest.mark.parametrize("host", [HERE, HERE6])
+def test_answers(host: str) -> None:
+    """A connection is an answer; silence, a refusal and an address of no device are none."""
+    with ExitStack() as stack:
+        tcp = listening(stack, host, Protocol.TCP)
+        silent = listening(stack, host, Protocol.UDP)
+        with ExitStack() as gone:
+            refuses = [listening(gone, host, protocol) for protocol in (Protocol.TCP, Protocol.UDP)]
+        elsewhere = tcp._replace(address=ip_address("2001:db8::1" if ":" in host else "192.0.2.1"))
+        found = ask([tcp, silent, elsewhere, *refuses])
+    assert found.pop(tcp) is None
+    assert found.pop(silent) == ""
+    assert "Cannot assign requested address" in (found.pop(elsewhere) or "")
+    assert set(found.values()) == {"Connection refused"}
+
+
+def test_the_query_is_one_for_dns() -> None:
+    """A question for version.bind of class CHAOS."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind((HERE, 0))
+        server.settimeout(60)
+        asked = Listener(ip_address(HERE), server.getsockname()[1], Protocol.UDP)
+        assert ask([asked]) == {asked: ""}
+        query, client = server.recvfrom(512)
+    assert query[2:12] == bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+    assert query[12:] == b"\7version\4bind\0\0\x10\0\3"
+    assert client[0] == HERE
+
+
+class Asked:
+    """A watch whose listeners answer as the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answering: Listener) -> None:
+        self.heard: list[Answering] = []
+        self.error: str | None = None
+        self.watch = NodeLocalWatch(self.heard.append, answering)
+        monkeypatch.setattr(node_local, "ask", lambda them: dict.fromkeys(them, self.error))
+
+    def turn(self, error: str | None) -> list[frozenset[Listener]]:
+        self.error = error
+        self.heard.clear()
+        self.watch.turn()
+        return [each.listeners for each in self.heard]
+
+
+DNS = Listener(ip_address("169.254.20.10"), 53, Protocol.UDP)
+ANSWERS, NOBODY = [frozenset({DNS})], [frozenset[Listener]()]
+
+
+def test_silence_counts_twice_and_a_refusal_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    assert asked.turn(None) == []  # nothing is wanted yet
+    asked.watch.set(frozenset({DNS}))
+    assert [asked.turn(it) for it in ("", None, None)] == [[], ANSWERS, []]
+    assert asked.watch.counts == {"answering": 1, "silent": 0}
+    assert [asked.turn(it) for it in ("", None, "", "")] == [[], [], [], NOBODY]
+    assert [asked.turn(it) for it in ("", None, "refused")] == [[], ANSWERS, NOBODY]
+    assert asked.watch.counts == {"answering": 0, "silent": 1}
+
+
+def test_an_earlier_agents_listener_serves_until_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Asked(monkeypatch, DNS)
+    assert asked.turn("") == []
+    asked.watch.set(frozenset({DNS}))
+    assert [asked.turn(it) for it in ("", None)] == [[], []]
+    asked.watch.set(frozenset())
+    assert asked.turn(None) == NOBODY
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    """A Service with an endpoint is served."""
+    made = Harness(tmp_path)
+    made.options = replace(made.options, node_local_addresses=(DNS.address,))
+    made.start()
+    made.send(
+        listed(Kind.SERVICE, annotated("169.254.20.10")),
+        listed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.1")),
+        listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")),
+    )
+    yield made
+    made.stop()
+    assert made.error is None
+
+
+def annotated(value: str) -> Json:
+    found = service("web", "10.96.0.1")
+    found["metadata"]["annotations"] = {NODE_LOCAL_ANNOTATION: value}
+    return found
+
+
+def flags(harness: Harness) -> set[str]:
+    """Of the cluster IP."""
+    (entry,) = harness.datapath.maps.services.values()
+    return set(entry.flags)
+
+
+def test_the_listener_has_the_last_slot_while_it_answers(harness: Harness) -> None:
+    """The endpoint stays in the lists, for packets."""
+    (asked,) = harness.node_local_watch.wanted
+    assert asked == Listener(DNS.address, 80, Protocol.TCP)
+    assert "node_local" not in flags(harness)
+    harness.send(Answering(frozenset({asked})))
+    assert "node_local" in flags(harness)
+    (entry,) = harness.datapath.maps.services.values()
+    last = harness.datapath.maps.slots[entry.cluster.base + entry.slots - 1]
+    assert (last.address, last.port, set(last.flags)) == (DNS.address, 80, {"node_local"})
+    assert (entry.cluster.size, entry.slots) == (1, 2)
+    assert answering_in(harness.agent.service_sync.planner.actual) == {asked}
+    harness.send(Answering(frozenset()))
+    assert "node_local" not in flags(harness)
+
+
+def test_a_wrong_address_is_an_event_and_endpoints_serve(harness: Harness) -> None:
+    (asked,) = harness.node_local_watch.wanted
+    harness.send(Answering(frozenset({asked})))
+    harness.send(changed(Kind.SERVICE, annotated("169.254.169.254")))
+    [warning] = harness.annotations
+    assert warning.reason.endswith("does not allow 169.254.169.254, so sockets get endpoints")
+    assert "node_local" not in flags(harness)
+
+
+def test_exempt_frontends_are_marked(harness: Harness) -> None:
+    address = Condition(True, ((0xFFFF0A600001, 0xFFFF0A600001),), False)
+    exempt = Destination(frozenset({6}), (address,))
+    harness.send(Untracked(frozenset({exempt})))
+    assert "untracked" in flags(harness)
+    harness.send(Untracked())
+    assert "untracked" not in flags(harness)
