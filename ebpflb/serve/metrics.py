@@ -280,6 +280,8 @@ class Metrics(KubeProxyMetrics):
         self._api_servers_silent = Gauge("ebpflb_api_servers_silent", text, registry=own)
         text = "Node-local listeners that Services name, by whether they answer"
         self._node_local = Gauge("ebpflb_node_local_listeners", text, ["state"], registry=own)
+        for state in node_local.STATES:
+            self._node_local.labels(state)
         text = "Endpoints that are set aside because connections from this node fail to open"
         self._set_aside = Gauge("ebpflb_endpoints_set_aside", text, registry=own)
         text = "Times that an endpoint was set aside"
