@@ -96,7 +96,7 @@ test-fast: $(VENV)/test
 # TARGET: ebpflb-netfilter, ebpflb-flows, kube-proxy-nftables, kube-proxy-iptables (KUBE_PROXY: its
 # binary), or the command of another proxy (docs/conformance.md).
 conformance: $(VENV)/test
-	$(BIN)/python -m tests.conformance '$(or $(TARGET),ebpflb-netfilter)'
+	$(BIN)/python -m tests.conformance "$${TARGET:-ebpflb-netfilter}"
 
 # Until Ctrl-C, or FOR=10m; SEED: the first seed.
 soak: $(VENV)/test

@@ -7,11 +7,11 @@
 Needs root, and the proxies' own needs. Exit status 1 if a row fails.
 """
 
-import signal
+import os
 import sys
 import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +19,10 @@ from ebpflb.errors import NodeError
 from tests.conformance import served
 from tests.conformance.cases import CASES
 from tests.conformance.served import Served
-from tests.conformance.targets import TARGETS, other
+from tests.conformance.targets import TARGETS, named
 from tests.kit import cells, requests
 from tests.kit.cells import FORBIDDEN, REFUSED, SILENT, Case, Met, Row
+from tests.kit.interrupted import interrupted_alone
 from tests.kit.lab_cluster import started
 
 SECONDS = 3.0  # that an answer may take, with the SYN's first retransmission
@@ -41,7 +42,7 @@ def play(
     target: str, cases: Mapping[str, Case], patience: float = served.SECONDS
 ) -> Iterator[Result]:
     """What the clients of each case meet, in its order; see ``Served``."""
-    proxy = TARGETS.get(target) or other(target)
+    proxy = named(target)
     with (
         tempfile.TemporaryDirectory() as folder,
         started(lambda lab: Served(lab, Path(folder), proxy, patience)) as two,
@@ -90,16 +91,31 @@ def report(target: str, results: list[Result]) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the lab is removed
     parser = ArgumentParser(
         "conformance", description=__doc__, formatter_class=RawDescriptionHelpFormatter
     )
     parser.add_argument("targets", nargs="+", help=f"{', '.join(TARGETS)}, or a command")
     parser.add_argument("--case", action="append", choices=CASES, help="only this one")
     said = parser.parse_args()
-    chosen = {name: case for name, case in CASES.items() if name in (said.case or CASES)}
-    failed = False
     for target in said.targets:
+        try:
+            named(target)
+        except ValueError as error:
+            parser.error(f"{target}: {error}")
+    if os.geteuid():
+        parser.error("needs root, to make network namespaces and cgroups")
+    interrupted_alone()
+    try:
+        return _play_all(said.targets, said.case or CASES)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the lab is removed")
+
+
+def _play_all(targets: list[str], cases: Collection[str]) -> int:
+    """Return the exit status."""
+    chosen = {name: case for name, case in CASES.items() if name in cases}
+    failed = False
+    for target in targets:
         results = list(play(target, chosen))
         report(target, results)
         failed = failed or any(row.seen for row in results)

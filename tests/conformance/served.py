@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from ebpflb.errors import NodeError
 from ebpflb.lab import cni, manifests
@@ -49,9 +50,10 @@ class Served(Topology):
         port = next(self._ports)
         everything += self._marker(port)
         self._replace({(it["kind"], *key(it)): it for it in everything})
-        for place, pod in zip(self._places, (self.unhooked, self.there), strict=True):
+        pods = self.unhooked, self.there
+        for place, proxy, pod in zip(self._places, self._proxies, pods, strict=True):
             for ip in MARKER:
-                self._until_followed(place, partial(self.is_served, pod, (ip, port)))
+                self._until_followed(place, proxy, partial(self.is_served, pod, (ip, port)))
 
     def delete_all_flows(self) -> None:
         self.delete_connections()
@@ -60,7 +62,11 @@ class Served(Topology):
         """Ends the proxies, then the servers that they watch."""
         for proxy in self._proxies:
             proxy.send_signal(signal.SIGTERM)
-            proxy.wait(SECONDS)
+        for proxy in self._proxies:
+            try:
+                proxy.wait(self._patience)
+            except TimeoutExpired:
+                proxy.kill()
         for place in self._places:
             self._target.clean(place)
         for server in self._servers:
@@ -80,10 +86,17 @@ class Served(Topology):
             proxy = node.start(self._target.command(place), stdout=log, stderr=log)
         self._proxies.append(self.lab.keep(proxy))
 
-    def _until_followed(self, place: Place, served: Callable[[], bool]) -> None:
+    def _until_followed(self, place: Place, proxy: Process, served: Callable[[], bool]) -> None:
         """Raises NodeError with the end of the proxy's log."""
+
+        def is_over() -> bool:
+            return bool(proxy.poll()) or served()
+
+        name = f"{place.node.name}'s proxy"
         try:
-            wait_until(f"{place.node.name}'s proxy follows a change", served, self._patience)
+            wait_until(f"{name} follows a change", is_over, self._patience)
+            if proxy.poll():
+                raise NodeError(f"{name} has ended with status {proxy.returncode}")
         except NodeError as error:
             said = (place.folder / "log").read_text()[-2000:]
             raise NodeError(f"{error}; its log ends with:\n{said}") from error

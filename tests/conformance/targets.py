@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 
 import yaml
 
@@ -85,22 +86,25 @@ def kube_proxy(mode: str) -> Target:
             "nftables": at_once,
         }
         path.write_text(yaml.safe_dump(config))
-        return [os.environ.get("KUBE_PROXY", "kube-proxy"), f"--config={path}"]
+        return [os.environ.get("KUBE_PROXY") or "kube-proxy", f"--config={path}"]
 
     return Target(command)
 
 
+WORDS = ("node", "kubeconfig", "folder", "cgroup")
+
+
 def other(template: str) -> Target:
-    """Raises KeyError if the template has other names in braces."""
+    """Raises ValueError if there is no command, or if other names are in braces."""
+    words = shlex.split(template)
+    names = {name for word in words for _, name, *_ in Formatter().parse(word) if name is not None}
+    if not words or not names <= {*WORDS}:
+        known = ", ".join(f"{{{word}}}" for word in WORDS)
+        raise ValueError(f"a command is needed; in braces it may have only {known}")
 
     def command(place: Place) -> list[str]:
-        values = {
-            "node": place.node.name,
-            "kubeconfig": place.kubeconfig,
-            "folder": place.folder,
-            "cgroup": place.node.cgroup,
-        }
-        return [word.format(**values) for word in shlex.split(template)]
+        values = place.node.name, place.kubeconfig, place.folder, place.node.cgroup
+        return [word.format(**dict(zip(WORDS, values, strict=True))) for word in words]
 
     return Target(command)
 
@@ -111,3 +115,8 @@ TARGETS = {
     "kube-proxy-nftables": kube_proxy("nftables"),
     "kube-proxy-iptables": kube_proxy("iptables"),
 }
+
+
+def named(text: str) -> Target:
+    """Return one of TARGETS, or the proxy of this command. Raises ValueError as ``other``."""
+    return TARGETS.get(text) or other(text)

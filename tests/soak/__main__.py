@@ -6,7 +6,6 @@ schedule has failed, or a request or an open connection was lost.
 """
 
 import multiprocessing
-import os
 import re
 import signal
 import sys
@@ -20,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from tests.kit.interrupted import interrupted_alone
 from tests.simulation.build import Library
 from tests.simulation.schedules import Runner
 from tests.soak import connections
@@ -65,29 +65,6 @@ def seconds(text: str) -> float:
     if not found:
         raise click.BadParameter(f'"{text}" is no time such as 90s, 10m or 8h')
     return int(found[1]) * float(UNITS[found[2]])
-
-
-def interrupted_alone() -> None:
-    """Continue in a child process that alone receives Ctrl-C, without the processes that it starts.
-
-    Returns in the child; this process waits for it, and ends in the same way.
-    """
-    worker = os.fork()
-    if not worker:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        return
-    told: list[int] = []
-
-    def tell(*_: object) -> None:
-        if not told:
-            told.append(worker)
-            os.kill(worker, signal.SIGINT)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, tell)
-    _, status = os.waitpid(worker, 0)
-    sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def send_traffic(seed: int, is_over: Callable[[], bool]) -> Counts:
