@@ -37,7 +37,7 @@ from ebpflb.workers import PeriodicWorker
 LOOK_INTERVAL = 1.0  # seconds between two looks at the readiness
 BURST, BURST_SECONDS = 5, 30.0
 HEARTBEAT = 1800.0  # seconds: this to twice this, so that nodes do not write together
-REJECTED_PAUSE = 60.0  # seconds: without the right, or without a Node of this name
+REJECTED_PAUSE = 60.0  # seconds, unless the Node changes: without the right, or without a Node
 WATCH_DELAY = 5.0  # seconds for the watch to show a Node without its taint
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class NodeReadiness(PeriodicWorker):
         self._backoff = Backoff(timing or Timing())
         self._limit = RateLimit(BURST, BURST_SECONDS, clock)
         self._paused_until = -math.inf
+        self._node: Node | None = None  # as of the last look
+        self._is_rejected = False  # the last write
         self._written: Said | None = None
         self._created: str | None = None  # when the Node was, to which that was written
         self._heartbeat_due = -math.inf
@@ -96,8 +98,10 @@ class NodeReadiness(PeriodicWorker):
             self._send_condition(STOPPED)
 
     def turn(self) -> None:
-        """Write what the Node does not say yet."""
-        if self._clock() < self._paused_until:
+        """Write what the Node does not say yet; after a refusal also as soon as the Node is new."""
+        former, self._node = self._node, self._health.node
+        is_new = self._is_rejected and self._node != former
+        if self._clock() < self._paused_until and not is_new:
             return
         if self._kind == TAINT:
             self._remove_taint()
@@ -106,8 +110,7 @@ class NodeReadiness(PeriodicWorker):
 
     def _update_condition(self) -> None:
         """A Node that was deleted and created again has lost the condition."""
-        node = self._health.node
-        created = node.metadata.creation_timestamp if node else None
+        created = self._node.metadata.creation_timestamp if self._node else None
         if self._created and created != self._created:
             self._written = None
         said = READY if self._health.ready else NOT_READY
@@ -120,8 +123,7 @@ class NodeReadiness(PeriodicWorker):
         return self._send(condition_patch(said, self._written, time.time()))
 
     def _remove_taint(self) -> None:
-        node = self._health.node
-        patch = taint_patch(node) if node and self._health.ready else None
+        patch = taint_patch(self._node) if self._node and self._health.ready else None
         if patch is None:
             self.error = None
         elif self._limit.allows(None) and self._send(patch):
@@ -138,7 +140,7 @@ class NodeReadiness(PeriodicWorker):
         except Exception as error:  # of any kind: the thread must not end
             self._failed(error)
             return False
-        self.error = None
+        self.error, self._is_rejected = None, False
         self._backoff.reset()
         self._on_write(True)
         return True
@@ -148,7 +150,7 @@ class NodeReadiness(PeriodicWorker):
         if reason != self.error:
             log.warning("the Node's readiness cannot be written: %s", reason)
         self.error = reason
-        is_rejected = isinstance(error, RequestRejected)
-        pause = REJECTED_PAUSE if is_rejected else self._backoff.next()
+        self._is_rejected = isinstance(error, RequestRejected)
+        pause = REJECTED_PAUSE if self._is_rejected else self._backoff.next()
         self._paused_until = self._clock() + pause
         self._on_write(False)

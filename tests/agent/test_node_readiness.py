@@ -143,6 +143,17 @@ def test_a_node_that_is_made_anew_gets_its_condition(make: Make) -> None:
     assert world.says() == ("True", "ServicesInPlace")
 
 
+def test_a_node_that_registers_later_gets_its_condition_at_once(make: Make) -> None:
+    """An agent may start before the kubelet, whose Node then waits for nothing."""
+    world = make(CONDITION)
+    for _ in range(20):
+        world.turn(ready=True)
+    assert world.writes == [False] and "not found" in str(world.writer.error)
+    world.put()
+    world.turn()
+    assert world.says() == ("True", "ServicesInPlace") and world.writer.error is None
+
+
 def test_a_stopped_agent_says_that_nothing_is_known(make: Make) -> None:
     """Unknown, which nobody takes for well."""
     world = make(CONDITION)
@@ -197,18 +208,19 @@ def test_the_taint_is_removed_once_services_work(
 
 
 def test_taints_that_have_changed_meanwhile_stay(make: Make) -> None:
-    """The watch is late: what is removed by its place is checked by its name; then it is tried
-    again.
+    """The watch is late: what is removed by its place is checked by its name; it is tried again as
+    soon as the watch has caught up.
     """
     world = make(TAINT)
     world.put(OURS, THEIRS)
     world.stale = world.node
     world.put(THEIRS, OURS)
     world.turn(ready=True)
-    world.stale = None
-    assert world.taints() == [THEIRS, OURS]
+    world.turn()
+    assert world.taints() == [THEIRS, OURS] and world.writes == [False]
     assert "test failed" in str(world.writer.error)
-    world.turn(after=node_readiness.REJECTED_PAUSE)
+    world.stale = None
+    world.turn()
     assert world.taints() == [THEIRS] and world.writer.error is None
 
 
