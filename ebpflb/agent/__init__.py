@@ -14,6 +14,7 @@ reporter          health and metrics, from the loop's actions
 api_servers       keeps the API servers' addresses in a file, and notices that one is gone
 endpoint_health   sets endpoints aside that do not answer this node
 endpoint_watch    reads what programs count of connections that fail to open
+node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
 missed_ends       ends sockets and counted connections whose end no program saw
 netfilter_sync    keeps the nft table of the netfilter engine, an element for each backend

@@ -28,11 +28,13 @@ packet_path         which engine translates packets, and why
 The agent itself:
 
 pulse           whether the agent's loop runs, and in time
+node_local      listeners on this node that sockets get instead of a Service's endpoints
 node_readiness  what a Node says in the API of its Services
 busiest         which service ports have series of their own in /metrics
 
 Leftovers of kube-proxy on a node (kube-proxy.md 17):
 
+untracked        which destinations rules in raw exempt from NAT
 kube_proxy       the names that kube-proxy uses, and what was detected of a kube-proxy
 
 Parsing:

@@ -246,6 +246,7 @@ OTHER_VALUES = {
     "--masquerade-ports": "40000-40099",
     "--namespace-share": "50",
     "--namespaces": "shop",
+    "--node-local-addresses": "192.0.2.53",
     "--node-readiness": "condition",
     "--nodeport-source-ranges": "192.0.2.0/24",
     "--packet-mark": "0x4000/0x4000",

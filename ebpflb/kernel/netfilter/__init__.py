@@ -16,6 +16,7 @@ The state of netfilter as other programs left it:
 conntrack    the entries of conntrack, listed and deleted
 nft          nftables tables, by netlink
 iptables     chains and rules, by iptables' own tools and of iptables-legacy
-firewall_rules, firewall_reader  the rules of all tools in one form
+firewall_rules   firewall rules in one form, whichever tool printed them
+firewall_reader  reads the firewall rules of a network namespace
 untracked    what rules in raw exempt from conntrack, and so from ebpflb
 """
