@@ -22,6 +22,9 @@ api_lab        a node with an agent beside such a server
 
 programming    network programming latency as ClusterLoader2 reads it, beside kube-proxy's
 
+agents         many agents at one API server: what each costs, and the server
+agents_program the agents, without a kernel: those of tests/simulation
+
 devices        a first start on a node with many devices, and what they cost afterwards
 
 growth         more services, endpoints, flows: `make bench-growth`

@@ -37,6 +37,7 @@ MEASURED, ADDRESS = "measured", "10.96.0.10"  # the Service whose endpoint is mo
 SERVICES, ENDPOINTS = IPv4Address("10.100.0.1"), IPv4Address("10.128.0.1")
 SPARE = IPv4Address("10.200.0.1")  # of endpoints that come instead of others
 PORT, TARGET, NODES = 80, 8080, 100
+BOOKMARKS = 60.0  # seconds between two of a watch
 SLICE = 100  # endpoints of an EndpointSlice, as the controller has them
 UID = "5a1c8f4e-0000-4000-8000-{:012x}"
 TRIGGER = "endpoints.kubernetes.io/last-change-trigger-time"
@@ -136,7 +137,10 @@ class Cluster:
                 {"kind": "Node", "apiVersion": "v1", "metadata": metadata(node, 0, {})}
                 | {"spec": {}, "status": named}
             ],
-            "servicecidrs": [{"metadata": cidr, "spec": {"cidrs": ["10.96.0.0/12"]}}],
+            "servicecidrs": [
+                {"kind": "ServiceCIDR", "apiVersion": "networking.k8s.io/v1", "metadata": cidr}
+                | {"spec": {"cidrs": ["10.96.0.0/12"]}}
+            ],
         }
 
     def slice(self, number: int) -> Json:
@@ -187,16 +191,39 @@ class Cluster:
         self.send(before + line)
         return begun
 
+    def follow(self, kind: str, watch: Any) -> None:
+        """Until the client has ended."""
+        if kind == "endpointslices":
+            with self.sending:
+                self.watches.append(watch)
+        time.sleep(BOOKMARKS)
+        while self.bookmark(kind, watch):
+            time.sleep(BOOKMARKS)
+
+    def bookmark(self, kind: str, watch: Any) -> bool:
+        """False if the client has ended."""
+        like = self.objects[kind][0]
+        named = {name: like[name] for name in ("kind", "apiVersion")}
+        named["metadata"] = {"resourceVersion": str(self.version)}
+        line = json.dumps({"type": "BOOKMARK", "object": named}).encode() + b"\n"
+        with self.sending:
+            self.sent += len(line)
+            return is_written(watch, chunk_of(line))
+
     def send(self, line: bytes) -> None:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         line = line.replace(UNTIMED, UNTIMED + now.encode())
-        chunk = b"%x\r\n%b\r\n" % (len(line), line)
+        chunk = chunk_of(line)
         with self.sending:
             self.watches = [watch for watch in self.watches if is_written(watch, chunk)]
             self.sent += len(self.watches) * len(chunk)
 
     def load(self) -> tuple[int, int, float]:
         return len(self.watches), self.sent, time.process_time()
+
+
+def chunk_of(line: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(line), line)
 
 
 def is_written(watch: Any, chunk: bytes) -> bool:
@@ -238,10 +265,7 @@ def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            if kind == "endpointslices":
-                with cluster.sending:
-                    cluster.watches.append(self.wfile)
-            threading.Event().wait()
+            cluster.follow(kind, self.wfile)
 
         def log_message(self, *_: object) -> None:
             """Nobody looks."""

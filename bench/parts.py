@@ -95,5 +95,14 @@ PARTS = {
             "million", "bench.agent_load", "The agent with a million endpoints",
             f"{_MILLION} --seconds 5", f"{_MILLION} --seconds 1", (_AGENT,), usual=False,
         ),
+        Part(
+            "agents", "bench.agents", "Many agents at one API server",
+            "--agents 100 --seconds 30", "--agents 20 --seconds 5",
+            (
+                Panel("start", "s"), Panel("start", "MB"), Panel("a pod", "ms"),
+                Panel("a pod", "kB"),
+            ),
+            usual=False,
+        ),
     )
 }  # fmt: skip
