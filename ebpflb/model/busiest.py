@@ -62,13 +62,13 @@ class Busiest:
     def choose(self, totals: Mapping[Port, int]) -> None:
         """Set ``ports``; ``totals`` are the connections of all service ports until now.
 
-        A total that has become smaller belongs to a new Service of this name.
+        A total that has become smaller belongs to a new Service of this name. The first totals
+        may be those of months: they make the first choice, and no later one.
         """
-        self._scores = {port: self._score(port, total) for port, total in totals.items()}
+        scores = {port: self._score(port, total) for port, total in totals.items()}
+        self._scores = scores if self._totals else {}
         self._totals = totals
-        ranks = self._scores | {
-            port: _AHEAD * self._scores[port] for port in self.ports if port in totals
-        }
+        ranks = scores | {port: _AHEAD * scores[port] for port in self.ports if port in totals}
         self.ports = tuple(sorted(ranks, key=lambda port: (-ranks[port], port))[: self._limit])
 
     def _score(self, port: Port, total: int) -> float:

@@ -60,10 +60,14 @@ def test_the_busiest_are_chosen() -> None:
 
 
 def test_recent_connections_count() -> None:
-    """One that was busy long ago makes room for one that is busy now."""
-    busiest, old = Busiest(1), 1_000_000
+    """One that was busy makes room for one that is busy now, in minutes; what was counted before
+    the first choice, for months, at once.
+    """
+    busiest, old = Busiest(1), 1_000_000_000
     assert chosen(busiest, old=old, new=0) == {"old"}
-    rounds = [chosen(busiest, old=old, new=100 * n) for n in range(1, 60)]
+    assert chosen(busiest, old=old, new=100) == {"new"}
+    assert chosen(busiest, old=old + 10_000, new=200) == {"old"}
+    rounds = [chosen(busiest, old=old + 10_000, new=200 + 100 * n) for n in range(1, 20)]
     assert rounds[0] == {"old"} and rounds[-1] == {"new"}
 
 
