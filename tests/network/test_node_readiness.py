@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyroute2 import netns
 
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
 from ebpflb.model.node_readiness import CONDITION, CONDITION_TYPE, OFF, TAINT, TAINT_KEY
+from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.api_history import Json
 from tests.kit.api_server import FakeApiServer
@@ -84,11 +84,8 @@ def node(
 @contextmanager
 def inside(namespace: str, address: str) -> Iterator[FakeApiServer]:
     """An API server in a pod."""
-    netns.pushns(namespace)
-    try:
+    with nodes.entered(namespace):
         made = FakeApiServer(port=API_PORT, address=address)
-    finally:
-        netns.popns()
     with made:
         yield made
         made.hang_up()
