@@ -115,7 +115,7 @@ class NodeReadiness(PeriodicWorker):
             self._written = None
         said = READY if self._health.ready else NOT_READY
         is_due = said != self._written or self._clock() >= self._heartbeat_due
-        if is_due and self._limit.allows(None) and self._send_condition(said):
+        if is_due and self._may_write() and self._send_condition(said):
             self._written, self._created = said, created
             self._heartbeat_due = self._clock() + HEARTBEAT * (1 + random.random())
 
@@ -126,8 +126,13 @@ class NodeReadiness(PeriodicWorker):
         patch = taint_patch(self._node) if self._node and self._health.ready else None
         if patch is None:
             self.error = None
-        elif self._limit.allows(None) and self._send(patch):
+        elif self._may_write() and self._send(patch):
             self._paused_until = self._clock() + WATCH_DELAY
+
+    def _may_write(self) -> bool:
+        """Whether the limit allows a write; while the server does not answer the pauses do."""
+        has_failed = self.error is not None and not self._is_rejected
+        return has_failed or self._limit.allows(None)
 
     def _send(self, patch: Patch) -> bool:
         """Send a patch; return whether it is written. If not, nothing is sent for a while."""

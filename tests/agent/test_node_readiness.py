@@ -250,6 +250,17 @@ def test_a_server_that_cannot_be_reached_is_asked_more_and_more_rarely(make: Mak
     assert 10 <= len(world.writes) <= 30 and not any(world.writes)
 
 
+def test_failures_leave_the_burst_to_changes(make: Make) -> None:
+    """A server that does not answer while the node starts delays no later change."""
+    world = make(CONDITION)
+    world.put()
+    world.api.fail("Patch", 503, times=2 * BURST)
+    while True not in world.writes:
+        world.turn()
+    world.turn(ready=True)
+    assert world.says() == ("True", "ServicesInPlace")
+
+
 @pytest.mark.parametrize("kind", [OFF, CONDITION])
 def test_off_or_without_an_api_server_nothing_runs(kind: str, caplog: Any) -> None:
     """With manifests there is nobody to tell, and the log says so."""
