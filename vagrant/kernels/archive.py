@@ -15,7 +15,7 @@ from vagrant.kernels.errors import LabError, need, tool
 from vagrant.kernels.listing import Kernel
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-META = "linux-image-amd64"
+META = "linux-image"
 
 
 def fetch(kernel: Kernel, folder: Path) -> Path:
@@ -25,7 +25,9 @@ def fetch(kernel: Kernel, folder: Path) -> Path:
     apt = _Apt(kernel, folder)
     try:
         apt.run("apt-get", "-qq", "update")
-        return apt.download(image_package(apt.run("apt-cache", "depends", META)))
+        return apt.download(
+            image_package(apt.run("apt-cache", "depends", f"{META}-{kernel.architecture}"))
+        )
     except LabError as error:
         kept = sorted(folder.glob("linux-image-*.deb"), key=lambda deb: deb.stat().st_mtime)
         if not kept:
@@ -50,7 +52,8 @@ class _Apt:
         state = folder / "apt"
         (state / "lists" / "partial").mkdir(parents=True, exist_ok=True)
         (state / "archives" / "partial").mkdir(parents=True, exist_ok=True)
-        source = f"deb [arch=amd64 signed-by={KEYRING}] {kernel.archive} {kernel.suite} main\n"
+        of = kernel.architecture
+        source = f"deb [arch={of} signed-by={KEYRING}] {kernel.archive} {kernel.suite} main\n"
         (state / "sources.list").write_text(source)
         (state / "status").touch()
         self.options = {
@@ -60,8 +63,8 @@ class _Apt:
             "Dir::State::Lists": state / "lists",
             "Dir::State::status": state / "status",
             "Dir::Cache": state,
-            "APT::Architecture": "amd64",
-            "APT::Architectures": "amd64",
+            "APT::Architecture": of,
+            "APT::Architectures": of,
             "APT::Sandbox::User": "root",
             "APT::Update::Error-Mode": "any",
             "Acquire::Languages": "none",

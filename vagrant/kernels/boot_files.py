@@ -36,18 +36,27 @@ PARTS = (
 _ZSTD, _XZ = b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"
 
 
-def prepare(package: Path) -> Path:
-    """The folder that is booted; made once for each package."""
-    need(BUSYBOX, "busybox-static")
-    made = package.parent / f"image-{_fingerprint(package)}"
+def prepare(package: Path, root: Path | None = None) -> Path:
+    """The folder that is booted; made once for each package.
+
+    ``root`` has the programs for a kernel that cannot run this machine's (arm64.py); the folder has
+    a link to it then.
+    """
+    busybox = root / "bin/busybox" if root else need(BUSYBOX, "busybox-static")
+    made = package.parent / f"image-{_fingerprint(package, root, busybox)}"
     if made.is_dir():
         return made
     half = made.with_suffix(f".{os.getpid()}")
     try:
         _unpack(package, half)
-        (half / "vmlinux").write_bytes(vmlinux(next(half.glob("boot/vmlinuz-*")).read_bytes()))
+        image = next(half.glob("boot/vmlinuz-*")).read_bytes()
+        (half / "vmlinux").write_bytes(image if root else vmlinux(image))  # arm64's is not packed
         shutil.rmtree(half / "boot")
-        _initramfs(half, made)
+        _initramfs(half, Path("/") if root else made, busybox)
+        if root:
+            shutil.rmtree(root / "lib/modules", ignore_errors=True)
+            shutil.copytree(half / "lib/modules", root / "lib/modules")
+            (half / "root").symlink_to(root)
         for old in package.parent.glob("image-????????????"):
             shutil.rmtree(old, ignore_errors=True)
         half.rename(made)
@@ -56,9 +65,9 @@ def prepare(package: Path) -> Path:
     return made
 
 
-def _fingerprint(package: Path) -> str:
-    digest = hashlib.sha256(f"{package.name} {package.stat().st_size}".encode())
-    for part in (Path(__file__), HERE / "init", BUSYBOX):
+def _fingerprint(package: Path, root: Path | None, busybox: Path) -> str:
+    digest = hashlib.sha256(f"{package.name} {package.stat().st_size} {root or ''}".encode())
+    for part in (Path(__file__), HERE / "init", busybox):
         digest.update(part.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -96,12 +105,12 @@ def vmlinux(image: bytes) -> bytes:
     raise LabError(f"the kernel is packed in a way not known here: {packed[:6].hex()}")
 
 
-def _initramfs(folder: Path, final: Path) -> None:
+def _initramfs(folder: Path, tree: Path, busybox: Path) -> None:
     """busybox, init, a modprobe that looks in the unpacked tree, and the modules to get there."""
-    modprobe = f'#!/bin/busybox sh\nexec busybox chroot /mnt /sbin/modprobe -d {final} "$@"\n'
+    modprobe = f'#!/bin/busybox sh\nexec busybox chroot /mnt /sbin/modprobe -d {tree} "$@"\n'
     files = {
         "init": (HERE / "init").read_bytes(),
-        "bin/busybox": BUSYBOX.read_bytes(),
+        "bin/busybox": busybox.read_bytes(),
         "sbin/modprobe": modprobe.encode(),
     }
     names = []

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from vagrant.kernels import archive, boot_files, machine
+from vagrant.kernels import archive, arm64, boot_files, machine
 from vagrant.kernels.errors import LabError
 from vagrant.kernels.lane_tests import ALL_TESTS, BUDGET, IN_TURNS, MORE, TESTS
 from vagrant.kernels.listing import Kernel
@@ -54,7 +54,17 @@ def folder(kernel: Kernel) -> Path:
 
 def bootable(kernel: Kernel) -> Path:
     """The folder to boot from; downloads and creates it if it does not exist."""
-    return boot_files.prepare(archive.fetch(kernel, folder(kernel)))
+    package = archive.fetch(kernel, folder(kernel))
+    if not is_foreign(kernel):
+        return boot_files.prepare(package)
+    root = arm64.root(folder(kernel))
+    arm64.bring(root, CACHE / "bytecode")
+    return boot_files.prepare(package, root)
+
+
+def is_foreign(kernel: Kernel) -> bool:
+    """Whether it cannot run this machine's programs."""
+    return kernel.architecture != "amd64"
 
 
 def prime(tests: Sequence[str]) -> None:
@@ -126,6 +136,8 @@ def _test(kernel: Kernel, made: Path, tests: Sequence[str], environment: str) ->
 
 def inside(kernel: Kernel, tests: Sequence[str], environment: str = "") -> str:
     """The shell command that runs tests in the machine that QEMU boots here."""
+    if is_foreign(kernel):
+        return f"PYTHONPATH=.:{arm64.LIBRARIES} {_tests(kernel, tests, environment)}"
     compiled = shlex.quote(str(CACHE / "bytecode"))
     copy = f"rm -rf bytecode && cp -r {compiled} bytecode"  # compiler.BROUGHT, copy-on-write
     return f"{copy} && PYTHONDONTWRITEBYTECODE=1 {_tests(kernel, tests, environment)}"
@@ -144,7 +156,8 @@ def here(kernel: Kernel, tests: Sequence[str]) -> int:
 
 
 def _tests(kernel: Kernel, tests: Sequence[str], environment: str) -> str:
-    pytest = [test_python(), "-m", "pytest", "-q", "-rfE", "--tb=short", "--durations=5"]
+    python = arm64.PYTHON if is_foreign(kernel) else test_python()
+    pytest = [python, "-m", "pytest", "-q", "-rfE", "--tb=short", "--durations=5"]
     pytest += [*PLUGINS, f"--timeout={TIMEOUT}"]
     pytest += [f"--junitxml={OUT}/junit.xml", "-o", f"junit_suite_name=kernel-{kernel.name}"]
     variables = f"LAB_KERNEL={kernel.name} LAB_OUT={OUT}"

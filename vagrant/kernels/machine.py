@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from vagrant.kernels import arm64
 from vagrant.kernels.errors import LabError, tool
 
 QEMU, PACKAGE = "qemu-system-x86_64", "qemu-system-x86"
@@ -36,6 +37,9 @@ APPEND = (
 # Nehalem: with a newer CPU glibc picks instructions that are slow to emulate.
 EMULATED = ("-accel", "tcg,thread=single", "-cpu", "Nehalem-v1,+rdrand")
 VIRTUAL = ("-accel", "kvm", "-cpu", "host")
+ARM64, ARM64_PACKAGE = "qemu-system-aarch64", "qemu-system-arm"
+ARM64_MACHINE = ("-accel", "tcg,thread=single", "-cpu", "cortex-a72", "-M", "virt")
+ARM64_APPEND = "quiet panic=-1 mitigations=off nokaslr nowatchdog"
 OUT_OF_QEMU = b"\xba\x01\x05\xb0\x01\xee"  # mov $0x501,%dx; mov $1,%al; out %al,%dx
 LEFT = 3  # QEMU's status then: twice what was written, and one
 TRIAL_SECONDS = 5.0
@@ -106,7 +110,7 @@ def run(
     image: Path, folder: Path, command: str, *, limit: float, say: Callable[[str], None]
 ) -> Result:
     """Runs a shell command as root inside; ``say`` is called with each line of output."""
-    here = shlex.quote(os.getcwd())
+    here = shlex.quote(checkout(image))
     script = f"cd {here} && ( {command}\n) >/run/out/output 2>&1 </dev/null\n"
     script += "echo $? >/run/out/half && mv /run/out/half /run/out/status\n"
     (folder / "command").write_text(script)
@@ -133,21 +137,33 @@ def shell(image: Path, folder: Path, command: str) -> None:
     """An interactive shell on this terminal; Ctrl-A X ends the machine at once."""
     terminal = shlex.quote(os.environ.get("TERM", "linux"))
     columns, rows = shutil.get_terminal_size()
-    script = f"cd {shlex.quote(os.getcwd())}\nexport TERM={terminal}\n"
-    script += f"stty rows {rows} columns {columns} </dev/ttyS0\n"
-    script += f"setsid --ctty {command} </dev/ttyS0 >/dev/ttyS0 2>&1\n"
+    script = f"cd {shlex.quote(checkout(image))}\nexport TERM={terminal}\n"
+    script += f"stty rows {rows} columns {columns} </dev/console\n"
+    script += f"setsid --ctty {command} </dev/console >/dev/console 2>&1\n"
     (folder / "command").write_text(script)
     console = ("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console")
     subprocess.run([*qemu_command(image, folder), *console], check=False)
 
 
+def checkout(image: Path) -> str:
+    """Where the checkout lies inside: where it lies here, unless the root is another one."""
+    return str(arm64.CHECKOUT) if (image / "root").exists() else os.getcwd()
+
+
 def qemu_command(image: Path, folder: Path) -> list[str]:
     setpriv = [tool("setpriv", "util-linux"), "--pdeathsig", "KILL", "--"]
-    machine = [tool(QEMU, PACKAGE), *acceleration(), "-M", "pc", "-smp", "1", "-m", str(MEMORY)]
+    root = (image / "root").resolve() if (image / "root").exists() else Path("/")
+    if root == Path("/"):
+        machine = [tool(QEMU, PACKAGE), *acceleration(), "-M", "pc"]
+        append = f"console=ttyS0 {APPEND}"
+    else:
+        machine = [tool(ARM64, ARM64_PACKAGE), *ARM64_MACHINE]
+        append = f"console=ttyAMA0 {ARM64_APPEND}"
+    machine += ["-smp", "1", "-m", str(MEMORY)]
     machine += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     machine += ["-kernel", str(image / "vmlinux"), "-initrd", str(image / "initramfs")]
-    machine += ["-append", f"console=ttyS0 {APPEND}"]
-    shared = (("root", "/", ",readonly=on,multidevs=remap"), ("out", str(folder), ""))
+    machine += ["-append", append]
+    shared = (("root", str(root), ",readonly=on,multidevs=remap"), ("out", str(folder), ""))
     for tag, path, options in shared:
         machine += ["-fsdev", f"local,id={tag},path={path},security_model=none{options}"]
         machine += ["-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
