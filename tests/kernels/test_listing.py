@@ -16,9 +16,11 @@ def lab(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_list() -> None:
-    """The kernels that the issue of the lab was about are there."""
+    """The kernels that the issue of the lab was about are there, and last that of arm64."""
     assert {"5.10", "6.1", "6.12"} <= set(listing.kernels())
-    assert lab("list").stdout.splitlines() == [" ".join(k) for k in listing.kernels().values()]
+    *lines, last = lab("list").stdout.splitlines()
+    assert lines == [" ".join(kernel) for kernel in listing.kernels().values()]
+    assert last == " ".join(listing.ARM64)
 
 
 def test_one_more_line() -> None:
@@ -37,4 +39,4 @@ def test_unknown(command: str) -> None:
     """An unknown kernel: one line with the names there are."""
     done = lab(command, "2.4")
     assert done.returncode == 1
-    assert done.stderr == "kernel lab: unknown kernel '2.4': kernels.cfg has 5.10, 6.1, 6.12\n"
+    assert done.stderr == "kernel lab: unknown kernel '2.4': there are 5.10, 6.1, 6.12, 6.1-arm64\n"

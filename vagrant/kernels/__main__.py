@@ -7,6 +7,7 @@ python3 -m vagrant.kernels package KERNEL
 python3 -m vagrant.kernels accelerator
 python3 -m vagrant.kernels test [KERNEL ...] [-- PYTEST WORDS]
 python3 -m vagrant.kernels test-all [KERNEL ...]
+python3 -m vagrant.kernels test-arm64
 python3 -m vagrant.kernels here KERNEL [PYTEST WORDS]
 python3 -m vagrant.kernels run KERNEL COMMAND
 python3 -m vagrant.kernels shell KERNEL
@@ -37,7 +38,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _list(_words: list[str]) -> int:
-    for kernel in listing.kernels().values():
+    for kernel in (*listing.kernels().values(), listing.ARM64):
         print(*kernel)
     return 0
 
@@ -73,6 +74,10 @@ def _test_all(words: list[str]) -> int:
     kernels = _named(words)
     runs = (lane_tests.ALL_TESTS, lane_tests.MORE)
     return max([_report(lane.test_all(kernels, tests)) for tests in runs])
+
+
+def _test_arm64(_words: list[str]) -> int:
+    return _report(lane.test_all([listing.ARM64], lane_tests.ARM64_TESTS))
 
 
 def _here(words: list[str]) -> int:
@@ -147,6 +152,7 @@ COMMANDS = {
     "accelerator": _accelerator,
     "test": _test,
     "test-all": _test_all,
+    "test-arm64": _test_arm64,
     "here": _here,
     "run": _run,
     "shell": _shell,

@@ -3,13 +3,16 @@
 #   make test-kernels                    on all of them, what every change must pass
 #   make test-kernels-all                on all of them, all that runs there
 #   make test-kernel KERNEL=5.10         one; make test-kernel KERNEL=5.10 TESTS=tests/network
+#   make test-arm64                      what runs on an arm64 kernel, emulated
 #   make kernel-shell KERNEL=5.10        look around in one
 #   make verifier-table                  renew the verifier's budget
 #   make test-bcc                        the same sources under Debian 13's BCC
 LAB := $(PYTHON) -m vagrant.kernels
 LAB_PACKAGES := qemu-system-x86 busybox-static kmod xz-utils zstd util-linux debian-archive-keyring
 
-.PHONY: test-kernels test-kernels-all test-kernel kernel-shell verifier-table test-bcc
+ARM64_PACKAGES := qemu-system-arm mmdebstrap
+
+.PHONY: test-kernels test-kernels-all test-kernel test-arm64 kernel-shell verifier-table test-bcc
 
 test-kernels: $(VENV)/test $(VENV)/packages-lab
 	$(LAB) test
@@ -20,6 +23,9 @@ test-kernels-all: $(VENV)/test $(VENV)/packages-lab
 test-kernel: $(VENV)/test $(VENV)/packages-lab
 	$(LAB) test $(KERNEL) $(if $(TESTS),-- $(TESTS))
 
+test-arm64: $(VENV)/test $(VENV)/packages-lab $(VENV)/packages-arm64
+	$(LAB) test-arm64
+
 kernel-shell: $(VENV)/test $(VENV)/packages-lab
 	@$(LAB) shell $(KERNEL)
 
@@ -28,6 +34,10 @@ verifier-table: $(VENV)/test $(VENV)/packages-lab
 
 test-bcc:
 	vagrant/bcc
+
+$(VENV)/packages-arm64: | $(VENV)/packages-test
+	@$(call install,$(ARM64_PACKAGES))
+	@touch $@
 
 $(VENV)/packages-lab: | $(VENV)/packages-test
 	@$(call install,$(LAB_PACKAGES))

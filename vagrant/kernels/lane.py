@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from vagrant.kernels import archive, arm64, boot_files, machine
 from vagrant.kernels.errors import LabError
-from vagrant.kernels.lane_tests import ALL_TESTS, BUDGET, IN_TURNS, MORE, TESTS
+from vagrant.kernels.lane_tests import ALL_TESTS, ARM64_TESTS, BUDGET, IN_TURNS, MORE, TESTS
 from vagrant.kernels.listing import Kernel
 
 CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpflb-kernels")
@@ -119,7 +119,7 @@ def share(tests: Sequence[str], place: int, count: int) -> Sequence[str]:
 
 def _is_listed(tests: Sequence[str]) -> bool:
     """Whether these are no tests that somebody has named."""
-    return any(tuple(tests[: len(each)]) == each for each in (TESTS, ALL_TESTS, MORE))
+    return any(tuple(tests[: len(each)]) == each for each in (TESTS, ALL_TESTS, MORE, ARM64_TESTS))
 
 
 def _test(kernel: Kernel, made: Path, tests: Sequence[str], environment: str) -> Outcome:

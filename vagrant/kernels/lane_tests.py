@@ -139,3 +139,26 @@ MORE = (
     "tests/network/test_forwarded.py",
     "tests/network/test_other_filters.py",
 )
+
+# On arm64, where nothing compiles: every program of the bytecode, packets, and Services that are
+# published and asked on both engines.
+ARM64_TESTS = (
+    "--parameter-sets=1",
+    "--parameter-sets=8:tests/network/test_packets_table.py",
+    "tests/kernels/inside/test_bytecode.py",
+    "tests/kernels/inside/test_attach.py",
+    "tests/kernel/maps/test_maps.py",
+    "tests/kernel/attach/test_cgroup_links.py",
+    "tests/packet/test_affinity.py",
+    "tests/packet/test_connections.py",
+    "tests/packet/test_datagrams.py",
+    "tests/packet/test_errors.py",
+    "tests/packet/test_forwarded.py",
+    "tests/packet/test_fragments.py",
+    "tests/packet/test_hairpin.py",
+    "tests/packet/test_policies.py",
+    "tests/packet/test_recycled_flows.py",
+    "tests/packet/test_refusal.py",
+    "tests/packet/test_terminating.py",
+    "tests/network/test_packets_table.py",
+)

@@ -36,5 +36,5 @@ def named(name: str) -> Kernel:
     """The kernel of that name. Raises LabError with the names there are."""
     known = kernels() | {ARM64.name: ARM64}
     if name not in known:
-        raise LabError(f"unknown kernel {name!r}: {LIST.name} has {', '.join(known)}")
+        raise LabError(f"unknown kernel {name!r}: there are {', '.join(known)}")
     return known[name]
