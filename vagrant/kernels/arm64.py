@@ -25,6 +25,7 @@ PACKAGES = (
 )
 REQUIREMENTS = Path("requirements/test.txt")
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
+GENERATED = ("ebpflb/version.py",)  # by the installation of the checkout
 # What the packages' own scripts would write.
 WRITTEN = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n",
@@ -84,7 +85,7 @@ def bring(made: Path, compiled: Path) -> None:
     shutil.rmtree(inside, ignore_errors=True)
     list_files = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(list_files, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, names.split("\0")):
+    for name in filter(None, (*names.split("\0"), *GENERATED)):
         if Path(name).is_file():
             (inside / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, inside / name)
