@@ -16,7 +16,8 @@ from pathlib import Path
 
 from vagrant.kernels.errors import LabError, tool
 
-CHECKOUT, LIBRARIES, PYTHON = Path("/ebpflb"), "/opt/lab", "/usr/bin/python3"
+CHECKOUT, PYTHON = Path("/ebpflb"), "/usr/bin/python3"
+LIBRARIES = "usr/local/lib/python3.11/dist-packages"  # where Debian's python3 looks
 SUITE, ARCHIVE = "bookworm", "http://deb.debian.org/debian"
 PACKAGES = (
     "base-files,bash,busybox-static,ca-certificates,conntrack,coreutils,dash,findutils,gawk,grep"
@@ -66,10 +67,11 @@ def _unpack(folder: Path) -> None:
         for end in ("", "-save", "-restore"):
             (folder / f"usr/sbin/{name}{end}").symlink_to(f"{name}-nft{end}")
     wheels = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    wheels += [f"--target={folder}{LIBRARIES}", "--no-deps", "--require-hashes"]
+    wheels += [f"--target={folder / LIBRARIES}", "--no-deps", "--require-hashes"]
     wheels += ["--only-binary=:all:", "--python-version=3.11"]
     wheels += [f"--platform={each}" for each in PLATFORMS]
     _run([*wheels, f"--requirement={REQUIREMENTS}"])
+    (folder / LIBRARIES / "ebpflb.pth").write_text(f"{CHECKOUT}\n")
 
 
 def _run(command: list[str]) -> None:

@@ -137,7 +137,7 @@ def _test(kernel: Kernel, made: Path, tests: Sequence[str], environment: str) ->
 def inside(kernel: Kernel, tests: Sequence[str], environment: str = "") -> str:
     """The shell command that runs tests in the machine that QEMU boots here."""
     if is_foreign(kernel):
-        return f"PYTHONPATH=.:{arm64.LIBRARIES} {_tests(kernel, tests, environment)}"
+        return _tests(kernel, tests, environment)
     compiled = shlex.quote(str(CACHE / "bytecode"))
     copy = f"rm -rf bytecode && cp -r {compiled} bytecode"  # compiler.BROUGHT, copy-on-write
     return f"{copy} && PYTHONDONTWRITEBYTECODE=1 {_tests(kernel, tests, environment)}"

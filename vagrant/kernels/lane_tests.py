@@ -144,7 +144,6 @@ MORE = (
 # published and asked on both engines.
 ARM64_TESTS = (
     "--parameter-sets=1",
-    "--parameter-sets=8:tests/network/test_packets_table.py",
     "tests/kernels/inside/test_bytecode.py",
     "tests/kernels/inside/test_attach.py",
     "tests/kernel/maps/test_maps.py",
