@@ -25,7 +25,13 @@ HEAVY = {
     *("pyroute2.iproute", "pyroute2.netlink", "starlette", "uvicorn", "ebpflb_page", "ebpflb.lab"),
 }
 # Whose strings name options of other programs: iptables', and nsenter's.
-NAMES_OTHERS = ("lab/", "tools/firewall/", "model/kube_proxy.py", "kernel/netfilter/iptables.py")
+NAMES_OTHERS = (
+    "lab/",
+    "tools/firewall/",
+    "model/kube_proxy.py",
+    "kernel/netfilter/iptables.py",
+    "kernel/netfilter/firewall_",
+)
 OPTIONS_OF_OTHERS = {"--help", "--net", "--requirement"}
 IMPORTED = 10_000  # objects: each command imports more
 OF_KUBE_PROXY = {"config", "write_config_to", "kubeconfig"}  # options with paths
