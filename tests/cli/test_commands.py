@@ -31,6 +31,7 @@ NAMES_OTHERS = (
     "model/kube_proxy.py",
     "kernel/netfilter/iptables.py",
     "kernel/netfilter/firewall_",
+    "kernel/netfilter/untracked.py",
 )
 OPTIONS_OF_OTHERS = {"--help", "--net", "--requirement"}
 IMPORTED = 10_000  # objects: each command imports more
