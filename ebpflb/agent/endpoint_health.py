@@ -35,7 +35,8 @@ class EndpointHealthSync:
     """``record`` makes an Event about a Service, and ``because`` a line of the history.
 
     ``count``: how many endpoints are set aside now; ``times``: how often one was, since the start.
-    Other threads may read both. ``clock`` is a monotonic clock, in seconds.
+    Other threads may read both. ``watching``: whether a Service asked for it at the last ``turn``;
+    otherwise there is no turn to be made. ``clock`` is a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class EndpointHealthSync:
         self._may_warn = object_limit(clock).allows
         self._health = EndpointHealth()
         self.count = self.times = 0
+        self.watching = False
 
     @property
     def due(self) -> float:
@@ -73,7 +75,8 @@ class EndpointHealthSync:
 
     def turn(self) -> None:
         """Bring endpoints back whose time has ended; forget those that are not ready."""
-        self.watch.set(wanted=bool(self._cluster.watched))
+        self.watching = bool(self._cluster.watched)
+        self.watch.set(wanted=self.watching)
         for port, place in self._health.expire(self._clock()):
             self._changed(port, place, "used again after its time")
         changed = self._cluster.changed_services

@@ -301,8 +301,10 @@ class Agent:
             self.in_sync = False
         if now >= self.canary.due:
             self.canary.withdraw()
-        self.endpoint_health.turn()
-        self.node_local.turn()
+        if self.cluster.watched or self.endpoint_health.watching:
+            self.endpoint_health.turn()
+        if self.cluster.node_local.changed:
+            self.node_local.turn()
         self._sync_if_due()
         self.service_sync.turn()
         self._choose_engine()
@@ -332,7 +334,10 @@ class Agent:
         """Return all messages in the inbox; wait for the first one until something else is due."""
         due = min(self._next_sync(), self.next_check, self.audit.due, self.loader.due)
         due = min(due, self.service_sync.due, self.canary.due, self.node_sync.engine.due)
-        due = min(due, self.endpoint_health.due, self.node_local.due)
+        if self.endpoint_health.watching:
+            due = min(due, self.endpoint_health.due)
+        if self.cluster.node_local.changed:
+            due = min(due, self.node_local.due)
         return self.burst.waiting(max(due - self.clock(), 0.0))
 
     def _take(self, message: Message) -> None:

@@ -393,7 +393,7 @@ class ServiceSync:
         self._watched[port.name] = self._watch(port, selection)
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
         programmed = self.planner.actual.get(port.name, NO_ENTRIES)
-        listener = self.cluster.node_local.serving(port)
+        listener = self.cluster.node_local.serving(port) if port.node_local else None
         about = self.cluster.primary, listener, self.cluster.untracked
         wanted = desired_service(port, selection, *about)
         return self.slow_starts.apply(wanted, port.slow_start, programmed, self._clock())
