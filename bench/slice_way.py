@@ -31,12 +31,17 @@ Visits = dict[str, list[str]]  # files by thread
 
 def main() -> None:
     """Prints the way."""
-    with temporary_lab(PREFIX) as (lab, folder, stack):
-        visits = _measured(lab, folder, stack)
+    visits = measured()
     for thread, files in sorted(visits.items()):
         print(f"{thread}: {', '.join(dict.fromkeys(files))}")
     changes = sum(len(files) - 1 for files in visits.values())
     print(f"{len(set().union(*visits.values()))} files, {changes} changes of file")
+
+
+def measured(prefix: str = PREFIX) -> Visits:
+    """The files that each thread comes to, in their order."""
+    with temporary_lab(prefix) as (lab, folder, stack):
+        return _measured(lab, folder, stack)
 
 
 def _measured(lab: Lab, folder: Path, stack: ExitStack) -> Visits:

@@ -46,6 +46,7 @@ KINDS = {
     "tests/agent/test_netfilter_sync.py": "kernel",
     "tests/agent/test_restart.py": "cluster",
     "tests/bench/test_growth.py": "cluster",
+    "tests/bench/test_slice_way.py": "cluster",
     "tests/cli/": "kernel",
     "tests/cli/test_audit.py": "cluster",
     "tests/cli/test_columns.py": "cluster",

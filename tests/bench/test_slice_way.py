@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reader can follow a changed EndpointSlice from the API server to the maps."""
+
+import pytest
+
+from bench import slice_way
+
+MOST = 35  # files
+TIMES = 5  # until nothing that the agent does once a second or a minute falls into the way
+
+
+@pytest.mark.extended
+def test_a_changed_slice_goes_through_few_files() -> None:
+    """Features that no Service asks for are not on its way."""
+    for _ in range(TIMES):
+        files = set().union(*slice_way.measured("ebpflb-test-way").values())
+        assert {"cluster/list_watch.py", "plan/planner.py", "kernel/map_writer.py"} <= files
+        if len(files) <= MOST:
+            return
+    pytest.fail(f"{len(files)} files: {', '.join(sorted(files))}")
