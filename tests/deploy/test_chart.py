@@ -148,6 +148,15 @@ def test_options_of_the_chart() -> None:
             assert re.search(rf"{flag.name}\b.*\.Values\.|{flag.name}[=\n]", template), flag.name
 
 
+def test_values_that_an_older_chart_did_not_have() -> None:
+    """With --reuse-values they are absent after an upgrade: the option is not given."""
+    names = [name for name, value in DEFAULTS.items() if not isinstance(value, dict)]
+    names.remove("readyzBindAddress")  # every chart has had it; its absence is refused
+    for name, objects in zip(names, helm.render(*({it: None} for it in names)), strict=True):
+        assert not [it for it in helm.container(objects)["args"] if it.endswith("=")], name
+        assert "ValidatingAdmissionPolicy" not in {it["kind"] for it in objects}, name
+
+
 def test_misspelt_values_are_refused() -> None:
     """At every level, but in the configuration, which ebpflb reads itself."""
     free = {"config", "resources", "nodeSelector", "updateStrategy", "podLabels", "podAnnotations"}
