@@ -153,9 +153,9 @@ def connect(maps: dict[str, Map], asked: Frontend) -> Done:
         client.setblocking(False)
         failed = client.connect_ex((str(asked.address), asked.port))
         cookie = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, 57, 8), "little")  # SO_COOKIE
-        rows = [row.peer for socket, row in RememberedSockets(maps).items() if socket == cookie]
-    backends = [row for row in rows if row.backend]
-    peer = str(Frontend(backends[0].address, backends[0].port, 0)) if backends else None
+        known = RememberedSockets(maps).get(cookie)
+    backend = known.peer if known and known.peer.backend else None
+    peer = str(Frontend(backend.address, backend.port, 0)) if backend else None
     return Done(0 if failed == errno.EINPROGRESS else failed, peer)
 
 
