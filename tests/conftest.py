@@ -70,6 +70,7 @@ KINDS = {
     "tests/tools/": "kernel",
     "tests/tools/firewall/": "pure",
     "tests/history/": "kernel",
+    "tests/kernels/arm64/": "kernel",
     "tests/kernels/inside/": "kernel",
     "tests/network/": "cluster",
     "tests/kernel/node/": "kernel",
