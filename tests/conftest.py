@@ -70,7 +70,6 @@ KINDS = {
     "tests/tools/": "kernel",
     "tests/tools/firewall/": "pure",
     "tests/history/": "kernel",
-    "tests/kernels/arm64/": "kernel",
     "tests/kernels/inside/": "kernel",
     "tests/network/": "cluster",
     "tests/kernel/node/": "kernel",

@@ -144,7 +144,7 @@ MORE = (
 # published and asked on both engines.
 ARM64_TESTS = (
     "--parameter-sets=1",
-    "tests/kernels/arm64/test_bytecode.py",
+    "tests/kernels/inside/test_verifier.py::test_everything_loads",
     "tests/kernels/inside/test_attach.py",
     "tests/kernel/maps/test_maps.py",
     "tests/kernel/attach/test_cgroup_links.py",

@@ -138,31 +138,41 @@ def shell(image: Path, folder: Path, command: str) -> None:
     terminal = shlex.quote(os.environ.get("TERM", "linux"))
     columns, rows = shutil.get_terminal_size()
     script = f"cd {shlex.quote(checkout(image))}\nexport TERM={terminal}\n"
-    script += f"stty rows {rows} columns {columns} </dev/console\n"
-    script += f"setsid --ctty {command} </dev/console >/dev/console 2>&1\n"
+    device = f"/dev/{console(image)}"  # /dev/console is nobody's controlling terminal
+    script += f"stty rows {rows} columns {columns} <{device}\n"
+    script += f"setsid --ctty {command} <{device} >{device} 2>&1\n"
     (folder / "command").write_text(script)
-    console = ("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console")
-    subprocess.run([*qemu_command(image, folder), *console], check=False)
+    serial = ("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console")
+    subprocess.run([*qemu_command(image, folder), *serial], check=False)
+
+
+def is_arm64(image: Path) -> bool:
+    """Whether the image has a root of its own, with programs for arm64."""
+    return (image / "root").exists()
 
 
 def checkout(image: Path) -> str:
     """Where the checkout lies inside: where it lies here, unless the root is another one."""
-    return str(arm64.CHECKOUT) if (image / "root").exists() else os.getcwd()
+    return str(arm64.CHECKOUT) if is_arm64(image) else os.getcwd()
+
+
+def console(image: Path) -> str:
+    """The serial port inside."""
+    return "ttyAMA0" if is_arm64(image) else "ttyS0"
 
 
 def qemu_command(image: Path, folder: Path) -> list[str]:
     setpriv = [tool("setpriv", "util-linux"), "--pdeathsig", "KILL", "--"]
-    root = (image / "root").resolve() if (image / "root").exists() else Path("/")
-    if root == Path("/"):
-        machine = [tool(QEMU, PACKAGE), *acceleration(), "-M", "pc"]
-        append = f"console=ttyS0 {APPEND}"
-    else:
+    if is_arm64(image):
         machine = [tool(ARM64, ARM64_PACKAGE), *ARM64_MACHINE]
-        append = f"console=ttyAMA0 {ARM64_APPEND}"
+        root, append = (image / "root").resolve(), ARM64_APPEND
+    else:
+        machine = [tool(QEMU, PACKAGE), *acceleration(), "-M", "pc"]
+        root, append = Path("/"), APPEND
     machine += ["-smp", "1", "-m", str(MEMORY)]
     machine += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     machine += ["-kernel", str(image / "vmlinux"), "-initrd", str(image / "initramfs")]
-    machine += ["-append", append]
+    machine += ["-append", f"console={console(image)} {append}"]
     shared = (("root", str(root), ",readonly=on,multidevs=remap"), ("out", str(folder), ""))
     for tag, path, options in shared:
         machine += ["-fsdev", f"local,id={tag},path={path},security_model=none{options}"]
