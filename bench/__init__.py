@@ -23,7 +23,7 @@ api_lab        a node with an agent beside such a server
 programming    network programming latency as ClusterLoader2 reads it, beside kube-proxy's
 
 agents         many agents at one API server: what each costs, and the server
-agents_program the agents, without a kernel: those of tests/simulation
+agents_program runs the agents of tests/simulation, which need no kernel
 
 devices        a first start on a node with many devices, and what they cost afterwards
 

@@ -5,13 +5,14 @@
 
 First a hundredth of the agents start, then a tenth, then all, beside the former ones; each time all
 of the new ones at once. They watch and plan without a kernel (see ``agents_program``). Then pods
-are replaced as by ``programming``, so many a second that all agents together follow 300 changes a
-second, about what two CPUs can do: the more agents, the slower the roll-out.
+are replaced as in ``programming``. All agents together handle 300 changes a second, which is about
+what two CPUs can do: with 100 agents, 3 pods are replaced per second.
 
-Bytes are those of HTTP's bodies, counted by the server. An agent's processor time is that of its
-process, also of the kernel for its sockets. Agents are forked from one process: "private" memory is
-what an agent shares with no other, with its maps, which on a node are the kernel's. The server is
-not Kubernetes' own: its processor time says how it grows, its bytes are as many.
+The server counts the bytes of HTTP bodies. The processor time of an agent is that of its process,
+including the kernel's work for its sockets. The agents are forked from one process; "private" is
+the memory that an agent does not share with others. It includes the maps, which on a node belong to
+the kernel. The server is a fake one: it sends as many bytes as a real one, but its processor time
+only shows how the load grows with the number of agents.
 """
 
 import argparse
@@ -53,7 +54,7 @@ class Served(NamedTuple):
 
 
 class Used(NamedTuple):
-    """Bytes that the server has sent, its processor seconds, and those of all agents."""
+    """The bytes sent by the server, and the processor seconds of the server and of all agents."""
 
     sent: int
     server: float

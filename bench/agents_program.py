@@ -5,8 +5,8 @@
 
 Each is the real agent of tests/simulation, with its maps in memory, but with the real source, inbox
 and clock: it lists, watches, plans and writes as on a node. It audits nothing, has no sweeper, and
-serves no port. A line of standard input is [N]: so many more are forked from this process, in which
-everything is imported already; it prints the process ids of all.
+serves no port. For each line [N] on standard input, this process forks N more agents, so that none
+has to import the modules again, and prints the process ids of all agents.
 """
 
 import gc

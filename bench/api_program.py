@@ -5,7 +5,7 @@
 
 It prints its port, then reads a JSON command per line and answers each with a JSON line:
 
-    ["change", count, rate]   replaces as many pods, spread over all, evenly so many a second
+    ["change", count, rate]   replaces COUNT pods of all Services, RATE per second
     ["begin", count, rate]    the same, and answers at once
     ["move", address]         the measured Service's endpoint; answers CLOCK_MONOTONIC before
     ["move", address, N]      the same, after a change of an endpoint of the Nth Service

@@ -4,9 +4,9 @@
     sudo .venv/bin/python -m bench.programming [--services N] [--seconds S]
 
 The objects are those of ClusterLoader2's test `load`: half of the pods are in groups of 5, a
-quarter each in groups of 30 and 250, and each group has a Service. Pods are replaced at a steady
-rate as in rolling updates, 10 a second (ClusterLoader2's own) and 100, spread over all groups by
-their pods; each by a change of its EndpointSlice.
+quarter in groups of 30, and a quarter in groups of 250. Each group has a Service. Pods are replaced
+as in rolling updates, first 10 per second (ClusterLoader2's rate), then 100. Each replacement is a
+change of one EndpointSlice.
 
 Meanwhile the endpoint of one more Service is replaced again and again, and a client waits for it:
 that is the exact time. ClusterLoader2's figure is a quantile of the proxy's own histogram, whose
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def load_sizes(services: int) -> Sizes:
-    """The groups of so many Services, and the pods of each."""
+    """Return the number of groups with each number of pods, for this number of Services."""
     pods = services / sum(share / size for size, share in GROUPS.items())
     big = [[round(pods * GROUPS[size] / size), size] for size in (30, 250)]
     return [[services - sum(groups for groups, _ in big), 5], *big]
