@@ -40,8 +40,7 @@ def _flows(name: str) -> Callable[[Snapshot], list[Row]]:
         backends = snapshot.backends()
         return [
             {
-                **_ends(key, host_port(key.source, key.source_port)),
-                "destination": host_port(key.destination, key.destination_port),
+                **_ends(key),
                 "rewritten": _rewritten(key, flow),
                 "service": snapshot.service(flow.service),
                 "endpoint": endpoint(backends, flow.backend),
@@ -55,10 +54,17 @@ def _flows(name: str) -> Callable[[Snapshot], list[Row]]:
     return rows
 
 
-def _ends(key: Tuple | FragmentKey, source: str) -> Row:
+def _way(key: Tuple | FragmentKey) -> Row:
     hook = _HOOKS.get(key.hook, f"hook {key.hook}")
-    protocol = protocol_name(key.protocol)
-    return {"hook": hook, "protocol": protocol, "source": source}
+    return {"hook": hook, "protocol": protocol_name(key.protocol)}
+
+
+def _ends(key: Tuple) -> Row:
+    return {
+        **_way(key),
+        "source": host_port(key.source, key.source_port),
+        "destination": host_port(key.destination, key.destination_port),
+    }
 
 
 def _rewritten(key: Tuple, flow: Flow) -> str:
@@ -85,8 +91,7 @@ def _half_open(snapshot: Snapshot) -> list[Row]:
     taken = [place for place in places if _is_half_open(snapshot.maps, place)]
     return [
         {
-            **_ends(it.request, host_port(it.request.source, it.request.source_port)),
-            "destination": host_port(it.request.destination, it.request.destination_port),
+            **_ends(it.request),
             "age_seconds": seconds_since(it.created),
         }
         for it in taken
@@ -111,8 +116,7 @@ def _udp_choices(snapshot: Snapshot) -> list[Row]:
     entries: list[tuple[Tuple, DatagramChoice]] = list(snapshot.maps["udp_choices"].items())
     return [
         {
-            **_ends(key, host_port(key.source, key.source_port)),
-            "destination": host_port(key.destination, key.destination_port),
+            **_ends(key),
             "service": snapshot.service(choice.service),
             "endpoint": endpoint(backends, choice.chosen & Chosen.ID),
             "masquerade": bool(choice.chosen & Chosen.MASQUERADE),
@@ -128,8 +132,7 @@ def _attempts(snapshot: Snapshot) -> list[Row]:
     entries: list[tuple[Tuple, Attempt]] = list(snapshot.maps["attempts"].items())
     return [
         {
-            **_ends(key, host_port(key.source, key.source_port)),
-            "destination": host_port(key.destination, key.destination_port),
+            **_ends(key),
             "service": snapshot.service(attempt.service),
             "endpoint": endpoint(backends, attempt.backend),
             "client": f"{attempt.client:#x}",
@@ -175,7 +178,8 @@ def _fragments(snapshot: Snapshot) -> list[Row]:
     entries: list[tuple[FragmentKey, FragmentPorts]] = list(snapshot.maps["fragments"].items())
     return [
         {
-            **_ends(key, str(key.source)),
+            **_way(key),
+            "source": str(key.source),
             "destination": str(key.destination),
             "id": key.id,
             "source_port": ports.source_port,
@@ -190,8 +194,7 @@ def _forwarded(snapshot: Snapshot) -> list[Row]:
     entries: list[tuple[Tuple, Forwarded]] = list(snapshot.maps["forwarded"].items())
     return [
         {
-            **_ends(key, host_port(key.source, key.source_port)),
-            "destination": host_port(key.destination, key.destination_port),
+            **_ends(key),
             "replied": bool(entry.replied),
             "age_seconds": seconds_since(entry.since),
         }

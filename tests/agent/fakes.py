@@ -463,13 +463,23 @@ def changed(kind: Kind, manifest: Json) -> Changed:
     return Changed(kind, *found(kind, manifest))
 
 
-def service(name: str, ip: str) -> Json:
-    return manifests.service(name, [ip], [{"port": 80, "protocol": "TCP"}])
+def service(name: str, ip: str, annotations: Mapping[str, str] | None = None) -> Json:
+    ports = [{"port": 80, "protocol": "TCP"}]
+    return manifests.service(name, [ip], ports, annotations=annotations)
 
 
 def slices(name: str, *ips: str) -> Json:
     endpoints = [manifests.endpoint(ip, node="node-1", target=f"pod-{ip}") for ip in ips]
     return manifests.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080, "protocol": "TCP"}])
+
+
+def lists(found: Json, *ips: str) -> list[Replaced]:
+    """All that a cluster has with this one Service and its endpoints."""
+    return [
+        listed(Kind.SERVICE, found),
+        listed(Kind.ENDPOINT_SLICE, slices(found["metadata"]["name"], *ips)),
+        listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")),
+    ]
 
 
 def value(harness: Harness, name: str, **labels: str) -> float | None:

@@ -13,7 +13,6 @@ import pytest
 from ebpflb.agent.endpoint_watch import MAP, MOST_OUTCOMES, EndpointWatch
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.records import BackendHealth, record
-from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import HEALTH_ANNOTATION, HEALTH_OFF, HEALTH_PASSIVE
@@ -21,7 +20,7 @@ from ebpflb.model.endpoint_health import Outcome, Outcomes
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend
-from tests.agent.fakes import Harness, Json, changed, listed, service, slices, value
+from tests.agent.fakes import Harness, Json, changed, lists, service, slices, value
 
 WEB = PortName("default", "web", "", Protocol.TCP, Family.IPV4)
 IPS = "10.1.0.1", "10.1.0.2", "10.1.0.3"
@@ -35,20 +34,14 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     made.now = 1000.0
     made.clock = lambda: made.now
     made.start()
-    made.send(
-        listed(Kind.SERVICE, service("web", "10.96.0.1")),
-        listed(Kind.ENDPOINT_SLICE, slices("web", *IPS)),
-        listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")),
-    )
+    made.send(*lists(service("web", "10.96.0.1"), *IPS))
     yield made
     made.stop()
     assert made.error is None
 
 
 def annotated(word: str) -> Json:
-    found = service("web", "10.96.0.1")
-    found["metadata"]["annotations"] = {HEALTH_ANNOTATION: word}
-    return found
+    return service("web", "10.96.0.1", {HEALTH_ANNOTATION: word})
 
 
 def outcome(ip: str, *, opened: bool = False, failed: bool = True) -> Outcome:
@@ -123,11 +116,7 @@ def test_another_word_is_an_event_and_the_default_counts(harness: Harness, word:
 def test_it_is_off_by_default_and_a_service_turns_it_on(tmp_path: Path) -> None:
     made = Harness(tmp_path)
     made.start()
-    made.send(
-        listed(Kind.SERVICE, service("web", "10.96.0.1")),
-        listed(Kind.ENDPOINT_SLICE, slices("web", *IPS)),
-        listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")),
-    )
+    made.send(*lists(service("web", "10.96.0.1"), *IPS))
     counted(made, outcome(IPS[0]))
     assert (used(made), made.endpoint_watch.wanted) == (set(IPS), False)
     made.send(changed(Kind.SERVICE, annotated(HEALTH_PASSIVE)))

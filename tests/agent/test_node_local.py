@@ -12,13 +12,12 @@ import pytest
 
 from ebpflb.agent import node_local
 from ebpflb.agent.node_local import NodeLocalWatch, answering_in, ask
-from ebpflb.lab import manifests
 from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
 from ebpflb.model.events import Kind
 from ebpflb.model.node_local import Answering, Listener
 from ebpflb.model.services import Protocol
 from ebpflb.model.untracked import Condition, Destination, Untracked
-from tests.agent.fakes import Harness, Json, changed, listed, service, slices
+from tests.agent.fakes import Harness, Json, changed, lists, service
 
 HERE, HERE6 = "127.0.0.1", "::1"
 
@@ -111,20 +110,14 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     made = Harness(tmp_path)
     made.options = replace(made.options, node_local_addresses=(DNS.address,))
     made.start()
-    made.send(
-        listed(Kind.SERVICE, annotated("169.254.20.10")),
-        listed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.1")),
-        listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")),
-    )
+    made.send(*lists(annotated("169.254.20.10"), "10.1.0.1"))
     yield made
     made.stop()
     assert made.error is None
 
 
 def annotated(value: str) -> Json:
-    found = service("web", "10.96.0.1")
-    found["metadata"]["annotations"] = {NODE_LOCAL_ANNOTATION: value}
-    return found
+    return service("web", "10.96.0.1", {NODE_LOCAL_ANNOTATION: value})
 
 
 def flags(harness: Harness) -> set[str]:

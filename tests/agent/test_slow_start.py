@@ -13,9 +13,7 @@ ONE, BOTH = slices("a", "10.1.0.1"), slices("a", "10.1.0.1", "10.1.0.2")
 
 
 def annotated(seconds: str) -> Any:
-    manifest = service("a", "10.96.0.1")
-    manifest["metadata"]["annotations"] = {annotations.SLOW_START_ANNOTATION: seconds}
-    return manifest
+    return service("a", "10.96.0.1", {annotations.SLOW_START_ANNOTATION: seconds})
 
 
 def weights(harness: Harness) -> list[int]:
