@@ -17,7 +17,6 @@ from ebpflb.model.addresses import Address, Family
 from ebpflb.model.cluster_state import (
     Applied,
     ClusterState,
-    ObjectWarning,
     SliceChange,
     TriggerTimes,
 )
@@ -28,10 +27,9 @@ from ebpflb.model.objects import Node
 from ebpflb.options import Options
 from ebpflb.serve import status
 from ebpflb.serve.conditions import not_ready
-from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.recorded_options import record
-from ebpflb.serve.service_health import ServiceHealth
+from ebpflb.serve.servers import HttpServers
 from ebpflb.serve.status import AgentStatus, rfc3339
 
 if TYPE_CHECKING:
@@ -46,27 +44,15 @@ class Reporter:
 
     def __init__(
         self,
-        health: Health,
+        servers: HttpServers,
         metrics: Metrics,
-        service_health: ServiceHealth,
         clock: Callable[[], float] = time.time,
-        record_unknown_node: Callable[[str], None] = lambda note: None,
-        record_drift: Callable[[str], None] = lambda note: None,
-        record_annotation: Callable[[ObjectWarning], None] = lambda warning: None,
-        record_limit: Callable[[ObjectWarning], None] = lambda warning: None,
-        ports_not_open: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """``clock`` returns seconds since the epoch; the ``record_`` functions make an event.
-
-        ``ports_not_open``: server -> why it cannot listen.
-        """
-        self.ports_not_open = ports_not_open
-        self._record_annotation, self._record_limit = record_annotation, record_limit
+        """``clock`` returns seconds since the epoch."""
+        self.servers, self._metrics, self._clock = servers, metrics, clock
+        self._health = servers.health
         self._may_warn = object_limit().allows
-        self._record_unknown_node, self._node_unknown = record_unknown_node, ""
-        self._record_drift = record_drift
-        self._health, self._metrics, self._service_health = health, metrics, service_health
-        self._clock = clock
+        self._node_unknown = ""
         metrics.queued()  # like kube-proxy at its start
         self._triggers = TriggerTimes(since=clock())
         self._pending_services: set[Key] = set()  # changed, but not synced yet
@@ -78,9 +64,9 @@ class Reporter:
             if self._may_warn((warning.kind, warning.key)):
                 log.warning("%s", warning)
                 if annotations.is_about_one(warning.text):
-                    self._record_annotation(warning)
+                    self.servers.record_annotation(warning)
                 elif services.is_about_limit(warning.text):
-                    self._record_limit(warning)
+                    self.servers.record_lack(warning.key, warning.reason)
         for each in change.slices.values():
             self._observe_trigger(each)
         self._pending_services |= change.services
@@ -99,7 +85,7 @@ class Reporter:
         unknown = f'no Node "{cluster.node_name}" in {source}' if lacks_node else ""
         if unknown and not self._node_unknown:
             log.warning("%s: /healthz answers 503; set --hostname-override", unknown)
-            self._record_unknown_node(unknown)
+            self.servers.record_unknown_node(unknown)
         elif self._node_unknown and not unknown:
             log.warning('the Node "%s" exists now', cluster.node_name)
         self._node_unknown = unknown
@@ -133,7 +119,7 @@ class Reporter:
                 self._metrics.programmed(family, [now - time for time in times])
         self._health.synced()
         self._metrics.no_local_endpoints(no_local.counts)
-        self._service_health.update(checks, listening)
+        self.servers.service_health.update(checks, listening)
 
     def published(self, status: AgentStatus, *, in_force: bool) -> None:
         """Take a published status; ``in_force``: the audit knows of no fault of the data plane."""
@@ -147,7 +133,7 @@ class Reporter:
     def drift_found(self, drifts: list[Drift]) -> None:
         """Report differences that the audit had not found before."""
         self._metrics.drift_found(drifts)
-        self._record_drift(drift.summary(drifts))
+        self.servers.record_drift(drift.summary(drifts))
 
     def sync_failed(self, seconds: float, *, full: bool) -> None:
         """Note that the pending changes could not be written, and stay pending."""
@@ -212,7 +198,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         devices_not_served=node_sync.not_served,
         devices_to_come=len(node_sync.datapath.devices_to_come),
         flows_wait=node_sync.flows_wait,
-        ports_not_open=agent.reporter.ports_not_open(),
+        ports_not_open=agent.reporter.servers.ports_not_open(),
         ports_not_reserved=agent.ports_not_reserved,
         sync_error=agent.sync_error,
         stale_udp_error=agent.stale_udp.error,

@@ -38,6 +38,7 @@ from ebpflb.model.busiest import SeriesOf
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
 from ebpflb.plan.planner import Planner
+from ebpflb.serve.health import Health
 from ebpflb.serve.metrics_agent import (
     ConntrackCollector,
     HooksCollector,
@@ -149,17 +150,11 @@ class Metrics(KubeProxyMetrics):
         """Count reset connections to removed endpoints."""
         self._reset.labels(kind).inc(count)
 
-    def health(self, healthy: Callable[[], bool]) -> None:
-        """Call ``healthy`` at each scrape: kube-proxy.md 13.1, without the node's eligibility."""
-        self._healthy.set_function(lambda: healthy())
-
-    def ready(self, ready: Callable[[], bool]) -> None:
-        """Call ``ready`` at each scrape, for the state of /readyz."""
-        self._ready.set_function(lambda: ready())
-
-    def waiting(self, seconds: Callable[[], float]) -> None:
-        """Call ``seconds`` at each scrape: how long the oldest message has waited for the loop."""
-        self._oldest.set_function(lambda: seconds())
+    def health(self, health: Health) -> None:
+        """Read at each scrape what /livez and /readyz answer, and how long a message waits."""
+        self._healthy.set_function(lambda: health.healthy)
+        self._ready.set_function(lambda: health.ready)
+        self._oldest.set_function(lambda: health.pulse.waiting)
 
     def api_servers_silent(self, count: Callable[[], int]) -> None:
         """Call ``count`` at each scrape: the API servers that do not answer this node."""

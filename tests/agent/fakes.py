@@ -333,7 +333,10 @@ class FakeStaleUdpWorker:
 
 
 class Harness:
-    """The agent in a thread: the test sends it events, and sees what it does."""
+    """The agent in a thread: the test sends it events, and sees what it does.
+
+    In place of the agent's servers it takes what they would record.
+    """
 
     def __init__(self, folder: Path) -> None:
         paths = Paths(folder / "state", folder, folder)
@@ -357,6 +360,7 @@ class Harness:
         self.sent = 0
         self.error: BaseException | None = None
         self.record_unknown_node: Callable[[str], None] = lambda note: None
+        self.record_drift, self.record_annotation = self.events.append, self.annotations.append
 
     def start(self) -> None:
         datapath: Any = self.datapath
@@ -366,9 +370,9 @@ class Harness:
             admission=self.options.admission,
         )
         node_sync = NodeSync(self.options, datapath, cluster, self.engine)
-        reporter = self._reporter()
-        service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=self._record_lack)
         fakes: Any = self
+        reporter = Reporter(fakes, self.metrics)
+        service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=self.record_lack)
         checks = [HooksCheck(node_sync, fakes.lock, self._end)]
         self.loader = ProgramLoader(datapath, self.options)
         self.agent = Agent(
@@ -402,19 +406,10 @@ class Harness:
             "node_readiness": NodeReadiness(OFF, self.options.node_name, self.health, None),
         }
 
-    def _reporter(self) -> Reporter:
-        service_health: Any = self.service_health
-        return Reporter(
-            self.health,
-            self.metrics,
-            service_health,
-            record_unknown_node=lambda note: self.record_unknown_node(note),
-            record_drift=self.events.append,
-            record_annotation=self.annotations.append,
-            record_limit=lambda warning: self._record_lack(warning.key, warning.reason),
-        )
+    def ports_not_open(self) -> dict[str, str]:
+        return {}
 
-    def _record_lack(self, service: Key, reason: str) -> None:
+    def record_lack(self, service: Key, reason: str) -> None:
         self.lacks.append((service, reason))
 
     def _record_aside(self, service: Key, note: str) -> None:

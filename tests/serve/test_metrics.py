@@ -12,6 +12,7 @@ from ebpflb.errors import KernelError
 from ebpflb.kernel.attach import device_programs
 from ebpflb.kernel.maps.layout import layout_hash
 from ebpflb.plan.planner import Planner
+from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.plan.builders import CAPACITY
@@ -137,10 +138,11 @@ def test_told_from_many_threads(metrics: Metrics) -> None:
     assert value(metrics, "kubeproxy_sync_proxy_rules_service_changes_total") == 4000
 
 
-def test_health(metrics: Metrics) -> None:
+def test_health(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked at each scrape."""
     answers = iter([True, False])
-    metrics.health(lambda: next(answers))
+    monkeypatch.setattr(Health, "healthy", property(lambda self: next(answers)))
+    metrics.health(Health(60))
     assert [value(metrics, "ebpflb_healthy") for _ in range(2)] == [1, 0]
 
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
-from unittest.mock import patch
+from typing import Any, TypeVar
+from unittest.mock import Mock, patch
 
 from ebpflb import files
 from ebpflb.agent import canary_sync, engine_choice, loop, missed_ends, node_sync, program_loader
@@ -278,6 +278,8 @@ class Life:
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
         self.workers = workers(self.datapath.maps)
         self.history = History(self.options.paths, self.datapath.maps, limit=HISTORY, clock=clock)
+        served = {"service_health": FakeServiceHealth(), "ports_not_open": dict}
+        servers = Mock(health=self.health, **served)
         self.agent = Agent(
             options=self.options,
             inbox=inbox,
@@ -285,7 +287,7 @@ class Life:
             cluster=cluster,
             node_sync=nodes,
             service_sync=self.service_sync,
-            reporter=Reporter(self.health, metrics, cast(Any, FakeServiceHealth()), clock),
+            reporter=Reporter(servers, metrics, clock),
             loader=ProgramLoader(self.datapath, self.options, clock),
             audit=self._audit(nodes, self.history.explaining(on_drift)),
             clock=clock,
