@@ -74,22 +74,34 @@ def dump(kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE) -> lis
 
 
 def _dumped(kind: int, content: bytes, protocol: int) -> Iterator[bytes]:
-    """Raises InterruptedError at the end if the list has changed meanwhile."""
-    interrupted = 0
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.send(packed(kind, REQUEST | DUMP, content))
-        while True:
-            data = kernel.recv(_BUFFER_SIZE)
-            for answer, flags, _, begin, end in split(data):
-                interrupted |= flags & _INTERRUPTED
-                if answer not in (ERROR, DONE):
-                    yield data[begin:end]
-                    continue
-                if number := error_number(data, begin):
-                    raise OSError(number, os.strerror(number))
-                if interrupted:
-                    raise InterruptedError
-                return
+        for data, places in parts(kernel):
+            for begin, end in places:
+                yield data[begin:end]
+
+
+def parts(
+    kernel: socket.socket, size: int = _BUFFER_SIZE
+) -> Iterator[tuple[bytes, list[tuple[int, int]]]]:
+    """Yield the parts of an answer of several messages, as the kernel sends them.
+
+    A part is the received data, and where each message's content begins and ends in it. Raises
+    OSError at the end if the kernel reports an error, and InterruptedError if a list has changed
+    meanwhile.
+    """
+    interrupted, result = 0, None
+    while result is None:
+        data, places = kernel.recv(size), list[tuple[int, int]]()
+        for kind, flags, _, begin, end in split(data):
+            interrupted |= flags & _INTERRUPTED
+            if kind in (ERROR, DONE):
+                result = error_number(data, begin)
+            else:
+                places.append((begin, end))
+        yield data, places
+    if number := result or (interrupted and errno.EINTR):
+        raise OSError(number, os.strerror(number))
 
 
 ATTRIBUTE = struct.Struct("=HH")  # struct nlattr

@@ -278,8 +278,6 @@ class Life:
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
         self.workers = workers(self.datapath.maps)
         self.history = History(self.options.paths, self.datapath.maps, limit=HISTORY, clock=clock)
-        served = {"service_health": FakeServiceHealth(), "ports_not_open": dict}
-        servers = Mock(health=self.health, **served)
         self.agent = Agent(
             options=self.options,
             inbox=inbox,
@@ -287,7 +285,7 @@ class Life:
             cluster=cluster,
             node_sync=nodes,
             service_sync=self.service_sync,
-            reporter=Reporter(servers, metrics, clock),
+            reporter=Reporter(self._servers(), metrics, clock),
             loader=ProgramLoader(self.datapath, self.options, clock),
             audit=self._audit(nodes, self.history.explaining(on_drift)),
             clock=clock,
@@ -295,6 +293,11 @@ class Life:
             on_removal=self.workers.on_removal,
             **_others(self.history, cluster, clock),
         )
+
+    def _servers(self) -> Any:
+        """The servers, without ports; their events are not looked at."""
+        service_health = FakeServiceHealth()
+        return Mock(health=self.health, service_health=service_health, ports_not_open=dict)
 
     def _engine(self) -> EngineChoice:
         return EngineChoice(

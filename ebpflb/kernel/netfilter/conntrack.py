@@ -21,7 +21,6 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.netlink import (
     ACK,
     ATTRIBUTE,
-    DONE,
     DUMP,
     ERROR,
     NETFILTER,
@@ -31,6 +30,7 @@ from ebpflb.kernel.netlink import (
     error_number,
     nested,
     packed,
+    parts,
     split,
 )
 from ebpflb.model.addresses import Address
@@ -60,16 +60,10 @@ def dump(
     """
     with open_ctnetlink() as kernel:
         kernel.send(request(GET, REQUEST | DUMP, attributes, family))
-        while True:
-            data = kernel.recv(BUFFER_SIZE)
-            may_be_wanted = containing in data
-            for kind, _, _, begin, end in split(data):
-                if kind == NEW and may_be_wanted:
+        for data, places in parts(kernel, BUFFER_SIZE):
+            if containing in data:
+                for begin, end in places:
                     yield data, begin + FAMILY.size, end
-                elif kind in (ERROR, DONE):
-                    if number := error_number(data, begin):
-                        raise OSError(number, os.strerror(number))
-                    return
 
 
 def request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_UNSPEC) -> bytes:

@@ -16,13 +16,13 @@ from typing import NamedTuple
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netlink import (
     ACK,
-    DONE,
     DUMP,
     ERROR,
     NETFILTER,
     REQUEST,
     error_number,
     packed,
+    parts,
     split,
 )
 
@@ -36,7 +36,6 @@ NEW_FLOWTABLE, GET_FLOWTABLE, DELETE_FLOWTABLE = 22, 23, 24
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
 _BEGIN, _END = 0x10, 0x11  # NFNL_MSG_BATCH_*
 _ADD = 0xC00  # NLM_F_CREATE | NLM_F_APPEND
-_IS_INTERRUPTED = 0x10  # NLM_F_DUMP_INTR
 _FAMILY = struct.Struct(">BBH")  # struct nfgenmsg
 _BUFFER_SIZE = 1 << 18
 _SOCKET_BUFFER = 1 << 22  # a whole set of frontends is one transaction
@@ -224,19 +223,8 @@ def _first_refusal(kernel: socket.socket, last: int) -> int:
 def _listed(kernel: socket.socket) -> Iterator[list[bytes]]:
     """Yield the parts of a list. Raises OSError."""
     generations: set[int] = set()
-    interrupted = 0
-    while True:
-        data, part = kernel.recv(_BUFFER_SIZE), list[bytes]()
-        for kind, flags, _, begin, end in split(data):
-            interrupted |= flags & _IS_INTERRUPTED
-            if kind in (ERROR, DONE):
-                yield part
-                number = error_number(data, begin)
-                if not number and (interrupted or len(generations) > 1):
-                    number = errno.EINTR
-                if number:
-                    raise OSError(number, os.strerror(number))
-                return
-            generations.add(_FAMILY.unpack_from(data, begin)[2])  # the generation's low half
-            part.append(data[begin + _FAMILY.size : end])
-        yield part
+    for data, places in parts(kernel, _BUFFER_SIZE):
+        generations |= {_FAMILY.unpack_from(data, at)[2] for at, _ in places}  # its low half
+        yield [data[begin + _FAMILY.size : end] for begin, end in places]
+    if len(generations) > 1:
+        raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))

@@ -25,7 +25,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError
-from ebpflb.kernel.netlink import ACK, DONE, DUMP, ERROR, REQUEST, error_number, packed, split
+from ebpflb.kernel.netlink import ACK, DUMP, REQUEST, packed, parts
 from ebpflb.model.addresses import Address
 
 _SOCK_DIAG, _LIST, _DESTROY = 4, 20, 21  # NETLINK_SOCK_DIAG, SOCK_* (uapi/linux/sock_diag.h)
@@ -129,14 +129,13 @@ class SockDiag:
     def _request(self, command: int, flags: int, body: bytes) -> Iterator[bytes]:
         """Send a request; yield the bodies of the kernel's answers."""
         self.socket.send(packed(command, REQUEST | flags, body))
-        while True:
-            answers = self.socket.recv(_BUFFER)
-            for kind, _, _, begin, end in split(answers):
-                if kind in (ERROR, DONE):
-                    if number := error_number(answers, begin):
-                        raise KernelError("sock_diag", number, os.strerror(number))
-                    return
-                yield answers[begin:end]
+        try:
+            for data, places in parts(self.socket, _BUFFER):
+                for begin, end in places:
+                    yield data[begin:end]
+        except OSError as error:
+            number = error.errno or errno.EIO
+            raise KernelError("sock_diag", number, os.strerror(number)) from error
 
 
 def can_destroy() -> bool:
