@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgspec
 import pytest
@@ -175,3 +175,16 @@ def test_the_usual_programs_are_back_where_the_socket_cannot_be_removed(
     assert said.startswith(f"stopping: {paths.monitor_socket}: ")
     assert ask.connected[0].recv(1) == b""
     ask.connected[0].close()
+
+
+def test_an_agent_that_cannot_listen_for_monitors_says_so_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the run directory is gone: the log names the socket, and it stops in order."""
+    paths, anything = Paths(Path("/ebpflb"), tmp_path / "gone"), cast(Any, None)
+    listening = Monitoring(paths, anything, anything, anything)
+    listening.start()
+    listening.stop()
+    (said,) = (each.message for each in caplog.records if each.levelname == "WARNING")
+    assert said.startswith(f"{paths.monitor_socket}: ")
+    assert said.endswith(": `ebpflb monitor` cannot connect")
