@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
 
+import pytest
+
 from ebpflb.plan.entries import route_key
 from tests.packet.frames import at, host_of, opening, source
 from tests.packet.node import PacketNode
@@ -46,9 +48,9 @@ def route(places: Places, backend: str) -> str:
     return f"route add {backend}/{length} via {places.router} src {OTHER[places.version]}"
 
 
-def known(node: PacketNode, network: str, address: str) -> None:
-    """Return the sources that the agent writes where programs cannot ask."""
-    key = route_key(node.devices["uplink"], ip_network(network))
+def known(node: PacketNode, network: str, address: str, device: str = "uplink") -> None:
+    """Write a source as the agent does where programs cannot ask."""
+    key = route_key(node.devices[device], ip_network(network))
     node.put("route_sources", key, ip_address(address))
 
 
@@ -73,11 +75,16 @@ def test_first_address_elsewhere(node: PacketNode, places: Places, protocol: str
         assert host_of(source(request)) == places.node
 
 
-def test_no_route(node: PacketNode, places: Places) -> None:
-    """If the kernel knows no route by this device, its address in map devices counts."""
+@pytest.mark.parametrize("listed", [False, True], ids=["not listed", "listed"])
+def test_no_route(node: PacketNode, places: Places, listed: bool) -> None:
+    """If the kernel knows no route by this device, the source that the agent listed for it counts,
+    and without one the device's address in map devices.
+    """
     length = 32 if places.version == 4 else 128
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.device("tunnel", *(places.node, "::") if places.version == 4 else ("0.0.0.0", places.node))
+    if listed:
+        known(node, places.there, OTHER[places.version], "tunnel")
     with configured(f"route add unreachable {places.there}/{length} metric 5"):
         left = node.through(opening("tcp", at(places.client, 50123), where), out="tunnel")
-    assert host_of(source(left)) == places.node
+    assert host_of(source(left)) == (OTHER[places.version] if listed else places.node)
