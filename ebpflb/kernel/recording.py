@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from ebpflb.kernel import bpf, sources
@@ -121,12 +120,7 @@ class PrivateMaps:
     def __enter__(self) -> "PrivateMaps":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
     def empty(self) -> None:
@@ -286,12 +280,7 @@ class RecordingPrograms:
     def __enter__(self) -> "RecordingPrograms":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for fd in self._fds.values():
             os.close(fd)
 
