@@ -25,6 +25,7 @@ enum service_flag {
 	SERVICE_EVEN = 1024,	/* with SERVICE_BY_TUPLE: no backend of a list has another weight */
 	SERVICE_NODE_LOCAL = 2048,	/* its last slot is what sockets get (docs/node-local.md) */
 	SERVICE_UNTRACKED = 4096,	/* rules in raw exempt its packets from conntrack, and so from us */
+	SERVICE_PASSTHROUGH = 8192,	/* without a backend, packets go on (docs/external-failover.md) */
 };
 
 /*

@@ -26,7 +26,8 @@ enum verdict {
 	VERDICT_PORT_TAKEN_OVER = 18,	/* new flow that leaves from the port of one not idle for its time yet */
 	VERDICT_ENDPOINT_GONE = 19,	/* packet of a flow whose endpoint has gone: answered with a reset */
 	VERDICT_TOO_LONG = 20,	/* reply too long for its device: answered with "packet too big" */
-	VERDICTS = 21,		/* how many */
+	VERDICT_PASSED_THROUGH = 21,	/* no endpoint, and the service leaves such packets to the network */
+	VERDICTS = 22,		/* how many */
 };
 
 /* Why a flow is masqueraded. */

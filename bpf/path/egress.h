@@ -44,6 +44,8 @@ static __always_inline enum verdict egress_to_service(const struct packet *packe
 		return VERDICT_SOURCE_DENIED;
 	if (range->size)
 		return VERDICT_PASSED;
+	if (service->flags & SERVICE_PASSTHROUGH)
+		return VERDICT_PASSED_THROUGH;
 	return service->flags & SERVICE_ENDPOINTS ? VERDICT_NO_LOCAL_ENDPOINT : VERDICT_REFUSED;
 }
 

@@ -11,6 +11,9 @@
  *   send the packet back to this node until its TTL expires. kube-proxy would DNAT it to a random
  *   endpoint, which resets the connection. Here the client is refused.
  *
+ * With SERVICE_PASSTHROUGH it may also be one of another node's endpoint, to which routes lead: it goes
+ * on, too, because its replies may take another way.
+ *
  * In the first case replies are forwarded too, in the other direction. So a connection has the time
  * TRIAL to get a reply. But if a packet comes back with a lower TTL before any reply, it is in a
  * loop.
@@ -71,7 +74,7 @@ static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
 		forwarded_reply(packet);
 		return VERDICT_PASSED;
 	}
-	if (service.flags & SERVICE_UNTRACKED || !forwarded_is_lost(ctx, packet))
+	if (service.flags & (SERVICE_UNTRACKED | SERVICE_PASSTHROUGH) || !forwarded_is_lost(ctx, packet))
 		return VERDICT_PASSED;
 	return packet->ends & FLOW_RST ? VERDICT_REJECT_LIMITED : VERDICT_REFUSED;
 }

@@ -69,12 +69,16 @@ static __always_inline enum selected select_node_local(struct selection *selecti
 	return SELECTED;
 }
 
-/* The client gets no backend. */
+/* The client gets no backend here; with SERVICE_PASSTHROUGH perhaps elsewhere. */
 static __always_inline enum selected select_none(const struct request *request,
 						 const struct service *service)
 {
 	bool has_endpoints = service->flags & SERVICE_ENDPOINTS;
 
+	if (service->flags & SERVICE_PASSTHROUGH) {
+		record(STEP_PASSTHROUGH, 0);
+		return PASSED_THROUGH;
+	}
 	if (!request->in_middle)
 		service_count_no_backend(service->id, has_endpoints);
 	return has_endpoints ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;

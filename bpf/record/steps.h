@@ -28,6 +28,7 @@ enum step_kind {
 	STEP_SLOT,		/* the slot that was picked */
 	STEP_NODE_LOCAL,	/* the slot of the node-local listener */
 	STEP_UNTRACKED,		/* rules in raw exempt the packet */
+	STEP_PASSTHROUGH,	/* no endpoint: the packet goes on to the router */
 	STEP_FLOW,		/* enum flow_kind of the entry that the packet has, and its address */
 	STEP_FLOW_REPLACED,
 	STEP_ATTACHING,

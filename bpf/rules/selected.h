@@ -12,6 +12,7 @@ enum selected {
 	NOT_ALLOCATED,		/* the address is in a service range, but no service has it */
 	NO_ENDPOINT,
 	NO_LOCAL_ENDPOINT,
+	PASSED_THROUGH,		/* no endpoint, and the network finds another one */
 	SOURCE_DENIED,
 	LEFT_TO_PACKETS,	/* a pod's socket: its packets are decided on when they leave the pod */
 	EXEMPT,			/* packets that rules in raw exempt from conntrack */
@@ -43,6 +44,8 @@ static __always_inline enum verdict selected_verdict(enum selected selected)
 		return VERDICT_UNALLOCATED;
 	case NO_LOCAL_ENDPOINT:
 		return VERDICT_NO_LOCAL_ENDPOINT;
+	case PASSED_THROUGH:
+		return VERDICT_PASSED_THROUGH;
 	case SOURCE_DENIED:
 		return VERDICT_SOURCE_DENIED;
 	case SELECT_RECYCLED:

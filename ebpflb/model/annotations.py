@@ -290,6 +290,35 @@ def show_addresses(found: tuple[Address, ...]) -> str:
     return ",".join(map(str, found)) or "none"
 
 
+# What happens to packets for an external address that find no endpoint here under policy Local: by
+# a Service's annotation, else by the field spec.externalFailoverPolicy (KEP-6272), which has the
+# same values. With Passthrough the network leads them to an endpoint elsewhere.
+
+FAILOVER_ANNOTATION = "ebpflb.io/external-failover-policy"
+FAILOVER_POLICIES = (FAILOVER_NONE, PASSTHROUGH) = ("None", "Passthrough")
+
+
+def read_passthrough(service: objects.Service, warnings: list[str]) -> bool:
+    """Whether packets without an endpoint go on to the router.
+
+    An unknown word, and Passthrough without externalTrafficPolicy Local, add a warning and count as
+    None.
+    """
+    field = "spec.externalFailoverPolicy"
+    policy = service.spec.external_failover_policy or FAILOVER_NONE
+    if policy not in FAILOVER_POLICIES:
+        known = ", ".join(FAILOVER_POLICIES)
+        warnings.append(f"{field}: {quoted(policy)} is not one of {known}, so it is None")
+        policy = FAILOVER_NONE
+    if service.metadata.annotation(FAILOVER_ANNOTATION) is not None:
+        field = annotation_field(FAILOVER_ANNOTATION)
+        policy = _one_of(FAILOVER_POLICIES, service, FAILOVER_ANNOTATION, policy, warnings)
+    if policy != PASSTHROUGH or service.spec.external_traffic_policy == "Local":
+        return policy == PASSTHROUGH
+    warnings.append(f"{field}: has no effect without externalTrafficPolicy Local")
+    return False
+
+
 # Which clients a Service's NodePorts admit: by its annotation, else by --nodeport-source-ranges.
 #
 # kube-proxy has neither option; it leaves NodePorts to firewalls in PREROUTING. These do not see a
@@ -337,6 +366,7 @@ OF_SERVICES = frozenset(
         SLOW_START_ANNOTATION,
         HEALTH_ANNOTATION,
         NODE_LOCAL_ANNOTATION,
+        FAILOVER_ANNOTATION,
     }
 )
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
@@ -350,6 +380,7 @@ class ServiceAnnotations(NamedTuple):
     slow_start: float
     endpoint_health: str
     node_local: tuple[Address, ...]
+    passthrough: bool
 
 
 def read(
@@ -373,6 +404,7 @@ def read(
         read_slow_start(service, warnings),
         read_endpoint_health(service, endpoint_health, warnings),
         read_node_local(service, node_local_addresses, warnings),
+        read_passthrough(service, warnings),
     )
 
 

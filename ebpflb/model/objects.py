@@ -78,6 +78,7 @@ class ServiceSpec(Struct, frozen=True, gc=False, rename="camel"):
     session_affinity_config: SessionAffinityConfig | None = None
     internal_traffic_policy: str | None = None
     external_traffic_policy: str | None = None
+    external_failover_policy: str | None = None
     health_check_node_port: int = 0
 
 

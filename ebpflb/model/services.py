@@ -292,6 +292,7 @@ class ServicePort:
     ``type``: the Service's spec.type; it decides nothing here.
     ``loopback``: another frontend, for the node's own processes.
     ``node_local``: the address of a listener on the node that serves sockets while it answers.
+    ``passthrough``: what finds no endpoint at an external address goes on to the router.
     """
 
     name: PortName
@@ -314,6 +315,7 @@ class ServicePort:
     type: str = "ClusterIP"
     loopback: tuple[Address, int] | None = None
     node_local: Address | None = None
+    passthrough: bool = False
 
     @property
     def externally_accessible(self) -> bool:
@@ -357,8 +359,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     """Return the service ports (kube-proxy.md 1); raises InvalidObject for an invalid field."""
     if not (is_ours(service) and admission.served.has(service.metadata)):
         return _NONE_WITHOUT_IP if _lacks_cluster_ip(service, admission) else _NONE
-    meta, spec = service.metadata, service.spec
-    namespace, name = _names(meta)
+    (namespace, name), spec = _names(service.metadata), service.spec
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
     external_ips = _external_ips(spec, admission, warnings)
@@ -370,7 +371,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
-            created=meta.creation_timestamp or "",
+            created=service.metadata.creation_timestamp or "",
             cluster_ip=cluster_ip,
             port=port.port,
             node_port=port.node_port,
@@ -388,6 +389,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             endpoint_health=annotated.endpoint_health if protocol is Protocol.TCP else HEALTH_OFF,
             type=sys.intern(spec.type or "ClusterIP"),
             node_local=_node_local(annotated.node_local, family, protocol),
+            passthrough=annotated.passthrough,
         )
         for family, cluster_ip in cluster_ips.items()
         for port, protocol in spec_ports

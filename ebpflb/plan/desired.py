@@ -134,10 +134,11 @@ def _frontends(port: ServicePort, has_any: bool, *, has_listener: bool) -> dict[
     """
     protocol, usual = int(port.name.protocol), (port.scheduler, has_any, has_listener)
     external = _flags(*usual, external=True, local=port.external_local)
-    found = {Frontend(ip, port.port, protocol): external for ip in port.external_ips}
+    routed = external | _flags(*usual, passthrough=port.passthrough)
+    found = {Frontend(ip, port.port, protocol): routed for ip in port.external_ips}
     if port.load_balancer_ips:
         restricted = bool(port.source_ranges)
-        balanced = external | _flags(*usual, load_balancer=True, restricted=restricted)
+        balanced = routed | _flags(*usual, load_balancer=True, restricted=restricted)
         found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
     if port.node_port:
         restricted = bool(port.nodeport_source_ranges)

@@ -192,7 +192,8 @@ class BackendChange(NamedTuple):
     """A service port got other backends or frontends.
 
     ``former_ids`` and ``new_ids`` are the ids of its backends, () if it has none. ``candidates``
-    are UDP connections that may no longer lead to its backends; empty if no backend serves.
+    are UDP connections that may no longer lead where new ones do. Where no backend serves they keep
+    the former one, except at frontends with "passthrough".
     """
 
     name: PortName
@@ -202,7 +203,7 @@ class BackendChange(NamedTuple):
 
     @classmethod
     def between(cls, name: PortName, old: ServiceEntries, new: ServiceEntries) -> "BackendChange":
-        may_be_stale = _candidates(old, new) if name.protocol == Protocol.UDP and new.ids else ()
+        may_be_stale = _candidates(old, new) if name.protocol == Protocol.UDP else ()
         return cls(name, old.ids, new.ids, frozenset(may_be_stale))
 
 
@@ -210,10 +211,18 @@ def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandi
     """Yield the connections that may be stale; for a frontend that was not served before, all."""
     kept = set(new.ids)
     gone = [b.endpoint for b, id in zip(old.backends, old.ids, strict=True) if id not in kept]
-    for frontend in new.services:
-        is_known = old.ids and frontend in old.services
+    for frontend, service in new.services.items():
+        if not (new.ids or "passthrough" in service.flags):
+            continue
+        is_known = old.ids and frontend in old.services and not _passed_through(frontend, old, new)
         for backend in gone if is_known else [None]:
             yield StaleCandidates(frontend, backend)
+
+
+def _passed_through(frontend: Frontend, old: ServiceEntries, new: ServiceEntries) -> bool:
+    """Whether packets from outside went on to the router, and get a backend now."""
+    before, now = old.services[frontend], new.services[frontend]
+    return "passthrough" in now.flags and not before.local.size and now.local.size > 0
 
 
 _NO_FLAGS = frozenset[str]()

@@ -13,7 +13,7 @@ import msgspec
 
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family, host_port
-from ebpflb.model.annotations import RANDOM
+from ebpflb.model.annotations import PASSTHROUGH, RANDOM
 from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import (
     NONE_SET_ASIDE,
@@ -197,15 +197,19 @@ def frontend_row(
     kind, policy = frontend_kind(frontend, flags), _POLICIES["local" in flags]
     count = sum(policy.lower() in backend.flags for backend in entries.backends)
     if not problem and not count:
-        problem = _without_endpoint(kind) if "endpoints" in flags else "no endpoint: refused"
+        problem = _without_endpoint(kind, flags)
+    if "passthrough" in flags:
+        policy = f"{policy}/{PASSTHROUGH}"
     return FrontendRow(kind, str(frontend), policy, count, problem)
 
 
-def _without_endpoint(kind: str) -> str:
-    """Return the problem of a frontend under policy Local if all endpoints are on other nodes.
-
-    See kube-proxy.md 6.1.
-    """
+def _without_endpoint(kind: str, flags: Flags) -> str:
+    """Return the problem of a frontend whose list is empty (kube-proxy.md 6.1, KEP-6272)."""
+    passes = "passthrough" in flags
+    if "endpoints" not in flags:
+        return f"no endpoint: {'packets go on to the router' if passes else 'refused'}"
+    if passes:
+        return "no endpoint on this node: packets from outside go on to the router"
     return f"no endpoint on this node: dropped{'' if kind == 'ClusterIP' else ' from outside'}"
 
 

@@ -19,6 +19,7 @@ SERVICE_ANNOTATIONS = (
     annotations.SCHEDULER_ANNOTATION,
     annotations.SLOW_START_ANNOTATION,
     annotations.ON_REMOVAL_ANNOTATION,
+    annotations.FAILOVER_ANNOTATION,
 )
 HOSTILE = "a\nb\x1b[2J" + "x" * 100_000
 

@@ -46,6 +46,7 @@ BALANCED = replace(
 )
 
 
+PASSES = "passthrough"
 LOCAL_API = ip_address("127.0.0.1"), 7445
 
 
@@ -122,6 +123,16 @@ def test_policies(policies: dict[str, Any], internal: str, external: str) -> Non
     assert found.pop(at("203.0.113.9")) == flags(external + " load_balancer")
     assert found.pop(at("0.0.0.0", 30080)) == flags(external + " nodeport")
     assert set(found.values()) == {flags(external)}
+
+
+def test_passthrough() -> None:
+    """For external and load balancer addresses; a NodePort is at the node's own (KEP-6272)."""
+    port = replace(BALANCED, external_local=True)
+    usual = desired_service(port, SOMEBODY).frontends
+    passing = desired_service(replace(port, passthrough=True), SOMEBODY).frontends
+    marked = {frontend for frontend in usual if passing[frontend] == usual[frontend] | {PASSES}}
+    assert marked == {at("198.51.100.7"), at("203.0.113.9")}
+    assert all(passing[it] == usual[it] for it in usual.keys() - marked)
 
 
 def test_endpoints_flag() -> None:

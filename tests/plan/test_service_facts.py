@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.model import objects
+from ebpflb.model.annotations import FAILOVER_ANNOTATION
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
@@ -85,6 +86,26 @@ def test_shares_add_up() -> None:
     policies = {row.kind: (row.policy, row.endpoints) for row in port.frontends}
     assert policies == {"NodePort": ("Local", 1), "ClusterIP": ("Cluster", 4)}
     assert not page.problems
+
+
+def test_packets_that_go_on_to_the_router() -> None:
+    """A frontend says that it does so, and when it does."""
+    service = builders.service(
+        type="LoadBalancer",
+        ingress=[{"ip": "203.0.113.9"}],
+        externalTrafficPolicy="Local",
+        annotations={FAILOVER_ANNOTATION: "Passthrough"},
+    )
+    here, away = (entry(f"10.1.0.{n}", nodeName=node) for n, node in ((1, NODE), (2, "away")))
+    problems = [
+        ([here], ""),
+        ([away], "no endpoint on this node: packets from outside go on to the router"),
+        ([], "no endpoint: packets go on to the router"),
+    ]
+    for found, problem in problems:
+        (port,) = known(service, builders.slice(*found)).ports
+        (row,) = (row for row in port.frontends if row.kind != "ClusterIP")
+        assert (row.policy, row.problem) == ("Local/Passthrough", problem)
 
 
 def test_draining_and_unready() -> None:

@@ -34,8 +34,9 @@ from ebpflb.workers import DueWorker
 #
 # An entry is stale if its original destination is a frontend that has backends and its reply comes
 # from another address or port: from a removed backend, or from the frontend itself, if the entry
-# was created when the frontend had no backends. The client's next datagram opens a new flow.
-# Entries of a kube-proxy that served before count too.
+# was created when the frontend had no backends. At a frontend with "passthrough" that has none, an
+# entry is stale that leads to a backend (docs/external-failover.md). The client's next datagram
+# opens a new flow. Entries of a kube-proxy that served before count too.
 
 
 class StaleConnections:
@@ -116,12 +117,15 @@ class _Serving:
     def at(self, frontend: Frontend) -> set[tuple[Address, int]]:
         """Return the backends of a frontend.
 
-        The result is empty if there are none, or if they are changing: a search follows.
+        The result is empty if there are none, or if they are changing: a search follows. What is
+        passed through is answered by the frontend's address itself.
         """
         if frontend not in self._known:
             service, backends = self._frontends.find(frontend) or (None, ())
             whole = service and all(each.service == service.id for each in backends)
             self._known[frontend] = {(b.address, b.port) for b in backends} if whole else set()
+            if service and not backends and "passthrough" in service.flags:
+                self._known[frontend] = {(frontend.address, frontend.port)}
         return self._known[frontend]
 
     def lacks_backend_of(self, entry: Connection) -> bool:

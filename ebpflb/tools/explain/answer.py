@@ -233,6 +233,9 @@ def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
         )
     if name in _DROPS:
         return name, _DROPS[name], ExitStatus.DROPPED
+    if name == "passed_through":
+        says = "goes on to the router: another node or cluster may have an endpoint"
+        return name, says, ExitStatus.LEFT_ALONE
     return name, "left alone: it is handled as if ebpflb were not there", ExitStatus.LEFT_ALONE
 
 

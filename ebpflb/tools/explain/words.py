@@ -80,6 +80,13 @@ ALWAYS_SAID = {
         "services",
         "untracked",
     ),
+    "passthrough": Row(
+        "failover",
+        "no endpoint for this client here: its packets go on to the router"
+        " (externalFailoverPolicy Passthrough)",
+        "services",
+        "passthrough",
+    ),
     "flow_replaced": Row("flow", "the packet starts a new flow that replaces this one"),
     "attaching": Row(
         "attach",

@@ -135,6 +135,15 @@ def test_nobody_serves(net: Namespace, world: World) -> None:
     assert deleted(world) == 0
 
 
+def test_nobody_serves_and_the_network_does(net: Namespace, world: World) -> None:
+    """With "passthrough" an entry to a removed endpoint ends, and one that goes on stays."""
+    world.serve(flags=frozenset({"external", "local", "passthrough"}))
+    tracked(str(VIP.address), VIP.port, "", source=4001)
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4002)
+    assert deleted(world) == 1
+    assert [each.original.source_port for each in entries()] == [4001]
+
+
 def test_terminating_but_serving(net: Namespace, world: World) -> None:
     """An endpoint that gets no new flows and still serves keeps its own."""
     world.serve(ELSEWHERE._replace(flags=frozenset()))

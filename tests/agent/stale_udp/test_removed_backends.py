@@ -9,12 +9,12 @@ from msgspec import structs
 
 from ebpflb.agent.stale_udp.worker import RemovedBackends, removed_backends
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.flow_entries import StaleCandidates
 from ebpflb.plan.planner import Planner
 from tests.load import scaled
 from tests.plan import histories
-from tests.plan.builders import CAPACITY, SERVING, backend, desired, frontend
+from tests.plan.builders import BOTH, CAPACITY, SERVING, backend, desired, frontend
 from tests.plan.histories import Step
 from tests.plan.node import PlannedNode
 
@@ -144,6 +144,26 @@ def test_all_connections_may_be_stale_where_nobody_served(planner: Planner) -> N
     assert candidates_after(planner, udp(3, number=2)) == {StaleCandidates(TWO, None)}
     assert not candidates_after(planner, None)
     assert candidates_after(planner, udp(3, number=2)) == {StaleCandidates(TWO, None)}
+
+
+def test_connections_where_packets_go_on_to_the_router(planner: Planner) -> None:
+    """Those to a removed backend, and those to the network where a backend comes to this node."""
+    passing = frozenset({"external", "local", "passthrough"})
+
+    def port(*backends: DesiredBackend) -> DesiredService:
+        made = replace(udp(), frontends={ONE: passing, TWO: frozenset()})
+        return replace(made, backends=backends)
+
+    away, here = backend(2), backend(3, BOTH)
+    candidates_after(planner, port(away))
+    assert candidates_after(planner, port(away, here)) == {StaleCandidates(ONE, None)}
+    assert candidates_after(planner, port(away)) == {
+        StaleCandidates(ONE, here.endpoint),
+        StaleCandidates(TWO, here.endpoint),
+    }
+    assert candidates_after(planner, port()) == {StaleCandidates(ONE, away.endpoint)}
+    every = {StaleCandidates(ONE, None), StaleCandidates(TWO, None)}
+    assert candidates_after(planner, port(away)) == every
 
 
 def test_connections_to_a_frontend_that_moves_may_be_stale(planner: Planner) -> None:

@@ -18,7 +18,7 @@ from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import NO_SLOT, Backend, Flags, Frontend, Range, ServiceEntry
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.workers import DueWorker
 from tests.kernel.attach.device_namespace import Namespace
@@ -99,13 +99,15 @@ class World:
         packed = struct.pack("=2Q", opened, closed).ljust(stats.size, b"\0")
         bpf.map_update(stats.fd, stats.key.pack(backend), packed)
 
-    def serve(self, *backends: Backend, frontend: Frontend = VIP) -> None:
-        """These and no others serve the frontend."""
+    def serve(
+        self, *backends: Backend, frontend: Frontend = VIP, flags: Flags = frozenset()
+    ) -> None:
+        """These and no others serve the frontend, which has these flags."""
         self.maps["backend_slots"].write([(id, NO_SLOT) for id in range(64)])
         self.maps["slots"].write(list(enumerate(backends)))
         self.maps["backend_slots"].write([(one.id, slot) for slot, one in enumerate(backends)])
         block = Range(0, len(backends))
-        service = ServiceEntry(SERVICE, frozenset(), 0, block.size, block, block)
+        service = ServiceEntry(SERVICE, flags, 0, block.size, block, block)
         self.maps["services"].write([(frontend, service)])
 
 

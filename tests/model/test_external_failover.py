@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Services leave packets without an endpoint to the network (docs/external-failover.md)."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from ebpflb.model import services
+from ebpflb.model.annotations import FAILOVER_ANNOTATION, FAILOVER_POLICIES
+from ebpflb.model.services import ParsedService
+from tests.model import builders
+from tests.model.builders import annotated
+
+FIELD, ANNOTATED = "spec.externalFailoverPolicy", f"metadata.annotations[{FAILOVER_ANNOTATION}]"
+
+
+def parsed(
+    annotation: str | None, field: str | None, policy: str | None = "Local"
+) -> ParsedService:
+    spec: dict[str, Any] = {"type": "LoadBalancer", "externalTrafficPolicy": policy}
+    spec["externalFailoverPolicy"] = field
+    given = annotated(FAILOVER_ANNOTATION, annotation)
+    return services.parse(builders.dual_stack(annotations=given, **spec))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "field"), list(product((None, *FAILOVER_POLICIES), repeat=2))
+)
+def test_the_annotation_takes_precedence(annotation: str | None, field: str | None) -> None:
+    """Without either, what finds no endpoint is dropped or refused, as ever."""
+    found = parsed(annotation, field)
+    assert [it.passthrough for it in found.ports] == [(annotation or field) == "Passthrough"] * 2
+    assert not found.warnings
+
+
+@pytest.mark.parametrize("wrong", ["passthrough", "Drop", "true"])
+@pytest.mark.parametrize("field", [None, "None", "Passthrough"])
+def test_a_wrong_annotation_is_a_warning_and_the_field_counts(
+    wrong: str, field: str | None
+) -> None:
+    found = parsed(wrong, field)
+    assert {it.passthrough for it in found.ports} == {field == "Passthrough"}
+    counts = field or "None"
+    assert found.warnings == (
+        f'{ANNOTATED}: "{wrong}" is not one of None, Passthrough, so it is {counts}',
+    )
+
+
+def test_an_unknown_value_of_the_field_is_a_warning() -> None:
+    """The field is new: a value of a later Kubernetes must not cost the Service its endpoints."""
+    found = parsed(None, "Elsewhere")
+    assert [it.passthrough for it in found.ports] == [False] * 2
+    assert found.warnings == (
+        f'{FIELD}: "Elsewhere" is not one of None, Passthrough, so it is None',
+    )
+
+
+@pytest.mark.parametrize("policy", [None, "Cluster"])
+@pytest.mark.parametrize(
+    ("annotation", "field", "where"),
+    [("Passthrough", None, ANNOTATED), (None, "Passthrough", FIELD)],
+)
+def test_no_effect_without_policy_local(
+    policy: str | None, annotation: str | None, field: str | None, where: str
+) -> None:
+    """Under policy Cluster the endpoints of all nodes serve."""
+    found = parsed(annotation, field, policy)
+    assert [it.passthrough for it in found.ports] == [False] * 2
+    assert found.warnings == (f"{where}: has no effect without externalTrafficPolicy Local",)

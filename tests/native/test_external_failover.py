@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets that ask for an external address without an endpoint, and are left to the network."""
+
+import pytest
+
+from tests.native.node import HOST, POD, NativeNode
+
+FLAGS = "external local passthrough"
+
+
+@pytest.mark.parametrize("netns", [HOST, POD])
+@pytest.mark.parametrize("place", ["203.0.113.1:80", "[fd03::1]:80"])
+@pytest.mark.parametrize(
+    ("protocol", "hook"), [("tcp", "connect"), ("udp", "connect"), ("udp", "sendmsg")]
+)
+def test_without_an_endpoint(
+    node: NativeNode, netns: int, place: str, protocol: str, hook: str
+) -> None:
+    """The call goes to the address itself, even if that is one of the node's."""
+    node.publish(1, {f"{place}/{protocol}": FLAGS})
+    for count in (1, 2):
+        socket = node.socket(protocol, netns=netns)
+        assert getattr(socket, hook)(place) == (True, 0, place)
+        assert node.counted() == {"passed_through": count}
+        node.has(place.rpartition(":")[0].strip("[]"))
+    assert node.kernel.get("service_stats", 1).refused == 0
+
+
+def test_endpoints_elsewhere_serve(node: NativeNode) -> None:
+    """A socket is a local client, for which the policy is Cluster."""
+    node.publish(1, {"203.0.113.1:80": FLAGS}, cluster=["10.1.0.1:8080"])
+    assert node.socket().connect("203.0.113.1:80") == (True, 0, "10.1.0.1:8080")
+    assert node.counted() == {"translated": 1}

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Service that another cluster serves at the same addresses: failover by routing (KEP-6272).
+
+The router leads clients to the node `near`, as long as it has not heard that no endpoint is there.
+What comes from a node it leads to `site`, which has the addresses and a server, as if the other
+cluster's were the better route. Answers of `site` do not pass the node.
+"""
+
+import json
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+
+from ebpflb.lab import cni
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.manifests import Manifest
+from ebpflb.model.annotations import FAILOVER_ANNOTATION
+from tests.kit import requests, two_nodes
+from tests.kit.lab_cluster import PORT
+from tests.kit.parameters import families
+from tests.kit.requests import Send
+from tests.kit.two_nodes import Frontends, TwoNodes
+
+WEB = Frontends(10)
+A_MOMENT = 0.5  # seconds without an answer
+sends = pytest.mark.parametrize("send", [requests.tcp, requests.udp, requests.connected_udp])
+kinds = pytest.mark.parametrize("kind", ["balancer", "external"])
+
+
+class Clusters(NamedTuple):
+    """The nodes of this cluster, and a server of another one at the same addresses."""
+
+    two: TwoNodes
+    site: Host
+
+    def publish(self, *pods: Host, policy: str | None = "Passthrough") -> None:
+        self.two.publish(self.service(*pods, policy=policy))
+
+    def service(self, *pods: Host, policy: str | None) -> list[Manifest]:
+        found = self.two.service("web", 10, *pods, externalTrafficPolicy="Local")
+        found[0]["metadata"]["annotations"] = {FAILOVER_ANNOTATION: policy} if policy else {}
+        return found
+
+    def answer(self, host: Host, send: Send, where: tuple[str, int]) -> str:
+        """Who answers; "refused", or "" if there is no answer."""
+        try:
+            return send(self.two.sockets(host), *where).name
+        except ConnectionRefusedError:
+            return "refused"
+        except OSError:
+            return ""
+
+
+two = two_nodes.fixture()
+
+
+@pytest.fixture(scope="module")
+def clusters(two: TwoNodes) -> Clusters:
+    site = two.lab.outside("site", 2)
+    for address in (*WEB.balancer, *WEB.external):
+        site.ip(f"address add {address} dev lo{' nodad' * (':' in address)}")
+        two.lab.router.ip(f"route add {address} via {site.v6 if ':' in address else site.v4}")
+        bound = address if ":" in address else f"::ffff:{address}"
+        two.start_program(site, "serve", "site", str(PORT), bound)
+    for number, node in ((1, two.near), (2, two.far)):
+        for network in cni.network(number):
+            gateway = node.v6 if ":" in network else node.v4
+            two.lab.router.ip(
+                f"route add {network} via {gateway}", f"route add {network} via {gateway} table 100"
+            )
+        node.sysctl("net.ipv4.conf.all.send_redirects", 0)
+        node.sysctl("net.ipv4.conf.eth0.send_redirects", 0)
+    return Clusters(two, site)
+
+
+@families
+@kinds
+@sends
+def test_clients_outside_reach_the_other_cluster(
+    clusters: Clusters, kind: str, send: Send, v6: bool
+) -> None:
+    """While no endpoint is on the node; those on other nodes do not matter."""
+    two, where = clusters.two, WEB.to(kind, clusters.two.near, v6=v6)
+    for pods in ([two.there], []):
+        clusters.publish(*pods)
+        assert clusters.answer(two.outside, send, where) == "site"
+    clusters.publish(two.here, two.there)
+    assert clusters.answer(two.outside, send, where) == "here"
+
+
+@families
+@pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
+def test_it_is_off_by_default(clusters: Clusters, send: Send, v6: bool) -> None:
+    two, where = clusters.two, WEB.to("balancer", clusters.two.near, v6=v6)
+    asked = send, two.sockets(two.outside), where, A_MOMENT
+    clusters.publish(policy=None)
+    with pytest.raises(ConnectionRefusedError):
+        requests.is_answered(*asked)
+    clusters.publish(two.there, policy="Elsewhere")  # is not read, so it is None
+    assert not requests.is_answered(*asked)
+
+
+@families
+@pytest.mark.parametrize("who", ["hooked", "unhooked", "near"])
+@sends
+def test_clients_of_the_node(clusters: Clusters, who: str, send: Send, v6: bool) -> None:
+    """They get endpoints of all nodes; the other cluster's only if there is none in this one."""
+    two, where = clusters.two, WEB.to("balancer", clusters.two.near, v6=v6)
+    client = getattr(two, who)
+    clusters.publish(two.there)
+    assert clusters.answer(client, send, where) == "there"
+    clusters.publish()
+    assert clusters.answer(client, send, where) == "site"
+
+
+@families
+def test_connections_stay_where_they_are(clusters: Clusters, v6: bool) -> None:
+    """One to the other cluster goes on when an endpoint comes, and new ones get the endpoint."""
+    two, where = clusters.two, WEB.to("balancer", clusters.two.near, v6=v6)
+    clusters.publish(two.there)
+    client, name = requests.connected(two.sockets(two.outside), *where)
+    with client:
+        assert name == "site"
+        for pods in ([two.here], [two.there], []):
+            clusters.publish(*pods)
+            assert requests.lives(client)
+
+
+@families
+@pytest.mark.parametrize("who", ["outside", "hooked", "unhooked", "near"])
+def test_a_udp_flow_comes_back(clusters: Clusters, who: str, v6: bool) -> None:
+    """A client that goes on to send gets an endpoint when there is one, and the site without."""
+    two, where = clusters.two, WEB.to("balancer", clusters.two.near, v6=v6)
+    clusters.publish()
+    with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
+        client.settimeout(A_MOMENT)
+
+        def is_answered_by(name: str) -> bool:
+            try:
+                return requests.exchange(client, *where).name == name
+            except (TimeoutError, ConnectionRefusedError):
+                return False
+
+        elsewhere = "site" if who == "outside" else "there"
+        for pods, name in (
+            ([], "site"),
+            ([two.here], "here"),
+            ([two.there], elsewhere),
+            ([two.here, two.there], "here" if who == "outside" else ""),
+            ([two.there], elsewhere),
+            ([], "site"),
+        ):
+            clusters.publish(*pods)
+            if not name:
+                continue  # one of both
+            wait_until(f"{name} answers", partial(is_answered_by, name))
+
+
+@families
+def test_nodeports_and_cluster_ips_are_refused(clusters: Clusters, v6: bool) -> None:
+    """They are addresses of this cluster alone: no other one could answer there."""
+    two = clusters.two
+    clusters.publish()
+    for client, kind in (
+        (two.outside, "nodeport"),
+        (two.outside, "cluster"),
+        (two.hooked, "cluster"),
+    ):
+        where = WEB.to(kind, two.near, v6=v6)
+        assert clusters.answer(client, requests.tcp, where) == "refused"
+
+
+def test_it_is_shown(clusters: Clusters) -> None:
+    """By `explain`, `services get` and the verdict's counter."""
+    two = clusters.two
+    clusters.publish(two.there)
+    asked = f"{WEB.balancer[0]}:{PORT}"
+    said = two.ebpflb("explain", asked, "--from", two.outside.v4).stdout
+    assert "its packets go on to the router" in said
+    assert "passed_through" in said
+    page = json.loads(two.ebpflb("services", "get", "default/web", "-o", "json").stdout)
+    rows: dict[str, Any] = {row["frontend"]: row for row in page["ports"][0]["frontends"]}
+    assert rows[asked]["policy"] == "Local/Passthrough"
+    assert rows[asked]["problem"].endswith("packets from outside go on to the router")
+    before = two.verdict("passed_through")
+    assert clusters.answer(two.outside, requests.tcp, (WEB.balancer[0], PORT)) == "site"
+    assert two.verdict("passed_through") > before
