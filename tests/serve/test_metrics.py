@@ -138,12 +138,22 @@ def test_told_from_many_threads(metrics: Metrics) -> None:
     assert value(metrics, "kubeproxy_sync_proxy_rules_service_changes_total") == 4000
 
 
-def test_health(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked at each scrape."""
-    answers = iter([True, False])
-    monkeypatch.setattr(Health, "healthy", property(lambda self: next(answers)))
-    metrics.health(Health(60))
-    assert [value(metrics, "ebpflb_healthy") for _ in range(2)] == [1, 0]
+def test_health(metrics: Metrics) -> None:
+    """Health, readiness and the wait of the oldest message are asked at each scrape."""
+    now, waiting = 100.0, 0.0
+    health = Health(60, monotonic=lambda: now, waiting=lambda: waiting)
+    metrics.health(health)
+    names = "ebpflb_healthy", "ebpflb_ready", "ebpflb_inbox_oldest_seconds"
+    assert [value(metrics, name) for name in names] == [1, 0, 0]
+    health.set_not_ready([])
+    health.turned()
+    health.queued()
+    now, waiting = 159.0, 3.5
+    assert [value(metrics, name) for name in names] == [1, 0, 3.5]  # the loop has not turned
+    health.turned()
+    assert value(metrics, "ebpflb_ready") == 1
+    now = 161.0
+    assert value(metrics, "ebpflb_healthy") == 0
 
 
 def test_requests(metrics: Metrics) -> None:
