@@ -11,6 +11,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from ebpflb.errors import KernelError
 from ebpflb.kernel.attach import device_programs
 from ebpflb.kernel.maps.layout import layout_hash
+from ebpflb.model.annotations import BY_SOCKETS
+from ebpflb.model.events import Kind
+from ebpflb.model.node_local import STATES
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
@@ -184,13 +187,24 @@ def test_checks(metrics: Metrics) -> None:
 
 
 def test_told(metrics: Metrics) -> None:
-    """Events that were given up, and whether sockets can be ended."""
+    """What the agent's parts count or know is shown at the next scrape, each by its labels."""
     before = values(metrics)
     metrics.events_dropped(lambda: 2)
     metrics.socket_destroy_supported(True)
+    metrics.api_servers_silent(lambda: 3)
+    metrics.node_local(lambda: dict(zip(STATES, (4, 5), strict=True)))
+    metrics.connections_reset(BY_SOCKETS, 6)
+    metrics.connections_reset(BY_SOCKETS, 1)
+    metrics.watch_silent(Kind.SERVICE)
+    metrics.node_written(False)
     assert changes(metrics, before) == {
         "ebpflb_events_dropped_total": {"": 2},
         "ebpflb_socket_destroy_supported": {"": 1},
+        "ebpflb_api_servers_silent": {"": 3},
+        "ebpflb_node_local_listeners": dict(zip(STATES, (4, 5), strict=True)),
+        "ebpflb_connections_reset_total": {BY_SOCKETS: 7},
+        "ebpflb_watches_silent_total": {"Service": 1},
+        "ebpflb_node_readiness_writes_total": {"error": 1},
     }
 
 
