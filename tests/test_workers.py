@@ -52,6 +52,34 @@ def test_a_turn_is_taken_when_it_is_due() -> None:
         worker.stop()
 
 
+class Timed(Counting):
+    """Its clock is at 0 when first asked, and at 1 later; ``taken``: when it took its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock, self.now, self.taken = self._ask, -1.0, -1.0
+
+    def _ask(self) -> float:
+        self.now = min(self.now + 1, 1.0)
+        return self.now
+
+    def turn(self) -> None:
+        self.taken = self.now
+        super().turn()
+
+
+def test_no_turn_is_taken_early() -> None:
+    """What is due soon by the clock waits until then."""
+    worker = Timed()
+    worker.next = 0.01
+    worker.start()
+    try:
+        assert worker.took.wait(PATIENCE)
+    finally:
+        worker.stop()
+    assert worker.taken == 1
+
+
 def test_it_stops_while_nothing_is_due_and_before_it_was_started() -> None:
     """Neither waits."""
     Counting().stop()

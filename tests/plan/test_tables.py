@@ -62,6 +62,12 @@ def test_a_round_has_each_backend_as_often_as_its_weight_says(its: list[int]) ->
     assert all(abs(turns[at] - w * size / sum(its)) < 1 + rare for at, w in enumerate(its))
 
 
+def test_a_round_is_as_long_as_its_weights_ask() -> None:
+    """A rotation by weights needs a turn for each part of them, a draw only a place for each."""
+    assert tables.size(ROUND_ROBIN, [[100, 900], [5]]) == 10
+    assert tables.size(RANDOM, [[100, 900], [5]]) == 2
+
+
 def test_a_round_is_bounded() -> None:
     """The size of a round is bounded: one Service cannot use the whole map."""
     many = [99, 100] * 2500

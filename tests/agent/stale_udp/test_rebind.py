@@ -51,6 +51,8 @@ def stale_flow(world: World, client: socket.socket) -> StaleFlow:
 
 def test_rebound(unable: World) -> None:
     """A pod's flow is rebound to a backend that serves, not masqueraded; its socket stays."""
+    counts = list[int]()
+    unable.worker.on_search = lambda family, seconds, count: counts.append(count)
     client, direct = unable.remember(unable.direct()), unable.direct()
     (way_back, former), _ = stale_flow(unable, client).entries(ELSEWHERE, 5).items()
     unable.maps["other_flows"].write([(reverse(way_back), former)])
@@ -67,6 +69,7 @@ def test_rebound(unable: World) -> None:
     )
     assert error_of(client) == error_of(direct) == 0
     assert unable.known
+    assert sum(counts) == 1
 
 
 def test_rebound_again(unable: World) -> None:

@@ -21,7 +21,7 @@ from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Entries, FlowKind, Hook, Timeouts, chosen_port
 from tests.kernel.maps.small import ENTRIES, small_maps
-from tests.kernel.variants import eventually, needs_root
+from tests.kernel.variants import eventually, needs_root, open_files
 from tests.plan.flow_builders import NOW, SECOND, Made
 
 pytestmark = needs_root
@@ -42,6 +42,15 @@ def end_flow(world: dict[str, Map], cache: Path) -> Iterator[EndFlow]:
     program = FrameProgram(precompile.FLOW_END, world, cache)
     yield program.run
     program.close()
+
+
+def test_the_program_leaves_nothing_open(world: dict[str, Map], cache: Path) -> None:
+    """A program without a hook is loaded when it is first needed, and closed with the agent."""
+    before, program = open_files(), FrameProgram(precompile.FLOW_END, world, cache)
+    program.run(bytes(64))
+    assert open_files() == before + 1
+    program.close()
+    assert open_files() == before
 
 
 @pytest.fixture
