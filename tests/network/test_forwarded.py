@@ -89,9 +89,11 @@ def test_goes_on(routing: Routing, v6: bool) -> None:
 
 
 @families
+@pytest.mark.parametrize("routing", [Engine.FLOWS], indirect=True, ids=str)
 def test_reset_finds_the_client(routing: Routing, v6: bool) -> None:
     """The reset of a connection that the node does not know any more goes to its client, although
-    the packet was to go to another neighbour.
+    the packet was to go to another neighbour. With netfilter the connection goes on
+    (test_netfilter_segments.py).
     """
     where = EXTERNAL6 if v6 else EXTERNAL
     serve(routing, where)
