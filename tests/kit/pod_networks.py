@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Further pod networks, beside those of ebpflb.lab.cni: each as one kind of CNI plugin builds it.
+
+Ptp          as the plugin of that name: each veth has the gateway's address
+Netkit       a pair of netkit devices for each pod in the place of a veth pair, as in Cilium
+Children     pods are macvlan or ipvlan devices of one parent; so is the node's own, their gateway
+SourceRules  as AWS's VPC CNI: rules lead what a pod sends to the table of its network interface
+WireGuard    packets to other nodes' pods are sent in WireGuard
+Vrf          the node's uplink is in a VRF
+"""
+
+from pyroute2.netlink.generic.wireguard import WireGuard as WireGuardSocket
+
+from ebpflb.kernel.node.namespaces import call_in
+from ebpflb.lab import cni
+from ebpflb.lab.netns import NETNS, Namespace
+from ebpflb.lab.router import NODES, lasting_mac
+
+BOTH = (False, True)
+TABLE = 10
+V4_GATEWAY, V6_GATEWAY = cni.Routed.gateways
+WIREGUARD_PORT = 51820
+# Node -> private and public key. Anyone may know them.
+KEYS = {
+    1: (
+        "mI1yCae3NUA2jrAeLWjdC7XziefN4Ai2j0a3oJvjw0I=",
+        "tyE+2xvjw+A3qP8c9PB+9eMnawCgJSL8caCFD9B/6lw=",
+    ),
+    2: (
+        "mAAjMPmr1H6kUgdxk02lGZ15fj7Qi7ggzuJIw8HERmw=",
+        "DjiPq+J0QKw8ZRKZ/0HmtbeE399fbnYYlchNUNb7Slc=",
+    ),
+}
+
+
+class Ptp(cni.Routed):
+    """A pod knows the gateway by its route, and nobody answers for others."""
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        veth = f"veth{number}"
+        host.ip(
+            f"link add {veth} type veth peer name eth0 netns {pod.netns}", f"link set {veth} up"
+        )
+        pod.ip("link set eth0 up")
+        gateways = cni.addresses(node, 1)
+        for address, gateway in zip(cni.addresses(node, number), gateways, strict=True):
+            host.ip(f"address add {gateway} dev {veth}", f"route add {address} dev {veth}")
+            pod.ip(f"address add {address} dev eth0", f"route add {gateway} dev eth0")
+            pod.ip(f"route add default via {gateway} dev eth0")
+
+
+class Netkit(cni.Routed):
+    """In netkit's mode L3, the kernel's default: no neighbour is asked for."""
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        device = f"pod{number}"
+        host.ip(
+            f"link add {device} type netkit",
+            f"link set nk0 netns {pod.netns} name eth0",  # the kernel's name for the other end
+            f"link set {device} up",
+        )
+        pod.ip("link set eth0 up")
+        for address, v6 in zip(cni.addresses(node, number), BOTH, strict=True):
+            pod.ip(f"address add {address} dev eth0")
+            pod.ip("route add default dev eth0", v6=v6)
+            host.ip(f"route add {address} dev {device}")
+
+
+class Children(cni.Routed):
+    """``kind`` is that of the devices, and their mode. The parent leads nowhere."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        host.ip(
+            "link add net1 type veth peer name net2",
+            "link set net1 up",
+            "link set net2 up",
+            f"link add shim0 link net1 type {self.kind}",
+            "link set shim0 up",
+            f"address add {V4_GATEWAY}/32 dev shim0",
+            f"address add {V6_GATEWAY}/64 dev shim0",
+        )
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        host.ip(
+            f"link add pod{number} link net1 type {self.kind}",
+            f"link set pod{number} netns {pod.netns} name eth0",
+        )
+        pod.ip("link set eth0 up")
+        for address, gateway in zip(cni.addresses(node, number), self.gateways, strict=True):
+            pod.ip(f"address add {address} dev eth0")
+            pod.ip(f"route add default via {gateway} dev eth0 onlink")
+            host.ip(f"route add {address} dev shim0")
+
+
+class SourceRules(cni.Routed):
+    """The gateway's link address is written into each pod: nobody asks for it."""
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        for gateway in NODES.gateways:
+            host.ip(f"route add default via {gateway} dev eth0 table {TABLE}")
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        """The network knows where each pod is: here the other node, for both tables."""
+        for there, gateway in zip(cni.network(other), NODES.addresses(other), strict=True):
+            for table in ("main", TABLE):
+                host.ip(f"route add {there} via {gateway} table {table}")
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        veth, link = f"veth{number}", lasting_mac(number)
+        host.ip(
+            f"link add {veth} address {link} type veth peer name eth0 netns {pod.netns}",
+            f"link set {veth} up",
+        )
+        pod.ip("link set eth0 up")
+        for address, gateway in zip(cni.addresses(node, number), self.gateways, strict=True):
+            pod.ip(f"address add {address} dev eth0")
+            pod.ip(f"neighbour add {gateway} lladdr {link} dev eth0 nud permanent")
+            pod.ip(f"route add default via {gateway} dev eth0 onlink")
+            host.ip(f"route add {address} dev {veth}")
+            host.ip(
+                f"rule add to {address} lookup main priority 512",
+                f"rule add from {address} lookup {TABLE} priority 1536",
+                v6=":" in address,
+            )
+
+
+class WireGuard(cni.Routed):
+    """The device has no link header; it has the first address of the node's pod network."""
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        host.ip("link add wg0 type wireguard")
+        call_in(NETNS / host.netns, lambda: self._connect(node, other))
+        host.ip("link set wg0 up")
+        for mine, whole in zip(cni.network(node), cni.network(other), strict=True):
+            base = mine.partition("/")[0]
+            host.ip(f"address add {base} dev wg0", f"route add {whole} dev wg0 src {base}")
+
+    def _connect(self, node: int, other: int) -> None:
+        peer = {
+            "public_key": KEYS[other][1],
+            "endpoint_addr": NODES.addresses(other)[0],
+            "endpoint_port": WIREGUARD_PORT,
+            "allowed_ips": list(cni.network(other)),
+        }
+        with WireGuardSocket() as wireguard:
+            key = KEYS[node][0]
+            wireguard.set("wg0", private_key=key, listen_port=WIREGUARD_PORT, peer=peer)
+
+
+class Vrf(cni.Routed):
+    """Each of the two tables has routes into the other one, as the documents of Linux show it."""
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        host.sysctl("net.ipv6.conf.eth0.keep_addr_on_down", 1)
+        host.ip(
+            f"link add red type vrf table {TABLE}", "link set red up", "link set eth0 master red"
+        )
+        for gateway, network in zip(NODES.gateways, NODES.networks, strict=True):
+            host.ip(f"route replace {network} dev eth0")
+            host.ip(f"route add default via {gateway} dev eth0 table {TABLE}")
+            host.ip(f"route replace default via {gateway} dev eth0")
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        super().plug(host, node, pod, number)
+        for address in cni.addresses(node, number):
+            host.ip(f"route add {address} dev veth{number} table {TABLE}")
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        for there, gateway in zip(cni.network(other), NODES.addresses(other), strict=True):
+            for table in ("main", TABLE):
+                host.ip(f"route add {there} via {gateway} dev eth0 table {table}")
