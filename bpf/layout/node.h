@@ -6,7 +6,7 @@
 enum device_flag {
 	DEVICE_PODS = 1,	/* packets that come in here are from pods (detect-local by interface) */
 	DEVICE_HOST_ONLY = 2,	/* no switch takes frames from here: those to other hosts go nowhere */
-	DEVICE_MASTER = 4,	/* a bridge or bond: its packets pass the program at a port first */
+	DEVICE_MASTER = 4,	/* a bridge or VRF: its packets pass the program at a port first */
 	DEVICE_BRIDGED = 8,	/* a port of the kernel's bridge, which keeps frames to link_addresses */
 };
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The devices of this machine: which are served, their addresses for NodePorts and masquerade."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -107,7 +107,8 @@ class Device:
 Devices = tuple[Device, ...]
 
 # Masters that forward frames unchanged: a frame for another host is so at their ports too.
-_NO_SWITCHES = frozenset({"bond", "team", "vrf"})
+_BONDS = frozenset({"bond", "team"})
+_NO_SWITCHES = _BONDS | {"vrf"}
 
 
 def check_pattern(pattern: str) -> None:
@@ -118,17 +119,22 @@ def check_pattern(pattern: str) -> None:
 
 
 def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
-    """Return all devices except loopback, or those that a pattern names; '!' excludes devices."""
-    patterns = tuple(patterns)
-    if not patterns:
-        return tuple(device for device in devices if not device.loopback)
+    """Return all devices except loopback, or those that a pattern names; '!' excludes devices.
+
+    A member of a bond that is served is left out: the kernel hands its packets to the bond before
+    anything else looks at them.
+    """
+    named = tuple(_named(devices, tuple(patterns)))
+    bonds = {device.index for device in named if device.kind in _BONDS}
+    return tuple(device for device in named if device.master not in bonds)
+
+
+def _named(devices: Iterable[Device], patterns: tuple[str, ...]) -> Iterator[Device]:
     selected = [p for p in patterns if not p.startswith("!")] or ["*"]
     excluded = [p[1:] for p in patterns if p.startswith("!")]
-    return tuple(
-        device
-        for device in devices
-        if not device.loopback and _any(device, selected) and not _any(device, excluded)
-    )
+    for device in devices:
+        if not device.loopback and _any(device, selected) and not _any(device, excluded):
+            yield device
 
 
 _OF_PODS = frozenset({"veth", "netkit"})  # kinds

@@ -7,6 +7,7 @@ Children     pods are macvlan or ipvlan devices of one parent; so is the node's 
 SourceRules  as AWS's VPC CNI: rules lead what a pod sends to the table of its network interface
 WireGuard    packets to other nodes' pods are sent in WireGuard
 Vrf          the node's uplink is in a VRF
+Bond         the node's uplink is a member of a bond
 """
 
 from pyroute2.netlink.generic.wireguard import WireGuard as WireGuardSocket
@@ -172,3 +173,22 @@ class Vrf(cni.Routed):
         for there, gateway in zip(cni.network(other), NODES.addresses(other), strict=True):
             for table in ("main", TABLE):
                 host.ip(f"route add {there} via {gateway} dev eth0 table {table}")
+
+
+class Bond(cni.Routed):
+    """Its addresses and routes are the bond's."""
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        host.ip(
+            "link add bond0 type bond mode active-backup miimon 100",
+            "link set eth0 down",
+            "link set eth0 master bond0",
+            "link set bond0 up",
+            "address flush dev eth0",
+        )
+        both = zip(NODES.addresses(node), NODES.gateways, (24, 64), strict=True)
+        for address, gateway, length in both:
+            host.ip(
+                f"address add {address}/{length} dev bond0",
+                f"route replace default via {gateway} dev bond0",
+            )

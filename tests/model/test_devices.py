@@ -57,6 +57,24 @@ def test_served(patterns: tuple[str, ...], names: str) -> None:
     assert [device.name for device in served(ALL, patterns)] == names.split()
 
 
+@pytest.mark.parametrize(
+    ("kind", "patterns", "names"),
+    [
+        ("bond", (), "bond0 eth2"),
+        ("team", (), "bond0 eth2"),
+        ("bond", ("eth*",), "eth1 eth2"),
+        ("bond", ("!eth2",), "bond0"),
+        ("bridge", (), "bond0 eth1 eth2"),
+        ("vrf", (), "bond0 eth1 eth2"),
+    ],
+)
+def test_served_with_a_bond(kind: str, patterns: tuple[str, ...], names: str) -> None:
+    """A bond is served in the place of its members, if it is served; a bridge and a VRF are not."""
+    bond = replace(device(9, "bond0"), kind=kind)
+    every = bond, device(7, "eth1", master=9), device(8, "eth2")
+    assert [each.name for each in served(every, patterns)] == names.split()
+
+
 @pytest.mark.parametrize("pattern", ["", "!", "a b", "a/b", "\t"])
 def test_no_pattern(pattern: str) -> None:
     """A pattern that cannot match a device's name is refused."""

@@ -44,6 +44,7 @@ NETWORKS = {
     "source rules": pod_networks.SourceRules(),
     "wireguard": pod_networks.WireGuard(),
     "vrf": pod_networks.Vrf(),
+    "bond": pod_networks.Bond(),
 }
 SETUPS |= {
     f"{engine} {name}": (network, (), engine)
@@ -135,3 +136,12 @@ def test_hairpin(two: TwoNodes, protocol: str, v6: bool) -> None:
     said = two.request(two.twin, protocol, *where, TIMES)
     assert not said["errors"]
     assert said["names"] == {"twin": TIMES}
+
+
+@families
+def test_the_client_is_seen(two: TwoNodes, v6: bool) -> None:
+    """An endpoint on the client's way sees the client's address, because its replies pass there."""
+    sockets, where = two.sockets(two.outside), Frontends(NUMBER).to("nodeport", two.near, v6=v6)
+    answers = (requests.tcp(sockets, *where) for _ in range(40))
+    seen = {answer.source for answer in answers if answer.name == "here"}
+    assert seen == {two.outside.v6 if v6 else two.outside.v4}

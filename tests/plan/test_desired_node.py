@@ -31,7 +31,7 @@ def test_devices() -> None:
 
 
 def test_a_master() -> None:
-    """A bridge or bond is known as one while a port of it is served."""
+    """A bridge is known as one while a port of it is served."""
     bridge, port = Device(4, "cni0", False, True, 0, (), ()), Device(5, "v", False, True, 4, (), ())
     for served, words in (((bridge, port), {"host_only", "master"}), ((bridge,), {"host_only"})):
         node = DesiredNode((bridge, port), served, {}, LocalDetector(), ())

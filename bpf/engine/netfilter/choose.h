@@ -40,7 +40,7 @@ static __always_inline void remove_choice(struct __sk_buff *ctx)
 }
 
 /*
- * At ingress: whether the program at a port of this bridge or bond has chosen already. A choice at
+ * At ingress: whether the program at a port of this bridge has chosen already. A choice at
  * any other device was not written by our programs, and is removed.
  */
 static __always_inline bool port_has_chosen(struct __sk_buff *ctx)
