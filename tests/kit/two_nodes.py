@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.agents import wait_until
@@ -210,12 +211,17 @@ def running(
     prepare: Change | None = None,
 ) -> Iterator[TwoNodes]:
     """Both agents run, on nodes that were prepared so; everything is removed afterwards. Skips the
-    test where the engine cannot run.
+    test where the engine cannot run, or the kernel lacks the network's devices.
     """
     require(engine, network)
 
     def make(lab: Lab) -> TwoNodes:
-        made = TwoNodes(lab, folder, network, *options, engine=engine)
+        try:
+            made = TwoNodes(lab, folder, network, *options, engine=engine)
+        except NodeError as error:
+            if "Unknown device type" in str(error):
+                pytest.skip("this kernel has no such devices")
+            raise
         if prepare:
             prepare(made)
         return made

@@ -5,12 +5,11 @@ The packets of unhooked pods and of outside clients, to an endpoint on this node
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from ebpflb.errors import NodeError
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
@@ -60,14 +59,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
     network, measures, engine = SETUPS[request.param]
     two_nodes.require(engine, network)
     folder = tmp_path_factory.mktemp("two")
-    with ExitStack() as stack:
-        running = two_nodes.running(folder, *CLUSTER_CIDR, network=network, engine=engine)
-        try:
-            made = stack.enter_context(running)
-        except NodeError as error:
-            if "Unknown device type" in str(error):
-                pytest.skip("this kernel has no such devices")
-            raise
+    with two_nodes.running(folder, *CLUSTER_CIDR, network=network, engine=engine) as made:
         for node in (made.near, made.far):
             for measure in measures:
                 measure(node)
