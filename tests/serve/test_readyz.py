@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyroute2 import netns
 
+from ebpflb.lab.agents import wait_until
 from ebpflb.serve.conditions import not_ready
 from ebpflb.serve.health import MAX_REASONS, NOT_TOLD, SERVER, Health
 from ebpflb.serve.listener import Request
@@ -101,6 +102,12 @@ def test_reasons_and_who_answers(serve: Serve, port: int) -> None:
     assert json.loads(ask("/readyz", port).body) == {"ready": True, "reasons": []}
 
 
+def is_reachable(address: str) -> bool:
+    """Whether there is a route: for a new address of IPv6 the kernel adds it a moment later."""
+    command = ["ip", "route", "get", address]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def test_reasons_are_told_on_loopback_only(serve: Serve) -> None:
     """A client with another address gets the answer without names, by IPv4 and IPv6."""
     netns.create(NETNS)
@@ -112,6 +119,7 @@ def test_reasons_are_told_on_loopback_only(serve: Serve) -> None:
             f"addr add {V6}/128 dev lo nodad",
         ):
             subprocess.run(["ip", *command.split()], check=True)
+        wait_until("the kernel has the route to the address", lambda: is_reachable(V6))
         servers = serve(healthz_address="0.0.0.0:10256", readyz_address="0.0.0.0:10247")
         servers.health.set_not_ready(["map services: default/secret does not fit"])
         for port in (10256, OWN):
