@@ -30,7 +30,7 @@ RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps co
 LANE_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev bpftool openssl nftables iptables ipset ipvsadm
 TEST_PACKAGES := $(LANE_PACKAGES) clang libbpf-dev graphviz systemd vagrant chromium \
 	chromium-driver python3-matplotlib
-RELEASE_PACKAGES := buildah dpkg-dev openssh-client xz-utils
+RELEASE_PACKAGES := binfmt-support buildah dpkg-dev openssh-client qemu-user-static xz-utils
 BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables python3-matplotlib
 CLANG := clang -O2 -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
@@ -157,9 +157,9 @@ format: $(VENV)/test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# BASE=NAME: another base image; PIP_INDEX_URL=URL, PIP_CERT=FILE: for a proxy; TARGET=compiler: with
-# BCC.
-IMAGE_OPTIONS = BASE='$(BASE)' ENGINE='$(ENGINE)'
+# ARCH=arm64: for such machines; BASE=NAME: another base image; PIP_INDEX_URL=URL, PIP_CERT=FILE: for a
+# proxy; TARGET=compiler: with BCC.
+IMAGE_OPTIONS = ARCH='$(ARCH)' BASE='$(BASE)' ENGINE='$(ENGINE)'
 
 image: wheel
 	$(IMAGE_OPTIONS) deploy/image/build $(TARGET)

@@ -3,9 +3,10 @@
 
     python deploy/release/sbom.py VERSION FOLDER IMAGE_PACKAGES
 
-The Python packages come from the lock files, by cyclonedx-py; of the Debian package and the image,
-those that the Debian package contains. IMAGE_PACKAGES has the image's Debian packages, as
-`dpkg-query --show` prints them. Raises CalledProcessError if cyclonedx-py fails.
+The Python packages come from the lock files, by cyclonedx-py; of the Debian packages and the image,
+those that a Debian package contains: the same for each architecture. IMAGE_PACKAGES has the Debian
+packages of the images, as `dpkg-query --show` prints them. Raises CalledProcessError if cyclonedx-py
+fails.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ KINDS = {
     ".whl": "library",
     ".tar.gz": "library",
     ".deb": "application",
-    "-amd64.oci.tar": "container",
+    "-image.oci.tar": "container",
     ".tgz": "application",
     "-chart.oci.tar": "application",
 }
@@ -40,7 +41,7 @@ def of_lock(name: str) -> Bom:
 
 def contained(folder: Path) -> Bom:
     """What the lock file pins and the Debian package contains."""
-    (package,) = folder.glob("*.deb")
+    package = min(folder.glob("*.deb"))
     listing = subprocess.run(["dpkg-deb", "--contents", package], capture_output=True, check=True)
     there = set(
         re.findall(r"/site-packages/([^/]+)-[^/-]+\.dist-info/$", listing.stdout.decode(), re.M)
@@ -54,8 +55,8 @@ def contained(folder: Path) -> Bom:
 
 
 def debian(packages: str) -> list[Bom]:
-    """A component for each line "NAME<tab>VERSION"."""
-    lines = [line.split("\t") for line in packages.splitlines()]
+    """A component for each line "NAME<tab>VERSION"; the architectures have most in common."""
+    lines = [line.split("\t") for line in sorted(set(packages.splitlines()))]
     return [_component("library", name, version, f"deb/debian/{name}") for name, version in lines]
 
 

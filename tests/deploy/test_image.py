@@ -137,7 +137,7 @@ echo "$*" >>{folder}/asked
 
 
 def build(
-    folder: Path, *words: str, size: str, base: str = "", **pip: str
+    folder: Path, *words: str, size: str, base: str = "", **more: str
 ) -> "subprocess.CompletedProcess[str]":
     """With a docker that has no engine, and a podman that makes an image of this size, from a copy
     of the recipe with a wheel.
@@ -153,8 +153,8 @@ def build(
         (folder / name).write_text(ENGINE.format(folder=folder, size=f"'{size}'"))
         (folder / name).chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
-    plain = {"PATH": path, "BASE": base, "PIP_INDEX_URL": "", "PIP_CERT": ""}
-    environment = {**os.environ, **plain, **pip}
+    plain = {"PATH": path, "ARCH": "", "BASE": base, "PIP_INDEX_URL": "", "PIP_CERT": ""}
+    environment = {**os.environ, **plain, **more}
     command: list[str | Path] = [image / "build", *words]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=60
@@ -194,6 +194,16 @@ def test_pip_can_have_another_index_and_authority(tmp_path: Path) -> None:
     (tmp_path / "asked").unlink()
     build(tmp_path, size="100 MB")
     assert "PIP" not in (tmp_path / "asked").read_text()
+
+
+def test_an_image_for_another_architecture(tmp_path: Path) -> None:
+    """It is named so, and may have 170 MB."""
+    done = build(tmp_path, size="170 MB", ARCH="arm64")
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "asked").read_text()
+    assert "--platform linux/arm64" in asked
+    assert "--tag localhost/ebpflb:0.1.1.dev5-gabc-arm64 ." in asked
+    assert build(tmp_path, size="171 MB", ARCH="arm64").returncode == 1
 
 
 @pytest.mark.parametrize("size", ["151MB", "1.02 GB"])
