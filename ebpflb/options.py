@@ -203,7 +203,7 @@ class Paths:
     run: Path = option(
         Path("/run/ebpflb"),
         "--run-dir",
-        "Directory of the agent's lock, status and history.",
+        "Directory of the agent's lock, status, history, and what it leaves to the next agent.",
         is_directory=True,
         chart="-",
     )
@@ -235,6 +235,10 @@ class Paths:
     @property
     def ports_file(self) -> Path:
         return self.run / f"{self.name}.ports"
+
+    @property
+    def contents_file(self) -> Path:
+        return self.run / f"{self.name}.contents"
 
     @property
     def api_servers_file(self) -> Path:

@@ -69,12 +69,23 @@ class HooksCheck:
 
 
 class MapsCheck:
-    """Compare every entry of the maps that the agent writes."""
+    """Compare every entry of the maps that the agent writes.
+
+    ``compared``: whether they have been compared since the start, and since the last correction.
+    """
 
     name = "maps"
 
-    def __init__(self, datapath: Datapath, node_sync: NodeSync, service_sync: ServiceSync) -> None:
+    def __init__(
+        self,
+        datapath: Datapath,
+        node_sync: NodeSync,
+        service_sync: ServiceSync,
+        on_compared: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_compared`` is called when ``compared`` becomes true."""
         self._datapath, self._node_sync, self._service_sync = datapath, node_sync, service_sync
+        self.compared, self._on_compared = False, on_compared
         self.period = MAP_PERIODS * node_sync.options.sync_period
         self._wrong: list[Wrong] = []
         self._node_differs = False
@@ -96,8 +107,12 @@ class MapsCheck:
                 return
             self._wrong += wrong
             yield [each.drift for each in wrong]
+        if not self.compared:
+            self.compared = True
+            self._on_compared()
 
     def repair(self) -> None:
+        self.compared = False
         wrong, self._wrong = self._wrong, []
         if self._node_differs:
             self._node_differs = False
@@ -175,17 +190,24 @@ class TableCheck:
 
 
 class ElementsCheck:
-    """Compare the element of each backend id; one whose id is in quarantine may still exist."""
+    """Compare the element of each backend id; one whose id is in quarantine may still exist.
+
+    The elements follow from the maps, so these are compared first.
+    """
 
     name = ELEMENTS_NAME
 
-    def __init__(self, netfilter: NetfilterSync, service_sync: ServiceSync, period: float) -> None:
-        self._netfilter, self._service_sync, self.period = netfilter, service_sync, period
+    def __init__(
+        self, netfilter: NetfilterSync, service_sync: ServiceSync, maps: MapsCheck
+    ) -> None:
+        self._netfilter, self._service_sync, self._maps = netfilter, service_sync, maps
+        self.period = maps.period
         self._wrong: list[Change] = []
 
     @property
     def possible(self) -> bool:
-        return self._netfilter.active and self._service_sync.complete
+        complete = self._service_sync.complete and self._maps.compared
+        return self._netfilter.active and complete
 
     def steps(self) -> Iterator[list[Drift]]:
         self._wrong = []

@@ -169,6 +169,7 @@ def answering_in(programmed: Mapping[PortName, ServiceEntries]) -> frozenset[Lis
     return frozenset(
         Listener(each.address, each.port, Protocol(name.protocol))
         for name, entries in programmed.items()
+        if any("node_local" in service.flags for service in entries.services.values())
         for each in entries.backends[-1:]
         if "node_local" in each.flags
     )

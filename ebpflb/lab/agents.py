@@ -53,6 +53,14 @@ class LabAgent:
 
     def start(self) -> None:
         """Returns when the agent has programmed everything, and all devices have programs."""
+        self.begin()
+        try:
+            wait_until(f"{self.node.name}'s agent is ready", self._ready)
+        except NodeError as error:
+            raise NodeError(f"{error}; its log:\n{self.log()}") from error
+
+    def begin(self) -> None:
+        """Starts the agent, and does not wait."""
         self.paths.status_file.unlink(missing_ok=True)
         arguments = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
         if "--kubeconfig" not in self.options:
@@ -60,10 +68,6 @@ class LabAgent:
         with self.log_file.open("a") as log:
             words = ["run", *self.where, *arguments, *self.defaults, *self.options]
             self.process = self.lab.keep(self.spawn(words, log))
-        try:
-            wait_until(f"{self.node.name}'s agent is ready", self._ready)
-        except NodeError as error:
-            raise NodeError(f"{error}; its log:\n{self.log()}") from error
 
     def spawn(self, words: Sequence[str], log: IO[str]) -> Process:
         """A process that runs ``ebpflb`` with these words on the node."""

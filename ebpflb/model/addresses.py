@@ -48,7 +48,7 @@ def family(value: Address | Network) -> Family:
 
 
 def host_port(address: Address, port: int) -> str:
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+    return f"[{address!s}]:{port}" if address.version == 6 else f"{address!s}:{port}"
 
 
 def parse_address(text: str, wanted: Family | None = None) -> Address:

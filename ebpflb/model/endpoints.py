@@ -63,8 +63,7 @@ def merge(
     for slice in sorted(slices, key=_by_name):
         if slice.family == name.family:
             for port in endpoint_slices.port_numbers(slice, name):
-                for stored in slice.endpoints:
-                    _add(found, stored, port, name.family, node_name, slice.weight)
+                _add(found, slice, port, node_name)
     if set_aside:
         found = {
             key: structs.replace(each, set_aside=set_aside.get((each.address, each.port)))
@@ -73,24 +72,18 @@ def merge(
     return tuple([found[key] for key in sorted(found)])
 
 
-def _add(
-    found: dict[str, Endpoint],
-    stored: StoredEndpoint,
-    port: int,
-    family: Family,
-    node_name: str,
-    weight: int,
-) -> None:
-    address, (ready, serving, terminating) = stored.address, stored.conditions
-    if address is None or isinstance(address, str):
-        return
-    key = host_port(address, port)
-    if terminating and key in found:
-        return
-    name = stored.name
-    local = name.node == node_name and node_name != ""
-    conditions = ready, serving, terminating, local
-    found[key] = Endpoint(address, port, *conditions, name, stored.hints, weight)
+def _add(found: dict[str, Endpoint], slice: StoredSlice, port: int, node_name: str) -> None:
+    for stored in slice.endpoints:
+        address, (ready, serving, terminating) = stored.address, stored.conditions
+        if address is None or isinstance(address, str):
+            continue
+        key = host_port(address, port)
+        if terminating and key in found:
+            continue
+        name = stored.name
+        local = name.node == node_name and node_name != ""
+        conditions = ready, serving, terminating, local
+        found[key] = Endpoint(address, port, *conditions, name, stored.hints, slice.weight)
 
 
 # Which endpoints a service port uses, seen from one node (kube-proxy.md 3).

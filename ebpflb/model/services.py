@@ -530,11 +530,16 @@ def _of(family: Family, values: Iterable[_Parsed]) -> tuple[_Parsed, ...]:
     return tuple(value for value in values if value.version == family)
 
 
+_OPEN: dict[Family, tuple[Network, ...]] = dict.fromkeys(Family, ())
+
+
 def _restricting(ranges: Sequence[Network]) -> dict[Family, tuple[Network, ...]]:
     """Return the ranges by family.
 
     A range that holds every address makes the others ineffective.
     """
+    if not ranges:  # as of nearly all Services
+        return _OPEN
     found = {family: _of(family, ranges) for family in Family}
     is_open = {family: any(it.prefixlen == 0 for it in found[family]) for family in Family}
     return {family: () if is_open[family] else found[family] for family in Family}

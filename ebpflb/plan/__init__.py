@@ -16,6 +16,8 @@ service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
 removed_endpoints  which endpoints were removed, and when
 
+kept_contents    the actual state as bytes, which an agent that stops leaves to the next one
+
 comparison       compares the maps with the plan
 
 service_page     a Service as the operator sees it, by the content of the maps

@@ -82,9 +82,10 @@ class IdAllocator:
         self.used.add(id)
         self.last = max(self.last, id)
 
-    def mark_all_used(self, ids: Iterable[int]) -> None:
+    def mark_all_used(self, ids: Collection[int]) -> None:
         for id in ids:
-            self.mark_used(id)
+            self.used.add(id)
+        self.last = max(self.last, *ids, 0)
 
     def free(self, id: int) -> None:
         self.used.discard(id)

@@ -28,7 +28,8 @@ _MORE = "…"
 
 def stored_name(name: EndpointName) -> BackendName:
     """The name as a map holds it: each part without a NUL; a part that is too long ends in "…"."""
-    if all(len(part) <= NAME_BYTES and part.isascii() and "\0" not in part for part in name):
+    text = "".join(name)
+    if text.isascii() and "\0" not in text and max(map(len, name)) <= NAME_BYTES:
         return name
     return BackendName(*(_cut(part) for part in name))
 
@@ -80,7 +81,7 @@ class ServiceEntry(NamedTuple):
     @property
     def tables(self) -> Range:
         """The range of both tables."""
-        return self.table._replace(size=2 * self.table.size)
+        return Range(self.table.base, 2 * self.table.size)
 
     @property
     def block(self) -> Range:

@@ -37,7 +37,7 @@ class TableKind(NamedTuple):
 
     scheduler: str
     size: int
-    backends: tuple[DesiredBackend, ...]
+    backends: Sequence[DesiredBackend]
 
     def making(self) -> Generator[None, None, list["array[int]"]]:
         """Compute the table of each of LISTS, in steps."""
@@ -63,7 +63,7 @@ class ServiceEntries(NamedTuple):
     id: int
     block: Range
     services: dict[Frontend, ServiceEntry]
-    backends: tuple[DesiredBackend, ...]
+    backends: Sequence[DesiredBackend]
     ids: tuple[int, ...]
     source_ranges: frozenset[SourceRange] = frozenset()
 
@@ -74,14 +74,12 @@ class ServiceEntries(NamedTuple):
         After a crash other entries may refer to another block or table.
         """
         base, size = self.block
-        found = [
-            service
-            for service in self.services.values()
-            if service.slots == size and service.cluster.base == base
-        ]
-        if len(found) < 2:  # as most have: a plan asks for it a dozen times
-            return found[0] if found else None
-        return max(found, key=lambda service: service.table)
+        found = None
+        for service in self.services.values():
+            refers = service.slots == size and service.cluster.base == base
+            if refers and (found is None or service.table > found.table):
+                found = service
+        return found
 
     @property
     def tables(self) -> Range:

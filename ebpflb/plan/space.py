@@ -28,7 +28,13 @@ from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
 from ebpflb.plan.frontends import Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.service_entries import LISTS, ServiceEntries, TableKind, service_entries
+from ebpflb.plan.service_entries import (
+    LISTS,
+    NO_ENTRIES,
+    ServiceEntries,
+    TableKind,
+    service_entries,
+)
 
 # The service ports that do not fit completely, and when each is tried again.
 #
@@ -200,7 +206,7 @@ class Space:
         None.
         """
         resting, used = _resting(old, new), self._used[name.namespace]
-        before, after = _usage(old), _usage(new)
+        before, after = _usage(old) if old.id else _UNUSED, _usage(new)
         for part in before:
             used[part] += after[part] - before[part] + resting[part]
         self._count_tables(name.owner, after["choices"] - before["choices"])
@@ -306,7 +312,9 @@ class Space:
             return found
         known = zip(desired.backends, old.ids_for(desired), strict=True)
         kept = replace(desired, backends=tuple(backend for backend, id in known if id))
-        return self._allocate_slots(kept, old, lacks) or _Backends(old.backends, old.block, old.ids)
+        return self._allocate_slots(kept, old, lacks) or _Backends(
+            tuple(old.backends), old.block, old.ids
+        )
 
     def _allocate_slots(
         self, desired: DesiredService, old: ServiceEntries, lacks: list[Lack]
@@ -390,6 +398,9 @@ def _usage(entries: ServiceEntries) -> dict[str, int]:
         "source_ranges": len(entries.source_ranges),
         "choices": entries.tables.size,
     }
+
+
+_UNUSED = _usage(NO_ENTRIES)
 
 
 def _resting(old: ServiceEntries, new: ServiceEntries) -> Counter[str]:

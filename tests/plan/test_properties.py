@@ -2,7 +2,7 @@
 """The theorem: a look-up that succeeds before and after an update succeeds during it, and a crash
 between any two writes leaves a working state. PlannedNode looks at everything after each write."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -56,6 +56,27 @@ def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
     histories.run(node, steps)
     node.wait_for_quarantine()
     assert not node.restart()
+    check_tidy(node)
+
+
+@given(histories.steps)
+@settings(max_examples=scaled(100), deadline=None)
+def test_clean_restart_knows_the_maps(steps: list[Step]) -> None:
+    """What an agent leaves to the next one at a clean stop, at any time, is what the maps hold: the
+    next one ends what was in quarantine, and writes nothing else.
+    """
+    node = PlannedNode()
+    histories.run(node, steps)
+    left, read = node.planner.contents(), node.maps.read_back()
+    assert (left.entries, left.cluster_ips) == (read.entries, read.cluster_ips)
+    assert sorted(left.leftover_source_ranges) == sorted(read.leftover_source_ranges)
+    plan = node.restart(clean=True)
+    assert not (plan.slots or plan.services or plan.tables or plan.translations)
+    check_tidy(node)
+    node.wait_for_quarantine()
+    assert node.maps.translations == node.maps.wanted_translations()
+    assert node.maps.view() == from_nothing(node).view()
+    assert not node.restart(clean=True)
     check_tidy(node)
 
 
@@ -123,7 +144,7 @@ def test_full_maps(steps: list[Step]) -> None:
     check_tidy(node)
 
 
-def _check_full(node: PlannedNode, before: Mapping[PortName, tuple[DesiredBackend, ...]]) -> None:
+def _check_full(node: PlannedNode, before: Mapping[PortName, Sequence[DesiredBackend]]) -> None:
     """``before``: the backends that each service port had."""
     desired, view = from_nothing(node).view(), node.maps.view()
     for frontend, owner in node.planner.frontends.owners.items():
@@ -141,7 +162,7 @@ def _for_any_endpoint(seen: tuple[Any, ...]) -> tuple[Any, ...]:
     return tables.at_random(flags) - {"even"}, affinity_seconds
 
 
-def _is_what_fits(*lists: tuple[DesiredBackend, ...]) -> bool:
+def _is_what_fits(*lists: Sequence[DesiredBackend]) -> bool:
     """Whether a port has what was there and is wanted, and only what is wanted."""
     now, had, wanted = ({each.endpoint for each in backends} for backends in lists)
     return had & wanted <= now <= wanted
