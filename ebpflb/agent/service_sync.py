@@ -356,7 +356,8 @@ class ServiceSync:
         if plan:
             self._write_covering()
             self.datapath.apply(plan)
-            self.node_sync.flowtable.written(plan)
+            if self.node_sync.flowtable.enabled:
+                self.node_sync.flowtable.written(plan)
             self.write_log.wrote(plan, planned - began, self._clock() - planned)
         self.planner.written(self._clock())
 

@@ -302,8 +302,8 @@ class FlowtableSync:
             self.on_change()
 
     def written(self, plan: Plan) -> None:
-        """Apply a plan's changes of frontends."""
-        if not self.enabled or self._frontends is None:
+        """Apply a plan's changes of frontends, once all frontends are known."""
+        if self._frontends is None:
             return
         new = {frontend for frontend, _ in plan.services} - self._frontends
         gone = self._frontends.intersection(plan.removed_services)
