@@ -7,18 +7,18 @@ Services whose endpoints have changed.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from ebpflb.agent.endpoint_watch import EndpointWatch
 from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.history.history_records import WriteCause
 from ebpflb.model.addresses import host_port
-from ebpflb.model.annotations import HEALTH_PASSIVE
+from ebpflb.model.annotations import HEALTH_OFF
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import MAX_LISTED
 from ebpflb.model.endpoint_health import EndpointHealth, Outcome, Outcomes, Place
-from ebpflb.model.endpoints import places
+from ebpflb.model.endpoints import UnusedReason, places
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import service_name
@@ -62,10 +62,9 @@ class EndpointHealthSync:
 
     @property
     def listed(self) -> Mapping[str, str]:
-        """Service port -> its endpoints that are set aside; of some ports only."""
-        aside = ((port, self._health.set_aside(port)) for port in self._health.ports)
-        found = ((service_name(port, 0), _in_words(its)) for port, its in aside if its)
-        return dict(islice(found, MAX_LISTED))
+        """Service port -> its endpoints that are set aside, for any reason; of some ports only."""
+        ports = islice(self._cluster.unhealthy, MAX_LISTED)
+        return {service_name(port, 0): in_words(self._cluster.set_aside(port)) for port in ports}
 
     def take(self, message: Outcomes) -> None:
         """Apply what the programs have counted."""
@@ -101,16 +100,17 @@ class EndpointHealthSync:
     def _ready(self, port: PortName) -> frozenset[Place]:
         """Return the endpoints that the API calls ready; none if they are not watched."""
         ports = self._cluster.services.get(port.owner, ())
-        if not any(it.name == port and it.endpoint_health == HEALTH_PASSIVE for it in ports):
+        if not any(it.name == port and it.endpoint_health != HEALTH_OFF for it in ports):
             return frozenset()
         found = self._cluster.listed_endpoints(port)
         return places(each for each in found if each.ready and each.weight)
 
     def _changed(self, port: PortName, place: Place, event: str) -> None:
-        self._cluster.set_unhealthy(port, self._health.set_aside(port))
+        self._cluster.set_unhealthy(port, UnusedReason.SET_ASIDE, self._health.set_aside(port))
         self.count = sum(len(self._health.set_aside(each)) for each in self._health.ports)
         self._because(WriteCause(event, "endpoint", f"{port} {host_port(*place)}"))
 
 
-def _in_words(aside: frozenset[Place]) -> str:
+def in_words(aside: Iterable[Place]) -> str:
+    """Return the endpoints, or some of many."""
     return ", ".join(sorted(host_port(*place) for place in islice(aside, MAX_LISTED)))

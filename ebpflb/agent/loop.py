@@ -29,6 +29,7 @@ from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.inspection import Call
+from ebpflb.agent.node_health import NodeHealthSync
 from ebpflb.agent.node_local import NodeLocalSync
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
@@ -57,6 +58,7 @@ from ebpflb.model.drift import in_force
 from ebpflb.model.endpoint_health import Outcomes
 from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
+from ebpflb.model.node_health import SilentNodes
 from ebpflb.model.node_local import Answering
 from ebpflb.model.untracked import Untracked
 from ebpflb.options import Options
@@ -85,6 +87,7 @@ Message = (
     | Outcomes
     | Answering
     | Untracked
+    | SilentNodes
     | Call[Any]
     | Stop
 )
@@ -240,6 +243,7 @@ class Agent:
     node_sync: NodeSync
     service_sync: ServiceSync
     endpoint_health: EndpointHealthSync
+    node_health: NodeHealthSync
     node_local: NodeLocalSync
     node_readiness: NodeReadiness
     stale_udp: StaleUdpWorker
@@ -312,6 +316,8 @@ class Agent:
             self.canary.withdraw()
         if self.cluster.watched or self.endpoint_health.watching:
             self.endpoint_health.turn()
+        if self.cluster.by_nodes or self.node_health.watching:
+            self.node_health.turn()
         if self.cluster.node_local.changed:
             self.node_local.turn()
         self._sync_if_due()
@@ -379,15 +385,15 @@ class Agent:
                     self.stale_udp.check_connections()
             case ConnectionsReset(name, (address, port), kind, count):
                 self.history.reset(name, host_port(address, port), f"{count} {kind}")
-            case Silent() | Outcomes() | Answering() | Untracked():
+            case Silent() | Outcomes() | Answering() | Untracked() | SilentNodes():
                 self._take_seen(message)
             case Call():
                 message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():
                 self.stopped = True
 
-    def _take_seen(self, message: Silent | Outcomes | Answering | Untracked) -> None:
-        """Take what this node has seen itself about endpoints and frontends."""
+    def _take_seen(self, message: Silent | Outcomes | Answering | Untracked | SilentNodes) -> None:
+        """Take what this node has seen itself about endpoints, frontends and other nodes."""
         match message:
             case Silent(places):
                 self.cluster.set_silent(places)
@@ -400,6 +406,8 @@ class Agent:
             case Untracked():
                 self.cluster.set_untracked(message)
                 self.history.because(UNTRACKED)
+            case SilentNodes():
+                self.node_health.take(message)
 
     def _has_changes(self) -> bool:
         """Whether there is anything new to write; False before the needed lists are received."""

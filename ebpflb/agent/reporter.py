@@ -203,6 +203,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         sync_error=agent.sync_error,
         stale_udp_error=agent.stale_udp.error,
         node_readiness_error=agent.node_readiness.error,
+        node_health_error=agent.node_health.error,
         packet_path=node_sync.packet_path,
         flowtable=node_sync.flowtable.said if node_sync.engine.is_netfilter else None,
         kube_proxy=agent.kube_proxy,

@@ -53,6 +53,7 @@ GROUPS = {
         "in_sync",
         "sync_error",
         "node_readiness_error",
+        "node_health_error",
         "not_programmed",
         "set_aside",
         "contested",
@@ -75,6 +76,7 @@ LABELS = {
     "contested": "claimed twice",
     "stale_udp_error": "UDP not ended",
     "node_readiness_error": "Node not written",
+    "node_health_error": "nodes not probed",
 }
 MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
 _LABEL = 20  # columns of the longest label

@@ -8,14 +8,14 @@ may arrive before their Service and may outlive it.
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from ebpflb.errors import InvalidObject, one_line
 from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.annotations import HEALTH_OFF
+from ebpflb.model.annotations import HEALTH_NODES, HEALTH_OFF
 from ebpflb.model.api_servers import KUBERNETES, KeptApiServers, Place
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.endpoints import (
@@ -192,9 +192,10 @@ class ClusterState:
         self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
         self.silent: frozenset[Place] = frozenset()  # API servers that do not answer this node
         self.watched: set[Key] = set()  # Services whose endpoints' health matters
+        self.by_nodes: set[Key] = set()  # those of them for which nodes are probed
         self.node_local = NodeLocalPorts()
         self.untracked = Untracked()  # what rules in raw exempt
-        self._unhealthy: dict[PortName, frozenset[tuple[Address, int]]] = {}
+        self._unhealthy: dict[PortName, dict[UnusedReason, frozenset[tuple[Address, int]]]] = {}
         self.provisional = False  # only the kept API servers are known
         self.listed: set[Kind] = set()
         self.changed_services: set[Key] = set()  # to be planned again; the reader empties it
@@ -231,17 +232,24 @@ class ClusterState:
         self.silent = silent
         self.changed_services.add(KUBERNETES)
 
-    def set_unhealthy(self, name: PortName, places: frozenset[tuple[Address, int]]) -> None:
-        """Set which endpoints of a service port fail: they get no new connections."""
-        self._unhealthy.pop(name, None)
-        if places:
-            self._unhealthy[name] = places
+    def set_unhealthy(
+        self, name: PortName, reason: UnusedReason, places: frozenset[tuple[Address, int]]
+    ) -> None:
+        """Set which endpoints of a service port fail so: they get no new connections."""
+        others = {it: its for it, its in self._unhealthy.pop(name, {}).items() if it != reason}
+        if found := others | ({reason: places} if places else {}):
+            self._unhealthy[name] = found
         self.changed_services.add(name.owner)
+
+    @property
+    def unhealthy(self) -> Collection[PortName]:
+        """The service ports that have endpoints set aside by what this node has seen."""
+        return self._unhealthy.keys()
 
     def set_aside(self, name: PortName) -> SetAside:
         """Return the endpoints of a service port that do not answer this node."""
         if unhealthy := self._unhealthy.get(name):
-            return dict.fromkeys(unhealthy, UnusedReason.SET_ASIDE)
+            return {place: it for it, places in unhealthy.items() for place in places}
         return api_servers.set_aside(name, self.silent) if self.silent else NONE_SET_ASIDE
 
     def set_answering(self, answering: frozenset[Listener]) -> None:
@@ -384,11 +392,18 @@ class ClusterState:
         if ports != self.services.get(key):
             self.services[key] = ports
             self.changed_services.add(key)
-            self.watched.discard(key)
-            if any(port.endpoint_health != HEALTH_OFF for port in ports):
-                self.watched.add(key)
+            self._watch(key, {port.endpoint_health for port in ports})
             self.node_local.name(key, ports)
         return self._service_warnings.of(key, warnings)
+
+    def _watch(self, key: Key, kinds: set[str]) -> None:
+        """Note how the health of a Service's endpoints is watched."""
+        self.watched.discard(key)
+        self.by_nodes.discard(key)
+        if kinds - {HEALTH_OFF}:
+            self.watched.add(key)
+        if HEALTH_NODES in kinds:
+            self.by_nodes.add(key)
 
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
         former, (stored, warnings) = self.slices.get(key), read
@@ -438,7 +453,7 @@ class ClusterState:
         if kind is Kind.SERVICE:
             self._service_warnings.forget(key)
             self.labels.pop(key, None)
-            self.watched.discard(key)
+            self._watch(key, set())
             self.node_local.name(key, ())
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)

@@ -25,7 +25,15 @@ from msgspec import Struct
 from ebpflb import errors
 from ebpflb.model import addresses, annotations, field_checks, objects
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.annotations import HEALTH_OFF, KEPT, RANDOM, OnRemoval, annotation_field
+from ebpflb.model.annotations import (
+    HEALTH_NODES,
+    HEALTH_OFF,
+    KEPT,
+    RANDOM,
+    HealthSettings,
+    OnRemoval,
+    annotation_field,
+)
 from ebpflb.model.events import Key
 from ebpflb.model.objects import Metadata
 
@@ -218,11 +226,11 @@ class Admission(Struct, frozen=True):
     served: ServedServices = ALL_SERVICES
     scheduler: str = annotations.RANDOM
     local_api_server: tuple[Address, int] | None = None
-    endpoint_health: str = HEALTH_OFF
+    endpoint_health: HealthSettings = HealthSettings()
     node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
 
     @property
-    def of_annotations(self) -> tuple[str, str, tuple[Address, ...]]:
+    def of_annotations(self) -> tuple[str, HealthSettings, tuple[Address, ...]]:
         """The arguments of ``annotations.read``."""
         return self.scheduler, self.endpoint_health, self.node_local_addresses
 
@@ -386,7 +394,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             scheduler=annotated.scheduler,
             on_removal=annotated.on_removal if protocol is Protocol.TCP else KEPT,
             slow_start=annotated.slow_start,
-            endpoint_health=annotated.endpoint_health if protocol is Protocol.TCP else HEALTH_OFF,
+            endpoint_health=_health_of(annotated.endpoint_health, protocol),
             type=sys.intern(spec.type or "ClusterIP"),
             node_local=_node_local(annotated.node_local, family, protocol),
             passthrough=annotated.passthrough,
@@ -395,6 +403,11 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
         for port, protocol in spec_ports
     )
     return ParsedService(ports, tuple(map(errors.one_line, warnings)))
+
+
+def _health_of(kind: str, protocol: Protocol) -> str:
+    """Return how endpoints' health is watched: clients' connections are those of TCP only."""
+    return kind if protocol is Protocol.TCP or kind == HEALTH_NODES else HEALTH_OFF
 
 
 def _node_local(found: tuple[Address, ...], family: Family, protocol: Protocol) -> Address | None:

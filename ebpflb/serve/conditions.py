@@ -34,6 +34,7 @@ class Cause(StrEnum):
     AUDIT_ERRORS = "audit errors"
     STALE_UDP = "UDP sockets not ended"
     NODE_NOT_WRITTEN = "node readiness not written"
+    NODES_NOT_PROBED = "nodes not probed"
     PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
     NOT_FORWARDED = "not forwarded"
@@ -130,6 +131,9 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
     if status.node_readiness_error:
         text = "the Node does not say in the API whether Services work here"
         yield Condition(Cause.NODE_NOT_WRITTEN, f"{text}: {status.node_readiness_error}")
+    if status.node_health_error:
+        text = "nodes that do not answer are not noticed"
+        yield Condition(Cause.NODES_NOT_PROBED, f"{text}: {status.node_health_error}")
     if status.left_to_kube_proxy and status.kube_proxy:
         yield Condition(Cause.KUBE_PROXY_MISSING, f"kube-proxy {status.kube_proxy}")
     if not status.kube_proxy_runs:  # a running kube-proxy has these ports

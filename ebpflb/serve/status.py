@@ -72,6 +72,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     flows_wait: bool = False  # until then the flow tables, which are the engine, open no flow
     sync_error: str | None = None  # of the last sync, if it failed
     node_readiness_error: str | None = None  # why the Node does not say whether Services work
+    node_health_error: str | None = None  # why other nodes are not probed
     stale_udp_error: str | None = None  # why stale UDP sockets currently cannot be ended
     kube_proxy: str | None = None  # a kube-proxy on this node, or its leftovers
     kube_proxy_runs: bool = False  # on this node; it may have ports of the agent

@@ -13,9 +13,11 @@ from ebpflb.agent.audit import Audit, HooksCheck
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Inbox, Message, Stop
+from ebpflb.agent.node_health import NodeHealthSync
 from ebpflb.agent.node_local import NodeLocalSync
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.node_watch import Wanted
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
@@ -45,6 +47,7 @@ from ebpflb.model.events import (
 from ebpflb.model.node_local import Listener
 from ebpflb.model.node_readiness import OFF
 from ebpflb.model.packet_path import Engine
+from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import REPORT, Options, Paths
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan
@@ -282,6 +285,29 @@ def endpoint_health(
     return EndpointHealthSync(cluster, watching, because, record, clock)
 
 
+class FakeNodeWatch:
+    """It probes nobody; ``wanted`` is the argument of the last ``set``."""
+
+    wanted: Wanted | None = None
+    error: str | None = None
+
+    def set(self, wanted: Wanted | None) -> None:
+        self.wanted = wanted
+
+
+AGENTS = Key("kube-system", "ebpflb-nodes")
+
+
+def node_health(
+    cluster: ClusterState,
+    because: Callable[[WriteCause], None],
+    watch: FakeNodeWatch | None = None,
+    record: Callable[[Key, str], None] = lambda service, note: None,
+) -> NodeHealthSync:
+    watching: Any = watch or FakeNodeWatch()
+    return NodeHealthSync(cluster, watching, AGENTS, because, record)
+
+
 class FakeNodeLocalWatch:
     """It asks nobody; ``wanted`` is the argument of the last ``set``."""
 
@@ -353,6 +379,7 @@ class Harness:
         self.lacks: list[tuple[Key, str]] = []  # events about Services that do not fit
         self.set_aside: list[tuple[Key, str]] = []  # events about endpoints
         self.endpoint_watch = FakeEndpointWatch()
+        self.node_watch = FakeNodeWatch()
         self.node_local_watch = FakeNodeLocalWatch()
         self.clock: Callable[[], float] = time.monotonic
         self.now = 0.0  # of a test's own clock
@@ -402,6 +429,9 @@ class Harness:
             "on_removal": ResetWorker({}, (), {}),
             "history": history,
             "endpoint_health": endpoint_health(cluster, *to),
+            "node_health": node_health(
+                cluster, history.because, self.node_watch, self._record_aside
+            ),
             "node_local": node_local(cluster, self.clock, self.node_local_watch),
             "node_readiness": NodeReadiness(OFF, self.options.node_name, self.health, None),
         }
@@ -475,6 +505,15 @@ def lists(found: Json, *ips: str) -> list[Replaced]:
         listed(Kind.ENDPOINT_SLICE, slices(found["metadata"]["name"], *ips)),
         listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")),
     ]
+
+
+WEB = PortName("default", "web", "", Protocol.TCP, Family.IPV4)  # the port of ``service``
+
+
+def used(harness: Harness) -> set[str]:
+    """The endpoints of the only service port that are in its cluster list."""
+    (entries,) = harness.agent.service_sync.planner.actual.values()
+    return {str(each.address) for each in entries.backends if "cluster" in each.flags}
 
 
 def value(harness: Harness, name: str, **labels: str) -> float | None:

@@ -14,15 +14,13 @@ from ebpflb.agent.endpoint_watch import MAP, MOST_OUTCOMES, EndpointWatch
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.records import BackendHealth, record
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import HEALTH_ANNOTATION, HEALTH_OFF, HEALTH_PASSIVE
 from ebpflb.model.endpoint_health import Outcome, Outcomes
 from ebpflb.model.events import Key, Kind
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Backend
-from tests.agent.fakes import Harness, Json, changed, lists, service, slices, value
+from tests.agent.fakes import WEB, Harness, Json, changed, lists, service, slices, used, value
 
-WEB = PortName("default", "web", "", Protocol.TCP, Family.IPV4)
 IPS = "10.1.0.1", "10.1.0.2", "10.1.0.3"
 
 
@@ -51,12 +49,6 @@ def outcome(ip: str, *, opened: bool = False, failed: bool = True) -> Outcome:
 def counted(harness: Harness, *outcomes: Outcome) -> None:
     harness.agent.inbox.put(Outcomes(outcomes))
     harness.send()
-
-
-def used(harness: Harness) -> set[str]:
-    """The endpoints in the cluster list."""
-    (entries,) = harness.agent.service_sync.planner.actual.values()
-    return {str(each.address) for each in entries.backends if "cluster" in each.flags}
 
 
 def test_what_fails_gets_no_connections_for_its_time(harness: Harness) -> None:
@@ -104,11 +96,11 @@ def test_a_service_that_turns_it_off_uses_all(harness: Harness) -> None:
     assert used(harness) == set(IPS)
 
 
-@pytest.mark.parametrize("word", ["Passive", "nodes", ""])
+@pytest.mark.parametrize("word", ["Passive", "node", ""])
 def test_another_word_is_an_event_and_the_default_counts(harness: Harness, word: str) -> None:
     harness.send(changed(Kind.SERVICE, annotated(word)))
     [warning] = harness.annotations
-    assert warning.reason.endswith("is not one of off, passive, so it is passive")
+    assert warning.reason.endswith("is not one of off, passive, nodes, so it is passive")
     counted(harness, outcome(IPS[0]))
     assert used(harness) == set(IPS[1:])
 

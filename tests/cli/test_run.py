@@ -246,6 +246,8 @@ OTHER_VALUES = {
     "--masquerade-ports": "40000-40099",
     "--namespace-share": "50",
     "--namespaces": "shop",
+    "--node-health-key": "/etc/ebpflb-nodes/key",
+    "--node-health-service": "proxies/agents",
     "--node-local-addresses": "192.0.2.53",
     "--node-readiness": "condition",
     "--nodeport-source-ranges": "192.0.2.0/24",

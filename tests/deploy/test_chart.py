@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chart, rendered by Helm's own library."""
 
+import base64
 import copy
 import os
 import re
@@ -13,6 +14,8 @@ import pytest
 import yaml
 
 from ebpflb.config import config_file
+from ebpflb.model.node_messages import LEAST_KEY_BYTES
+from ebpflb.model.services import PROXY_NAME_LABEL
 from ebpflb.options import Options, Paths, flags_of
 from tests.config.files import KUBEADM
 from tests.deploy import helm
@@ -26,6 +29,7 @@ EVERYTHING: Values = {
     "apiServer": {"host": "192.0.2.1"},
     "ui": {"enabled": True},
     "nodeReadiness": "taint",
+    "nodeHealth": {"enabled": True, "secret": "its-key"},
 }
 OTHERS: dict[str, Any] = {
     "image.digest": f"sha256:{'0' * 64}",
@@ -350,3 +354,31 @@ def test_cleanup(cleanup: str, serves: bool) -> None:
     raw = [cleanup == "kube-proxy", True]  # of the agent by rights.resetClients
     for each, wanted in zip((cleaning, helm.container(objects)), raw, strict=True):
         assert ("NET_RAW" in each["securityContext"]["capabilities"]["add"]) == wanted
+
+
+def test_agents_ask_each_other_about_nodes() -> None:
+    """They find each other by a Service that nothing serves, and share a key that is made once."""
+    plain, nodes, named = helm.render(
+        {},
+        {"endpointHealth": "nodes", "rights": {"resetClients": False}},
+        {"nodeHealth": {"enabled": True, "port": 10300, "secret": "its-key"}},
+    )
+    assert not {"Service", "Secret"} & {it["kind"] for it in plain}
+    assert not [it for it in helm.container(plain)["args"] if "node-health" in it]
+    service, secret = helm.the("Service", nodes), helm.the("Secret", nodes)
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert PROXY_NAME_LABEL in service["metadata"]["labels"]
+    assert service["spec"].get("clusterIP") != "None"
+    assert service["spec"]["ports"] == [{"name": "nodes", "port": 10246, "protocol": "UDP"}]
+    pod = helm.the("DaemonSet", nodes)["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert len(base64.b64decode(secret["data"]["key"])) >= LEAST_KEY_BYTES
+    args = helm.container(nodes)["args"]
+    assert "--node-health-key=/etc/ebpflb-nodes/key" in args
+    assert f"--node-health-service=kube-system/{service['metadata']['name']}" in args
+    assert "NET_RAW" in helm.container(nodes)["securityContext"]["capabilities"]["add"]
+    assert "Secret" not in {it["kind"] for it in named}
+    volumes = helm.the("DaemonSet", named)["spec"]["template"]["spec"]["volumes"]
+    (volume,) = [it["secret"] for it in volumes if it["name"] == "nodes-key"]
+    assert volume["secretName"] == "its-key"
+    assert helm.the("Service", named)["spec"]["ports"][0]["port"] == 10300

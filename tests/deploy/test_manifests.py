@@ -31,6 +31,7 @@ VARIANTS: list[Values] = [
     },
     {"mountBpffs": True, "cleanup": "kube-proxy", "podLabels": {"a": "b"}},
     {"cleanup": "ebpflb", "image": {"pullSecrets": ["one"]}},
+    {"endpointHealth": "nodes"},
     {
         "config": {"metricsBindAddress": "0.0.0.0:10301"},
         "podMonitor": {"enabled": True, "job": "kube-proxy", "labels": {"a": "b"}},
@@ -77,7 +78,8 @@ def test_kubectl_takes_them(values: Values, kubeconfig: Path, tmp_path: Path) ->
     path.write_text(yaml.safe_dump_all(objects))
     done = apply(path, kubeconfig)
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == len(objects) == (7 if "podMonitor" in values else 5)
+    more = 2 if values.keys() & {"podMonitor", "endpointHealth"} else 0
+    assert len(done.stdout.splitlines()) == len(objects) == 5 + more
     assert all(line.endswith("created (dry run)") for line in done.stdout.splitlines())
 
 

@@ -64,6 +64,11 @@ def test_ok() -> None:
             Cause.NODE_NOT_WRITTEN,
             "does not say in the API whether Services work here: 403: forbidden",
         ),
+        (
+            {"node_health_error": "Address already in use"},
+            Cause.NODES_NOT_PROBED,
+            "nodes that do not answer are not noticed: Address already in use",
+        ),
         ({"stale_udp_error": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
         ({"sync_error": "map services: no space"}, Cause.SYNC_ERROR, "map services: no space"),
         (

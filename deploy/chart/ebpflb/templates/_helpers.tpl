@@ -14,6 +14,11 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 {{- end }}
 {{- end }}
 
+{{- /* "true" if agents ask each other about nodes. */ -}}
+{{- define "ebpflb.nodeHealth" -}}
+{{- if or (eq (default "off" .Values.endpointHealth) "nodes") (.Values.nodeHealth).enabled }}true{{ end }}
+{{- end }}
+
 {{- /* Address and port of "0.0.0.0:10256", "[::]:10256", "0.0.0.0", "::" or "". */ -}}
 {{- define "ebpflb.port" -}}
 {{- if regexMatch "^[^:]+:[0-9]+$|]:[0-9]+$" .bound }}{{ splitList ":" .bound | last }}{{ else }}{{ .usual }}{{ end }}
@@ -55,7 +60,7 @@ capabilities:
     - SYS_ADMIN # network namespaces: setns(2) into pods', one in which netfilter is probed
     {{- end }}
     {{- if .raw }}
-    - NET_RAW # raw sockets: of iptables-legacy; to reset silent clients (on-removal)
+    - NET_RAW # raw sockets: of iptables-legacy; to reset silent clients (on-removal); to probe nodes
     {{- end }}
 # The runtimes' profiles forbid bpf(2), or writing below /sys/fs/bpf.
 seccompProfile:
@@ -94,6 +99,11 @@ seLinuxOptions:
 {{- end }}
 - name: tmp
   mountPath: /tmp
+{{- if include "ebpflb.nodeHealth" . }}
+- name: nodes-key
+  mountPath: /etc/ebpflb-nodes
+  readOnly: true
+{{- end }}
 {{- if eq .Values.cleanup "kube-proxy" }}
 - name: xtables-lock
   mountPath: /run/xtables.lock

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sockets by which nodes are probed, and by which agents ask each other about nodes."""
+
+import secrets
+import socket
+import struct
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+_SOL_RAW, _ICMP_FILTER, _ICMP6_FILTER = 255, 1, 1  # linux/socket.h, icmp.h, icmpv6.h
+_LARGEST = 256  # bytes that are read of a packet: what is longer is no answer to us
+_MOST_ECHOES = 4096  # read at a time
+_MAGIC = b"ebpf"
+_BODY = struct.Struct("!BBHHH4sQ")  # type, code, checksum, identifier, sequence; magic, token
+_IPV4_WORDS = 0x0F  # of its first byte: the header's length in words of four bytes
+
+
+class _Types(NamedTuple):
+    """The numbers of echo messages."""
+
+    request: int
+    reply: int
+
+
+_TYPES = {socket.AF_INET: _Types(8, 0), socket.AF_INET6: _Types(128, 129)}
+
+
+class NodeSockets:
+    """Two sockets at this node's address: for echo messages, and for datagrams at a UDP port.
+
+    Nothing blocks; what cannot be sent is lost, as it might be on the way. Raises OSError.
+    """
+
+    def __init__(self, own: str, port: int) -> None:
+        self._family = socket.AF_INET6 if ":" in own else socket.AF_INET
+        self._types, self._port = _TYPES[self._family], port
+        self._id = secrets.randbits(16)  # of raw sockets; the kernel sets that of others
+        with ExitStack() as stack:
+            self.echo = stack.enter_context(self._open_echo())
+            self.mail = stack.enter_context(socket.socket(self._family, socket.SOCK_DGRAM))
+            for each, its in ((self.echo, 0), (self.mail, port)):
+                each.setblocking(False)
+                each.bind((own, its))
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def probe(self, address: str, token: int) -> None:
+        """Send an echo request."""
+        sequence = token & 0xFFFF
+        head = (self._types.request, 0), (self._id, sequence, _MAGIC, token)
+        packet = _BODY.pack(*head[0], 0, *head[1])
+        if self._family == socket.AF_INET:
+            packet = _BODY.pack(*head[0], _checksum(packet), *head[1])
+        with suppress(OSError):
+            self.echo.sendto(packet, (address, 0))
+
+    def send(self, address: str, datagram: bytes) -> None:
+        with suppress(OSError):
+            self.mail.sendto(datagram, (address, self._port))
+
+    def replies(self) -> list[tuple[str, int]]:
+        """Return the senders and tokens of the echo replies that have come."""
+        found = []
+        for packet, address in _read(self.echo, _MOST_ECHOES):
+            message = packet[self._header(packet) :]
+            if len(message) == _BODY.size:
+                kind, code, _, _, _, magic, token = _BODY.unpack(message)
+                if (kind, code, magic) == (self._types.reply, 0, _MAGIC):
+                    found.append((address, token))
+        return found
+
+    def datagrams(self, most: int) -> list[tuple[bytes, str]]:
+        """Return datagrams that have come, with their senders' addresses."""
+        return _read(self.mail, most)
+
+    def _open_echo(self) -> socket.socket:
+        """Return a socket for echo messages; a raw one where the kernel grants no other (ping(8)).
+
+        net.ipv4.ping_group_range says to which groups it does; a raw one needs CAP_NET_RAW.
+        """
+        is_v4 = self._family == socket.AF_INET
+        protocol = socket.IPPROTO_ICMP if is_v4 else socket.IPPROTO_ICMPV6
+        with suppress(PermissionError):
+            return socket.socket(self._family, socket.SOCK_DGRAM, protocol)
+        found = socket.socket(self._family, socket.SOCK_RAW, protocol)
+        if is_v4:
+            blocked = struct.pack("=I", 0xFFFFFFFF & ~(1 << self._types.reply))
+            found.setsockopt(_SOL_RAW, _ICMP_FILTER, blocked)
+        else:
+            words = [0xFFFFFFFF] * 8
+            words[self._types.reply // 32] &= ~(1 << self._types.reply % 32)
+            found.setsockopt(socket.IPPROTO_ICMPV6, _ICMP6_FILTER, struct.pack("=8I", *words))
+        return found
+
+    def _header(self, packet: bytes) -> int:
+        """Return the length of the IP header: raw sockets of IPv4 get one."""
+        if self._family == socket.AF_INET6 or self.echo.type != socket.SOCK_RAW or not packet:
+            return 0
+        return 4 * (packet[0] & _IPV4_WORDS)
+
+
+def _read(source: socket.socket, most: int) -> list[tuple[bytes, str]]:
+    found: list[tuple[bytes, str]] = []
+    with suppress(OSError):  # nothing more to read
+        while len(found) < most:
+            packet, (address, *_) = source.recvfrom(_LARGEST)
+            found.append((packet, address))
+    return found
+
+
+def _checksum(packet: bytes) -> int:
+    """Return the checksum of RFC 1071; the packet's length is even."""
+    total = sum(int.from_bytes(packet[i : i + 2], "big") for i in range(0, len(packet), 2))
+    total = (total & 0xFFFF) + (total >> 16)
+    return 0xFFFF ^ ((total & 0xFFFF) + (total >> 16))

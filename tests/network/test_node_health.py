@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that is cut off loses its endpoints on the others (docs/endpoint-health.md)."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.manifests import Manifest
+from tests.kit import load_client
+from tests.kit.cluster import VIP
+from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
+from tests.kit.two_nodes import CLUSTER_CIDR
+
+PROMISED = 3.0  # seconds after which no connection is begun to a node that is cut off
+LOADED = 2.0  # seconds more on a machine that runs other tests beside
+PAUSE, PATIENCE = 0.01, 8.0  # seconds between two connections, and for which each may wait
+NAMES = ["one", "two", "three", "four"]
+
+
+class Nodes(LabCluster):
+    """Four nodes with an agent and an endpoint each, and a client on the first."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        super().__init__(lab, folder)
+        key = folder / "key"
+        key.write_text("0123456789abcdef")
+        options = "--endpoint-health=nodes", f"--node-health-key={key}", *CLUSTER_CIDR
+        self.nodes = [lab.node(name, number) for number, name in enumerate(NAMES, 1)]
+        self.pods = [lab.pod(node, f"web-{node.name}", 11) for node in self.nodes]
+        for number, node in enumerate(self.nodes):
+            for other in self.nodes[:number]:
+                lab.join(other, node)
+            self.add_agent(node, *options)
+        self.client = lab.pod(self.nodes[0], "client", 2)
+        for pod in self.pods:
+            self.start_program(pod, "serve", pod.name, str(TARGET))
+
+    def services(self) -> list[Manifest]:
+        """The Service, and the agents of all nodes as their DaemonSet's Service has them."""
+        named = [{"name": "tcp", "port": TARGET, "protocol": "TCP"}]
+        pods = [
+            manifests.endpoint(pod.v4, node=node.name, target=pod.name)
+            for pod, node in zip(self.pods, self.nodes, strict=True)
+        ]
+        agents = [
+            manifests.endpoint(it.v4, node=it.name, target=f"ebpflb-{it.name}") for it in self.nodes
+        ]
+        asked = [{"name": "nodes", "port": 10246, "protocol": "UDP"}]
+        return [
+            manifests.service("web", [VIP], [{**named[0], "port": PORT}]),
+            manifests.endpoint_slice("web", "IPv4", pods, named),
+            manifests.endpoint_slice(
+                "ebpflb-nodes", "IPv4", agents, asked, namespace="kube-system"
+            ),
+        ]
+
+    def known(self) -> bool:
+        """Whether the others have answered the first node."""
+        return 'ebpflb_nodes{state="answering"} 3.0' in self.metrics()
+
+    def reasons(self) -> dict[str, str]:
+        """Pod -> why the first node does not use it; "" if it does."""
+        page = json.loads(self.ebpflb("services", "get", "default/web", "-o", "json").stdout)
+        (port,) = page["ports"]
+        return {row["pod"]: row["reason"] or "" for row in port["endpoints"]}
+
+    def begin_load(self) -> "subprocess.Popen[str]":
+        words = VIP, str(PORT), str(PAUSE), str(PATIENCE)
+        program = Path(load_client.__file__)
+        pipe = subprocess.PIPE
+        client = self.client.python(program, *words, stdin=pipe, stdout=pipe)
+        return self.lab.keep_ready(client)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Nodes]:
+    with started(lambda lab: Nodes(lab, tmp_path)) as made:
+        made.publish(made.services())
+        wait_until("all nodes are known", made.known)
+        yield made
+
+
+def cut(node: Host) -> None:
+    """No packet of others reaches the node, and none leaves it."""
+    chains = "".join(
+        f"chain {hook} {{\ntype filter hook {hook} priority -500; policy drop;\n"
+        f'{device} "lo" accept;\n}}\n'
+        for hook, device in (("prerouting", "iifname"), ("output", "oifname"))
+    )
+    node.nft(f"table inet cut {{\n{chains}}}\n")
+
+
+def test_a_node_that_is_cut_off_costs_the_connections_of_three_seconds(cluster: Nodes) -> None:
+    """One client is too few to notice a pod by its connections, so it is the node that is noticed.
+
+    Another node's agent is paused: it keeps its endpoint, because its kernel answers.
+    """
+    dead, paused = cluster.nodes[3], cluster.agents[1]
+    assert paused.process
+    paused.process.send_signal(signal.SIGSTOP)
+    load = cluster.begin_load()
+    began = time.monotonic()
+    cut(dead)
+    silent = "set aside: its node does not answer (--endpoint-health=nodes)"
+    wait_until("it is set aside", lambda: cluster.reasons()["web-four"] == silent)
+    reasons = cluster.reasons()
+    assert [reasons[f"web-{name}"] for name in NAMES[:3]] == ["", "", ""]
+    wait_until("the client has seen it", lambda: time.monotonic() - began > PROMISED + LOADED)
+    results = [tuple(each) for each in json.loads(load.communicate("", timeout=60)[0])]
+    failed = [begun - began for begun, name in results if not name]
+    after = [name for begun, name in results if begun - began > PROMISED + LOADED / 2]
+    assert failed and max(failed) < PROMISED + LOADED, failed
+    assert {"web-one", "web-two", "web-three"} == set(after)
+    cluster.logs("node four answers neither this node nor the agents that were asked: 1 endpoint")
+    assert "node four does not answer" in cluster.ebpflb("history").stdout
+    dead.nft("delete table inet cut\n")
+    wait_until("it is used again", lambda: not any(cluster.reasons().values()))
+    paused.process.send_signal(signal.SIGCONT)
