@@ -11,6 +11,7 @@ RESOURCES = {
     "/api/v1": {
         "configmaps": "ConfigMap",
         "nodes": "Node",
+        "secrets": "Secret",
         "serviceaccounts": "ServiceAccount",
         "services": "Service",
     },
