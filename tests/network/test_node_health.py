@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM
 
 import pytest
 
@@ -14,11 +15,13 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
+from ebpflb.model.node_messages import Kind, Message, seal
 from tests.kit import load_client
 from tests.kit.cluster import VIP
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
 from tests.kit.two_nodes import CLUSTER_CIDR
 
+UDP_PORT = 10246
 PROMISED = 3.0  # seconds after which no connection is begun to a node that is cut off
 LOADED = 2.0  # seconds more on a machine that runs other tests beside
 PAUSE, PATIENCE = 0.01, 8.0  # seconds between two connections, and for which each may wait
@@ -53,7 +56,7 @@ class Nodes(LabCluster):
         agents = [
             manifests.endpoint(it.v4, node=it.name, target=f"ebpflb-{it.name}") for it in self.nodes
         ]
-        asked = [{"name": "nodes", "port": 10246, "protocol": "UDP"}]
+        asked = [{"name": "nodes", "port": UDP_PORT, "protocol": "UDP"}]
         return [
             manifests.service("web", [VIP], [{**named[0], "port": PORT}]),
             manifests.endpoint_slice("web", "IPv4", pods, named),
@@ -96,6 +99,19 @@ def cut(node: Host) -> None:
         for hook, device in (("prerouting", "iifname"), ("output", "oifname"))
     )
     node.nft(f"table inet cut {{\n{chains}}}\n")
+
+
+def test_strangers_are_dropped_and_counted(cluster: Nodes) -> None:
+    """A pod asks an agent, in the right words but without the key, and gets no answer."""
+    node = cluster.nodes[0]
+    asked = seal(b"not the agents' key", 1, Message(Kind.ASK, 1, 7), 1)
+    with cluster.sockets(cluster.client).open(AF_INET, SOCK_DGRAM) as stranger:
+        stranger.sendto(asked, (node.v4, UDP_PORT))
+        counted = 'ebpflb_node_datagrams_dropped_total{reason="stranger"} 1.0'
+        wait_until("it is counted", lambda: counted in cluster.metrics())
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.recv(64)
 
 
 def test_a_node_that_is_cut_off_costs_the_connections_of_three_seconds(cluster: Nodes) -> None:
