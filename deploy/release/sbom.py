@@ -5,8 +5,8 @@
 
 The Python packages come from the lock files, by cyclonedx-py; of the Debian packages and the image,
 those that a Debian package contains: the same for each architecture. IMAGE_PACKAGES has the Debian
-packages of the images, as `dpkg-query --show` prints them. Raises CalledProcessError if cyclonedx-py
-fails.
+packages of the images, as `dpkg-query --show` prints them. Raises CalledProcessError if
+cyclonedx-py fails.
 """
 
 import hashlib
