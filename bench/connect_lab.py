@@ -160,6 +160,8 @@ class ConnectLab:
         node, other = lab.node("one", 1), lab.node("many", 2)
         self.bare = lab.cgroup / "bare"
         self.bare.mkdir()
+        self.empty = lab.cgroup / "empty"
+        self.empty.mkdir()
         self.client = Client(lab, lab.pod(node, "client", 2))
         self.backends = [
             replace(lab.pod(node, f"web-{i}", 10 + i), cgroup=self.bare) for i in (1, 2)

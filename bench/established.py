@@ -42,7 +42,10 @@ def _measured(wanted: argparse.Namespace) -> Lines:
 
 def _target(name: str) -> float | None:
     """Of the engine netfilter; the flow tables have none."""
-    protocol, state, _ = name.split(", ")
+    protocol, state, hook = name.split(", ")
+    if state == "for no service":
+        is_udp_ingress = (protocol, hook) == ("UDP", "ingress")
+        return targets.NO_SERVICE_UDP_INGRESS if is_udp_ingress else targets.NO_SERVICE
     return targets.CHOSEN[protocol] if state == "by netfilter" else None
 
 

@@ -81,6 +81,8 @@ def measured() -> Iterator[tuple[str, int]]:
     """Names of what is measured, and nanoseconds."""
     maps, programs = load()
     files = {program.name: program.fd for program in programs}
+    if "no_frontends" in maps:
+        MapWriter(maps).no_frontends.repair()
     for hook in KINDS:
         for word, protocol in _PROTOCOLS.items():
             flows = maps["tcp_flows" if word == "TCP" else "other_flows"]

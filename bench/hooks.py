@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of one agent: their run time by the kernel's own statistics; off, and on again.
 
-Hooks    those at its cgroup
-Packets  the two that it has at devices
+Hooks       those at its cgroup
+EmptyHooks  programs that do nothing, at a cgroup of their own
+Packets     the two that it has at devices
 
 The kernel adds up, for each program, how often and how long it ran; the figure per call includes
-one reading of its clock, some 20 ns.
+one reading of its clock and the call, 20 to 60 ns: what EmptyHooks show.
 """
 
 import os
@@ -18,8 +19,11 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.programs import loader
 from ebpflb.kernel.programs.loader import PACKET_SECTIONS, SECTIONS, Program
 from ebpflb.lab.agents import wait_until
+
+_ALLOW = bytes.fromhex("b7000000010000009500000000000000")  # return 1
 
 
 class Runs(NamedTuple):
@@ -117,6 +121,27 @@ class Hooks(Counted):
             return [i for p in self.programs for i in bpf.query(target, p.attach_type)]
         finally:
             os.close(target)
+
+
+class EmptyHooks(Counted):
+    """A program that only returns, at each hook of a cgroup."""
+
+    def __init__(self, cgroup: Path) -> None:
+        self.cgroup = cgroup
+        hooks = {section.partition("/")[2]: hook for section, hook in SECTIONS.items()}
+        super().__init__(
+            [
+                Program(name, loader.load_one(name, hook, _ALLOW), hook.attach_type)
+                for name, hook in hooks.items()
+            ]
+        )
+        with bpf.closing(os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)) as at:
+            self._links = [bpf.link_create(p.fd, at, p.attach_type) for p in self.programs]
+
+    def __exit__(self, *_: object) -> None:
+        for link in self._links:
+            os.close(link)
+        super().__exit__()
 
 
 @contextmanager

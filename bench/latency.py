@@ -9,6 +9,7 @@ import argparse
 import random
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from bench import hooks, services, targets
@@ -81,14 +82,20 @@ def _ratio(
 
 
 def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namespace) -> Lines:
-    """The same few kinds of work for each agent, round by round."""
+    """The same few kinds of work for each agent, round by round.
+
+    What is for no service is less what programs show that do nothing.
+    """
     took: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with hooks.statistics():
+    with hooks.statistics(), hooks.EmptyHooks(lab.empty) as empty:
         for _ in range(wanted.rounds):
+            lab.client.move(lab.empty)
+            nothing = empty.per_call(_work_for_no_service(lab))
             for who, each in agents.items():
                 lab.client.move(each.cgroup)
                 for (name, kind), cost in _costs(lab, each, wanted.services).items():
-                    took[f"{name}, {kind}", who].append(cost)
+                    less = nothing[name] if kind == NO_SERVICE else 0
+                    took[f"{name}, {kind}", who].append(cost - less)
     yield "hooks, run time a call"
     for (what, who), costs in sorted(took.items()):
         note = ""
@@ -99,9 +106,18 @@ def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namesp
 
 
 def _target(what: str) -> float:
-    if what == "sendmsg4, new socket":
-        return targets.FIRST_DATAGRAM
-    return targets.OTHER_SOCKET if NO_SERVICE in what else targets.CALL
+    special = {
+        "sendmsg4, new socket": targets.FIRST_DATAGRAM,
+        "connect4, hit, any service": targets.ANY_SERVICE,
+    }
+    if NO_SERVICE in what:
+        return targets.OTHER_SOCKET
+    return special.get(what, targets.RELEASE if "sock_release" in what else targets.CALL)
+
+
+def _work_for_no_service(lab: ConnectLab) -> Callable[[], object]:
+    direct = _direct(lab.backends[0])
+    return lambda: lab.client.do("send_bursts", direct, CALLS, SENT)
 
 
 def _costs(lab: ConnectLab, each: Hooks, count: int) -> dict[tuple[str, str], float]:
@@ -114,7 +130,7 @@ def _costs(lab: ConnectLab, each: Hooks, count: int) -> dict[tuple[str, str], fl
         "same socket": (("sendmsg4", "recvmsg4"), lambda: do("send", VIP, CALLS // SENT, SENT)),
         "new socket": (("sendmsg4", "sock_release"), lambda: do("send", VIP, CALLS, 1)),
         "named": (("getpeername4",), lambda: do("name_peer", VIP, CALLS)),
-        NO_SERVICE: (("recvmsg4", "sock_release"), lambda: do("send_bursts", direct, CALLS, SENT)),
+        NO_SERVICE: (("recvmsg4", "sock_release"), _work_for_no_service(lab)),
     }
     if each.many:
         some = random.sample(range(count - 1), k=min(CALLS, count - 1))

@@ -3,14 +3,16 @@
 
 # Sockets: ratio; nanoseconds a call
 CLUSTER_IP = 1.03  # times a direct connection
-CALL, FIRST_DATAGRAM, OTHER_SOCKET = 500, 600, 100
+CALL, RELEASE, FIRST_DATAGRAM = 500, 250, 600
+ANY_SERVICE = 850  # connect4 to any of 10,000
+OTHER_SOCKET = 60  # more than a program that does nothing
 DRAW = 40  # more than at random
 
 # Packets: times nftables, at least; nanoseconds of a program; of all programs, a connection
 LEAN = 1.33
 NETFILTER_RATE, NETFILTER_PACKETS = 0.99, 0.98  # connections a second; a TCP packet's cost
 FAST, FAST_RATE = 1.7, 1.15  # with --fast-forward: a packet's cost, connections to local endpoints
-NO_SERVICE = 60
+NO_SERVICE, NO_SERVICE_UDP_INGRESS = 60, 90  # by test runs an empty program takes 26 of them
 CHOSEN = {"TCP": 50, "UDP": 100}  # an established packet that netfilter translates
 CONNECTION = {"local": 4000, "remote": 4800}
 
