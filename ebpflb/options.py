@@ -36,6 +36,7 @@ from ebpflb.model.services import (
     ExternalIps,
     Requirement,
     ServedServices,
+    WholeAddresses,
     parse_external_ips,
     parse_namespaces,
     parse_requirements,
@@ -276,6 +277,12 @@ class ConntrackOptions:
 
 # Where replies leave: as the backend's packets are routed, or where their requests came in.
 REPLY_PATHS = ROUTE, REQUEST_DEVICE = "route", "request-device"
+UNKNOWN_PORTS = (UNKNOWN_ROUTED, UNKNOWN_PASS, UNKNOWN_REJECT, UNKNOWN_DROP) = (
+    "off",
+    "pass",
+    "reject",
+    "drop",
+)
 
 
 @dataclass(frozen=True)
@@ -572,6 +579,25 @@ class Options:
         chart="nodeLocalAddresses",
         details="See [a DNS cache on the node](node-local.md).",
     )
+    answer_pings: bool = option(
+        False,
+        "--answer-pings",
+        "Answer pings to the addresses of Services that have endpoints, except from this node"
+        " itself. Without it those to cluster IPs are refused, and others are left to the routes.",
+        chart="answerPings",
+        details="See [addresses of Services](vips.md).",
+    )
+    # One of UNKNOWN_PORTS.
+    unknown_ports: str = option(
+        UNKNOWN_ROUTED,
+        "--load-balancer-unknown-ports",
+        "What happens to packets for a load balancer's address at a port that no Service has: they"
+        " are refused (reject), dropped (drop), passed to the node's stack unless its route leads"
+        " back to where they came from (pass), or routed even then (off).",
+        choices=UNKNOWN_PORTS,
+        chart="loadBalancerUnknownPorts",
+        details="See [addresses of Services](vips.md).",
+    )
     shadow: bool = option(
         False,
         "--shadow",
@@ -623,6 +649,10 @@ class Options:
             "fast_forward": self.fast_forward,
             "host_sockets": self.socket_translation == HOST_SOCKETS,
             "shadow": self.shadow,
+            "answer_pings": self.answer_pings,
+            "unknown_ports": self.unknown_ports != UNKNOWN_ROUTED,
+            "unknown_reject": self.unknown_ports == UNKNOWN_REJECT,
+            "unknown_drop": self.unknown_ports == UNKNOWN_DROP,
         }
         first, last = self.masquerade_ports
         set_flags = frozenset(flag for flag, is_set in flags.items() if is_set)
@@ -660,7 +690,16 @@ class Options:
             self.local_api_server,
             annotations.HealthSettings(self.endpoint_health, self.node_health_key is not None),
             self.node_local_addresses,
+            self.whole_addresses,
         )
+
+    @property
+    def whole_addresses(self) -> WholeAddresses:
+        """Which addresses the programs must know as a whole."""
+        if self.answer_pings:
+            return WholeAddresses.ALL
+        routed = self.unknown_ports == UNKNOWN_ROUTED
+        return WholeAddresses.NONE if routed else WholeAddresses.BALANCED
 
     @property
     def keeps_api_servers(self) -> bool:

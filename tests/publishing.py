@@ -13,7 +13,7 @@ from typing import Any
 from ebpflb.model.addresses import Address
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
 
-PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
+PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "sctp": 132}
 _NOBODY = Backend(IPv6Address(0), 0, frozenset(), 0, 0)
 
 

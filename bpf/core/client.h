@@ -67,30 +67,41 @@ static __always_inline const struct address *client_address(const struct request
 }
 
 /*
- * Whether a backend's replies to the client leave by the device where the client's packets come in:
- * then they pass our hooks there. Routing rules may match ports and protocols, so the look-up
- * includes them.
+ * Whether packets from one address and port to another leave by the device where this packet comes in.
+ * Routing rules may match ports and protocols, so the look-up includes them.
  */
-static __always_inline bool client_is_symmetric(struct __sk_buff *ctx, const struct packet *packet,
-						const struct backend *backend)
+static __always_inline bool route_is_by_device(struct __sk_buff *ctx, const struct packet *packet,
+					       const struct address *from, __be16 from_port,
+					       const struct address *to, __be16 to_port)
 {
 	struct bpf_fib_lookup route = { .family = packet->v6 ? FAMILY_V6 : FAMILY_V4,
 					.l4_protocol = packet->tuple.protocol,
-					.sport = backend->port,
-					.dport = packet->tuple.source_port,
+					.sport = from_port,
+					.dport = to_port,
 					.ifindex = ctx->ifindex };
 	long result;
 
 	if (packet->v6) {
-		__builtin_memcpy(route.ipv6_src, &backend->address, 16);
-		__builtin_memcpy(route.ipv6_dst, &packet->tuple.source, 16);
+		__builtin_memcpy(route.ipv6_src, from, 16);
+		__builtin_memcpy(route.ipv6_dst, to, 16);
 	} else {
-		route.ipv4_src = backend->address.word[3];
-		route.ipv4_dst = packet->tuple.source.word[3];
+		route.ipv4_src = from->word[3];
+		route.ipv4_dst = to->word[3];
 	}
 	result = bpf_fib_lookup(ctx, &route, sizeof(route), 0);
 	return (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) &&
 	       route.ifindex == ctx->ifindex;
+}
+
+/*
+ * Whether a backend's replies to the client leave by the device where the client's packets come in:
+ * then they pass our hooks there.
+ */
+static __always_inline bool client_is_symmetric(struct __sk_buff *ctx, const struct packet *packet,
+						const struct backend *backend)
+{
+	return route_is_by_device(ctx, packet, &backend->address, backend->port,
+				  &packet->tuple.source, packet->tuple.source_port);
 }
 
 #endif

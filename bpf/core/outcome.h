@@ -13,7 +13,7 @@
 enum action {
 	GO_ON = -1,	/* TC_ACT_UNSPEC, TCX_NEXT: the next program runs */
 	DROP = 2,	/* TC_ACT_SHOT */
-	REJECT,		/* the packet becomes the reply that refuses it (path/reject_packet.h) */
+	REJECT,		/* the packet becomes its reply, mostly a refusal (path/reject_packet.h) */
 };
 
 struct outcome {
@@ -46,6 +46,7 @@ static __always_inline enum action action_of(enum verdict verdict)
 	case VERDICT_REFUSED:
 	case VERDICT_ENDPOINT_GONE:
 	case VERDICT_TOO_LONG:
+	case VERDICT_PING_ANSWERED:
 		return REJECT;
 	case VERDICT_NO_LOCAL_ENDPOINT:
 	case VERDICT_RECYCLED:
@@ -53,6 +54,7 @@ static __always_inline enum action action_of(enum verdict verdict)
 	case VERDICT_FLOWS_FULL:
 	case VERDICT_SOURCE_DENIED:
 	case VERDICT_UNALLOCATED:
+	case VERDICT_UNKNOWN_PORT:
 	case VERDICT_REJECT_LIMITED:
 		return DROP;
 	default:

@@ -26,18 +26,8 @@
 #include "path/parse.h"
 #include "path/reject_packet.h"
 #include "path/repeated.h"
+#include "path/vip.h"
 #include "record/event_packet.h"
-
-/*
- * Pings at ingress: those to a cluster IP in use are refused, those to an unallocated address of a
- * service range are dropped (kube-proxy.md 6.3).
- */
-static __always_inline enum verdict ping_verdict(struct __sk_buff *ctx, const struct packet *packet)
-{
-	if (!packet_is_echo(ctx, packet))
-		return VERDICT_PASSED;
-	return selected_verdict(selected_without_service(&packet->tuple.destination));
-}
 
 static __always_inline struct scratch *scratch_here(void)
 {
@@ -112,11 +102,17 @@ static __always_inline struct outcome ingress_read(struct __sk_buff *ctx, struct
 }
 
 static __always_inline struct outcome ingress_icmp(struct __sk_buff *ctx, struct packet *packet,
-						   struct onward *onward)
+						   struct onward *onward,
+						   struct opening *opening)
 {
-	struct outcome outcome = icmp_error_translate(ctx, packet, onward, HOOK_INGRESS);
+	struct outcome outcome;
 
-	return outcome.decided ? outcome : unchanged(ping_verdict(ctx, packet));
+	onward->is_ping = false;
+	if (!packet_is_echo(ctx, packet))
+		return icmp_error_translate(ctx, packet, onward, HOOK_INGRESS);
+	outcome = unchanged(ping_verdict(ctx, packet, &opening->selection.service));
+	onward->is_ping = outcome.verdict == VERDICT_PING_ANSWERED;
+	return outcome;
 }
 
 static __always_inline struct outcome ingress_outcome(struct __sk_buff *ctx, struct packet *packet,
@@ -128,7 +124,7 @@ static __always_inline struct outcome ingress_outcome(struct __sk_buff *ctx, str
 	if (reading == READ)
 		return ingress_read(ctx, packet, onward, opening);
 	if (reading == READ_ICMP)
-		return ingress_icmp(ctx, packet, onward);
+		return ingress_icmp(ctx, packet, onward, opening);
 	return not_read(reading);
 }
 
@@ -162,7 +158,8 @@ int ingress(struct __sk_buff *ctx)
 	action = action_in_force(outcome.verdict);
 	if (action != REJECT)
 		return action;
-	if (!reject_packet(ctx, packet, onward->mtu))
+	if (!reply_packet(ctx, packet, packet_is_icmp(packet) && onward->is_ping,
+			  onward->mtu))
 		return action_of(verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun,
 							      VERDICT_REJECT_LIMITED)));
 	swap_link(ctx);
@@ -211,7 +208,7 @@ int egress(struct __sk_buff *ctx)
 	action = action_in_force(outcome.verdict);
 	if (action != REJECT)
 		return action;
-	if (!reject_packet(ctx, packet, 0))
+	if (!reply_packet(ctx, packet, false, 0))
 		return action_of(verdict_count(monitor_packet(ctx, scratch, EVENT_EGRESS, begun,
 							      VERDICT_REJECT_LIMITED)));
 	if (ctx->ingress_ifindex)

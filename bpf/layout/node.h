@@ -58,6 +58,10 @@ enum setting_flag {
 	SETTING_SHADOW = 256,	/* new decisions are counted, and not carried out */
 	SETTING_FAST_FORWARD = 512,	/* established flows do not pass the stack */
 	SETTING_NETFILTER_SCTP = 1024,	/* SCTP's too: the kernel's NAT can translate it */
+	SETTING_ANSWER_PINGS = 2048,	/* to addresses of services that have endpoints */
+	SETTING_UNKNOWN_PORTS = 4096,	/* of load balancers' addresses are not led back to the router ... */
+	SETTING_UNKNOWN_REJECT = 8192,	/* ... but refused ... */
+	SETTING_UNKNOWN_DROP = 16384,	/* ... or dropped */
 };
 
 /* The state of a flow with a port that this node allocated. */

@@ -77,7 +77,8 @@ struct onward {
 	__u32 device;		/* by which the packet has to leave; 0: by its route */
 	struct next_hop next;	/* there */
 	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
-	__u16 pad[3];
+	__u16 is_ping;		/* of ICMP: a boolean, VERDICT_PING_ANSWERED; the verifier forgets it here */
+	__u16 pad[2];
 };
 SIZE(struct onward, 328);
 

@@ -27,7 +27,9 @@ enum verdict {
 	VERDICT_ENDPOINT_GONE = 19,	/* packet of a flow whose endpoint has gone: answered with a reset */
 	VERDICT_TOO_LONG = 20,	/* reply too long for its device: answered with "packet too big" */
 	VERDICT_PASSED_THROUGH = 21,	/* no endpoint, and the service leaves such packets to the network */
-	VERDICTS = 22,		/* how many */
+	VERDICT_PING_ANSWERED = 22,	/* echo request to an address of a service: answered */
+	VERDICT_UNKNOWN_PORT = 23,	/* port of a load balancer's address that no service has: dropped */
+	VERDICTS = 24,		/* how many */
 };
 
 /* Why a flow is masqueraded. */

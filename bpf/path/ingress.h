@@ -21,6 +21,7 @@
 #include "core/outcome.h"
 #include "path/reply_to_device.h"
 #include "path/select_backend.h"
+#include "path/vip.h"
 #include "core/note.h"
 
 /* As policy_masquerades; and where this node would not see the replies. */
@@ -151,11 +152,12 @@ static __always_inline bool leads_to_backend(struct outcome outcome)
 /* A packet that opens a flow, if there is a backend for it. */
 static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 						       const struct packet *packet,
-						       const struct settings *settings,
+						       const struct request *request,
 						       enum selected selected,
 						       struct onward *onward,
 						       struct opening *opening)
 {
+	const struct settings *settings = request->settings;
 	struct outcome outcome = undecided();
 	bool is_direct = selected == NO_SERVICE &&
 			 direct_select(&packet->tuple, ctx->ifindex, opening);
@@ -165,7 +167,10 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 	if (selected == SELECTED)
 		outcome = leave_to_netfilter(ctx, packet, settings, &opening->selection);
 	else if (!is_direct)
-		outcome = unchanged(selected_verdict(selected));
+		outcome = unchanged(selected == NO_SERVICE
+					    ? vip_unknown_port(request, packet,
+							       &opening->selection.service)
+					    : selected_verdict(selected));
 	if (!outcome.decided)
 		outcome = flows_wait(settings)
 				  ? unchanged(VERDICT_PASSED)
@@ -204,7 +209,7 @@ static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 		return unchanged(selected_verdict(selected));
 	if (!packet->opens)
 		return ingress_middle(ctx, packet, settings, selected, &opening->selection);
-	return ingress_selected(ctx, packet, settings, selected, onward, opening);
+	return ingress_selected(ctx, packet, &request, selected, onward, opening);
 }
 
 /* onward->to becomes the new tuple of a packet that is rewritten. */

@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Rejects a packet like a port without a listener (kube-proxy.md 6.1), at most a thousand times a
- * second on each CPU. Further packets are dropped, so that the replies cannot become a flood.
+ * Rejects a packet like a port without a listener (kube-proxy.md 6.1), or answers a ping, each at most a
+ * thousand times a second on each CPU. Further packets are dropped, so that the replies cannot become a
+ * flood.
  */
 #ifndef EBPFLB_PATH_REJECT_PACKET_H
 #define EBPFLB_PATH_REJECT_PACKET_H
 
 #include "core/tuple.h"
+#include "net/echo.h"
 #include "net/reset.h"
 #include "net/unreachable.h"
 
 #define REJECTS 1000
 #define REFILL 1000000000ULL	/* ns */
 
-static __always_inline bool reject_within_budget(void)
+enum budget { REFUSALS, PINGS };
+
+static __always_inline bool reply_within_budget(const enum budget which)
 {
-	struct reject_budget *budget = LOOKUP_NUMBER(struct reject_budget, reject_budgets, 0);
+	struct reject_budget *budget = LOOKUP_NUMBER(struct reject_budget, reject_budgets, which);
 	__u64 now = clock_coarse();
 
 	if (!budget)
@@ -31,18 +35,21 @@ static __always_inline bool reject_within_budget(void)
 }
 
 /*
- * Turns a packet into the reply that refuses it, or that tells the MTU that it exceeds. Returns
- * false over the limit, and for a packet with options or extension headers.
+ * Turns a packet into its reply: one that refuses it, or tells the MTU that it exceeds, or answers the ping.
+ * Returns false over the limit, and for a packet with options or extension headers.
  */
-static __always_inline bool reject_packet(struct __sk_buff *ctx, const struct packet *packet,
-					  __u16 mtu)
+static __always_inline bool reply_packet(struct __sk_buff *ctx, const struct packet *packet,
+					 bool is_ping, __u16 mtu)
 {
 	EMPTY(struct tuple, to);
 
 	tuple_write_reverse(to, &packet->tuple, 0);
-	if (packet->options || packet->piece == LATER || !reject_within_budget())
+	if (packet->options || packet->piece == LATER || (is_ping && packet->piece != WHOLE) ||
+	    !reply_within_budget(is_ping ? PINGS : REFUSALS))
 		return false;
 	vlan_forget_priority(ctx);
+	if (is_ping)
+		return respond_echo(ctx, packet, to);
 	if (packet->tuple.protocol == TCP && !mtu)
 		return respond_reset(ctx, packet, to);
 	return packet->v6 ? respond_unreachable_v6(ctx, packet, to, mtu)

@@ -32,7 +32,8 @@ static __always_inline bool tuple_is_repeated(struct __sk_buff *ctx, const struc
 	struct frontend frontend = tuple_frontend(tuple);
 
 	if (!frontend_may_exist(&frontend)) {
-		if (tuple->protocol == UDP && address_may_have_use(&frontend.address))
+		if (tuple->protocol == UDP && (address_may_have_use(&frontend.address) ||
+					       address_may_be_vip(settings, &frontend.address)))
 			return false;
 		verdict_count(VERDICT_PASSED);
 		return true;

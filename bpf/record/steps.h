@@ -29,6 +29,7 @@ enum step_kind {
 	STEP_NODE_LOCAL,	/* the slot of the node-local listener */
 	STEP_UNTRACKED,		/* rules in raw exempt the packet */
 	STEP_PASSTHROUGH,	/* no endpoint: the packet goes on to the router */
+	STEP_UNKNOWN_PORT,	/* of a load balancer's address; 1: the route leads back to the router */
 	STEP_FLOW,		/* enum flow_kind of the entry that the packet has, and its address */
 	STEP_FLOW_REPLACED,
 	STEP_ATTACHING,

@@ -13,6 +13,7 @@
 #include "core/settings.h"
 #include "core/tuple.h"
 #include "net/address.h"
+#include "net/protocol.h"
 #include "record/record.h"
 
 enum found { ABSENT, FOUND, RECYCLED };
@@ -72,6 +73,24 @@ static __always_inline struct frontend nodeport_of(const struct frontend *fronte
 	return (struct frontend){ .address = address_any(&frontend->address),
 				  .port = frontend->port,
 				  .protocol = frontend->protocol };
+}
+
+/* The address as a whole, for what is sent to no port of a service (path/vip.h). */
+static __always_inline struct frontend whole_of(const struct address *address)
+{
+	return (struct frontend){ .address = *address, .protocol = ICMP };
+}
+
+/* Whether a packet to a port that no service has may be refused for its address. */
+static __always_inline bool address_may_be_vip(const struct settings *settings,
+					       const struct address *address)
+{
+	struct frontend whole;
+
+	if (!(settings->flags & SETTING_UNKNOWN_PORTS))
+		return false;
+	whole = whole_of(address);
+	return frontend_may_exist(&whole);
 }
 
 /* RECYCLED: the element was given to another frontend, or replaced, while it was copied. */

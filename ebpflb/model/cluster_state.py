@@ -30,7 +30,14 @@ from ebpflb.model.endpoints import (
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.node_local import Listener, NodeLocalPorts
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from ebpflb.model.services import OF_KUBE_PROXY, Admission, PortName, ServicePort, show_labels
+from ebpflb.model.services import (
+    OF_KUBE_PROXY,
+    Admission,
+    PortName,
+    ServicePort,
+    WholeAddresses,
+    show_labels,
+)
 from ebpflb.model.untracked import Untracked
 
 # When endpoints changed whose changes wait for a sync (kube-proxy.md 16.4).
@@ -386,6 +393,8 @@ class ClusterState:
         ports, warnings = services.parse(service, self.admission)
         if (local := self.admission.local_api_server) and key == KUBERNETES:
             ports = services.with_loopback(ports, local)
+        if (which := self.admission.whole_addresses) is not WholeAddresses.NONE:
+            ports = services.with_whole_addresses(ports, which)
         self.labels.pop(key, None)
         if labels := service.metadata.labels:
             self.labels[key] = show_labels(labels)

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -209,6 +209,14 @@ def _requirement(text: str) -> Requirement:
 # The operator's settings for Services on this node; Services may override some of them.
 
 
+class WholeAddresses(StrEnum):
+    """Which addresses the programs must know as a whole: for pings, or for unknown ports."""
+
+    NONE = "none"
+    BALANCED = "load balancers'"
+    ALL = "all"
+
+
 class Admission(Struct, frozen=True):
     """The operator's settings for Services.
 
@@ -217,7 +225,8 @@ class Admission(Struct, frozen=True):
     ``scheduler`` and ``endpoint_health`` apply to Services without the annotation (annotations.py),
     which may name ``node_local_addresses``.
     Services that are not ``served`` belong to another proxy. ``local_api_server`` is a loopback
-    address and port at which the node's own processes reach the API servers.
+    address and port at which the node's own processes reach the API servers. ``whole_addresses``:
+    for which addresses Services stand as a whole.
     """
 
     serve_external_ips: bool = True
@@ -228,6 +237,7 @@ class Admission(Struct, frozen=True):
     local_api_server: tuple[Address, int] | None = None
     endpoint_health: HealthSettings = HealthSettings()
     node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
+    whole_addresses: WholeAddresses = WholeAddresses.NONE
 
     @property
     def of_annotations(self) -> tuple[str, HealthSettings, tuple[Address, ...]]:
@@ -301,6 +311,8 @@ class ServicePort:
     ``loopback``: another frontend, for the node's own processes.
     ``node_local``: the address of a listener on the node that serves sockets while it answers.
     ``passthrough``: what finds no endpoint at an external address goes on to the router.
+    ``whole_addresses``: those of its addresses for which it stands as a whole: for pings, and for
+    ports that no Service has.
     """
 
     name: PortName
@@ -324,6 +336,7 @@ class ServicePort:
     loopback: tuple[Address, int] | None = None
     node_local: Address | None = None
     passthrough: bool = False
+    whole_addresses: tuple[Address, ...] = ()
 
     @property
     def externally_accessible(self) -> bool:
@@ -421,6 +434,23 @@ def with_loopback(
     """Add the frontend to the API servers' port of the same family."""
     wanted = (*API_SERVERS, loopback[0].version)
     return tuple(replace(it, loopback=loopback) if it.name == wanted else it for it in ports)
+
+
+def with_whole_addresses(
+    ports: tuple[ServicePort, ...], which: WholeAddresses
+) -> tuple[ServicePort, ...]:
+    """Let the first port of each family stand for the Service's addresses."""
+    first = {port.name.family: port for port in reversed(ports)}
+    return tuple(
+        replace(it, whole_addresses=_whole(it, which)) if it is first[it.name.family] else it
+        for it in ports
+    )
+
+
+def _whole(port: ServicePort, which: WholeAddresses) -> tuple[Address, ...]:
+    if which is WholeAddresses.ALL:
+        return (*port.external_ips, *port.load_balancer_ips, port.cluster_ip)
+    return port.load_balancer_ips
 
 
 def _name(field: str, text: str) -> str:

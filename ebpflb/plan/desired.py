@@ -22,6 +22,7 @@ from ebpflb.model.services import PortName, ServicePort
 from ebpflb.model.untracked import NO_UNTRACKED, Untracked
 from ebpflb.plan import tables
 from ebpflb.plan.entries import (
+    WHOLE,
     BackendName,
     Flags,
     Frontend,
@@ -80,6 +81,11 @@ class DesiredService:
     backends: tuple[DesiredBackend, ...]
     source_ranges: tuple[Network, ...] = ()
     nodeport_source_ranges: tuple[Network, ...] = ()
+
+    def serves(self, frontend: Frontend) -> bool:
+        """Whether there is a backend at the frontend for clients outside."""
+        wanted = "local" if "local" in self.frontends[frontend] else "cluster"
+        return any(wanted in backend.flags for backend in self.backends)
 
 
 def desired_service(
@@ -149,6 +155,8 @@ def _frontends(port: ServicePort, has_any: bool, *, has_listener: bool) -> dict[
         found[Frontend(address, number, protocol)] = _flags(*usual, external=True)
     internal = _flags(*usual, local=port.internal_local)
     found[Frontend(port.cluster_ip, port.port, protocol)] = internal
+    for address in port.whole_addresses:
+        found[Frontend(address, 0, WHOLE)] = found[Frontend(address, port.port, protocol)]
     return found
 
 

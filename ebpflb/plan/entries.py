@@ -46,13 +46,18 @@ NO_SLOT = 2**32 - 1  # the slot of a removed backend: beyond the array, so a loo
 
 
 class Frontend(NamedTuple):
-    """The address of a service; for a NodePort the unspecified address of its family."""
+    """The address of a service; for a NodePort the unspecified address of its family.
+
+    With port 0 and protocol WHOLE it stands for the address itself (bpf/path/vip.h).
+    """
 
     address: Address
     port: int
     protocol: int
 
     def __str__(self) -> str:
+        if not self.port:
+            return str(self.address)
         host = f"[{self.address}]" if self.address.version == 6 else str(self.address)
         return f"{host}:{self.port}"
 
@@ -254,6 +259,8 @@ class Settings(NamedTuple):
 
 NODE_PORT = "NodePort"
 LOOPBACK = "Loopback"  # --local-api-server
+ADDRESS = "Address"  # --answer-pings, --load-balancer-unknown-ports
+WHOLE = 1  # the protocol of an address as a whole: ICMP's number
 _PROTOCOLS = frozenset(Protocol)
 
 
@@ -269,11 +276,15 @@ def service_of(name: str) -> str:
 
 def protocol_name(number: int) -> str:
     """The protocol's name, or its number if no agent or program writes such a protocol."""
+    if number == WHOLE:
+        return "ICMP"
     return Protocol(number).name if number in _PROTOCOLS else f"protocol {number}"
 
 
 def frontend_kind(frontend: Frontend, flags: Flags) -> str:
     """The kind of the frontend's address, in Kubernetes' words if Kubernetes has it."""
+    if not frontend.port:
+        return ADDRESS
     if frontend.address.is_unspecified:
         return NODE_PORT
     if frontend.address.is_loopback:

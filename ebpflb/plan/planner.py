@@ -97,6 +97,7 @@ class Plan:
 # Two Services may list the same external address, protocol and port. kube-proxy leaves the winner
 # undefined (kube-proxy.md 4). Here the older Service wins, and between equally old ones the first
 # by name. So a new Service cannot take traffic away, and the order of events does not matter.
+# Services may share an address at different ports: then any of them may stand for it as a whole.
 
 
 class Claims:
@@ -146,13 +147,16 @@ class Claims:
             names = self.claimants.setdefault(frontend, [])
             rivals.update(names[:1])
             names.append(desired.name)
-            names.sort(key=self._seniority)
-            if len(names) > 1:
+            names.sort(key=partial(self._seniority, frontend))
+            if len(names) > 1 and frontend.port:
                 self.contested[frontend] = names
         return rivals
 
-    def _seniority(self, name: PortName) -> tuple[str, PortName]:
-        return self.desired[name].created, name
+    def _seniority(self, frontend: Frontend, name: PortName) -> tuple[bool, str, PortName]:
+        """Return the order: for an address as a whole, those with endpoints come first."""
+        desired = self.desired[name]
+        is_idle = not frontend.port and not desired.serves(frontend)
+        return is_idle, desired.created, name
 
 
 Desired = Mapping[PortName, DesiredService | None]

@@ -210,7 +210,7 @@ def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandi
     kept = set(new.ids)
     gone = [b.endpoint for b, id in zip(old.backends, old.ids, strict=True) if id not in kept]
     for frontend, service in new.services.items():
-        if not (new.ids or "passthrough" in service.flags):
+        if not frontend.port or not (new.ids or "passthrough" in service.flags):
             continue
         is_known = old.ids and frontend in old.services and not _passed_through(frontend, old, new)
         for backend in gone if is_known else [None]:

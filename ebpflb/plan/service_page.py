@@ -28,6 +28,7 @@ from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired import NODE_LOCAL, DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
+    ADDRESS,
     NODE_PORT,
     Flags,
     Frontend,
@@ -155,7 +156,8 @@ def summary(page: ServicePage) -> ServiceRow:
     """Return the page as one row."""
     frontends = [row for port in page.ports for row in port.frontends]
     states = Counter(row.state for port in page.ports for row in port.endpoints)
-    hosts = [row.frontend.rpartition(":")[0] for row in frontends if row.kind != NODE_PORT]
+    ports = [row for row in frontends if row.kind not in (NODE_PORT, ADDRESS)]
+    hosts = [row.frontend.rpartition(":")[0] for row in ports]
     return ServiceRow(
         page.service,
         [*dict.fromkeys(_numbers(port) for port in page.ports)],
@@ -170,7 +172,8 @@ def summary(page: ServicePage) -> ServiceRow:
 
 def _numbers(port: PortPage) -> str:
     """PORT/PROTOCOL, or PORT:NODEPORT/PROTOCOL."""
-    numbers = {row.kind == NODE_PORT: row.frontend.rpartition(":")[2] for row in port.frontends}
+    rows = [row for row in port.frontends if row.kind != ADDRESS]
+    numbers = {row.kind == NODE_PORT: row.frontend.rpartition(":")[2] for row in rows}
     return f"{':'.join(numbers[it] for it in sorted(numbers))}/{port.protocol}"
 
 
@@ -196,7 +199,7 @@ def frontend_row(
     """Return the row of a frontend; ``problem`` is "" if the maps have the frontend."""
     kind, policy = frontend_kind(frontend, flags), _POLICIES["local" in flags]
     count = sum(policy.lower() in backend.flags for backend in entries.backends)
-    if not problem and not count:
+    if not problem and not count and kind != ADDRESS:
         problem = _without_endpoint(kind, flags)
     if "passthrough" in flags:
         policy = f"{policy}/{PASSTHROUGH}"
@@ -297,6 +300,7 @@ def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:
         page.frontends = [
             frontend_row(f, flags, facts.entries, _missing_frontend(f, facts))
             for f, flags in facts.desired.frontends.items()
+            if f.port or facts.owners[f] == facts.port.name
         ]
     page.endpoints = [*_endpoint_rows(facts, service, page.endpoints)]
     return page

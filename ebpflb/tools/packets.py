@@ -221,7 +221,11 @@ def _sweeps(snapshot: Snapshot) -> list[Row]:
 
 def _reject_budgets(snapshot: Snapshot) -> list[Row]:
     """When each CPU's was refilled means nothing in sum."""
-    return [{"left": snapshot.maps["reject_budgets"].get(0)[1]}]
+    budgets = snapshot.maps["reject_budgets"]
+    return [
+        {"replies": kind, "left": budgets.get(number)[1]}
+        for number, kind in enumerate(("refusals", "answers to pings"))
+    ]
 
 
 def _rotations(snapshot: Snapshot) -> list[Row]:

@@ -54,6 +54,7 @@ OTHERS: dict[str, Any] = {
     "nodeReadiness": "condition",
     "serviceMetrics": "200,tier=web,stage in (test,canary)",
     "nodeLocalAddresses": "169.254.20.10,fd00:20::10",
+    "loadBalancerUnknownPorts": "reject",
     "namespaceShare": 50,
     "shadow": True,
     "socketTranslation": "host",

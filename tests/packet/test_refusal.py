@@ -136,11 +136,11 @@ def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) ->
     assert node.maps["service_stats"].get(1)[3] == len(KINDS)
 
 
-def allow(node: PacketNode, answers: int) -> None:
-    """Allow this number of answers in this hour; each CPU has its own budget."""
+def allow(node: PacketNode, answers: int, which: int = 0) -> None:
+    """Allow this number of refusals, or answers to pings, in this hour; each CPU has its own."""
     budgets = node.maps["reject_budgets"]
     left = budgets.value.pack((time.monotonic_ns() + 3600 * 10**9, answers))
-    bpf.map_update(budgets.fd, budgets.key.pack(0), left * possible_cpus())
+    bpf.map_update(budgets.fd, budgets.key.pack(which), left * possible_cpus())
 
 
 def test_muted(node: PacketNode, places: Places, protocol: str) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as some
 
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.entries import WHOLE
 from ebpflb.plan.planner import Claims
 from tests.load import scaled
 from tests.plan.builders import by_name, desired, frontend, name
@@ -64,6 +65,29 @@ def test_unrelated_services_are_not_affected() -> None:
     claims.update(by_name(desired("a", [1]), desired("b", [2])))
     assert claims.update(by_name(desired("b", [2, 3]))) == {name("b")}
     assert claims.update({name("x"): None}) == {name("x")}
+
+
+def test_an_address_as_a_whole_is_shared() -> None:
+    """The oldest Service with an endpoint stands for it; that others do not is no dispute."""
+    whole = frontend(1)._replace(port=0, protocol=WHOLE)
+
+    def claimed(service: str, *backends: int, created: str, words: str = "") -> DesiredService:
+        return desired(service, {whole: frozenset(words.split())}, backends, created=created)
+
+    claims = Claims()
+
+    def owner() -> str:
+        return claims.claimants[whole][0].service
+
+    claims.update(by_name(claimed("old", created=OLD), claimed("new", created=NEW)))
+    assert owner() == "old"
+    assert claims.update(by_name(claimed("new", 1, created=NEW))) == {name("old"), name("new")}
+    assert owner() == "new"
+    assert claims.update(by_name(claimed("old", 2, created=OLD))) == {name("old"), name("new")}
+    assert owner() == "old"
+    claims.update(by_name(claimed("old", 2, created=OLD, words="external local")))
+    assert owner() == "new"  # the other one's endpoint is on another node
+    assert not claims.contested
 
 
 def test_disputes() -> None:

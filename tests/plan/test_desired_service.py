@@ -16,7 +16,7 @@ from ebpflb.model.endpoint_slices import EndpointName, Hints
 from ebpflb.model.endpoints import Endpoint, Selection
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired import DesiredService, desired_service
-from ebpflb.plan.entries import Flags, Frontend
+from ebpflb.plan.entries import WHOLE, Flags, Frontend
 from tests.load import scaled
 from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING
 
@@ -133,6 +133,16 @@ def test_passthrough() -> None:
     marked = {frontend for frontend in usual if passing[frontend] == usual[frontend] | {PASSES}}
     assert marked == {at("198.51.100.7"), at("203.0.113.9")}
     assert all(passing[it] == usual[it] for it in usual.keys() - marked)
+
+
+def test_whole_addresses() -> None:
+    """Each has the flags of the frontend at the same address, and of no NodePort."""
+    whole = (WEB.cluster_ip, *BALANCED.external_ips, *BALANCED.load_balancer_ips)
+    usual = desired_service(replace(BALANCED, external_local=True), SOMEBODY).frontends
+    port = replace(BALANCED, external_local=True, whole_addresses=whole)
+    found = desired_service(port, SOMEBODY).frontends
+    added = {Frontend(address, 0, WHOLE): usual[Frontend(address, 80, 6)] for address in whole}
+    assert found == usual | added
 
 
 def test_endpoints_flag() -> None:

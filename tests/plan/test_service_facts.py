@@ -12,6 +12,7 @@ from ebpflb.model.annotations import FAILOVER_ANNOTATION
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
+from ebpflb.model.services import OF_KUBE_PROXY, Admission, WholeAddresses
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import desired_service
 from ebpflb.plan.planner import Planner
@@ -20,6 +21,7 @@ from ebpflb.plan.service_page import (
     UNUSED,
     USED,
     EndpointRow,
+    FrontendRow,
     ServiceFacts,
     ServicePage,
     make_service_page,
@@ -37,8 +39,8 @@ NODE = "here"
 class Known:
     """A cluster, and what is planned of it."""
 
-    def __init__(self, capacity: Capacity = CAPACITY) -> None:
-        self.cluster = ClusterState(NODE)
+    def __init__(self, capacity: Capacity = CAPACITY, admission: Admission = OF_KUBE_PROXY) -> None:
+        self.cluster = ClusterState(NODE, admission=admission)
         self.planner = Planner(capacity)
 
     def apply(self, *found: objects.Service | objects.EndpointSlice) -> None:
@@ -106,6 +108,21 @@ def test_packets_that_go_on_to_the_router() -> None:
         (port,) = known(service, builders.slice(*found)).ports
         (row,) = (row for row in port.frontends if row.kind != "ClusterIP")
         assert (row.policy, row.problem) == ("Local/Passthrough", problem)
+
+
+def test_addresses_as_a_whole() -> None:
+    """They are shown at the port that stands for them, and leave the list of Services as it was."""
+    ports = [{"name": name, "port": port} for name, port in (("web", 80), ("tls", 443))]
+    service = builders.service(type="LoadBalancer", ports=ports, ingress=[{"ip": "203.0.113.9"}])
+    usual = known(service)
+    made = Known(admission=Admission(whole_addresses=WholeAddresses.BALANCED))
+    made.apply(service)
+    made.plan()
+    page = made.page()
+    rows = [(port.port, row) for port in page.ports for row in port.frontends]
+    (found,) = [(port, row) for port, row in rows if row.kind == "Address"]
+    assert found == ("shop/web:web/TCP", FrontendRow("Address", "203.0.113.9", "Cluster"))
+    assert summary(page) == summary(usual)
 
 
 def test_draining_and_unready() -> None:

@@ -112,6 +112,7 @@ def remembered(maps: dict[str, Map]) -> None:
     )
     maps["recent_choices"].write([(7, 5 << 32 | chosen), (8, 5 << 32), (9, 99)])
     count(maps["reject_budgets"], 0, now, 42)
+    count(maps["reject_budgets"], 1, now, 43)
 
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
@@ -297,4 +298,7 @@ def test_numbers(maps: dict[str, Map]) -> None:
         {"map": "tcp_flows", "swept": 10, "entries": 4, "evicted": 2, "capacity": 327680},
         {"map": "other_flows", "swept": 0, "entries": 1, "evicted": 0, "capacity": 196608},
     ]
-    assert rows(maps, "reject_budgets") == [{"left": 42}]
+    assert rows(maps, "reject_budgets") == [
+        {"replies": "refusals", "left": 42},
+        {"replies": "answers to pings", "left": 43},
+    ]

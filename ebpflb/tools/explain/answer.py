@@ -202,6 +202,7 @@ def _way(
 _DROPS = {
     "no_local_endpoint": "policy Local, and no endpoint on this node: the client times out",
     "source_denied": "the service's source ranges do not allow the client: it times out",
+    "unknown_port": "no service has this port of a load balancer's address: the client times out",
     "unallocated": "no service has this address of a service range: the client times out",
     "ports_exhausted": "no free port or address for masquerading: the packet is dropped",
     "flows_full": "no space for another flow: the packet is dropped",

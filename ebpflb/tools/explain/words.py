@@ -202,6 +202,11 @@ class Words:
         said = f"what listens on this node, while it answers: {self.facts.endpoint(found)}"
         return Row("endpoint", said, "slots", str(step.value))
 
+    def _unknown_port(self, step: Step) -> Row:
+        way = ", and the route leads back to where the packet came from" if step.value else ""
+        says = f"a load balancer's address, but no service has this port{way}"
+        return Row("address", f"{says} (--load-balancer-unknown-ports)", "settings", "flags")
+
     def _slot(self, step: Step) -> Row:
         found = self.facts.slot(step.value)
         self.backend = found.id if found else None
@@ -289,6 +294,7 @@ SAID_BY_STATE: dict[str, Callable[[Words, Step], Row | None]] = {
     "affinity_used": Words._affinity_used,
     "slot": Words._slot,
     "node_local": Words._node_local,
+    "unknown_port": Words._unknown_port,
     "flow": Words._flow,
     "snat": Words._snat,
     "source": Words._source,

@@ -10,6 +10,7 @@ from msgspec import structs
 from ebpflb.agent.stale_udp.worker import RemovedBackends, removed_backends
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
+from ebpflb.plan.entries import WHOLE
 from ebpflb.plan.flow_entries import StaleCandidates
 from ebpflb.plan.planner import Planner
 from tests.load import scaled
@@ -164,6 +165,14 @@ def test_connections_where_packets_go_on_to_the_router(planner: Planner) -> None
     assert candidates_after(planner, port()) == {StaleCandidates(ONE, away.endpoint)}
     every = {StaleCandidates(ONE, None), StaleCandidates(TWO, None)}
     assert candidates_after(planner, port(away)) == every
+
+
+def test_no_connection_is_to_an_address_as_a_whole(planner: Planner) -> None:
+    """It has no port, so nothing is searched for."""
+    whole = frontend(1)._replace(port=0, protocol=WHOLE)
+    port = replace(udp(3), frontends={ONE: frozenset(), whole: frozenset({"passthrough"})})
+    assert {each.frontend for each in candidates_after(planner, port)} == {ONE}
+    assert not candidates_after(planner, replace(port, backends=()))
 
 
 def test_connections_to_a_frontend_that_moves_may_be_stale(planner: Planner) -> None:
