@@ -29,10 +29,11 @@ enum service_flag {
 };
 
 /*
- * The service at a frontend. Where port is 0 and protocol is ICMP, the frontend is the address itself,
- * for what is sent to no port of a service (path/vip.h); so in both families. Its slots are one block that starts at cluster.base: first the backends
- * of the cluster list, overlapping with those of the local list, then those that are in neither list
- * but still serve the flows that they have, and last with SERVICE_NODE_LOCAL the node-local listener.
+ * The service at a frontend. Where port is 0 and protocol is ICMP, the frontend is the address itself, for
+ * what is sent to no port of a service (path/vip.h); so in both families. Its slots are one block that
+ * starts at cluster.base: first the backends of the cluster list, overlapping with those of the local
+ * list, then those that are in neither list but still serve the flows that they have, and last with
+ * SERVICE_NODE_LOCAL the node-local listener.
  */
 struct service {
 	__u32 id;
