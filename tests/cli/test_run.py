@@ -241,6 +241,7 @@ OTHER_VALUES = {
     "--devices": "eth*",
     "--endpoint-health": "passive",
     "--external-ips": "none",
+    "--load-balancer-unknown-ports": "reject",
     "--local-api-server": "127.0.0.1:7445",
     "--map-size": "flows=1048576",
     "--masquerade-ports": "40000-40099",
