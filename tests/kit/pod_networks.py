@@ -131,6 +131,13 @@ class SourceRules(cni.Routed):
 class WireGuard(cni.Routed):
     """The device has no link header; it has the first address of the node's pod network."""
 
+    mtu = 1420
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        super().plug(host, node, pod, number)
+        host.ip(f"link set veth{number} mtu {self.mtu}")
+        pod.ip(f"link set eth0 mtu {self.mtu}")
+
     def reach(self, host: Namespace, node: int, other: int) -> None:
         host.ip("link add wg0 type wireguard")
         call_in(NETNS / host.netns, lambda: self._connect(node, other))

@@ -29,7 +29,7 @@ def strict_reverse_path(node: Host) -> None:
 
 
 def drop_invalid(node: Host) -> None:
-    """``ct state invalid drop`` wherever a packet can pass; ICMPv6 redirects always are."""
+    """``ct state invalid drop`` wherever a packet can pass; redirects always are, or may be."""
     for hook in ("input", "forward", "output"):
         node.nft(f"""
             table inet tracked {{
@@ -37,6 +37,7 @@ def drop_invalid(node: Host) -> None:
                 chain {hook} {{
                     type filter hook {hook} priority 0
                     icmpv6 type nd-redirect accept
+                    icmp type redirect accept
                     ct state invalid counter name invalid drop
                 }}
             }}""")

@@ -31,7 +31,9 @@ PARTS = (
     *(f"*/kernel/fs/{name}/*" for name in ("9p", "fscache", "netfs", "overlayfs")),
     *(f"*/kernel/fs/{name}/*" for name in ("lockd", "nfs", "nfs_common")),
     *(f"*/kernel/drivers/net/{name}*" for name in ("veth", "dummy", "tun", "macvlan")),
-    *(f"*/kernel/drivers/net/{name}*" for name in ("vxlan", "ipvlan", "geneve")),
+    *(f"*/kernel/drivers/net/{name}*" for name in ("vxlan", "ipvlan", "geneve", "vrf")),
+    *(f"*/kernel/drivers/net/{name}/*" for name in ("bonding", "wireguard")),
+    "*/kernel/arch/*/crypto/*",  # of WireGuard
 )
 _ZSTD, _XZ = b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"
 
