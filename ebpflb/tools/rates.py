@@ -26,6 +26,7 @@ DROPPED = frozenset(
         "flows_full",
         "source_denied",
         "unallocated",
+        "unknown_port",
         "reject_limited",
     }
 )

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.packet.forwarding import PASSED, TRIAL, became, grow_older, sent_on
 from tests.packet.frames import at, destination, opening, segment
 from tests.packet.node import PacketNode, knows_ingress_device
 from tests.packet.places import Places
 from tests.packet.services import serve
-from tests.packet.test_forwarded import PASSED, TRIAL, became, grow_older, sent_on
 
 EXTERNAL = ("balancer", "external")
 external = pytest.mark.parametrize("kind", EXTERNAL)

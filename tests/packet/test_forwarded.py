@@ -9,17 +9,16 @@ import time
 
 import pytest
 
-from tests.packet.frames import TCP, Packet, at, ends, forwarded, opening, reply, segment
-from tests.packet.node import Outcome, PacketNode, knows_ingress_device
+from tests.packet.forwarding import PASSED, SECOND, TRIAL, became, grow_older, sent_on
+from tests.packet.frames import TCP, at, ends, opening, reply, segment
+from tests.packet.node import PacketNode, knows_ingress_device
 from tests.packet.places import Places
 from tests.packet.services import serve
 
 pytestmark = pytest.mark.skipif(
     not knows_ingress_device(), reason="a test run cannot name the device where its packet came in"
 )
-SECOND = 1_000_000_000
-TRIAL, EXPIRY = 3 * SECOND, 600 * SECOND
-PASSED = ("pass", {"passed": 1})
+EXPIRY = 600 * SECOND
 REFUSED = ("redirect", {"refused": 1})  # to the neighbour on the route to the client
 every_kind = pytest.mark.parametrize("kind", ["balancer", "external", "cluster"])
 
@@ -32,25 +31,6 @@ def where(node: PacketNode, places: Places) -> str:
 @pytest.fixture
 def client(places: Places) -> str:
     return at(places.client, 50123)
-
-
-def sent_on(node: PacketNode, packet: Packet) -> Outcome:
-    """Return the outcome of a packet that is to leave by the device where it came in."""
-    came = node.ingress(packet)
-    assert came.verdicts == {"passed": 1}
-    return node.egress(forwarded(came.packet))
-
-
-def became(outcome: Outcome) -> tuple[str, dict[str, int]]:
-    return outcome.action, outcome.verdicts
-
-
-def grow_older(node: PacketNode, by: int) -> None:
-    """Move the notes about all connections back in time, at most to the machine's start."""
-    table = node.maps["forwarded"]
-    table.write(
-        [(key, entry._replace(since=max(0, entry.since - by))) for key, entry in table.items()]
-    )
 
 
 @every_kind

@@ -2,12 +2,11 @@
 """A client of a service without endpoints is refused at once, as by a host without a listener."""
 
 import struct
-import time
 
 import pytest
 
-from ebpflb.kernel import bpf
-from ebpflb.kernel.maps.bpf_map import Counters, possible_cpus
+from ebpflb.kernel.maps.bpf_map import Counters
+from tests.packet.budgets import allow
 from tests.packet.frames import (
     ICMP,
     TCP,
@@ -134,13 +133,6 @@ def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) ->
         came = node.ingress(opening(protocol, at(places.client, 50_000 + number), where))
         assert (came.action, came.verdicts) == ("drop", {"no_local_endpoint": 1})
     assert node.maps["service_stats"].get(1)[3] == len(KINDS)
-
-
-def allow(node: PacketNode, answers: int, which: int = 0) -> None:
-    """Allow this number of refusals, or answers to pings, in this hour; each CPU has its own."""
-    budgets = node.maps["reject_budgets"]
-    left = budgets.value.pack((time.monotonic_ns() + 3600 * 10**9, answers))
-    bpf.map_update(budgets.fd, budgets.key.pack(which), left * possible_cpus())
 
 
 def test_muted(node: PacketNode, places: Places, protocol: str) -> None:

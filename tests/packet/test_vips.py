@@ -5,12 +5,12 @@ import pytest
 from scapy.layers.inet6 import ICMPv6EchoRequest
 
 from ebpflb.kernel.maps.bpf_map import Counters
+from tests.packet.budgets import allow
 from tests.packet.frames import ICMP, Packet, Raw, at, built, carrier, network, opening, segment
 from tests.packet.network import routed_from
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS
-from tests.packet.test_refusal import allow
 
 BALANCED = ("cluster", "balancer", "external")
 PASS, REJECT, DROP = "unknown_ports", "unknown_ports unknown_reject", "unknown_ports unknown_drop"
