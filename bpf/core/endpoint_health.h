@@ -7,8 +7,9 @@
  * service again, by any backend. So a client whose packets are dropped on their way, as by a
  * NetworkPolicy, says nothing about backends, however often it tries.
  *
- * Two CPUs may write the same value at once, and the LRU may give it to another key meanwhile: then a
- * failure or a success is lost, or counts for another backend. Three clients have to agree.
+ * A client is in service_clients from a connection that opened until one fails: only one of many that
+ * fail at once removes it, and counts. Two CPUs may write the same backend's value at once: then a failure
+ * or a success is lost. Three clients have to agree.
  */
 #ifndef EBPFLB_CORE_ENDPOINT_HEALTH_H
 #define EBPFLB_CORE_ENDPOINT_HEALTH_H
@@ -17,20 +18,13 @@
 
 #define FAILURES_COUNT (60 * SECOND)	/* from the first one on */
 
-static __always_inline __u32 *client_reaches(const struct service_client *client)
-{
-	return LOOKUP(__u32, service_clients, client);
-}
-
 static __always_inline void endpoint_opened(const struct service_client *client, __u32 backend)
 {
 	struct backend_health *health = LOOKUP_NUMBER(struct backend_health, backend_health, backend);
-	__u32 *reaches = client_reaches(client), yes = true;
+	__u32 yes = true;
 
-	if (!reaches)
+	if (!LOOKUP(__u32, service_clients, client))
 		bpf_map_update_elem(MAP(service_clients), client, &yes, BPF_ANY);
-	else if (!*reaches)
-		*reaches = true;
 	if (!health || (health->has_opened && !health->first))
 		return;
 	health->first = 0;
@@ -52,11 +46,9 @@ static __always_inline void failure_begin(const struct service_client *client, _
 static __always_inline void endpoint_failed(const struct service_client *client, __u32 backend)
 {
 	struct backend_health *health;
-	__u32 *reaches = client_reaches(client);
 
-	if (!reaches || !*reaches)
+	if (bpf_map_delete_elem(MAP(service_clients), client))
 		return;
-	*reaches = false;
 	health = LOOKUP_NUMBER(struct backend_health, backend_health, backend);
 	if (!health)
 		failure_begin(client, backend, false);

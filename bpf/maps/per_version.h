@@ -66,7 +66,7 @@ DEFINE_MAP(stale_endpoints, HASH, struct frontend, __u32, 4096, NO_PREALLOC)
  */
 DEFINE_MAP(moved_flows, RINGBUF, __u32, struct tuple, 262144, NONE)
 
-/* Whether a client's last connection to a service opened (core/endpoint_health.h). */
+/* The clients whose last connection to a service opened (core/endpoint_health.h); the value is always 1. */
 DEFINE_MAP(service_clients, LRU_HASH, struct service_client, __u32, 16384, NONE)
 
 /* By backend id: those to which connections did not open. */

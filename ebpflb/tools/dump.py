@@ -124,14 +124,10 @@ def _backend_slots(snapshot: Snapshot) -> list[Row]:
 
 
 def _service_clients(snapshot: Snapshot) -> list[Row]:
-    entries: list[tuple[ServiceClient, int]] = list(snapshot.maps["service_clients"].items())
+    clients: list[ServiceClient] = [key for key, _ in snapshot.maps["service_clients"].items()]
     return [
-        {
-            "service": snapshot.service(it.service),
-            "client": f"{it.client:#x}",
-            "last_opened": bool(opened),
-        }
-        for it, opened in sorted(entries)
+        {"service": snapshot.service(it.service), "client": f"{it.client:#x}"}
+        for it in sorted(clients)
     ]
 
 
