@@ -8,11 +8,13 @@ endpoints on silent nodes if it has ready ones on others.
 import logging
 from collections.abc import Callable, Collection
 
+from ebpflb import files
 from ebpflb.agent.endpoint_health import in_words
 from ebpflb.agent.node_watch import NodeWatch, Wanted
 from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.errors import ConfigurationError
 from ebpflb.errors import in_words as error_in_words
+from ebpflb.files import UnusableFile
 from ebpflb.history.history_records import WriteCause
 from ebpflb.model import node_members
 from ebpflb.model.annotations import HEALTH_NODES
@@ -27,6 +29,8 @@ from ebpflb.model.services import PortName
 from ebpflb.options import Options
 
 log = logging.getLogger(__name__)
+
+MOST_KEY_BYTES = 4096
 
 _SILENT = (
     "node %s answers neither this node nor the agents that were asked: %d endpoints of %d Services"
@@ -43,9 +47,10 @@ def read_key(options: Options) -> bytes | None:
             raise ConfigurationError("--endpoint-health=nodes needs --node-health-key")
         return None
     try:
-        key = path.read_bytes().strip()
-    except OSError as error:
-        raise ConfigurationError(f"--node-health-key: {error_in_words(error)}") from error
+        key = files.read_regular(path, MOST_KEY_BYTES).strip()
+    except (OSError, UnusableFile) as error:
+        text = error_in_words(error)
+        raise ConfigurationError(f"--node-health-key: {path}: {text}") from error
     if len(key) < LEAST_KEY_BYTES:
         raise ConfigurationError(f"--node-health-key: {path} has less than {LEAST_KEY_BYTES} bytes")
     return key

@@ -182,6 +182,8 @@ def test_the_key_is_read_and_too_short_a_one_refused(tmp_path: Path) -> None:
     assert read_key(options) is None
     with pytest.raises(ConfigurationError, match="needs --node-health-key"):
         read_key(replace(options, endpoint_health=HEALTH_NODES))
+    with pytest.raises(ConfigurationError, match="not a regular file"):
+        read_key(replace(options, node_health_key=tmp_path))
     options = replace(options, node_health_key=path)
     with pytest.raises(ConfigurationError, match="No such file"):
         read_key(options)
