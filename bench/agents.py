@@ -8,8 +8,8 @@ of the new ones at once. They watch and plan without a kernel (see ``agents_prog
 are replaced as in ``programming``. All agents together handle 300 changes a second, which is about
 what two CPUs can do: with 100 agents, 3 pods are replaced per second.
 
-The server counts the bytes of HTTP bodies. The processor time of an agent is that of its process,
-including the kernel's work for its sockets. The agents are forked from one process; "private" is
+The server counts the bytes of HTTP bodies. An agent's processor time includes the kernel's work for
+its sockets. The agents are forked from one process; "private" is
 the memory that an agent does not share with others. It includes the maps, which on a node belong to
 the kernel. The server is a fake one: it sends as many bytes as a real one, but its processor time
 only shows how the load grows with the number of agents.

@@ -3,10 +3,10 @@
 
     sudo .venv/bin/python -m bench.node_health [--agents N] [--nodes N] [--seconds S] [--deaths N]
 
-The cost is that of the thread's own code with its real sockets, for ``seconds`` of its clock: the
-other nodes are addresses of loopback, so the kernel's answers are in the processor time too, as
-those to other nodes' probes are on a node. How soon, and how many bytes, is of ``agents`` simulated
-agents in virtual time (tests/kit/node_network.py), of which one after the other is cut off.
+The cost is the processor time of the thread's own code with real sockets, for ``seconds`` of its
+clock. The other nodes are addresses of loopback, so it includes the kernel's answers to probes, as
+it does on a node. The times and bytes until all notice are those of ``agents`` simulated agents in
+virtual time (tests/kit/node_network.py), of which one after the other is cut off.
 """
 
 import argparse

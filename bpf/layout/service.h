@@ -29,11 +29,14 @@ enum service_flag {
 };
 
 /*
- * The service at a frontend. Where port is 0 and protocol is ICMP, the frontend is the address itself, for
- * what is sent to no port of a service (path/vip.h); so in both families. Its slots are one block that
- * starts at cluster.base: first the backends of the cluster list, overlapping with those of the local
- * list, then those that are in neither list but still serve the flows that they have, and last with
- * SERVICE_NODE_LOCAL the node-local listener.
+ * The service at a frontend. A frontend with port 0 and protocol ICMP (for IPv6 too) is the address itself:
+ * it decides on packets to no port of a service (path/vip.h). The service's slots are one block, which
+ * starts at cluster.base and has in this order:
+ *
+ *   the backends of the cluster list, the last of which may be in the local list too
+ *   the other backends of the local list
+ *   backends that are in neither list, and still serve the flows that they have
+ *   with SERVICE_NODE_LOCAL the node-local listener
  */
 struct service {
 	__u32 id;

@@ -77,7 +77,7 @@ class NetfilterSync:
     def trust(self, generation: bytes, contents: MapContents) -> None:
         """Let ``start`` keep the table's elements if nothing has changed since ``generation``.
 
-        ``contents`` are those of the maps then; no ``generation`` is b"".
+        ``contents`` is what the maps held then. ``generation`` is empty if it is unknown.
         """
         counted = kept_contents.endpoints(contents) if self._options.drops_invalid else ()
         self._left = _Left(generation, elements.count(counted)) if generation else None

@@ -199,7 +199,7 @@ class ClusterState:
         self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
         self.silent: frozenset[Place] = frozenset()  # API servers that do not answer this node
         self.watched: set[Key] = set()  # Services whose endpoints' health matters
-        self.by_nodes: set[Key] = set()  # those of them for which nodes are probed
+        self.by_nodes: set[Key] = set()  # of the watched: Services with endpoint-health nodes
         self.node_local = NodeLocalPorts()
         self.untracked = Untracked()  # what rules in raw exempt
         self._unhealthy: dict[PortName, dict[UnusedReason, frozenset[tuple[Address, int]]]] = {}

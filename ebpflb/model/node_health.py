@@ -31,11 +31,11 @@ from ebpflb.model.node_suspicions import Suspicions, Verdict
 
 TURN_SECONDS = 0.05
 ROUND_SECONDS, LEAST_PROBES = 30.0, 12
-AGAIN_SECONDS, MOST_AGAIN = 0.2, 32  # a silent node's next probe; at most so many a second
-CONFIRMED_SECONDS = 10.0  # for so long the word of other agents about a node is not asked again
-FRESH_SECONDS = 0.5  # a probe that began so long ago is an answer to a question
-HEARD_SECONDS = 2.0  # for so long no one has to be told again
-STALLED_SECONDS = 0.5  # between two turns: then nothing that is missing counts
+AGAIN_SECONDS, MOST_AGAIN = 0.2, 32  # between probes of a silent node; of all, in a second
+CONFIRMED_SECONDS = 10.0  # between questions to other agents about a silent node
+FRESH_SECONDS = 0.5  # how old a probe may be to answer a question
+HEARD_SECONDS = 2.0  # between two messages to all about a node
+STALLED_SECONDS = 0.5  # a longer pause between turns: nothing that is missing counts
 MOST_ON_DEMAND = 256  # probes a second that others have asked for
 MOST_TOLD = 8  # nodes a second of which all others are told
 PART = 3  # if more than one node in three seems silent, this one is the cut one

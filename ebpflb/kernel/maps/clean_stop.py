@@ -55,7 +55,7 @@ class CleanStop(Struct):
 
 
 class _File(Struct, array_like=True):
-    """What the maps hold, and by what it is known that they still do."""
+    """The contents of the maps; the other fields must be equal at the next start."""
 
     version: str
     maps: dict[str, int]  # name -> the kernel's id

@@ -34,7 +34,7 @@ class NodeSockets:
     def __init__(self, own: str, port: int) -> None:
         self._family = socket.AF_INET6 if ":" in own else socket.AF_INET
         self._types, self._port = _TYPES[self._family], port
-        self._id = secrets.randbits(16)  # of raw sockets; the kernel sets that of others
+        self._id = secrets.randbits(16)  # for a raw socket; others have the kernel's
         with ExitStack() as stack:
             self.echo = stack.enter_context(self._open_echo())
             self.mail = stack.enter_context(socket.socket(self._family, socket.SOCK_DGRAM))
