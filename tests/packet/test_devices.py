@@ -31,14 +31,14 @@ def test_port_and_bridge(node: PacketNode, places: Places, protocol: str, sender
         assert node.egress(home, "tunnel", "pods")[:2] == ("pass", bytes(home))
 
 
-def test_bond(node: PacketNode, places: Places, protocol: str) -> None:
-    """A bond's member and the bond: the masqueraded stay so."""
+def test_bridge_as_uplink(node: PacketNode, places: Places, protocol: str) -> None:
+    """An uplink's port and its bridge: the masqueraded stay so."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     packet = opening(protocol, client, where)
-    member = node.ingress(packet, "tunnel").packet
-    bond = node.ingress(member, "uplink").packet
-    out = node.egress(forwarded(bond)).packet
+    port = node.ingress(packet, "tunnel").packet
+    bridge = node.ingress(port, "uplink").packet
+    out = node.egress(forwarded(bridge)).packet
     assert host_of(source(out)) == places.node
     out = node.egress(out, "tunnel").packet
     back = node.ingress(node.ingress(reply(out), "tunnel").packet).packet
