@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE
 
-from bench import agent, services
+from bench import agent, services, targets
 from bench.connect_lab import PROGRAM, Client, MeasuredAgent
 from bench.report import Line, Lines, Row, percentile, row_of
 from bench.result import run_bench
@@ -109,20 +109,21 @@ def _measure(lab: DevicesLab, wanted: argparse.Namespace) -> Lines:
     with ThreadPoolExecutor(1) as beside:
         starting = beside.submit(lab.agent.start)
         ready = wait_until("the agent is ready", lambda: lab.is_ready)
-        yield Row("ready", ready, "s", None, f"CPU {lab.agent.cpu_seconds():.2f} s")
+        cpu = f"CPU {lab.agent.cpu_seconds():.2f} s"
+        yield Row("ready", ready, "s", targets.DEVICES_START, cpu)
         while not starting.done():
             took.append(lab.change(len(took) + 1))
     last = starting.result()
     yield Row("every device has programs", last.seconds, "s", None, f"CPU {last.cpu:.2f} s")
-    yield from _changes("a change meanwhile", took)
+    yield from _changes("a change meanwhile", took, targets.DEVICES_CHANGE)
     later = [lab.change(len(took) + turn) for turn in range(1, CHANGES + 1)]
     yield from _changes("a change afterwards", later)
     yield from _afterwards(lab, wanted)
 
 
-def _changes(what: str, took: list[float]) -> Lines:
+def _changes(what: str, took: list[float], target: float | None = None) -> Lines:
     if took:
-        yield row_of(f"{what}, p50", took, "ms")
+        yield row_of(f"{what}, p50", took, "ms", target)
         yield Row("  p99", percentile(took, 0.99), "ms", None, f"most {max(took):.1f}")
 
 
@@ -130,8 +131,8 @@ def _afterwards(lab: DevicesLab, wanted: argparse.Namespace) -> Lines:
     print_step("idle")
     wait_until("the first audit has ended", lambda: lab.idle() < QUIET)
     idle = lab.idle()
-    yield Row("idle", 1e3 * idle, "ms CPU a second")
-    yield agent.memory(lab.agent, "memory", 60)
+    yield Row("idle", 1e3 * idle, "ms CPU a second", targets.DEVICES_IDLE)
+    yield agent.memory(lab.agent, "memory", targets.MEMORY_IDLE)
     print_step("pods' pairs")
     begun, cpu = time.monotonic(), lab.agent.cpu_seconds()
     for number in range(wanted.devices, wanted.devices + wanted.pairs):
@@ -140,7 +141,8 @@ def _afterwards(lab: DevicesLab, wanted: argparse.Namespace) -> Lines:
         lab.remove(number)
         time.sleep(PAUSE)
     used = lab.agent.cpu_seconds() - cpu - idle * (time.monotonic() - begun)
-    yield Row("a pod's pair of devices", 1e3 * used / wanted.pairs, "ms CPU")
+    pair = 1e3 * used / wanted.pairs
+    yield Row("a pod's pair of devices", pair, "ms CPU", targets.DEVICES_PAIR)
 
 
 if __name__ == "__main__":

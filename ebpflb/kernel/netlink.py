@@ -13,6 +13,7 @@ NETFILTER = 12  # NETLINK_NETFILTER
 REQUEST, ACK, DUMP = 0x1, 0x4, 0x300  # NLM_F_*
 REPLACE, NEW = 0x500, 0x600  # NLM_F_CREATE with NLM_F_REPLACE, or with NLM_F_EXCL
 ERROR, DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
+_SOL_NETLINK, _STRICT = 270, 12  # NETLINK_GET_STRICT_CHK (4.20)
 _INTERRUPTED = 0x10  # NLM_F_DUMP_INTR
 _ATTEMPTS = 10  # for a list during which nothing changes
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
@@ -65,16 +66,23 @@ def route_socket() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
 
 
-def dump(kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE) -> list[bytes]:
-    """Return the content of each object that the kernel lists, at one time. Raises OSError."""
+def dump(
+    kind: int, content: bytes, protocol: int = socket.NETLINK_ROUTE, *, strict: bool = False
+) -> list[bytes]:
+    """Return the content of each object that the kernel lists, at one time. Raises OSError.
+
+    ``strict``: rtnetlink lists only the objects that the request's header selects.
+    """
     for _ in range(_ATTEMPTS):
         with suppress(InterruptedError):
-            return list(_dumped(kind, content, protocol))
+            return list(_dumped(kind, content, protocol, strict=strict))
     raise OSError(errno.EAGAIN, "the list changes all the time")
 
 
-def _dumped(kind: int, content: bytes, protocol: int) -> Iterator[bytes]:
+def _dumped(kind: int, content: bytes, protocol: int, *, strict: bool) -> Iterator[bytes]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
+        if strict:
+            kernel.setsockopt(_SOL_NETLINK, _STRICT, 1)
         kernel.send(packed(kind, REQUEST | DUMP, content))
         for data, places in parts(kernel):
             for begin, end in places:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The devices of this machine: which are served, their addresses for NodePorts and masquerade."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 from itertools import chain
 
 from msgspec import Struct
@@ -130,10 +132,10 @@ def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
 
 
 def _named(devices: Iterable[Device], patterns: tuple[str, ...]) -> Iterator[Device]:
-    selected = [p for p in patterns if not p.startswith("!")] or ["*"]
-    excluded = [p[1:] for p in patterns if p.startswith("!")]
+    selected = _any([p for p in patterns if not p.startswith("!")] or ["*"])
+    excluded = _any([p[1:] for p in patterns if p.startswith("!")])
     for device in devices:
-        if not device.loopback and _any(device, selected) and not _any(device, excluded):
+        if not device.loopback and selected(device.name) and not excluded(device.name):
             yield device
 
 
@@ -144,7 +146,8 @@ def by_importance(devices: Devices, node: Mapping[Family, Address]) -> tuple[Dev
     """Return the node's own devices, the most important first, and the others, mostly pods'.
 
     Own devices have an address of the Node, or are a port of such a device; then follow physical
-    devices, and those with another address. Pods' devices may have an address too.
+    devices, and those with another address. Pods' devices may have an address too; the newest pod,
+    which is about to start, comes first.
     """
     known, uplinks, own, others = by_index(devices), [], [], []
     for device in devices:
@@ -156,7 +159,7 @@ def by_importance(devices: Devices, node: Mapping[Family, Address]) -> tuple[Dev
             own.append(device)
         else:
             others.append(device)
-    return (*uplinks, *own), tuple(others)
+    return (*uplinks, *own), tuple(reversed(others))
 
 
 def masquerade_addresses(
@@ -168,12 +171,14 @@ def masquerade_addresses(
     node's primary one (see ``node_addresses``).
     """
     fallback, known = node_addresses(devices, node), by_index(devices)
+
+    @cache  # the ports of a bridge, hundreds on some nodes, have the same
+    def merged(*sources: tuple[Address, ...]) -> AddressByFamily:
+        return _first_of([*map(nodes.primary_addresses, sources), fallback])
+
     return {
-        device.index: _first_of(
-            [
-                *(nodes.primary_addresses(each.sources) for each in with_masters(device, known)),
-                fallback,
-            ]
+        device.index: merged(
+            *[each.sources for each in with_masters(device, known) if each.sources]
         )
         for device in devices
     }
@@ -237,8 +242,9 @@ def _first_of(candidates: Iterable[AddressByFamily]) -> AddressByFamily:
     return merged
 
 
-def _any(device: Device, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(device.name, pattern) for pattern in patterns)
+def _any(patterns: Iterable[str]) -> Callable[[str], object]:
+    """Return a test whether one of the patterns matches a name; none matches if there are none."""
+    return re.compile("|".join(map(translate, patterns)) or r"(?!)").match
 
 
 # Which traffic comes from pods of the cluster (kube-proxy.md 5.2).

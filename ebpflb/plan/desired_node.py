@@ -67,6 +67,8 @@ class DesiredNode(Struct, frozen=True, dict=True):
 
         A device without route sources, such as a bridge's port, has its master's.
         """
+        if not self.route_sources:
+            return {}
         found: dict[int, list[RouteSource]] = defaultdict(list)
         for each in self.route_sources:
             found[each.ifindex].append(each)

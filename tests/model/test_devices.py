@@ -175,7 +175,8 @@ def test_circle() -> None:
 
 def test_order_of_the_first_programs() -> None:
     """Devices with an address of the Node come first, with their ports but pods'; then physical
-    ones and those with another address; then pods', whatever addresses those have.
+    ones and those with another address; then pods', whatever addresses those have, the newest
+    first.
     """
     bond = replace(device(9, "bond0", "192.0.2.2"), kind="bond")
     ports = device(7, "eth1", master=9), replace(device(6, "veth9", master=9), kind="veth")
@@ -185,6 +186,6 @@ def test_order_of_the_first_programs() -> None:
     spare = device(3, "eth2")
     own, others = by_importance((spare, vxlan, pods[0], ports[1], ports[0], tap, bond), NODE)
     assert own == (ports[0], bond, spare, vxlan)
-    assert others == (pods[0], ports[1], tap)
+    assert others == (tap, ports[1], pods[0])
     uplink = replace(device(2, "eth0", "192.0.2.2"), kind="veth")
     assert by_importance((tap, uplink), NODE) == ((uplink,), (tap,))

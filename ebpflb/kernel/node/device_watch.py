@@ -7,8 +7,8 @@ import math
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from struct import Struct
@@ -183,9 +183,10 @@ class DeviceTable:
         if changed is None:
             self._devices.clear()
             links = netlink.dump(_GET_LINK, bytes(_LINK_HEADER.size))
+            addresses = _by_device(netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)))
         else:
             links = list(_links_at(changed))
-        addresses = _list_addresses(changed)
+            addresses = _by_device(_addresses_at(changed))
         for link in links:
             self._keep(link, addresses)
 
@@ -207,24 +208,37 @@ def _list_route_sources(devices: Devices) -> tuple[RouteSource, ...]:
         raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
 
 
+@contextmanager
+def _may_be_gone() -> Iterator[None]:
+    """Ignore that the device does not exist any more."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise
+
+
 def _links_at(indexes: Collection[int]) -> Iterator[bytes]:
     """Yield the devices with these indexes that exist. Raises OSError."""
     with netlink.route_socket() as kernel:
         for index in indexes:
-            try:
+            with _may_be_gone():
                 yield netlink.request(kernel, _GET_LINK, _LINK_HEADER.pack(0, 0, index, 0, 0))
-            except OSError as error:
-                if error.errno != errno.ENODEV:
-                    raise
 
 
-def _list_addresses(wanted: Collection[int] | None) -> _Addresses:
-    """Return the addresses of these devices; None: of all. Raises OSError."""
+def _addresses_at(indexes: Collection[int]) -> Iterator[bytes]:
+    """Yield the addresses of the devices with these indexes. Raises OSError."""
+    for index in indexes:
+        with _may_be_gone():
+            header = _ADDRESS_HEADER.pack(0, 0, 0, 0, index)
+            yield from netlink.dump(_GET_ADDRESS, header, strict=True)
+
+
+def _by_device(listed: Iterable[bytes]) -> _Addresses:
     found: defaultdict[int, list[_OwnAddress]] = defaultdict(list)
-    for message in netlink.dump(_GET_ADDRESS, bytes(_ADDRESS_HEADER.size)):
+    for message in listed:
         family, _, flags, scope, index = _ADDRESS_HEADER.unpack_from(message)
-        known = family in (socket.AF_INET, socket.AF_INET6)
-        if known and (wanted is None or index in wanted):
+        if family in (socket.AF_INET, socket.AF_INET6):
             is_source = scope == _RT_SCOPE_UNIVERSE and not flags & _UNFIT
             found[index].append(_OwnAddress(_address(message), is_source))
     return found
