@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from ipaddress import IPv4Address
 
+from bench import targets
 from bench.report import Line, Row, row_of
 from bench.result import run_bench
 from ebpflb.agent.node_watch import NodeWatch, Wanted
@@ -32,13 +33,14 @@ def main() -> None:
 
 def _measured(wanted: argparse.Namespace) -> Iterator[Line]:
     yield f"an agent that probes {wanted.nodes} nodes"
-    yield _only("processor time", "ms/s", 1000 * _cost(wanted.nodes, wanted.seconds))
-    yield f"{wanted.agents} simulated agents"
+    cost = 1000 * _cost(wanted.nodes, wanted.seconds)
+    yield _only("processor time", "ms/s", cost, targets.PROBES)
+    yield f"simulated agents: {wanted.agents}"
     yield from _simulated(wanted.agents, wanted.seconds, wanted.deaths)
 
 
-def _only(name: str, unit: str, value: float) -> Row:
-    return row_of(name, [value, value], unit)
+def _only(name: str, unit: str, value: float, target: float | None = None) -> Row:
+    return row_of(name, [value], unit, target)
 
 
 class _Clock:
@@ -75,7 +77,7 @@ def _simulated(agents: int, seconds: int, deaths: int) -> Iterator[Row]:
     packets, octets = (after - it for after, it in zip(_sent(network), before, strict=True))
     yield _only("packets that an agent's node sends", "/s", packets / agents / seconds)
     yield _only("bytes that an agent's node sends", "B/s", octets / agents / seconds)
-    yield _only("nodes held for silent without reason", "", len(network.alarms))
+    yield _only("nodes held for silent without reason", "", len(network.alarms), 0)
     yield from _deaths(network, deaths)
 
 
@@ -96,7 +98,7 @@ def _deaths(network: Network, deaths: int) -> Iterator[Row]:
         told.append(sum(bool(each.health.silent.noticed) for each in network.nodes))
         dead.side = 0
         network.run(NOTICED_SECONDS)
-    yield row_of("the last node notices a death", last, "s")
+    yield row_of("the last node notices a death", last, "s", targets.NOTICED)
     yield row_of("nodes that tell all others", told, "")
     yield row_of("bytes that one of them sends meanwhile", most, "B")
 

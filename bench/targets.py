@@ -23,4 +23,6 @@ DEVICES_START, DEVICES_CHANGE, DEVICES_PAIR, DEVICES_IDLE = 5, 50, 15, 5  # with
 COLD_START, MAP_WRITES, WARM_RESTART, WARM_WRITES = 4, 1, 1.5, 0
 FIRST_ANSWER_P50, FIRST_ANSWER_P99 = 10, 50
 CPU_A_CHANGE = {100: 0.5, 400: 0.3, 1000: 0.3}  # by changes a second
+NOTICED = 3  # from a node's death until the last other node has noticed it
+PROBES = 5  # milliseconds a second, at 5,000 nodes
 LAST_DATAGRAM = 50  # from a slice to the last datagram that a removed endpoint gets

@@ -142,6 +142,8 @@ class NodeWatch(DueWorker):
         now = self._clock()
         for address, token in self._sockets.replies():
             self.health.answered(address, token, now)
+        for address, token in self._sockets.syn_answers():
+            self.health.answered(address, token, now, is_ping=False)
         for datagram, address in self._sockets.datagrams(MOST_DATAGRAMS):
             member = self.health.members.at(address)
             message = self.mail.open(member.about if member else None, datagram, now)
@@ -156,6 +158,9 @@ class NodeWatch(DueWorker):
         for address, token in self.health.echoes:
             self._sockets.probe(address, token)
         self.health.echoes.clear()
+        for address, token in self.health.syns:
+            self._sockets.send_syn(address, token)
+        self.health.syns.clear()
         for whom, message in self.health.messages:
             self._tell(whom, message)
         self.health.messages.clear()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which nodes do not answer: the rules of --endpoint-health=nodes.
 
-A node's life is what its kernel answers (echo replies), not its agent, which may be paused while
-its programs serve. Each node judges for itself, after SWIM (Das, Gupta, Motivala, 2002):
+A node's life is what its kernel answers, not its agent, which may be paused while its programs
+serve: echo replies, and from a node that has never sent one the answer to a SYN. Each node judges
+for itself, after SWIM (Das, Gupta, Motivala, 2002):
 
 - It probes all others in turn: in ROUND_SECONDS, but LEAST_PROBES each second at least. So each
   node is probed that often each second by some others, however many there are.
@@ -16,7 +17,7 @@ its programs serve. Each node judges for itself, after SWIM (Das, Gupta, Motival
 - The first answer of a silent node ends it, and so does another agent whom it answers.
 
 The caller calls ``turn`` each TURN_SECONDS, after ``answered`` and ``told`` for what has come, and
-sends ``echoes`` and ``messages``. ``now`` is always one monotonic clock, in seconds.
+sends ``echoes``, ``syns`` and ``messages``. ``now`` is always one monotonic clock, in seconds.
 """
 
 import random
@@ -56,8 +57,8 @@ NO_SILENT_NODES = SilentNodes(frozenset(), frozenset())
 class NodeHealth:
     """What one node knows about the others; ``rng`` draws orders, numbers and whom to ask.
 
-    ``echoes``: addresses and tokens to be sent as echo requests. ``messages``: with the address of
-    the receiver; None means all others. The caller empties both.
+    ``echoes`` and ``syns``: the addresses and tokens of echo requests and SYNs. ``messages``: with
+    the address of the receiver; None means all others. The caller empties all three.
     """
 
     def __init__(self, own_name: str, rng: random.Random) -> None:
@@ -79,6 +80,10 @@ class NodeHealth:
         return self._probes.echoes
 
     @property
+    def syns(self) -> list[tuple[str, int]]:
+        return self._probes.syns
+
+    @property
     def silent(self) -> SilentNodes:
         """The nodes that do not answer; none while this node is cut off."""
         if self.is_cut or not self._silent:
@@ -96,14 +101,15 @@ class NodeHealth:
         """Set the nodes that agents run on, with this one."""
         self._forget(self.members.set(nodes, now))
 
-    def answered(self, text: str, token: int, now: float) -> None:
-        """Take an echo reply; one that answers no probe is ignored."""
+    def answered(self, text: str, token: int, now: float, *, is_ping: bool = True) -> None:
+        """Take an echo reply, or an answer to a SYN; one that answers no probe is ignored."""
         probe = self._probes.answered(text, token)
         if probe is None:
             return
         member = probe.member
         self._known += not member.has_answered
         member.answered = probe.begun
+        member.answers_pings |= is_ping
         self._revive(member)
         if probe.is_scheduled:
             self._sample.add(member, now, missed=False)

@@ -34,6 +34,7 @@ class Member(Struct, eq=False):
     cleared: float = NEVER  # another node said that it answers
     left: float = math.inf
     noticed: bool = False  # by this node first, as far as it knows
+    answers_pings: bool = False  # has answered an echo request
 
     @property
     def has_answered(self) -> bool:

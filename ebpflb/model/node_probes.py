@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Echo requests that wait for their replies, and what the last ones told (node_health.py)."""
+"""Probes that wait for their answers, and what the last ones told (node_health.py)."""
 
 import random
 from collections import deque
@@ -14,7 +14,8 @@ SAMPLE_SECONDS = 2.0
 
 
 class Probe(Struct, eq=False):
-    """Some echo requests with one token; ``attempts`` are left.
+    """Some attempts with one token; ``attempts`` are left. Each is an echo request, with a SYN as
+    long as the node has never answered an echo request.
 
     ``is_scheduled``: no one asked for it, so it may stand for all nodes.
     """
@@ -29,12 +30,13 @@ class Probe(Struct, eq=False):
 
 
 class NodeProbes:
-    """At most one probe of each node. ``echoes`` are the requests to be sent."""
+    """At most one probe of each node. ``echoes`` and ``syns`` are to be sent."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._probes: dict[str, Probe] = {}
         self.echoes: list[tuple[str, int]] = []
+        self.syns: list[tuple[str, int]] = []
 
     def begin(
         self,
@@ -59,7 +61,7 @@ class NodeProbes:
         return is_new
 
     def answered(self, text: str, token: int) -> Probe | None:
-        """Return, and end, the probe that a reply answers."""
+        """Return, and end, the probe that an answer belongs to."""
         probe = self._probes.get(text)
         if probe is None or probe.token != token:
             return None
@@ -87,6 +89,8 @@ class NodeProbes:
     def _send(self, probe: Probe) -> None:
         probe.sent += 1
         self.echoes.append((probe.member.text, probe.token))
+        if not probe.member.answers_pings:
+            self.syns.append((probe.member.text, probe.token))
 
 
 class Sample:

@@ -27,21 +27,27 @@ OWN, OTHER = (str(NODES[name]) for name in ("node-1", "node-2"))
 
 
 class FakeSockets:
-    """All nodes answer at the next turn, except those that are ``down``."""
+    """All nodes answer at the next turn, except those that are ``down``; ``deaf``: no pings."""
 
     def __init__(self, own: str, port: int) -> None:
         self.where = own, port
         self.is_open = True
         self.down: set[str] = set()
+        self.deaf: set[str] = set()
         self.probed: list[str] = []
+        self.syns: list[tuple[str, int]] = []
         self.sent: list[tuple[str, bytes]] = []
         self.come: list[tuple[bytes, str]] = []
         self._replies: list[tuple[str, int]] = []
 
     def probe(self, address: str, token: int) -> None:
         self.probed.append(address)
-        if address not in self.down:
+        if address not in self.down | self.deaf:
             self._replies.append((address, token))
+
+    def send_syn(self, address: str, token: int) -> None:
+        if address not in self.down:
+            self.syns.append((address, token))
 
     def send(self, address: str, datagram: bytes) -> None:
         self.sent.append((address, datagram))
@@ -49,6 +55,10 @@ class FakeSockets:
     def replies(self) -> list[tuple[str, int]]:
         replies, self._replies = self._replies, []
         return replies
+
+    def syn_answers(self) -> list[tuple[str, int]]:
+        answers, self.syns = self.syns, []
+        return answers
 
     def datagrams(self, most: int) -> list[tuple[bytes, str]]:
         read, self.come = self.come[:most], self.come[most:]
@@ -139,6 +149,24 @@ def test_a_silent_node_is_emitted_once_and_when_it_answers(watched: Watched) -> 
     watched.sockets.down = set()
     watched.turns(2)
     assert [each.nodes for each in watched.emitted[1:]] == [frozenset()]
+
+
+def test_a_node_that_answers_no_pings_is_asked_by_tcp() -> None:
+    """And then by both; one that answers pings by these alone."""
+    made = Watched()
+    made.watch.set(Wanted(NODES, PORT))
+    made.turns(0.1)
+    made.sockets.deaf = {OTHER}
+    made.turns(3)
+    assert made.watch.health.counts == {"answering": 3, "silent": 0, "unknown": 0}
+    asked: set[str] = set()
+    for _ in range(40):
+        made.turns(TURN_SECONDS)
+        asked |= {address for address, _ in made.sockets.syns}
+    assert asked == {OTHER}
+    made.sockets.down = {OTHER}
+    answer_all(made, Kind.MISSED, 4.0)
+    assert [each.nodes for each in made.emitted] == [{"node-2"}]
 
 
 def answer_all(watched: Watched, kind: Kind, seconds: float) -> None:

@@ -45,6 +45,12 @@ class Client:
         for each in [it for it, begun in self._open.items() if now - begun > self._patience]:
             self._end(each, "")
 
+    def wait_for(self, seconds: float) -> None:
+        """As ``wait``, and all of this time."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.wait(left)
+
     @property
     def is_waiting(self) -> bool:
         return bool(self._open)
@@ -62,7 +68,7 @@ def main(host: str, port: str, pause: str, patience: str) -> None:
         given.register(sys.stdin, selectors.EVENT_READ)
         while not given.select(0):
             client.begin()
-            client.wait(float(pause))
+            client.wait_for(float(pause))
             if client.results and not is_ready:
                 is_ready = True
                 print("ready", flush=True)

@@ -14,15 +14,17 @@ from ebpflb.model.node_health import TURN_SECONDS, NodeHealth
 from ebpflb.model.node_messages import SIZE, Message
 
 ECHO_BYTES, MAIL_BYTES = 20 + 20, 20 + 8 + SIZE  # with the header of IPv4
+SYN_BYTES = 20 + 40
 BUFFERED = 256  # datagrams that wait for an agent
 
 
-class Echo(NamedTuple):
-    """A reply, from a node."""
+class Answer(NamedTuple):
+    """Of a node's kernel, to an echo request or a SYN."""
 
     at: float
     text: str
     token: int
+    is_ping: bool
 
 
 class Mail(NamedTuple):
@@ -44,7 +46,8 @@ class Alarm(NamedTuple):
 class Node:
     """A node with its agent. ``loss``: of packets on its link; ``side``: of a partition.
 
-    ``sent`` are its packets by kind, its kernel's replies too.
+    ``sent`` are its packets by kind, its kernel's replies too. ``drops``: kinds that its firewall
+    drops.
     """
 
     def __init__(self, number: int, seed: int) -> None:
@@ -53,12 +56,14 @@ class Node:
         self.health = NodeHealth(self.name, random.Random(seed))
         self.is_up, self.is_paused = True, False
         self.side, self.loss, self.delay = 0, 0.0, 0.0005
-        self.inbox: deque[Echo | Mail] = deque()
+        self.drops: frozenset[str] = frozenset()
+        self.inbox: deque[Answer | Mail] = deque()
         self.sent: Counter[str] = Counter()
 
     @property
     def bytes(self) -> int:
-        return self.sent["echo"] * ECHO_BYTES + self.sent["mail"] * MAIL_BYTES
+        probes = self.sent["echo"] * ECHO_BYTES + self.sent["syn"] * SYN_BYTES
+        return probes + self.sent["mail"] * MAIL_BYTES
 
     @property
     def silent(self) -> frozenset[str]:
@@ -95,9 +100,10 @@ class Network:
         self._take(node)
         health = node.health
         health.turn(self.now)
-        for text, token in health.echoes:
-            self._echo(node, text, token)
-        health.echoes.clear()
+        for kind, probes in (("echo", health.echoes), ("syn", health.syns)):
+            for text, token in probes:
+                self._probe(node, kind, text, token)
+            probes.clear()
         for whom, message in health.messages:
             everyone = [it.text for it in health.members if it.about != message.about]
             self.rng.shuffle(everyone)
@@ -114,8 +120,8 @@ class Network:
             each = node.inbox.popleft()
             if each.at > self.now:
                 node.inbox.append(each)
-            elif isinstance(each, Echo):
-                node.health.answered(each.text, each.token, self.now)
+            elif isinstance(each, Answer):
+                node.health.answered(each.text, each.token, self.now, is_ping=each.is_ping)
             else:
                 node.health.told(each.text, each.message, self.now)
 
@@ -124,14 +130,15 @@ class Network:
             return True
         return any(each.loss and self.rng.random() < each.loss for each in (one, other))
 
-    def _echo(self, node: Node, text: str, token: int) -> None:
-        node.sent["echo"] += 1
+    def _probe(self, node: Node, kind: str, text: str, token: int) -> None:
+        node.sent[kind] += 1
         other = self._at[text]
-        if self._is_lost(node, other):
+        if self._is_lost(node, other) or kind in other.drops:
             return
-        other.sent["echo"] += 1
+        other.sent[kind] += 1
         if not self._is_lost(other, node):
-            node.inbox.append(Echo(self.now + 2 * (node.delay + other.delay), text, token))
+            at = self.now + 2 * (node.delay + other.delay)
+            node.inbox.append(Answer(at, text, token, is_ping=kind == "echo"))
 
     def _mail(self, node: Node, text: str, message: Message, later: float) -> None:
         node.sent["mail"] += 1

@@ -116,8 +116,37 @@ def test_with_more_than_a_third_silent_this_node_is_the_cut_one(count: int) -> N
     assert not any(each.silent for each in network.nodes)
 
 
+@pytest.mark.parametrize("drops", [{"echo"}, {"syn"}])
+def test_a_node_that_answers_one_kind_of_probe_is_known_by_that(drops: set[str]) -> None:
+    """A firewall drops the other kind on all nodes; who is cut off is noticed in time."""
+    network = Network(10)
+    for each in network.nodes:
+        each.drops = frozenset(drops)
+    network.run(20)
+    assert network.nodes[1].health.counts == {"answering": 9, "silent": 0, "unknown": 0}
+    assert not network.alarms
+    dead, *others = network.nodes
+    dead.side = 1
+    network.run(PROMISED)
+    assert holders(network, dead) == {each.name for each in others}
+    dead.side = 0
+    network.run(2.5)
+    assert not holders(network, dead)
+
+
+def test_a_node_that_has_answered_a_ping_gets_no_syn() -> None:
+    network = known(6)
+    for each in network.nodes:
+        each.sent.clear()
+    network.nodes[0].is_up = False
+    network.run(10)
+    network.nodes[0].is_up = True
+    network.run(10)
+    assert not any(each.sent["syn"] for each in network.nodes)
+
+
 def test_a_node_that_never_answered_is_unknown() -> None:
-    """As where a firewall drops echo requests."""
+    """As where a firewall drops all probes."""
     network = Network(6)
     network.nodes[0].is_up = False
     network.run(60)
@@ -295,6 +324,7 @@ FAULTS = st.one_of(
     st.tuples(st.just("side"), st.integers(0, 2)),
     st.tuples(st.just("loss"), st.sampled_from([0.0, 0.05, 0.3, 0.9])),
     st.tuples(st.just("listed"), st.booleans()),
+    st.tuples(st.just("drops"), st.frozensets(st.sampled_from(["echo", "syn"]))),
 )
 STEPS = st.lists(st.tuples(st.integers(0, 8), FAULTS, st.floats(0.0, 4.0)), max_size=12)
 
@@ -318,6 +348,8 @@ def test_whatever_happens_the_bounds_hold(
                 node.side = how
             case "loss":
                 node.loss = how
+            case "drops":
+                node.drops = how
             case "listed":
                 network.list(node, frozenset() if how else frozenset({"node-3"}))
         network.run(seconds)
@@ -325,6 +357,7 @@ def test_whatever_happens_the_bounds_hold(
             keep_bounds(each)
     for node in network.nodes:
         node.is_up, node.is_paused, node.side, node.loss = True, False, 0, 0.0
+        node.drops = frozenset()
     network.run(6)
     assert not any(each.silent for each in network.nodes)
 

@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sockets by which nodes are probed, and by which agents ask each other about nodes."""
+"""The sockets by which nodes are probed, and by which agents ask each other about nodes.
 
+A SYN is sent by a socket whose filter drops all segments that come, and counts them: so the kernel
+of the other node has answered, and no connection is opened. The kubelet would log each one.
+"""
+
+import ctypes
 import secrets
 import socket
 import struct
+import time
+from collections import deque
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
+
+KUBELET_PORT = 10250
+MOST_SYNS, SYN_SECONDS = 256, 1.0  # that wait for an answer; for so long, without a second SYN
 
 _SOL_RAW, _ICMP_FILTER, _ICMP6_FILTER = 255, 1, 1  # linux/socket.h, icmp.h, icmpv6.h
 _LARGEST = 256  # bytes that are read of a packet: what is longer is no answer to us
 _MOST_ECHOES = 4096  # read at a time
 _MAGIC = b"ebpf"
 _BODY = struct.Struct("!BBHHH4sQ")  # type, code, checksum, identifier, sequence; magic, token
+_SO_ATTACH_FILTER, _SO_MEMINFO = 26, 55  # asm-generic/socket.h
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # linux/filter.h: BPF_RET | BPF_K, of 0 bytes
+_MEMINFO = struct.Struct("=9I")  # linux/sock_diag.h; the last number is SK_MEMINFO_DROPS
 _IPV4_WORDS = 0x0F  # of its first byte: the header's length in words of four bytes
 
 
@@ -25,15 +38,25 @@ class _Types(NamedTuple):
 _TYPES = {socket.AF_INET: _Types(8, 0), socket.AF_INET6: _Types(128, 129)}
 
 
+class _Syn(NamedTuple):
+    """One that waits for an answer."""
+
+    sender: socket.socket
+    address: str
+    token: int
+    sent: float
+
+
 class NodeSockets:
-    """Two sockets at this node's address: for echo messages, and for datagrams at a UDP port.
+    """Sockets at this node's address: for echo messages, for datagrams at a UDP port, and for SYNs.
 
     Nothing blocks; what cannot be sent is lost, as it might be on the way. Raises OSError.
     """
 
     def __init__(self, own: str, port: int) -> None:
         self._family = socket.AF_INET6 if ":" in own else socket.AF_INET
-        self._types, self._port = _TYPES[self._family], port
+        self._own, self._types, self._port = own, _TYPES[self._family], port
+        self._syns: deque[_Syn] = deque()
         self._id = secrets.randbits(16)  # for a raw socket; others have the kernel's
         with ExitStack() as stack:
             self.echo = stack.enter_context(self._open_echo())
@@ -44,6 +67,7 @@ class NodeSockets:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
+        self._give_up_syns(0)
         self._stack.close()
 
     def probe(self, address: str, token: int) -> None:
@@ -70,6 +94,32 @@ class NodeSockets:
                 if (kind, code, magic) == (self._types.reply, 0, _MAGIC):
                     found.append((address, token))
         return found
+
+    def send_syn(self, address: str, token: int) -> None:
+        """Send a SYN to the kubelet's port."""
+        self._give_up_syns(MOST_SYNS - 1)
+        with suppress(OSError):
+            sender = socket.socket(self._family, socket.SOCK_STREAM)
+            self._syns.append(_Syn(sender, address, token, time.monotonic()))
+            _drop_all(sender)
+            sender.setblocking(False)
+            sender.bind((self._own, 0))
+            sender.connect((address, KUBELET_PORT))
+
+    def syn_answers(self) -> list[tuple[str, int]]:
+        """Return whose kernels have answered a SYN, by SYN-ACK or RST, and its token."""
+        answered = [each for each in self._syns if _dropped(each.sender)]
+        for each in answered:
+            self._syns.remove(each)
+            each.sender.close()
+        self._give_up_syns(MOST_SYNS)
+        return [(each.address, each.token) for each in answered]
+
+    def _give_up_syns(self, most: int) -> None:
+        """Forget the oldest: all but ``most``, and those that have waited long enough."""
+        late = time.monotonic() - SYN_SECONDS
+        while len(self._syns) > most or (self._syns and self._syns[0].sent < late):
+            self._syns.popleft().sender.close()
 
     def datagrams(self, most: int) -> list[tuple[bytes, str]]:
         """Return datagrams that have come, with their senders' addresses."""
@@ -108,6 +158,19 @@ def _read(source: socket.socket, most: int) -> list[tuple[bytes, str]]:
             packet, (address, *_) = source.recvfrom(_LARGEST)
             found.append((packet, address))
     return found
+
+
+def _drop_all(receiver: socket.socket) -> None:
+    """Have the kernel drop all segments for this socket."""
+    program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    described = struct.pack("HL", 1, ctypes.addressof(program))  # struct sock_fprog
+    receiver.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)
+
+
+def _dropped(receiver: socket.socket) -> int:
+    """Return the number of packets that were dropped at this socket."""
+    read = receiver.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
+    return int(_MEMINFO.unpack(read)[-1])
 
 
 def _checksum(packet: bytes) -> int:

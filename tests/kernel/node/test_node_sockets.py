@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes are probed by echo requests, through either kind of socket, in both families."""
+"""Nodes are probed by echo requests, through either kind of socket, and SYNs; in both families."""
 
+import os
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ebpflb.kernel.node.node_sockets import NodeSockets
+from ebpflb.kernel.node.node_sockets import KUBELET_PORT, MOST_SYNS, SYN_SECONDS, NodeSockets
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import Namespace, ip
 from tests.kernel.node import nodes
@@ -58,6 +60,45 @@ def test_a_node_answers_with_the_token(sockets: NodeSockets) -> None:
     wait_until("it has answered", read)
     other.close()
     assert found == [(address, token) for token in tokens]
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+def test_a_node_answers_a_syn(sockets: NodeSockets, is_open: bool) -> None:
+    """Whether anything listens at the kubelet's port or not; what listens there sees nothing."""
+    address = own(sockets)
+    found: list[tuple[str, int]] = []
+
+    def read() -> bool:
+        found.extend(sockets.syn_answers())
+        return len(found) == 2
+
+    with socket.socket(sockets.mail.family) as kubelet:
+        kubelet.bind((address, KUBELET_PORT))
+        if is_open:
+            kubelet.listen()
+        kubelet.setblocking(False)
+        for token in (1, 2**64 - 1):
+            sockets.send_syn(address, token)
+        wait_until("it has answered", read)
+        with pytest.raises(BlockingIOError if is_open else OSError):
+            kubelet.accept()
+    assert found == [(address, 1), (address, 2**64 - 1)]
+
+
+def test_who_does_not_answer_a_syn_costs_a_socket_for_a_second(
+    sockets: NodeSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not more than so many sockets; there is no answer that no one has sent."""
+    before = len(os.listdir("/proc/self/fd"))
+    nowhere = "2001:db8::1" if ":" in own(sockets) else "192.0.2.99"
+    for token in range(2 * MOST_SYNS):
+        sockets.send_syn(nowhere, token)
+    assert not sockets.syn_answers()
+    assert len(os.listdir("/proc/self/fd")) == before + MOST_SYNS
+    later = time.monotonic() + SYN_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert not sockets.syn_answers()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_datagrams_come_with_their_sender(sockets: NodeSockets) -> None:
