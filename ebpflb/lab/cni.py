@@ -107,13 +107,19 @@ class Routed:
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
         veth = f"veth{number}"
         host.ip(f"link add {veth} type veth peer name eth0 netns {pod.netns}")
-        host.sysctl(f"net.ipv4.conf.{veth}.proxy_arp", 1)
-        host.ip(f"link set {veth} up", f"address add {self.gateways[1]}/64 dev {veth}")
+        self.connect(host, veth, pod, addresses(node, number))
+
+    def connect(
+        self, host: Namespace, device: str, pod: Namespace, addresses: tuple[str, str]
+    ) -> None:
+        """Gives the pod's eth0 addresses and routes; ``device`` is the other end."""
+        host.sysctl(f"net.ipv4.conf.{device}.proxy_arp", 1)
+        host.ip(f"link set {device} up", f"address add {self.gateways[1]}/64 dev {device}")
         pod.ip("link set eth0 up")
-        for address, gateway in zip(addresses(node, number), self.gateways, strict=True):
+        for address, gateway in zip(addresses, self.gateways, strict=True):
             pod.ip(f"address add {address} dev eth0")
             pod.ip(f"route add default via {gateway} dev eth0 onlink")
-            host.ip(f"route add {address} dev {veth}")
+            host.ip(f"route add {address} dev {device}")
 
     def reach(self, host: Namespace, node: int, other: int) -> None:
         Bridge().reach(host, node, other)

@@ -4,22 +4,41 @@
 Ptp          as the plugin of that name: each veth has the gateway's address
 Netkit       a pair of netkit devices for each pod in the place of a veth pair, as in Cilium
 Children     pods are macvlan or ipvlan devices of one parent; so is the node's own, their gateway
+Beside       as Children, but only pods of one node reach each other so: all else goes by a veth
 SourceRules  as AWS's VPC CNI: rules lead what a pod sends to the table of its network interface
+SecondUplink the same, and the pods' addresses belong to a second interface of the node
 WireGuard    packets to other nodes' pods are sent in WireGuard
 Vrf          the node's uplink is in a VRF
 Bond         the node's uplink is a member of a bond
 """
 
+import errno
+import struct
+
 from pyroute2.netlink.generic.wireguard import WireGuard as WireGuardSocket
 
+from ebpflb.errors import NodeError
 from ebpflb.kernel.node.namespaces import call_in
+from ebpflb.kernel.pyroute2_parts import IPRoute, NetlinkError
 from ebpflb.lab import cni
 from ebpflb.lab.netns import NETNS, Namespace
 from ebpflb.lab.router import NODES, lasting_mac
 
 BOTH = (False, True)
 TABLE = 10
+SECOND = 100  # the number of a node's second interface is so much higher
+MARK = 0x80
 V4_GATEWAY, V6_GATEWAY = cni.Routed.gateways
+_MODE, _SCRUB, _PEER_SCRUB = 5, 6, 7  # linux/if_link.h: IFLA_NETKIT_...
+_L2, _L3 = 0, 1
+REPLIES_BY_ETH0 = f"""
+    table inet aws {{
+        chain prerouting {{
+            type filter hook prerouting priority mangle;
+            iifname "eth0" fib daddr type local ct mark set {MARK}
+            iifname "veth*" meta mark set ct mark
+        }}
+    }}"""
 WIREGUARD_PORT = 51820
 # Node -> private and public key. Anyone may know them.
 KEYS = {
@@ -51,12 +70,17 @@ class Ptp(cni.Routed):
 
 
 class Netkit(cni.Routed):
-    """In netkit's mode L3, the kernel's default: no neighbour is asked for."""
+    """In netkit's mode L3, the kernel's default: no neighbour is asked for. Unless packets are
+    scrubbed, they keep mark and priority on their way between pod and node.
+    """
+
+    def __init__(self, *, scrubbed: bool = True) -> None:
+        self.scrubbed = scrubbed
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
         device = f"pod{number}"
+        call_in(NETNS / host.netns, lambda: add_netkit(device, _L3, scrubbed=self.scrubbed))
         host.ip(
-            f"link add {device} type netkit",
             f"link set nk0 netns {pod.netns} name eth0",  # the kernel's name for the other end
             f"link set {device} up",
         )
@@ -65,6 +89,30 @@ class Netkit(cni.Routed):
             pod.ip(f"address add {address} dev eth0")
             pod.ip("route add default dev eth0", v6=v6)
             host.ip(f"route add {address} dev {device}")
+
+
+class NetkitL2(cni.Routed):
+    """In netkit's mode L2: as Routed, by other devices."""
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        device = f"pod{number}"
+        call_in(NETNS / host.netns, lambda: add_netkit(device, _L2))
+        host.ip(f"link set nk0 netns {pod.netns} name eth0")
+        self.connect(host, device, pod, cni.addresses(node, number))
+
+
+def add_netkit(device: str, mode: int, *, scrubbed: bool = True) -> None:
+    """Raises NodeError if the kernel has no such devices."""
+    values = {_MODE: mode, _SCRUB: int(scrubbed), _PEER_SCRUB: int(scrubbed)}
+    data = b"".join(struct.pack("=HHI", 8, *each) for each in values.items())
+    info = [("IFLA_INFO_KIND", "netkit"), ("IFLA_INFO_DATA", data.hex(":"))]
+    with IPRoute() as route:
+        try:
+            route.link("add", ifname=device, IFLA_LINKINFO={"attrs": info})
+        except NetlinkError as error:
+            if error.code == errno.EOPNOTSUPP:
+                raise NodeError("Unknown device type") from error
+            raise
 
 
 class Children(cni.Routed):
@@ -96,6 +144,35 @@ class Children(cni.Routed):
             host.ip(f"route add {address} dev shim0")
 
 
+class Beside(Children):
+    """As in Spiderpool, and Lyft's plugin for AWS: the pod's address is that of its child device,
+    and the node knows the link address of the veth.
+    """
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        host.ip("link add net1 type veth peer name net2", "link set net1 up", "link set net2 up")
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        veth, link = f"veth{number}", lasting_mac(number)
+        host.ip(
+            f"link add pod{number} link net1 type {self.kind}",
+            f"link set pod{number} netns {pod.netns} name eth0",
+            f"link add {veth} type veth peer name eth1 address {link} netns {pod.netns}",
+            f"link set {veth} up",
+            f"address add {V6_GATEWAY}/64 dev {veth}",
+        )
+        host.sysctl(f"net.ipv4.conf.{veth}.proxy_arp", 1)
+        pod.ip("link set eth0 up", "link set eth1 up")
+        both = zip(cni.addresses(node, number), self.gateways, (24, 64), strict=True)
+        for address, gateway, length in both:
+            pod.ip(f"address add {address}/{length} dev eth0")
+            pod.ip(f"route add default via {gateway} dev eth1 onlink")
+            host.ip(
+                f"route add {address} dev {veth}",
+                f"neighbour add {address} lladdr {link} dev {veth} nud permanent",
+            )
+
+
 class SourceRules(cni.Routed):
     """The gateway's link address is written into each pod: nobody asks for it."""
 
@@ -125,6 +202,53 @@ class SourceRules(cni.Routed):
                 f"rule add to {address} lookup main priority 512",
                 f"rule add from {address} lookup {TABLE} priority 1536",
                 v6=":" in address,
+            )
+
+
+class SecondUplink(SourceRules):
+    """As with a second elastic network interface: eth1 has an address of its own, pods' packets
+    come and go there, and the network drops what comes from any other address. Replies of the
+    node's own addresses stay with eth0, by the rules that AWS's plugin writes for them.
+    """
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        cable, router = f"second{node}", Namespace(f"{host.netns.rpartition('-')[0]}-router")
+        router.ip(
+            f"link add {cable} type veth peer name eth1 netns {host.netns}",
+            f"link set {cable} master {NODES.name} up",
+        )
+        for name in ("eth0", "eth1"):
+            host.sysctl(f"net.ipv4.conf.{name}.arp_ignore", 1)
+            host.sysctl(f"net.ipv4.conf.{name}.rp_filter", 2)
+        host.ip("link set eth1 up", f"rule add fwmark {MARK}/{MARK} lookup main priority 1024")
+        host.ip(f"rule add fwmark {MARK}/{MARK} lookup main priority 1024", v6=True)
+        for address, gateway in zip(NODES.addresses(SECOND + node), NODES.gateways, strict=True):
+            host.ip(
+                f"address add {address} dev eth1",
+                f"route add {gateway} dev eth1 table {TABLE}",
+                f"route add default via {gateway} dev eth1 table {TABLE}",
+            )
+        host.nft(REPLIES_BY_ETH0)
+        v4, v6 = (
+            ", ".join(each)
+            for each in zip(cni.network(node), NODES.addresses(SECOND + node), strict=True)
+        )
+        router.nft(f"""
+            table netdev second{node} {{
+                chain come {{
+                    type filter hook ingress device {cable} priority 0;
+                    ip saddr != {{ {v4} }} drop
+                    ip6 saddr != {{ fe80::/10, {v6} }} drop
+                }}
+            }}""")
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        both = zip(cni.network(other), NODES.addresses(SECOND + other), strict=True)
+        for there, gateway in both:
+            host.ip(
+                f"route add {there} via {gateway} dev eth0",
+                f"route add {gateway} dev eth1 table {TABLE}",
+                f"route add {there} via {gateway} dev eth1 table {TABLE}",
             )
 
 
