@@ -36,7 +36,6 @@ version            the version, its commit and its date
 import atexit
 import gc
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -45,102 +44,6 @@ from click.shell_completion import CompletionItem
 from ebpflb import redaction
 from ebpflb.errors import EbpflbError, escaped, in_words
 from ebpflb.version import VERSION
-
-
-def _run() -> click.Command:
-    from ebpflb.cli.run import run
-
-    return run
-
-
-def _audit() -> click.Command:
-    from ebpflb.cli.audit import audit
-
-    return audit
-
-
-def _check() -> click.Command:
-    from ebpflb.cli.check import check
-
-    return check
-
-
-def _explain() -> click.Command:
-    from ebpflb.cli.explain import explain_
-
-    return explain_
-
-
-def _maps() -> click.Command:
-    from ebpflb.cli.maps import maps
-
-    return maps
-
-
-def _flows() -> click.Command:
-    from ebpflb.cli.flows import flows
-
-    return flows
-
-
-def _services() -> click.Command:
-    from ebpflb.cli.services import services
-
-    return services
-
-
-def _monitor() -> click.Command:
-    from ebpflb.cli.monitor import monitor
-
-    return monitor
-
-
-def _top() -> click.Command:
-    from ebpflb.cli.top import top
-
-    return top
-
-
-def _history() -> click.Command:
-    from ebpflb.cli.history import history
-
-    return history
-
-
-def _status() -> click.Command:
-    from ebpflb.cli.status import status
-
-    return status
-
-
-def _doctor() -> click.Command:
-    from ebpflb.cli.doctor import doctor
-
-    return doctor
-
-
-def _ui() -> click.Command:
-    from ebpflb.cli.ui import ui
-
-    return ui
-
-
-def _cleanup() -> click.Command:
-    from ebpflb.cli.cleanup import cleanup
-
-    return cleanup
-
-
-def _demo() -> click.Command:
-    from ebpflb.cli.demo import demo
-
-    return demo
-
-
-def _version() -> click.Command:
-    from ebpflb.cli.version import version
-
-    return version
 
 
 def _complete_help(
@@ -172,31 +75,49 @@ def _print_help(context: click.Context, words: tuple[str, ...]) -> None:
     click.echo(command.get_help(context))
 
 
-def _help() -> click.Command:
-    return _print_help
+def _imported(name: str) -> click.Command | None:
+    """Return the command of this name, and import its module alone; None if there is none."""
+    command: click.Command | None = None
+    match name:
+        case "run":
+            from ebpflb.cli.run import run as command
+        case "audit":
+            from ebpflb.cli.audit import audit as command
+        case "check":
+            from ebpflb.cli.check import check as command
+        case "explain":
+            from ebpflb.cli.explain import explain_ as command
+        case "maps":
+            from ebpflb.cli.maps import maps as command
+        case "flows":
+            from ebpflb.cli.flows import flows as command
+        case "services":
+            from ebpflb.cli.services import services as command
+        case "monitor":
+            from ebpflb.cli.monitor import monitor as command
+        case "top":
+            from ebpflb.cli.top import top as command
+        case "history":
+            from ebpflb.cli.history import history as command
+        case "status":
+            from ebpflb.cli.status import status as command
+        case "doctor":
+            from ebpflb.cli.doctor import doctor as command
+        case "ui":
+            from ebpflb.cli.ui import ui as command
+        case "cleanup":
+            from ebpflb.cli.cleanup import cleanup as command
+        case "demo":
+            from ebpflb.cli.demo import demo as command
+        case "version":
+            from ebpflb.cli.version import version as command
+        case "help":
+            command = _print_help
+    return command
 
 
-COMMANDS: dict[str, Callable[[], click.Command]] = {
-    "run": _run,
-    "audit": _audit,
-    "check": _check,
-    "explain": _explain,
-    "maps": _maps,
-    "flows": _flows,
-    "services": _services,
-    "monitor": _monitor,
-    "top": _top,
-    "history": _history,
-    "status": _status,
-    "doctor": _doctor,
-    "ui": _ui,
-    "cleanup": _cleanup,
-    "demo": _demo,
-    "version": _version,
-    "help": _help,
-}
-# What --help and completion show: they import no command.
-SUMMARIES = {
+# With what --help and completion show: they import no command.
+COMMANDS = {
     "run": "Run the agent, which serves Services on this node.",
     "status": "Show how this node stands, and why.",
     "check": "Check whether this node can run ebpflb.",
@@ -227,14 +148,14 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(SUMMARIES.items()))
+            formatter.write_dl(list(COMMANDS.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, and options."""
         return [
             *(
                 CompletionItem(name, help=summary)
-                for name, summary in SUMMARIES.items()
+                for name, summary in COMMANDS.items()
                 if name.startswith(incomplete)
             ),
             *click.Command.shell_complete(self, ctx, incomplete),
@@ -242,12 +163,9 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Keeps the garbage collector away from what is imported: saves a sixth of the start."""
-        find = COMMANDS.get(ALIASES.get(name, name))
-        if not find:
-            return None
         gc.disable()
         try:
-            return find()
+            return _imported(ALIASES.get(name, name))
         finally:
             gc.freeze()
             gc.enable()
