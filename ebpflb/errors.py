@@ -6,6 +6,7 @@ of ``in_words``.
 """
 
 import re
+from collections.abc import Callable
 
 # What libraries write around the reason: urllib3's objects, Python's errno, ssl's source line.
 _PYTHON = [
@@ -119,6 +120,13 @@ def plain(text: str) -> str:
     for pattern, words in _PYTHON:
         text = pattern.sub(words, text)
     return one_line(text)
+
+
+def log_once(say: Callable[[str, str], None], line: str, reason: str, last: str | None) -> str:
+    """Log a reason with a method of a logger, unless it was the last one; return the reason."""
+    if reason != last:
+        say(line, reason)
+    return reason
 
 
 def in_json_words(reason: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import flowtable
@@ -336,10 +336,9 @@ class RepeatedCheck:
         self.due = self._clock() + rest
 
     def _fail(self, error: EbpflbError | OSError) -> None:
-        reason = in_words(error)
-        if reason != self.error:
-            log.error("audit: the %s cannot be compared or repaired: %s", self.check.name, reason)
-        self.error, self._steps, self._is_repeated = reason, None, False
+        line = f"audit: the {self.check.name} cannot be compared or repaired: %s"
+        self.error = log_once(log.error, line, in_words(error), self.error)
+        self._steps, self._is_repeated = None, False
         self.due = self._clock() + min(self._retry, self.check.period)
         self._retry = min(2 * self._retry, self.check.period)
 

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from struct import Struct
 
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import columns, ffi
@@ -81,10 +81,8 @@ class EndpointWatch(DueWorker):
             self._turn()
             self._error = ""
         except (EbpflbError, OSError) as error:
-            text = in_words(error)
-            if text != self._error:
-                log.error("endpoints that do not answer are not noticed: %s", text)
-            self._error = text
+            line = "endpoints that do not answer are not noticed: %s"
+            self._error = log_once(log.error, line, in_words(error), self._error)
             self._again(RETRY_SECONDS)
 
     def _turn(self) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.event_recorder import RateLimit, WritingServer
 from ebpflb.cluster.retry import Backoff, Timing
-from ebpflb.errors import in_words
+from ebpflb.errors import in_words, log_once
 from ebpflb.model.node_readiness import (
     CONDITION,
     NOT_READY,
@@ -151,10 +151,8 @@ class NodeReadiness(PeriodicWorker):
         return True
 
     def _failed(self, error: Exception) -> None:
-        reason = redact(in_words(error))
-        if reason != self.error:
-            log.warning("the Node's readiness cannot be written: %s", reason)
-        self.error = reason
+        line, reason = "the Node's readiness cannot be written: %s", redact(in_words(error))
+        self.error = log_once(log.warning, line, reason, self.error)
         self._is_rejected = isinstance(error, RequestRejected)
         pause = REJECTED_PAUSE if self._is_rejected else self._backoff.next()
         self._paused_until = self._clock() + pause

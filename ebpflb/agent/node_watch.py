@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ebpflb.errors import in_words
+from ebpflb.errors import in_words, log_once
 from ebpflb.kernel.node.node_sockets import NodeSockets
 from ebpflb.model import node_messages
 from ebpflb.model.addresses import Address
@@ -123,18 +123,20 @@ class NodeWatch(DueWorker):
 
     def _open(self, port: int) -> None:
         own = self.health.members.own
-        text: str | None = None
         try:
             if own is None:
-                text = f"no EndpointSlice of the agents' Service has the node {self._own_name}"
-            else:
-                self._sockets = self._make(own.text, port)
-                log.info("other nodes are probed, from %s, and agents asked at %d", own.text, port)
+                self._fail(f"no EndpointSlice of the agents' Service has the node {self._own_name}")
+                return
+            self._sockets = self._make(own.text, port)
         except OSError as error:
-            text = in_words(error)
-        if text and text != self.error:
-            log.error("nodes that do not answer are not noticed: %s", text)
-        self.error = text
+            self._fail(in_words(error))
+        else:
+            self.error = None
+            log.info("other nodes are probed, from %s, and agents asked at %d", own.text, port)
+
+    def _fail(self, reason: str) -> None:
+        line = "nodes that do not answer are not noticed: %s"
+        self.error = log_once(log.error, line, reason, self.error)
 
     def _take(self) -> None:
         """Take what has come, before anything that is missing is judged."""

@@ -22,7 +22,7 @@ from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.retry import Backoff, Timing
 from ebpflb.cluster.source import Observe, unobserved
-from ebpflb.errors import in_words
+from ebpflb.errors import in_words, log_once
 from ebpflb.model.events import Key, Kind
 from ebpflb.redaction import redact
 
@@ -213,7 +213,11 @@ class ApiRecorder(EventRecorder):
             try:
                 self._create(path, body)
             except Exception as error:  # of any kind: the thread must not end
-                self._report_error(redact(in_words(error)))
+                line, reason = (
+                    "events cannot be sent to the API server: %s",
+                    redact(in_words(error)),
+                )
+                self._last_error = log_once(log.warning, line, reason, self._last_error)
                 if isinstance(error, RequestRejected) or self._stopped_within(backoff.next()):
                     return False
             else:
@@ -229,12 +233,6 @@ class ApiRecorder(EventRecorder):
     def _stopped_within(self, seconds: float) -> bool:
         with self._condition:
             return self._condition.wait_for(lambda: self._stopped, seconds)
-
-    def _report_error(self, reason: str) -> None:
-        """Log the error, once if it repeats."""
-        if reason != self._last_error:
-            log.warning("events cannot be sent to the API server: %s", reason)
-        self._last_error = reason
 
 
 def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:

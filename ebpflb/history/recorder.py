@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from zlib import compress
 
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.history import segments
 from ebpflb.history.history_records import (
     Begun,
@@ -202,9 +202,9 @@ class History:
             return self._segment is not None
 
     def _fail(self, error: OSError) -> None:
-        if in_words(error) != self._error:
-            log.warning("history: %s: nothing is recorded until it can be", in_words(error))
-        self._error, self.next_try = in_words(error), time.monotonic() + FILE_RETRY_SECONDS
+        line = "history: %s: nothing is recorded until it can be"
+        self._error = log_once(log.warning, line, in_words(error), self._error)
+        self.next_try = time.monotonic() + FILE_RETRY_SECONDS
         self.close_file()
 
     def close_file(self) -> None:

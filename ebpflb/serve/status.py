@@ -20,7 +20,7 @@ from typing import IO, Any
 import msgspec
 
 from ebpflb import files
-from ebpflb.errors import NodeError, in_words
+from ebpflb.errors import NodeError, in_words, log_once
 from ebpflb.files import decode_regular
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ALL_SOCKETS, Paths
@@ -133,7 +133,8 @@ class StatusFile:
             if content != self._content:
                 self._replace(content)
         except OSError as error:
-            self._fail(in_words(error))
+            line = "the status cannot be written (%s); `ebpflb status` shows an older state"
+            self._error = log_once(log.warning, line, in_words(error), self._error)
             content = b""
         else:
             self._error = ""
@@ -147,13 +148,6 @@ class StatusFile:
             folder.mkdir(parents=True, mode=_PRIVATE_FOLDER)
             log.warning("%s was removed and is created again: %s", folder, _LOST)
         files.replace(self._path, content)
-
-    def _fail(self, reason: str) -> None:
-        if reason != self._error:
-            log.warning(
-                "the status cannot be written (%s); `ebpflb status` shows an older state", reason
-            )
-        self._error = reason
 
 
 def read(paths: Paths) -> AgentStatus | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends
 from ebpflb.agent.stale_udp.socket_search import Counts
-from ebpflb.errors import EbpflbError, KernelError, in_words
+from ebpflb.errors import EbpflbError, KernelError, in_words, log_once
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.maps.stale_endpoints import StaleEndpoints
 from ebpflb.kernel.netfilter import conntrack
@@ -295,9 +295,8 @@ class StaleConnectionsWorker(DueWorker):
                 self.changed.notify()
 
     def _set_error(self, reason: str) -> None:
-        if reason != self.error:
-            log.warning("stale UDP flows stay in conntrack: %s; trying again", reason)
-        self.error = reason
+        line = "stale UDP flows stay in conntrack: %s; trying again"
+        self.error = log_once(log.warning, line, reason, self.error)
 
 
 def _endpoints(wanted: _Wanted) -> set[tuple[Address, int]]:

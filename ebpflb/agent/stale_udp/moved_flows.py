@@ -23,7 +23,7 @@ from itertools import islice
 
 from ebpflb.agent.stale_udp.conntrack_worker import OnSearch, StaleConnections
 from ebpflb.agent.stale_udp.lookups import Maps
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.kernel.maps.ring import Ring
 from ebpflb.plan.flow_entries import Tuple
 from ebpflb.workers import DescriptorWorker
@@ -65,9 +65,8 @@ class MovedFlowsWorker(DescriptorWorker):
         try:
             deleted = self.entries.delete_flows(islice(different, MOST_FLOWS))
         except (EbpflbError, OSError) as error:
-            if (text := in_words(error)) != self._error:
-                log.warning("moved UDP flows stay in conntrack until the next search: %s", text)
-            self._error = text
+            line = "moved UDP flows stay in conntrack until the next search: %s"
+            self._error = log_once(log.warning, line, in_words(error), self._error)
             return
         self._error = None
         for family, count in deleted.items():
