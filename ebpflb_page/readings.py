@@ -15,12 +15,13 @@ from ebpflb.options import Paths
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.service_page import ServicePage
 from ebpflb.tools import dump, node_status, pins, service_pages
-from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, require_service
+from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.asking import NamedService
 from ebpflb.tools.explain.senders import Senders, find_senders
 from ebpflb.tools.map_fill import map_fill
 from ebpflb.tools.service_pages import Wanted
+from ebpflb.tools.snapshot import require_service
 from ebpflb_page.live_events import ToldBatch, WatchedEvents
 from ebpflb_page.service_list import Survey
 
@@ -84,7 +85,7 @@ class Readings:
         with ExitStack() as stack:
             maps = stack.enter_context(pins.pinned_maps(self._state))
             if wanted.service:
-                require_service(wanted.service, maps)
+                require_service(maps, wanted.service)
             teller = Teller(EventNames(maps), wanted)
             stream = stack.enter_context(closing(EventStream(paths, decision_mask(chosen))))
             opened = stack.pop_all()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb flows``: lists and deletes the flows of the packet path."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +10,17 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, list_option, print_list, show, watch_option
+from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.addresses import Address, parse_address
 from ebpflb.tools import pins
 from ebpflb.tools.flow_list import (
     FlowFilter,
-    check_service,
     flush_connections,
     flush_flows,
     list_connections,
     list_flows,
 )
+from ebpflb.tools.snapshot import require_service
 
 _NARROW = ("protocol", "state", "client", "frontend", "backend")
 
@@ -77,9 +80,17 @@ def list_(
     show(read, lambda rows: _print(rows, output, namespace), watch)
 
 
-def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
+@contextmanager
+def _maps(state_dir: Path, only: FlowFilter) -> Iterator[dict[str, Map]]:
+    """Raises NodeError, also where the Service that was chosen is unknown."""
     with pins.pinned_maps(state_dir) as maps:
-        check_service(maps, only)
+        if only.service:
+            require_service(maps, "/".join(only.service))
+        yield maps
+
+
+def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
+    with _maps(state_dir, only) as maps:
         rows = [*list_flows(maps, only), *list_connections(maps, only)]
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
 
@@ -105,9 +116,8 @@ def flush(
     if not (service or client or every):
         raise click.UsageError("whose flows? name --service or --client, or all with --all")
     common.require_capabilities()
-    with pins.pinned_maps(state_dir) as maps:
-        only = FlowFilter(service, client)
-        check_service(maps, only)
+    only = FlowFilter(service, client)
+    with _maps(state_dir, only) as maps:
         parts = (flush_flows(maps, only), flush_connections(maps, only))
     flows, entries = map(sum, zip(*parts, strict=True))
     click.echo(f"flows flushed: {flows} ({entries} entries)")

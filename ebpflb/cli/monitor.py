@@ -14,7 +14,8 @@ from ebpflb.cli.output import Output, Row, microseconds, print_row_as, stream_op
 from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.monitoring import DECISIONS, FREQUENT, USUAL, decision_mask
 from ebpflb.tools import pins
-from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told, require_service
+from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told
+from ebpflb.tools.snapshot import require_service
 
 # Columns get these widths before what comes is known; a longer cell makes its own line longer.
 _WIDTHS = {
@@ -132,7 +133,7 @@ def monitor(
     paths = pins.paths(state_dir, run_dir)
     with pins.pinned_maps(state_dir) as maps:
         if service:
-            require_service(service, maps)
+            require_service(maps, service)
         click.echo("waiting for the agent to load the monitor's programs", err=True)
         mask = decision_mask(verdicts or USUAL)
         teller = Teller(EventNames(maps), EventFilter(service, client, namespace))

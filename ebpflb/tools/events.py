@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from ebpflb import unix_socket
-from ebpflb.errors import NodeError, NotFound, in_words, one_line
+from ebpflb.errors import NodeError, in_words
 from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
@@ -22,7 +22,6 @@ from ebpflb.kernel.maps.records import MonitorEvent
 from ebpflb.kernel.monitoring import FLOW_KINDS, FRAME, HOOKS, MonitorAnswer, MonitorQuestion
 from ebpflb.kernel.node import clients, namespaces
 from ebpflb.model.addresses import Address, host_port
-from ebpflb.model.services import likely_service
 from ebpflb.options import Paths
 from ebpflb.plan.entries import (
     BackendName,
@@ -371,11 +370,3 @@ def _answers(paths: Paths) -> bool:
     except OSError:
         return False
     return True
-
-
-def require_service(wanted: str, maps: Mapping[str, Map]) -> None:
-    """Raises NotFound where no port of it is served on this node."""
-    known = {str(name.owner) for _, name in maps["service_names"].items()}
-    if wanted not in known:
-        hint = likely_service(wanted, known)
-        raise NotFound(f"no Service {one_line(wanted)} is served here: {hint}")

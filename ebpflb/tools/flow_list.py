@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Address, family, host_port
 from ebpflb.model.packet_path import Engine
-from ebpflb.model.services import PortName, likely_service
+from ebpflb.model.services import PortName
 from ebpflb.plan.desired import ANY
 from ebpflb.plan.entries import (
     Backend,
@@ -53,19 +52,6 @@ class FlowFilter(NamedTuple):
     client: Address | None = None
 
 
-def check_service(maps: Mapping[str, Map], only: FlowFilter) -> None:
-    """Raises NodeError if the service that was chosen is not programmed here, with the names that
-    are most like it.
-    """
-    if only.service is None:
-        return
-    names = {str(it.owner) for _, it in maps["service_names"].items()}
-    wanted = "/".join(only.service)
-    if wanted not in names:
-        hint = likely_service(wanted, names)
-        raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
-
-
 class FlushResult(NamedTuple):
     """The numbers of deleted flows and of their entries."""
 
@@ -74,15 +60,14 @@ class FlushResult(NamedTuple):
 
 
 def list_flows(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:
-    """A row for each flow that matches, sorted by service, client and frontend."""
+    """A row for each flow that matches."""
     services = dict(maps["service_names"].items())
     name_of = cache(maps["backend_names"].get)
-    rows = [
+    return [
         _flow_row(entries, services, name_of(next(iter(entries.values())).backend))
         for table in FLOW_MAPS
         for entries in _matching(maps, table, only)
     ]
-    return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
 
 
 def flush_flows(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:

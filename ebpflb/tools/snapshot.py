@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps that the agent writes: the other maps refer to their entries by number.
 
-Also how backends and times are formatted, the same way in every row.
+Also how backends and times are formatted, alike in every row, and an unknown Service's error.
 """
 
 import time
@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from ebpflb.errors import NotFound, one_line
 from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import ServiceCounters
 from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.addresses import host_port
-from ebpflb.model.services import PortName
+from ebpflb.model.services import PortName, likely_service
 from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry, service_name
 
 Row = dict[str, Any]
@@ -67,6 +68,14 @@ class Snapshot:
             return {}
         opened, closed = self.maps["backend_stats"].get(number)
         return {"opened": opened, "open": max(0, opened - closed)}
+
+
+def require_service(maps: Mapping[str, Map], wanted: str) -> None:
+    """Raise NotFound, with the names most like it, if no port of NAMESPACE/NAME is served here."""
+    known = {str(name.owner) for _, name in maps["service_names"].items()}
+    if wanted not in known:
+        hint = likely_service(wanted, known)
+        raise NotFound(f"no Service {one_line(wanted)} is served here: {hint}")
 
 
 def endpoint(backends: Mapping[int, Backend], number: int) -> str:

@@ -156,7 +156,7 @@ def test_a_service_that_is_not_there_is_named(
     """It is an error, not an empty list, and a name that is like it is offered."""
     done = ebpflb("flows", command, "--service", "default/wep", *pins)
     assert (done.status, done.out) == (1, "")
-    said = "no service default/wep is programmed on this node: did you mean default/web?"
+    said = "no Service default/wep is served here: did you mean default/web?"
     assert done.err == f"ebpflb: {said}\n"
 
 

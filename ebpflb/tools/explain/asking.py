@@ -18,7 +18,7 @@ from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.node import clients, namespaces, routes
 from ebpflb.model.addresses import Address, host_port, parse_address
-from ebpflb.model.services import PROTOCOLS, PortName, Protocol, likely_service
+from ebpflb.model.services import PROTOCOLS, PortName, Protocol
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
@@ -29,6 +29,7 @@ from ebpflb.plan.entries import (
     protocol_name,
     service_name,
 )
+from ebpflb.tools.snapshot import require_service
 
 # The destination of a connection: ADDRESS:PORT, and a protocol.
 
@@ -109,6 +110,7 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
     """Return a frontend of the Service: its cluster IP rather than another address, IPv4 rather
     than IPv6. Raises NodeError if no port fits, or several do.
     """
+    require_service(maps, str(wanted))
     names: dict[int, PortName] = dict(maps["service_names"].items())
     entries: list[tuple[Frontend, ServiceEntry]] = list(maps["services"].items())
     own = [
@@ -117,10 +119,6 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
         if (name := names.get(entry.id)) and not at.address.is_unspecified
         if name.owner == (wanted.namespace, wanted.name)
     ]
-    if not own:
-        known = {str(it.owner) for it in names.values()}
-        hint = likely_service(str(wanted), known)
-        raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
     fitting = [
         (at, entry)
         for at, entry, name in own
