@@ -35,7 +35,7 @@ def starts(lab: ConnectLab, many: str) -> Lines:
     yield memory(lab.many, f"memory, {many}, after a warm restart", targets.MEMORY_LARGE)
     yield start_row(f"cold start, {many}", cold, targets.COLD_START)
     written = [_written(each.log) for each in cold]
-    yield row_of("  of which map writes", written, "s", targets.MAP_WRITES)
+    yield row_of("  of which map writes", written, "s")
     yield start_row(f"warm restart, {many}", warm, targets.WARM_RESTART)
     yield Row(
         "  map updates by all warm restarts", lab.many.writes() - before, "", targets.WARM_WRITES

@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import NamedTuple
 
-from bench import hooks, pod_program, targets
+from bench import hooks, pod_program
 from bench.connect_lab import Client
 from bench.report import Line, Lines, Row, row_of
 from bench.result import run_bench
@@ -111,17 +111,17 @@ def _rows(client: Client, counted: hooks.Hooks, wanted: argparse.Namespace) -> L
             took[draw].append(counted.per_call(work)["connect4"])
     plain = next(draw for draw in DRAWS if draw.name == RANDOM)
     yield f"connect4, {wanted.rounds} rounds of {wanted.calls} connections to {ENDPOINTS} endpoints"
-    yield _row("random", took[plain], 0, None)
+    yield _row("random", took[plain], 0)
     for draw, costs in took.items():
         if draw != plain:
-            yield _row(f"{draw.name}: more", costs, min(took[plain]), targets.DRAW)
+            yield _row(f"{draw.name}: more", costs, min(took[plain]))
 
 
-def _row(what: str, costs: list[float], less: float, target: float | None) -> Row:
+def _row(what: str, costs: list[float], less: float) -> Row:
     """The least, as the others are what else the machine did."""
     more = [cost - less for cost in costs]
     note = f"least {min(costs):.0f}, median {statistics.median(costs):.0f}"
-    return row_of(what, more, "ns", target, note, value=min(more))
+    return row_of(what, more, "ns", note=note, value=min(more))
 
 
 if __name__ == "__main__":

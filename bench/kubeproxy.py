@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-proxy would write for a list of Services on one node: for nft and iptables-restore.
+"""What kube-proxy would write for a list of Services on one node, in each of its modes.
 
 Its shapes of 1.36 with --cluster-cidr, --nodeport-addresses=primary and traffic policy Cluster
 everywhere: external addresses are masqueraded always, cluster IPs for others than pods
@@ -7,16 +7,20 @@ everywhere: external addresses are masqueraded always, cluster IPs for others th
 nft alone (6.3), hairpins per endpoint by iptables and for those here by nft (5.1).
 From 1.36 on nft's service chains translate at once; before, they went to a chain an endpoint.
 There are more than 1,000 endpoints, so iptables rules carry no comment (16.5). The chains for
-services without endpoints and for source ranges are there and empty, as they would be.
+services without endpoints and for source ranges are there and empty, as they would be. In mode
+ipvs there are virtual servers at cluster IPs, which a device has, and at NodePorts; rules ask
+ipsets what to masquerade.
 """
 
 import hashlib
 from base64 import b32encode
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from bench.services import CIDR, CIDR6, PORT, TARGET, NodePort
 
 MARK = "0x4000"
+IPVS_DEVICE = "kube-ipvs0"
 
 _NFT = """
 table {ip} kube-proxy {{
@@ -124,6 +128,66 @@ _NAT = f"""-A PREROUTING -j KUBE-SERVICES
 _NAT_CHAINS = ("KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ")
 
 
+_IPVS_SETS = {
+    "KUBE-CLUSTER-IP": "hash:ip,port",
+    "KUBE-LOOP-BACK": "hash:ip,port,ip",
+    "KUBE-LOAD-BALANCER": "hash:ip,port",
+    "KUBE-EXTERNAL-IP": "hash:ip,port",
+    "KUBE-EXTERNAL-IP-LOCAL": "hash:ip,port",
+    "KUBE-IPVS-IPS": "hash:ip",
+    "KUBE-NODE-PORT-TCP": "bitmap:port range 0-65535",
+    "KUBE-NODE-PORT-UDP": "bitmap:port range 0-65535",
+    "KUBE-HEALTH-CHECK-NODE-PORT": "bitmap:port range 0-65535",
+}
+_IPVS_RULES = f"""*filter
+:KUBE-FORWARD - [0:0]
+:KUBE-IPVS-FILTER - [0:0]
+:KUBE-IPVS-OUT-FILTER - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-SOURCE-RANGES-FIREWALL - [0:0]
+-A INPUT -j KUBE-IPVS-FILTER
+-A INPUT -j KUBE-PROXY-FIREWALL
+-A INPUT -j KUBE-NODE-PORT
+-A FORWARD -j KUBE-PROXY-FIREWALL
+-A FORWARD -j KUBE-FORWARD
+-A OUTPUT -j KUBE-IPVS-OUT-FILTER
+-A KUBE-FORWARD -m mark --mark {MARK}/{MARK} -j ACCEPT
+-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-EXTERNAL-IP dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-EXTERNAL-IP-LOCAL dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j RETURN
+-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
+-A KUBE-NODE-PORT -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
+-A KUBE-SOURCE-RANGES-FIREWALL -j DROP
+COMMIT
+*nat
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A OUTPUT -j KUBE-SERVICES
+-A POSTROUTING -j KUBE-POSTROUTING
+-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst ! -s {{pods}} -j KUBE-MARK-MASQ
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT
+-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-NODE-PORT-TCP dst -j KUBE-MARK-MASQ
+-A KUBE-NODE-PORT -p udp -m set --match-set KUBE-NODE-PORT-UDP dst -j KUBE-MARK-MASQ
+-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE
+-A KUBE-POSTROUTING -m mark ! --mark {MARK}/{MARK} -j RETURN
+-A KUBE-POSTROUTING -j MARK --xor-mark {MARK}
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+-A KUBE-MARK-MASQ -j MARK --or-mark {MARK}
+COMMIT
+"""
+
+
 def nft(them: list[NodePort], node: str, node_address: str, pods: str) -> str:
     """A table for `nft -f`, for the family of the node's address."""
     v6 = ":" in node_address
@@ -220,6 +284,38 @@ def _rules(service: NodePort, protocol: str, pods: str) -> Iterator[str]:
         yield f"-A {endpoint} -s {address} -j KUBE-MARK-MASQ"
         to_endpoint = f"DNAT --to-destination {_host_port(address)}"
         yield f"-A {endpoint} -p {protocol} -m {protocol} -j {to_endpoint}"
+
+
+class Ipvs(NamedTuple):
+    """For `ipset restore`, `iptables-restore`, `ipvsadm --restore`, and IPVS_DEVICE's addresses."""
+
+    sets: str
+    rules: str
+    servers: str
+    addresses: list[str]
+
+
+def ipvs(them: list[NodePort], node: str, node_address: str, pods: str) -> Ipvs:
+    """IPv4, with the scheduler rr, kube-proxy's default."""
+    ports = [(each, protocol) for each in them for protocol in each.protocols]
+    addresses = [each.address for each in them]
+    sets = [f"create {name} {kind}" for name, kind in _IPVS_SETS.items()]
+    sets += [f"add KUBE-IPVS-IPS {address}" for address in addresses]
+    servers = list[str]()
+    for each, protocol in ports:
+        sets.append(f"add KUBE-CLUSTER-IP {each.address},{protocol}:{PORT}")
+        sets.append(f"add KUBE-NODE-PORT-{protocol.upper()} {each.number}")
+        sets += [
+            f"add KUBE-LOOP-BACK {address},{protocol}:{TARGET},{address}"
+            for address, where in each.endpoints
+            if where == node
+        ]
+        for at in (f"{each.address}:{PORT}", f"{node_address}:{each.number}"):
+            kind = f"-{protocol[0]} {at}"
+            servers.append(f"-A {kind} -s rr")
+            servers += [f"-a {kind} -r {it}:{TARGET} -m" for it, _ in each.endpoints]
+    rules = _IPVS_RULES.format(pods=pods)
+    return Ipvs("\n".join([*sets, ""]), rules, "\n".join([*servers, ""]), addresses)
 
 
 def _hash(*words: str) -> str:

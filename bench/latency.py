@@ -105,13 +105,11 @@ def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namesp
         yield row_of(f"{what}, {who}", costs, "ns", _target(what), note)
 
 
-def _target(what: str) -> float:
-    special = {
-        "sendmsg4, new socket": targets.FIRST_DATAGRAM,
-        "connect4, hit, any service": targets.ANY_SERVICE,
-    }
+def _target(what: str) -> float | None:
+    """A first datagram has none."""
     if NO_SERVICE in what:
         return targets.OTHER_SOCKET
+    special = {"connect4, hit, any service": targets.ANY_SERVICE, "sendmsg4, new socket": None}
     return special.get(what, targets.RELEASE if "sock_release" in what else targets.CALL)
 
 

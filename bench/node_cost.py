@@ -21,7 +21,6 @@ from bench import flow_frames, targets
 from bench.flow_frames import DSCP, KINDS
 from bench.nodeport_lab import (
     DIRECT,
-    EBPFLB,
     FAST,
     LOCAL,
     NETFILTER,
@@ -37,7 +36,6 @@ from ebpflb.lab.netns import NETNS, Namespace
 from ebpflb.lab.router import NODES
 
 PACKETS = 20_000  # a measurement
-TARGETS = {EBPFLB: targets.LEAN, NETFILTER: targets.NETFILTER_PACKETS, FAST: targets.FAST}
 ALL = 0.99  # of the packets at least come to the other end
 _DROP = f"""
 table netdev bench {{
@@ -129,9 +127,13 @@ def costs(lab: NodePortLab, rounds: int) -> Lines:
                 took[NFTABLES, place, protocol], took[variant, place, protocol], strict=True
             )
             ratios = [those / these for those, these in pairs]
-            target = TARGETS.get(variant)
+            target = targets.NETFILTER_PACKETS[protocol] if variant == NETFILTER else None
             what = f"{NFTABLES} / {variant}, {place}, {protocol}"
             yield row_of(what, ratios, "x", target, least=True)
+    for _, place, protocol in (key for key in keys if key[0] == FAST):
+        pairs = zip(took[FAST, place, protocol], took[DIRECT, place, protocol], strict=True)
+        ratios = [fast / direct for fast, direct in pairs]
+        yield row_of(f"{FAST} / {DIRECT}, {place}, {protocol}", ratios, "x", targets.FAST[place])
 
 
 def _mac(host: Namespace) -> bytes:

@@ -7,8 +7,8 @@ One run, in one lab (see ``nodeport_lab``), amid N other services:
 
 1  TCP connections and small UDP datagrams a second to a backend on the node and to one on another
    node: directly, by ebpflb (both engines, and --fast-forward), by kube-proxy's nftables and
-   iptables rules; in turns, round by round in a new order each time, so that drift of the machine
-   hits all alike
+   iptables rules and its virtual servers of IPVS; in turns, round by round in a new order each
+   time, so that drift of the machine hits all alike
 2  what a packet of an established flow costs the node itself (see ``node_cost``)
 3  what a packet costs in ebpflb's two programs (see ``packets``)
 
@@ -34,7 +34,7 @@ from bench.nodeport_lab import (
     EBPFLB,
     FAST,
     IPTABLES,
-    LOCAL,
+    IPVS,
     NETFILTER,
     NFTABLES,
     PLACES,
@@ -54,16 +54,15 @@ RATIOS = (
     (EBPFLB, IPTABLES),
     (TRACKED, NFTABLES),
     (NETFILTER, NFTABLES),
+    (NETFILTER, IPVS),
     (NETFILTER, TRACKED),
     (FAST, NFTABLES),
     (DIRECT, NFTABLES),
 )
-_PACKETS = {(NETFILTER, NFTABLES, place): targets.NETFILTER_RATE for place in PLACES}
-_CONNECTIONS = {**_PACKETS, (FAST, NFTABLES, LOCAL): targets.FAST_RATE}
+_TARGETS = {(NETFILTER, NFTABLES, place): targets.NETFILTER_RATE for place in PLACES}
 US, SECOND = 1e3, 1e9
 
 Times = dict[Case, list[float]]  # nanoseconds for one, round by round
-Targets = dict[tuple[str, str, str], float]  # of a variant's rate over another's, by place
 
 
 def main() -> None:
@@ -94,15 +93,15 @@ def _measure(lab: NodePortLab, wanted: argparse.Namespace) -> list[Line]:
     return [
         f"amid {wanted.others:,} other services",
         f"TCP connections, a byte each way: {wanted.rounds} rounds",
-        *_rates(connections, connects, _CONNECTIONS),
+        *_rates(connections, connects),
         f"UDP datagrams of a byte, half of them answers: {wanted.rounds} rounds",
-        *_rates(datagrams, {}, _PACKETS),
+        *_rates(datagrams, {}),
         *node_cost.costs(lab, wanted.streams),
         *packets.costs(lab),
     ]
 
 
-def _rates(times: Times, connects: dict[Case, list[int]], wanted: Targets) -> Lines:
+def _rates(times: Times, connects: dict[Case, list[int]]) -> Lines:
     for case, each in times.items():
         rates = [SECOND / time for time in each]
         note = _latency(connects.get(case, []))
@@ -112,7 +111,7 @@ def _rates(times: Times, connects: dict[Case, list[int]], wanted: Targets) -> Li
         for one, other in RATIOS:
             if (other, place) in times:
                 ratios = _over(times[other, place], times[one, place])
-                target = wanted.get((one, other, place))
+                target = _TARGETS.get((one, other, place))
                 yield row_of(f"{one} / {other}, {place}", ratios, "x", target, least=True)
 
 

@@ -8,6 +8,7 @@
                       ├─ fast       ebpflb's flow tables with --fast-forward
                       ├─ nftables   kube-proxy's rules (see ``kubeproxy``)
                       ├─ iptables   the same by iptables-legacy
+                      ├─ ipvs       the same in mode ipvs, where the kernel has it
                       └─ far        the remote backend, for all of them
 
 Each of the others has a pod of its own, the local backend; sockets of pods are hooked where ebpflb
@@ -30,7 +31,7 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Host, Lab
 
-DIRECT, EBPFLB, TRACKED, NETFILTER, FAST, NFTABLES, IPTABLES = VARIANTS = (
+DIRECT, EBPFLB, TRACKED, NETFILTER, FAST, NFTABLES, IPTABLES, IPVS = VARIANTS = (
     "direct",
     "ebpflb",
     "ebpflb beside conntrack",
@@ -38,9 +39,10 @@ DIRECT, EBPFLB, TRACKED, NETFILTER, FAST, NFTABLES, IPTABLES = VARIANTS = (
     "ebpflb --fast-forward",
     "nftables",
     "iptables",
+    "ipvs",
 )
 LOCAL, REMOTE = PLACES = ("local", "remote")
-_NAMES = ("plain", "ebpflb", "tracked", "netfilter", "fast", "nftables", "iptables")
+_NAMES = ("plain", "ebpflb", "tracked", "netfilter", "fast", "nftables", "iptables", "ipvs")
 NODES = dict(zip(VARIANTS, _NAMES, strict=True))
 PODS = cni.NETWORKS[0]
 ENDPOINTS = 3  # of each other service
@@ -191,16 +193,32 @@ class NodePortLab:
         return agent
 
     def _add_rules(self) -> None:
-        """Loads kube-proxy's and the CNI's rules. A kernel may lack iptables-legacy."""
+        """Loads kube-proxy's and the CNI's rules. A kernel may lack iptables-legacy, or IPVS."""
         self.sites[TRACKED].node.nft(_MASQUERADE)
         site = self.sites[NFTABLES]
         them = self._services(site)
         site.node.nft(kubeproxy.nft(them, site.node.name, site.node.v4, PODS))
         site = self.sites[IPTABLES]
-        rules = kubeproxy.iptables(self._services(site), PODS)
-        restore = [*site.node.enter, "iptables-legacy-restore"]
-        if subprocess.run(restore, input=rules, text=True, check=False).returncode:
+        if not _restore(
+            site, "iptables-legacy-restore", kubeproxy.iptables(self._services(site), PODS)
+        ):
             del self.sites[IPTABLES]
+        if not self._add_ipvs(self.sites[IPVS]):
+            del self.sites[IPVS]
+
+    def _add_ipvs(self, site: Site) -> bool:
+        """Return whether the kernel has IPVS."""
+        wanted = kubeproxy.ipvs(self._services(site), site.node.name, site.node.v4, PODS)
+        if not _restore(site, "ipvsadm --restore", wanted.servers):
+            return False
+        site.node.sysctl("net.ipv4.vs.conntrack", 1)
+        site.node.sysctl("net.ipv4.vs.conn_reuse_mode", 0)
+        site.node.ip(f"link add {kubeproxy.IPVS_DEVICE} type dummy")
+        for address in wanted.addresses:
+            site.node.ip(f"address add {address}/32 dev {kubeproxy.IPVS_DEVICE}")
+        return _restore(site, "ipset restore", wanted.sets) and _restore(
+            site, "iptables-restore", wanted.rules
+        )
 
     def state(self, variant: str) -> StateDir:
         """The state directory of its agent."""
@@ -210,6 +228,12 @@ class NodePortLab:
     def cases(self) -> list[Case]:
         """All variants and places that are compared."""
         return [(variant, place) for place in PLACES for variant in self.sites]
+
+
+def _restore(site: Site, command: str, text: str) -> bool:
+    """Return whether the kernel has taken it."""
+    words = [*site.node.enter, *command.split()]
+    return not subprocess.run(words, input=text, text=True, check=False).returncode
 
 
 def _detecting() -> tuple[str, ...]:

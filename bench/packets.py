@@ -101,7 +101,7 @@ def _connections(lab: NodePortLab, programs: Packets, clock: float) -> Lines:
         times = ", ".join(
             f"{name} runs {runs.times / TURNS:.0f} times" for name, runs in ran[0].items()
         )
-        yield row_of(f"both, {place}", sums, "ns", targets.CONNECTION[place], times)
+        yield row_of(f"both, {place}", sums, "ns", note=times)
 
 
 def _net(runs: Runs, clock: float) -> float:

@@ -161,13 +161,18 @@ def _table(found: Result) -> str:
 
 def _summary(results: Results) -> str:
     rows = [
-        f"| {each.what} | {ours} | {_shown(results, each, each.theirs)} |"
+        f"| {each.what} | {ours} | {' | '.join(_of_peers(results, each))} |"
         for each in SUMMARY
         if (ours := _shown(results, each, each.ours))
     ]
-    head = "| figure | ebpflb | kube-proxy's nftables |"
+    head = "| figure | ebpflb | kube-proxy, nftables | kube-proxy, iptables |"
     parts = f"{len(results)} parts{_targets(*results.values())}."
-    return "\n".join([head, "|---|---|---|", *rows, "", f"{_machines(results)} {parts}"])
+    return "\n".join([head, "|---|---|---|---|", *rows, "", f"{_machines(results)} {parts}"])
+
+
+def _of_peers(results: Results, each: Compared) -> list[str]:
+    names = (each.theirs.replace("nftables", peer) for peer in ("nftables", "iptables"))
+    return [_shown(results, each, name) for name in names]
 
 
 def _machines(results: Results) -> str:

@@ -10,6 +10,7 @@ python3 -m vagrant.kernels test-all [KERNEL ...]
 python3 -m vagrant.kernels test-arm64
 python3 -m vagrant.kernels here KERNEL [PYTEST WORDS]
 python3 -m vagrant.kernels run KERNEL COMMAND
+python3 -m vagrant.kernels count KERNEL COMMAND
 python3 -m vagrant.kernels shell KERNEL
 python3 -m vagrant.kernels table
 """
@@ -97,18 +98,23 @@ def _report(outcomes: list[lane.Outcome]) -> int:
     return int(any(error for _, error, _ in outcomes))
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], *, counts: bool = False) -> int:
     """One command; its own status."""
     if len(words) != 2:
-        raise LabError("run wants a kernel and a command")
+        raise LabError("run and count want a kernel and a command")
     kernel = listing.named(words[0])
     machine.is_root()
     made = lane.bootable(kernel)
     with machine.output_folder(lane.CACHE / "runs", kernel.name) as out:
-        result = machine.run(made, out, words[1], limit=lane.LIMIT, say=print)
+        result = machine.run(made, out, words[1], limit=lane.LIMIT, say=print, counts=counts)
         if result.status is None:
             raise LabError(f"{result.reason}; the console:\n{machine.last_lines(result.console)}")
         return result.status
+
+
+def _count(words: list[str]) -> int:
+    """As run; nanoseconds inside are instructions."""
+    return _run(words, counts=True)
 
 
 def _shell(words: list[str]) -> int:
@@ -155,6 +161,7 @@ COMMANDS = {
     "test-arm64": _test_arm64,
     "here": _here,
     "run": _run,
+    "count": _count,
     "shell": _shell,
     "table": _table,
 }

@@ -37,6 +37,7 @@ APPEND = (
 # Nehalem: with a newer CPU glibc picks instructions that are slow to emulate.
 EMULATED = ("-accel", "tcg,thread=single", "-cpu", "Nehalem-v1,+rdrand")
 VIRTUAL = ("-accel", "kvm", "-cpu", "host")
+COUNTED = ("-icount", "shift=0")  # the machine's clock advances by a nanosecond an instruction
 ARM64, ARM64_PACKAGE = "qemu-system-aarch64", "qemu-system-arm"
 ARM64_MACHINE = ("-accel", "tcg,thread=single", "-cpu", "cortex-a72", "-M", "virt")
 ARM64_APPEND = "quiet panic=-1 mitigations=off nokaslr nowatchdog"
@@ -107,9 +108,17 @@ def output_folder(runs: Path, name: str) -> Iterator[Path]:
 
 
 def run(
-    image: Path, folder: Path, command: str, *, limit: float, say: Callable[[str], None]
+    image: Path,
+    folder: Path,
+    command: str,
+    *,
+    limit: float,
+    say: Callable[[str], None],
+    counts: bool = False,
 ) -> Result:
-    """Runs a shell command as root inside; ``say`` is called with each line of output."""
+    """Runs a shell command as root inside; ``say`` is called with each line of output. ``counts``:
+    times inside are numbers of instructions.
+    """
     here = shlex.quote(checkout(image))
     script = f"cd {here} && ( {command}\n) >/run/out/output 2>&1 </dev/null\n"
     script += "echo $? >/run/out/half && mv /run/out/half /run/out/status\n"
@@ -117,7 +126,7 @@ def run(
     begun = time.monotonic()
     serial = ("-serial", f"file:{folder / 'console'}")
     process = subprocess.Popen(
-        [*qemu_command(image, folder), *serial],
+        [*qemu_command(image, folder, counts=counts), *serial],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -161,13 +170,14 @@ def console(image: Path) -> str:
     return "ttyAMA0" if is_arm64(image) else "ttyS0"
 
 
-def qemu_command(image: Path, folder: Path) -> list[str]:
+def qemu_command(image: Path, folder: Path, *, counts: bool = False) -> list[str]:
     setpriv = [tool("setpriv", "util-linux"), "--pdeathsig", "KILL", "--"]
     if is_arm64(image):
         machine = [tool(ARM64, ARM64_PACKAGE), *ARM64_MACHINE]
         root, append = (image / "root").resolve(), ARM64_APPEND
     else:
-        machine = [tool(QEMU, PACKAGE), *acceleration(), "-M", "pc"]
+        how = (*EMULATED, *COUNTED) if counts else acceleration()
+        machine = [tool(QEMU, PACKAGE), *how, "-M", "pc"]
         root, append = Path("/"), APPEND
     machine += ["-smp", "1", "-m", str(MEMORY)]
     machine += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
