@@ -16,8 +16,8 @@ from statistics import median
 
 from bench.report import Lines, Row, row_of
 from bench.result import run_bench
-from ebpflb.history.history_records import WriteCause
 from ebpflb.history.recorder import History
+from ebpflb.history.segments import WriteCause
 from ebpflb.kernel.map_writer import MapWriter
 from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.model.addresses import Family

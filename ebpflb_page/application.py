@@ -19,9 +19,8 @@ from ebpflb.history import past
 from ebpflb.history.recorder import RECORDED
 from ebpflb.kernel import monitoring
 from ebpflb.plan.service_page import ServicePage
-from ebpflb.tools.events import EventFilter
+from ebpflb.tools.events import EventFilter, Senders
 from ebpflb.tools.explain.asking import parse_question
-from ebpflb.tools.explain.senders import Senders
 from ebpflb.version import VERSION
 from ebpflb_page.answering import BadInput, as_error, as_json
 from ebpflb_page.live_events import EventsResponse, LiveEvents, WatchedEvents

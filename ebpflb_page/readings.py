@@ -15,10 +15,9 @@ from ebpflb.options import Paths
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.service_page import ServicePage
 from ebpflb.tools import dump, node_status, pins, service_pages
-from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller
+from ebpflb.tools.events import EventFilter, EventNames, EventStream, Senders, Teller, find_senders
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.asking import NamedService
-from ebpflb.tools.explain.senders import Senders, find_senders
 from ebpflb.tools.map_fill import map_fill
 from ebpflb.tools.service_pages import Wanted
 from ebpflb.tools.snapshot import require_service

@@ -15,7 +15,7 @@ from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.errors import ConfigurationError
 from ebpflb.errors import in_words as error_in_words
 from ebpflb.files import UnusableFile
-from ebpflb.history.history_records import WriteCause
+from ebpflb.history.segments import WriteCause
 from ebpflb.model import node_members
 from ebpflb.model.annotations import HEALTH_NODES
 from ebpflb.model.cluster_state import ClusterState

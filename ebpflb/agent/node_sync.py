@@ -38,7 +38,7 @@ from ebpflb.model.events import Kind
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
-from ebpflb.plan.desired_node import DesiredNode
+from ebpflb.plan.desired import DesiredNode
 from ebpflb.plan.entries import Prefix, service_range
 from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.serve.status import log_new

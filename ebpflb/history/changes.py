@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.history.history_records import Reset, Sync
 from ebpflb.history.past import Past, State, moment
+from ebpflb.history.segments import Reset, Sync
 from ebpflb.model.addresses import host_port
 from ebpflb.options import Paths
 from ebpflb.plan.entries import (

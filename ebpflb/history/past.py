@@ -11,7 +11,7 @@ from zlib import decompress
 
 from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.history import segments
-from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
+from ebpflb.history.segments import Begun, Entries, Record, Sync, Whole, Write
 from ebpflb.kernel.maps import layout, records
 from ebpflb.options import Paths
 

@@ -14,7 +14,7 @@ from zlib import compress
 
 from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.history import segments
-from ebpflb.history.history_records import (
+from ebpflb.history.segments import (
     Begun,
     Entries,
     Record,

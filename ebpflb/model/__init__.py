@@ -12,8 +12,6 @@ endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md
 endpoint_health  which endpoints are set aside, by what clients on this node have seen
 node_health      which nodes do not answer
 node_members     the nodes that agents run on, in the order of the probes
-node_probes      echo requests that wait for their replies
-node_suspicions  nodes that are suspected, and what other agents say about them
 node_messages    what agents say to each other about nodes
 route_sources    the destinations for which the kernel is asked for its source address
 

@@ -21,14 +21,234 @@ sends ``echoes``, ``syns`` and ``messages``. ``now`` is always one monotonic clo
 """
 
 import random
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from enum import Enum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.node_members import Member, Members
 from ebpflb.model.node_messages import Kind, Message
-from ebpflb.model.node_probes import NodeProbes, Sample
-from ebpflb.model.node_suspicions import Suspicions, Verdict
+
+# Nodes that are suspected, and what other agents say about them.
+
+ASKED = 3  # agents in a round of questions
+LEAST = 2  # of them have to miss the node too, if there are as many that can be asked
+ANSWER_SECONDS = 1.1  # an asked agent may have to probe for 0.8 s
+ROUNDS = 3  # of questions
+
+
+class Verdict(Enum):
+    """What comes of a suspicion."""
+
+    OPEN = "answers are missing"
+    SILENT = "this node and all that have answered miss it"
+    ALIVE = "it answers another node"
+    NOBODY_ANSWERS = "this node may be the cut one"
+
+
+class _Suspicion(Struct, eq=False):
+    """``has_missed``: this node's own probe. ``missed``: the agents that say so too."""
+
+    number: int
+    until: float
+    asked: list[str] = []
+    missed: set[str] = set()
+    has_missed: bool = False
+    rounds: int = 0
+
+
+class Suspicions:
+    """The suspected nodes; the questions are to be sent to the addresses beside them."""
+
+    def __init__(self, members: Members, rng: random.Random) -> None:
+        self._members, self._rng = members, rng
+        self._open: dict[Member, _Suspicion] = {}
+        self._judged: dict[Member, _Suspicion] = {}  # silent, but late answers may come
+        self._questions: list[tuple[str | None, Message]] = []
+
+    def __contains__(self, member: Member) -> bool:
+        return member in self._open
+
+    def take_questions(self) -> list[tuple[str | None, Message]]:
+        """Return, and forget, the questions."""
+        questions, self._questions = self._questions, []
+        return questions
+
+    def begin(self, member: Member, now: float, without: Collection[str] = ()) -> None:
+        """Ask some agents about a node; not those ``without``, which are silent themselves."""
+        self._open[member] = _Suspicion(self._rng.getrandbits(64), now)
+        self._ask(member, now, without)
+
+    def missed(self, member: Member, now: float) -> Verdict:
+        """Note that the node missed this node's own probe."""
+        self._open[member].has_missed = True
+        return self._judge(member, now)
+
+    def told(self, member: Member, sender: str, message: Message) -> Verdict:
+        """Take an answer; one to no question is ignored."""
+        suspicion = self._open.get(member) or self._judged.get(member)
+        if not suspicion or message.number != suspicion.number or sender not in suspicion.asked:
+            return Verdict.OPEN
+        if message.kind is Kind.ALIVE:
+            self.end(member)
+            return Verdict.ALIVE
+        suspicion.missed.add(sender)
+        return self._judge(member, None) if member in self._open else Verdict.OPEN
+
+    def due(self, now: float) -> Iterator[tuple[Member, Verdict]]:
+        """Yield the suspected nodes whose answers should have come."""
+        for member in [it for it, each in self._open.items() if now >= each.until]:
+            yield member, self._judge(member, now)
+
+    def clear(self) -> None:
+        """Forget all: what is still silent is suspected again."""
+        self._open.clear()
+
+    def end(self, member: Member) -> None:
+        self._open.pop(member, None)
+        self._judged.pop(member, None)
+
+    def _judge(self, member: Member, now: float | None) -> Verdict:
+        """``now``: None before the time for answers has ended."""
+        each = self._open[member]
+        is_late = now is not None and now >= each.until
+        if each.has_missed and each.missed and len(each.missed) == len(each.asked):
+            return self._silent(member)
+        if now is None or not is_late:
+            return Verdict.OPEN
+        if each.has_missed and len(each.missed) >= LEAST:
+            return self._silent(member)
+        if each.rounds < ROUNDS and self._ask(member, now):
+            return Verdict.OPEN
+        if each.has_missed and each.missed:
+            return self._silent(member)
+        self.end(member)
+        return Verdict.NOBODY_ANSWERS
+
+    def _silent(self, member: Member) -> Verdict:
+        self._judged[member] = self._open.pop(member)
+        return Verdict.SILENT
+
+    def _ask(self, member: Member, now: float, without: Collection[str] = ()) -> bool:
+        """Ask agents that were not asked yet; return False if there are none."""
+        each = self._open[member]
+        others = self._members.others(ASKED, {member.text, *each.asked, *without})
+        message = Message(Kind.ASK, member.about, each.number)
+        self._questions += [(it.text, message) for it in others]
+        each.asked += [it.text for it in others]
+        each.until, each.rounds = now + ANSWER_SECONDS, each.rounds + 1
+        return bool(others)
+
+
+# Probes that wait for their answers, and what the last ones told.
+
+ATTEMPTS, ATTEMPT_SECONDS = 5, 0.15
+MISS_SECONDS = 0.8  # after the first attempt
+SAMPLE_SECONDS = 2.0
+
+
+class Probe(Struct, eq=False):
+    """Some attempts with one token; ``attempts`` are left. Each is an echo request, with a SYN as
+    long as the node has never answered an echo request.
+
+    ``is_scheduled``: no one asked for it, so it may stand for all nodes.
+    """
+
+    member: Member
+    token: int
+    begun: float
+    attempts: int
+    sent: int = 0
+    is_scheduled: bool = False
+    askers: list[tuple[str, int]] = []  # msgspec copies it
+
+
+class NodeProbes:
+    """At most one probe of each node. ``echoes`` and ``syns`` are to be sent."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._probes: dict[str, Probe] = {}
+        self.echoes: list[tuple[str, int]] = []
+        self.syns: list[tuple[str, int]] = []
+
+    def begin(
+        self,
+        member: Member,
+        now: float,
+        *,
+        is_scheduled: bool = False,
+        attempts: int = ATTEMPTS,
+        asker: tuple[str, int] | None = None,
+    ) -> bool:
+        """Probe a node; return False if one is on the way, which then serves this purpose too."""
+        probe = self._probes.get(member.text)
+        is_new = probe is None
+        if probe is None:
+            probe = Probe(member, self._rng.getrandbits(64), now, attempts)
+            self._probes[member.text] = probe
+            self._send(probe)
+        probe.attempts = max(probe.attempts, attempts)
+        probe.is_scheduled |= is_scheduled
+        if asker:
+            probe.askers.append(asker)
+        return is_new
+
+    def answered(self, text: str, token: int) -> Probe | None:
+        """Return, and end, the probe that an answer belongs to."""
+        probe = self._probes.get(text)
+        if probe is None or probe.token != token:
+            return None
+        return self._probes.pop(text)
+
+    def missed(self, now: float) -> list[Probe]:
+        """End, and return, the probes that have no answer in time; repeat the others."""
+        late = [each for each in self._probes.values() if now - each.begun >= MISS_SECONDS]
+        for each in late:
+            del self._probes[each.member.text]
+        for each in self._probes.values():
+            if each.sent < each.attempts and now - each.begun >= ATTEMPT_SECONDS * each.sent:
+                self._send(each)
+        return late
+
+    def restart(self, now: float) -> None:
+        """Begin all probes again."""
+        for each in self._probes.values():
+            each.begun, each.sent = now, 0
+            self._send(each)
+
+    def end(self, member: Member) -> None:
+        self._probes.pop(member.text, None)
+
+    def _send(self, probe: Probe) -> None:
+        probe.sent += 1
+        self.echoes.append((probe.member.text, probe.token))
+        if not probe.member.answers_pings:
+            self.syns.append((probe.member.text, probe.token))
+
+
+class Sample:
+    """The results of the last scheduled probes, of nodes that have ever answered."""
+
+    def __init__(self) -> None:
+        self._results: deque[tuple[float, Member, bool]] = deque()
+
+    def add(self, member: Member, now: float, *, missed: bool) -> None:
+        self._results.append((now, member, missed))
+
+    def counts(self, now: float) -> tuple[int, int]:
+        """Return how many nodes missed their last probe, and how many were probed."""
+        while self._results and now - self._results[0][0] > SAMPLE_SECONDS:
+            self._results.popleft()
+        latest = {member: missed for _, member, missed in self._results}
+        return sum(latest.values()), len(latest)
+
+    def clear(self) -> None:
+        self._results.clear()
+
 
 TURN_SECONDS = 0.05
 ROUND_SECONDS, LEAST_PROBES = 30.0, 12

@@ -27,7 +27,6 @@ canary           the service ports that `ebpflb doctor` adds for its own check
 
 Apart from services:
 
-desired_node     this node's devices, routes and settings -> what the maps should hold
 entries          the map entries, as values
 flow_entries     which entries of the packet path form one flow, and the state of the flow
 """

@@ -19,6 +19,7 @@ from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import MonitorEvent
+from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import FLOW_KINDS, FRAME, HOOKS, MonitorAnswer, MonitorQuestion
 from ebpflb.kernel.node import clients, namespaces
 from ebpflb.model.addresses import Address, host_port
@@ -30,6 +31,7 @@ from ebpflb.plan.entries import (
     service_name,
     service_of,
 )
+from ebpflb.tools import pins
 from ebpflb.tools.snapshot import Snapshot
 
 # Names for events: services and backends by their ids, pods by namespace and address.
@@ -370,3 +372,37 @@ def _answers(paths: Paths) -> bool:
     except OSError:
         return False
     return True
+
+
+# Who may be asked for by name in `ebpflb explain --from`: the pods that are found on this node.
+
+
+class Sender(msgspec.Struct):
+    """A pod, or another network namespace that has a name."""
+
+    name: str
+    addresses: list[str]
+
+
+class Senders(msgspec.Struct):
+    """``node`` has the node's own addresses."""
+
+    pods: list[Sender]
+    node: list[str]
+
+
+def find_senders(state: StateDir) -> Senders:
+    """Sorted by name. Raises NodeError."""
+    with pins.pinned_maps(state.directory) as maps:
+        host = maps["settings"].get(0).host_netns
+        path = clients.by_cookie(host) if host else namespaces.OWN_NETNS
+        if path is None:
+            raise NodeError(f"the node of {state.directory} has no network namespace that is found")
+
+        def find() -> Senders:
+            named = (owner for owner in EventNames(maps).pods() if owner.pod and owner.addresses)
+            pods = [Sender(it.pod, [*map(str, it.addresses)]) for it in named]
+            own = [str(it) for it in clients.own_addresses() if not it.is_loopback]
+            return Senders(sorted(pods, key=lambda pod: pod.name), own)
+
+        return namespaces.call_in(path, find)

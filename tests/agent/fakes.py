@@ -25,7 +25,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import RemovedBackends, removed_backends
 from ebpflb.cluster import decoding
 from ebpflb.errors import EbpflbError, NodeError
-from ebpflb.history.history_records import WriteCause
+from ebpflb.history.segments import WriteCause
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.node import sysctls
 from ebpflb.lab import manifests

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from ebpflb.errors import NodeError
 from ebpflb.history import segments
-from ebpflb.history.history_records import (
+from ebpflb.history.segments import (
     Begun,
     Entries,
     Record,

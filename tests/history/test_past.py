@@ -14,8 +14,8 @@ from hypothesis import strategies as some
 from ebpflb.errors import NodeError
 from ebpflb.history import segments
 from ebpflb.history.changes import latest_changes
-from ebpflb.history.history_records import Entries, WriteCause
 from ebpflb.history.past import Past, State
+from ebpflb.history.segments import Entries, WriteCause
 from ebpflb.plan.entries import Backend
 from tests.history.fakes import Node
 

@@ -13,8 +13,8 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.history import segments
-from ebpflb.history.history_records import Begun
 from ebpflb.history.past import Past
+from ebpflb.history.segments import Begun
 from ebpflb.options import Paths
 from tests.history.fakes import Node
 from tests.kit.hostile_files import HOSTILE, lay

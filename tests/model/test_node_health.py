@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ebpflb.model import node_members
 from ebpflb.model.addresses import number
 from ebpflb.model.node_health import (
+    ASKED,
     CONFIRMED_SECONDS,
     MOST_ON_DEMAND,
     MOST_TOLD,
@@ -19,10 +20,11 @@ from ebpflb.model.node_health import (
     ROUND_SECONDS,
     TURN_SECONDS,
     NodeHealth,
+    Suspicions,
+    Verdict,
 )
 from ebpflb.model.node_members import Member, Members
 from ebpflb.model.node_messages import Kind, Message
-from ebpflb.model.node_suspicions import ASKED, Suspicions, Verdict
 from tests.kit.node_network import Network, Node
 from tests.model import builders
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from ebpflb.agent.stale_udp import lookups
 from ebpflb.agent.stale_udp.lookups import ServedFrontends
-from ebpflb.agent.stale_udp.rebind import replacements
+from ebpflb.agent.stale_udp.socket_search import replacements
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.no_frontends import bit_of
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry

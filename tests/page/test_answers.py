@@ -15,7 +15,7 @@ import pytest
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.history.changes import Change, ServiceChange
 from ebpflb.lab.agents import wait_until
-from ebpflb.tools.explain.senders import Sender, Senders
+from ebpflb.tools.events import Sender, Senders
 from ebpflb.version import VERSION
 from tests.page.asgi import Node, get, guarded, no_such_service, page_of, row, survey_of
 

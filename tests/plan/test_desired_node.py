@@ -7,7 +7,7 @@ from typing import Any
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device, LocalDetector, LocalMode
 from ebpflb.plan import entries
-from ebpflb.plan.desired_node import DesiredNode
+from ebpflb.plan.desired import DesiredNode
 from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, prefix_of
 
 V4 = ip_address("192.0.2.1")

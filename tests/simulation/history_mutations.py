@@ -4,8 +4,8 @@
 from typing import Any
 from unittest.mock import patch
 
-from ebpflb.history.history_records import Whole
 from ebpflb.history.recorder import History
+from ebpflb.history.segments import Whole
 from tests.simulation.write_mutations import Mutation
 
 

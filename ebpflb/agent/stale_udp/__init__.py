@@ -19,20 +19,18 @@ The steps:
    sock_diag, found by their cookies, and ended by SOCK_DESTROY. Sockets that connected to the
    same backend directly are left alone.
 4. If the kernel cannot end sockets (no INET_DIAG_DESTROY), the packet path rewrites a pod's
-   datagrams to another backend instead (rebind.py).
+   datagrams to another backend instead (socket_search.py).
 5. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 
 Two other threads delete stale entries of conntrack, as kube-proxy does. They may be entries of the
 netfilter engine, or of a kube-proxy that served before. Neither thread waits for the search of
-sockets. moved_flows.py deletes the entries of flows that the programs report: the flow's last
+sockets. conntrack_worker.py deletes the entries of flows that the programs report: the flow's last
 datagram got another backend. conntrack_worker.py searches conntrack for entries that a change may
 have made stale (plan.flow_entries.StaleCandidates).
 
-moved_flows        deletes the entries of flows that programs report; and the thread
 conntrack_worker   when conntrack is searched for stale entries; and the thread
 worker             when to search: after which changes, in which passes; and the thread
 socket_search      finds stale sockets and ends them
 lookups            the datapath's look-ups, and which sockets they show to be stale
-rebind             sends stale flows to another backend, where sockets cannot be ended
 """

@@ -5,14 +5,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from enum import Enum, auto
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends
 from ebpflb.agent.stale_udp.socket_search import Counts
 from ebpflb.errors import EbpflbError, KernelError, in_words, log_once
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
+from ebpflb.kernel.maps.ring import Ring
 from ebpflb.kernel.maps.stale_endpoints import StaleEndpoints
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Address, Family, family
@@ -28,7 +30,7 @@ from ebpflb.plan.flow_entries import (
     Tuple,
 )
 from ebpflb.plan.service_entries import BackendChange
-from ebpflb.workers import DueWorker
+from ebpflb.workers import DescriptorWorker, DueWorker
 
 # Stale UDP flows in conntrack: their entries are deleted (kube-proxy.md 11.1).
 #
@@ -137,7 +139,7 @@ class _Serving:
 
 log = logging.getLogger(__name__)
 
-# Seconds after a change. Programs report the flows that send (moved_flows.py), and a search would
+# Seconds after a change. Programs report the flows that send (MovedFlowsWorker), and a search would
 # block the deletion of their entries. The last search is for a CPU that was stopped.
 PASS_TIMES = (0.02, 1.0)
 MOST_SEARCHES = 16  # this many take the kernel as long as reading all UDP entries
@@ -317,3 +319,60 @@ def _cost(candidates: StaleCandidates | Whole) -> int:
     if isinstance(candidates, Whole):
         return 1 + candidates.value
     return int(candidates.frontend.address.version == 6)
+
+
+# The conntrack entries of UDP flows that programs report: deleted one by one.
+#
+# After a backend was removed conntrack still translates its flows' datagrams by their entries. A
+# flow is reported with its first datagram then, and its entry is deleted within a millisecond,
+# however many entries conntrack has. Two programs report:
+#
+# - ingress, when it gives a flow that it remembers another backend (bpf/engine/netfilter/choose.h)
+# - egress, when a datagram leaves for the removed endpoint (bpf/path/stale_endpoint.h): also of a
+#   flow that ingress does not remember; but the endpoint may be a process of this node itself, and
+#   then no program sees the datagram leave
+#
+# Flows that neither reports, as those that send nothing, are left to the search; so is a flow whose
+# report was lost, or whose entry could not be deleted.
+
+MAP = "moved_flows"
+MOST_FLOWS = 1024  # at once: 50 ms of CPU; a search of conntrack costs less than many more
+
+
+class MovedFlowsWorker(DescriptorWorker):
+    """Delete the entries in a thread from ``start`` to ``stop``.
+
+    After a deletion the thread calls ``on_search`` for each family, with the seconds that it took,
+    and the number of entries. ``clock`` is a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        maps: Maps,
+        on_search: OnSearch,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("moved-udp-flows")
+        self.on_search, self._clock = on_search, clock
+        self.entries = StaleConnections(maps)
+        self._map = maps[MAP]
+        self._error: str | None = None
+
+    def run(self) -> None:
+        with closing(Ring(self._map)) as ring:
+            ring.take()  # reports to a former agent: everything is searched for at the start
+            while not self.stopped.is_set():
+                self.wait([ring], math.inf)
+                self._delete(ring.take_values())
+
+    def _delete(self, flows: list[Tuple]) -> None:
+        begun, different = self._clock(), dict.fromkeys(flows)
+        try:
+            deleted = self.entries.delete_flows(islice(different, MOST_FLOWS))
+        except (EbpflbError, OSError) as error:
+            line = "moved UDP flows stay in conntrack until the next search: %s"
+            self._error = log_once(log.warning, line, in_words(error), self._error)
+            return
+        self._error = None
+        for each, count in deleted.items():
+            self.on_search(each, self._clock() - begun, count)

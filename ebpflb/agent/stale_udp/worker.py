@@ -14,13 +14,13 @@ from typing import NamedTuple
 from ebpflb.agent.stale_udp.conntrack_worker import (
     FIRST_RETRY,
     LONGEST_RETRY,
+    MovedFlowsWorker,
     OnSearch,
     StaleConnectionsWorker,
 )
 from ebpflb.agent.stale_udp.lookups import Maps
-from ebpflb.agent.stale_udp.moved_flows import MovedFlowsWorker
-from ebpflb.agent.stale_udp.rebind import RENEWAL
 from ebpflb.agent.stale_udp.socket_search import (
+    RENEWAL,
     Counts,
     EachNamespace,
     EndSocket,

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ebpflb.agent.stale_udp import moved_flows
-from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections
-from ebpflb.agent.stale_udp.moved_flows import MOST_FLOWS, MovedFlowsWorker
+from ebpflb.agent.stale_udp import conntrack_worker
+from ebpflb.agent.stale_udp.conntrack_worker import MOST_FLOWS, MovedFlowsWorker, StaleConnections
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Family
 from ebpflb.plan.flow_entries import Hook, Tuple
@@ -71,7 +70,7 @@ def report(
 ) -> Iterator[Report]:
     """A function that reports flows to a worker, as a program does."""
     ring = FakeRing()
-    monkeypatch.setattr(moved_flows, "Ring", lambda _: ring)
+    monkeypatch.setattr(conntrack_worker, "Ring", lambda _: ring)
     worker = MovedFlowsWorker(world.maps, lambda f, _, count: deleted.append((f, count)))
     worker.start()
     try:

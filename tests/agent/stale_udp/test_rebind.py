@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent.stale_udp import rebind, worker
-from ebpflb.agent.stale_udp.rebind import StaleFlow
+from ebpflb.agent.stale_udp import socket_search, worker
+from ebpflb.agent.stale_udp.socket_search import StaleFlow
 from ebpflb.agent.stale_udp.worker import SearchKind
 from ebpflb.model.addresses import Address
 from ebpflb.plan.flow_entries import gather, reverse
@@ -34,7 +34,7 @@ def unable(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> World:
     """As on a kernel that cannot end sockets; the client is in a pod that this node routes."""
-    monkeypatch.setattr(rebind, "are_neighbours", lambda *_: False)
+    monkeypatch.setattr(socket_search, "are_neighbours", lambda *_: False)
     caplog.set_level(logging.INFO)
     world.worker.ender.can_end, world.away = False, True
     return world
@@ -117,7 +117,7 @@ def test_not_rebound(unable: World, hairpin: bool, caplog: pytest.LogCaptureFixt
 
 def renewed_often(unable: World, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     """A client whose flow was opened for it, and is renewed many times a second."""
-    monkeypatch.setattr(rebind, "RENEWAL", 0.0)
+    monkeypatch.setattr(socket_search, "RENEWAL", 0.0)
     monkeypatch.setattr(worker, "RENEWAL", 0.05)
     client = unable.remember(unable.direct())
     unable.worker.check(REPLACED)
@@ -171,8 +171,8 @@ def test_neighbours(ns: Namespace) -> None:
     ):
         ns.run(f"ip {words}")
     first, second, third, far = map(ip_address, ("10.9.0.2", "10.9.0.3", "10.8.0.2", "192.0.2.9"))
-    assert rebind.are_neighbours(first, second)
-    assert rebind.are_neighbours(ip_address("fd09::2"), ip_address("fd09::3"))
-    assert not rebind.are_neighbours(first, third)
-    assert not rebind.are_neighbours(first, far)
-    assert not rebind.are_neighbours(far, far)
+    assert socket_search.are_neighbours(first, second)
+    assert socket_search.are_neighbours(ip_address("fd09::2"), ip_address("fd09::3"))
+    assert not socket_search.are_neighbours(first, third)
+    assert not socket_search.are_neighbours(first, far)
+    assert not socket_search.are_neighbours(far, far)

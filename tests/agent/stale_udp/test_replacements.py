@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.agent.stale_udp.rebind import StaleFlow, replacements
+from ebpflb.agent.stale_udp.socket_search import StaleFlow, replacements
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, Flags, Range, ServiceEntry
 from ebpflb.plan.flow_entries import FlowState, gather, state
