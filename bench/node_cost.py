@@ -15,7 +15,7 @@ import random
 import socket
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bench import flow_frames, targets
 from bench.flow_frames import DSCP, KINDS
@@ -113,12 +113,17 @@ class NodeCost:
         return made, self.lab.target(variant, place)
 
 
+def sorted_keys(took: Iterable[Key]) -> list[Key]:
+    """By place and protocol; the variants in their order."""
+    return sorted(took, key=lambda key: (*key[1:], VARIANTS.index(key[0])))
+
+
 def costs(lab: NodePortLab, rounds: int) -> Lines:
     took, nothing = NodeCost(lab).measure(rounds)
     yield f"the node's cost of a packet, established, one way: {rounds} rounds"
     for protocol, each in nothing.items():
         yield row_of(f"dropped before any stack, {protocol}", each, "ns")
-    keys = sorted(took, key=lambda key: (*key[1:], VARIANTS.index(key[0])))
+    keys = sorted_keys(took)
     for key in keys:
         yield row_of(", ".join(key), took[key], "ns")
     for variant, place, protocol in keys:

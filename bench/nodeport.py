@@ -26,6 +26,7 @@ import argparse
 import random
 from collections import defaultdict
 from statistics import median
+from typing import NamedTuple
 
 from bench import node_cost, packets, targets
 from bench.nodeport_lab import (
@@ -65,6 +66,14 @@ US, SECOND = 1e3, 1e9
 Times = dict[Case, list[float]]  # nanoseconds for one, round by round
 
 
+class Found(NamedTuple):
+    """``connects``: the nanoseconds of each connect()."""
+
+    connections: Times
+    datagrams: Times
+    connects: dict[Case, list[int]]
+
+
 def main() -> None:
     """``streams`` are rounds of the node's cost."""
     run_bench(__doc__, _measured, others=1000, rounds=60, streams=20)
@@ -77,28 +86,32 @@ def _measured(wanted: argparse.Namespace) -> list[Line]:
 
 
 def _measure(lab: NodePortLab, wanted: argparse.Namespace) -> list[Line]:
-    connections: Times = {case: [] for case in lab.cases}
-    datagrams: Times = {case: [] for case in lab.cases}
-    connects: dict[Case, list[int]] = defaultdict(list)
-    for number in range(wanted.rounds):
-        if not number % 10:
-            print_step(f"measuring rates: round {number} of {wanted.rounds}")
-        for case in random.sample(lab.cases, k=len(lab.cases)):
-            took, *each = lab.client.do("connect", lab.target(*case), CONNECTIONS)
-            connections[case].append(took / CONNECTIONS)
-            connects[case] += each
-            (took,) = lab.client.do("volley", lab.target(*case), BURSTS)
-            datagrams[case].append(took / (2 * BURST * BURSTS))
+    found = times_of(lab, wanted.rounds)
     print_step("measuring the nodes, then packets")
     return [
         f"amid {wanted.others:,} other services",
         f"TCP connections, a byte each way: {wanted.rounds} rounds",
-        *_rates(connections, connects),
+        *_rates(found.connections, found.connects),
         f"UDP datagrams of a byte, half of them answers: {wanted.rounds} rounds",
-        *_rates(datagrams, {}),
+        *_rates(found.datagrams, {}),
         *node_cost.costs(lab, wanted.streams),
         *packets.costs(lab),
     ]
+
+
+def times_of(lab: NodePortLab, rounds: int) -> Found:
+    """Measure connections and datagrams in turns."""
+    found = Found(defaultdict(list), defaultdict(list), defaultdict(list))
+    for number in range(rounds):
+        if not number % 10:
+            print_step(f"measuring rates: round {number} of {rounds}")
+        for case in random.sample(lab.cases, k=len(lab.cases)):
+            took, *each = lab.client.do("connect", lab.target(*case), CONNECTIONS)
+            found.connections[case].append(took / CONNECTIONS)
+            found.connects[case] += each
+            (took,) = lab.client.do("volley", lab.target(*case), BURSTS)
+            found.datagrams[case].append(took / (2 * BURST * BURSTS))
+    return found
 
 
 def _rates(times: Times, connects: dict[Case, list[int]]) -> Lines:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NodePorts in instructions, beside kube-proxy's IPVS too: in a kernel of the lab that has it.
+
+    python -m vagrant.kernels count 6.12 'python -m bench.counted [--others N] [--rounds K]'
+
+The lab and the client are those of ``nodeport``. QEMU emulates the machine, so its times mean
+nothing; but its clock advances by a nanosecond an instruction, so what is measured is how many
+instructions the one CPU takes: for a connection from connect() to the server and back, and on the
+node for a packet of an established flow, less a packet that is dropped before any stack.
+"""
+
+import argparse
+
+from bench.node_cost import NodeCost, sorted_keys
+from bench.nodeport import times_of
+from bench.nodeport_lab import NodePortLab
+from bench.report import Line, row_of
+from bench.result import run_bench
+from bench.temporary_lab import print_step, temporary_lab
+
+PREFIX = "ebpflb-counted"
+UNIT = "instructions"
+
+
+def main() -> None:
+    run_bench(__doc__, _measured, others=100, rounds=5)
+
+
+def _measured(wanted: argparse.Namespace) -> list[Line]:
+    with temporary_lab(PREFIX) as (made, folder, stack):
+        print_step("building the lab")
+        lab = NodePortLab(made, folder, stack, wanted.others)
+        connections = times_of(lab, wanted.rounds).connections
+        print_step("measuring the nodes")
+        took, _ = NodeCost(lab).measure(wanted.rounds)
+    return [
+        f"a TCP connection, a byte each way, amid {wanted.others} other services",
+        *(row_of(", ".join(case), each, UNIT) for case, each in connections.items()),
+        "the node's cost of a packet, established, one way",
+        *(row_of(", ".join(key), took[key], UNIT) for key in sorted_keys(took)),
+    ]
+
+
+if __name__ == "__main__":
+    main()
