@@ -57,6 +57,7 @@ def _measured(lab: Lab, folder: Path, stack: ExitStack) -> Visits:
     api.wait_for_quiet()
     assert agent.process
     agent.process.send_signal(signal.SIGUSR1)
+    wait_until("the agent records its visits", file.with_suffix(".begun").exists)
     api.move(client, 0)
     agent.process.send_signal(signal.SIGUSR2)
     wait_until("the agent has written its visits", file.exists)

@@ -4,7 +4,7 @@
     python -P traced_agent.py FILE run [OPTIONS]
 
 FILE gets a line of JSON: for each thread, by its name, the files in which it ran, in their order,
-each as often as the thread has changed to it.
+each as often as the thread has changed to it. FILE with the suffix .begun says that it records.
 """
 
 import json
@@ -33,12 +33,13 @@ class Tracer:
         """From now on threads are followed, and the signals turn the recording on and off."""
         threading.setprofile(self._visit)
         sys.setprofile(self._visit)
-        signal.signal(signal.SIGUSR1, lambda *_: self._begin())
+        signal.signal(signal.SIGUSR1, lambda *_: self._begin(file))
         signal.signal(signal.SIGUSR2, lambda *_: self._end(file))
 
-    def _begin(self) -> None:
+    def _begin(self, file: Path) -> None:
         self._visits.clear()
         self._is_on = True
+        file.with_suffix(".begun").touch()
 
     def _end(self, file: Path) -> None:
         self._is_on = False
