@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 
+from ebpflb.kernel.checksum import internet_checksum
+
 DSCP = 1
 _TIMEOUT = 5.0  # seconds
 _REPAIR, _QUEUE, _SEQUENCE = 19, 20, 21  # TCP_REPAIR, TCP_REPAIR_QUEUE, TCP_QUEUE_SEQ
@@ -57,20 +59,12 @@ def _packet(
     ends = ip_address(own[0]).packed + ip_address(peer[0]).packed
     inner = struct.pack("!HH", own[1], peer[1]) + rest
     pseudo = ends + struct.pack("!HH", protocol, len(inner))
-    inner = _with_sum(inner, sum_at, _sum(pseudo + inner))
+    inner = _with_sum(inner, sum_at, internet_checksum(pseudo + inner))
     header = struct.pack(
         "!BBHHHBBH8s", 0x45, DSCP << 2, 20 + len(inner), 1, 0, 64, protocol, 0, ends
     )
-    return _with_sum(header, 10, _sum(header)) + inner
+    return _with_sum(header, 10, internet_checksum(header)) + inner
 
 
 def _with_sum(header: bytes, at: int, checksum: int) -> bytes:
     return header[:at] + struct.pack("!H", checksum) + header[at + 2 :]
-
-
-def _sum(data: bytes) -> int:
-    """The Internet checksum (RFC 1071)."""
-    padded = data + bytes(len(data) % 2)
-    total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
-    total = (total >> 16) + (total & 0xFFFF)
-    return ~(total + (total >> 16)) & 0xFFFF

@@ -14,6 +14,7 @@ declarations     C declarations as types of cffi, parsed when an installation is
 attributes       the structs of bpf(2)
 libc             calls of the C library that Python does not have
 side_by_side     several calls at a time
+checksum         the checksum of packets that are made here
 pyroute2_parts   what is imported of pyroute2
 
 netlink          messages of netlink: encoded and decoded

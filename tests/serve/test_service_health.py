@@ -16,9 +16,7 @@ from ebpflb.model.events import Key
 from ebpflb.serve.servers import HttpServers
 from tests.model import builders
 from tests.serve.conftest import FakeRecorder, Serve
-from tests.serve.health_ports import OTHER, PORT, SHOP, V4, V6, WEB, checked, get, refused
-
-HOSTS = {V4: "127.0.0.1", V6: "::1"}
+from tests.serve.health_ports import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
 
 
 @pytest.fixture

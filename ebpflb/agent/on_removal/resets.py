@@ -20,6 +20,7 @@ from ebpflb.agent.on_removal.reset_worker import ResetCounts, WantedConnections
 from ebpflb.agent.stale_udp.lookups import Maps
 from ebpflb.agent.stale_udp.socket_search import Answers, EachNamespace
 from ebpflb.errors import KernelError, NodeError
+from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.maps.layout import MAPS, ffi
 from ebpflb.kernel.maps.records import EntryEnd, ExpiredEntry, PeerFrontend
 from ebpflb.kernel.maps.sweep import EndFlow, Gate, ended_flow
@@ -113,20 +114,13 @@ def _packet(ends: Ends, flags: int, sequence: int, acknowledgment: int) -> bytes
     numbers = *ports, sequence, acknowledgment, _SIZE // 4 << 4, flags, 0
     source, destination = ends.source.packed, ends.destination.packed
     pseudo = source + destination + struct.pack(">II", _SIZE, _TCP)
-    checksum = _checksum(pseudo + _SEGMENT.pack(*numbers, 0, 0))
+    checksum = internet_checksum(pseudo + _SEGMENT.pack(*numbers, 0, 0))
     segment = _SEGMENT.pack(*numbers, checksum, 0)
     if ends.destination.version == 6:
         return _V6.pack(6 << 28, _SIZE, _TCP, _HOPS, source, destination) + segment
     whole = _V4.size + _SIZE  # the kernel writes the header's checksum
     header = _V4.pack(0x45, 0, whole, 0, 0x4000, _HOPS, _TCP, 0, source, destination)
     return header + segment
-
-
-def _checksum(data: bytes) -> int:
-    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 # Connections of the flow tables: the request's entry is marked, and both ends are reset.

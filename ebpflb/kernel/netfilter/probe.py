@@ -13,6 +13,7 @@ from ipaddress import IPv4Address
 
 from ebpflb.errors import NodeError, in_words
 from ebpflb.kernel import netlink
+from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.netfilter import nft
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.rules import TableOptions, one_rule_table, set_priority
@@ -134,8 +135,7 @@ def _frame(protocol: int, payload: bytes) -> bytes:
     ethernet = _LINK_ADDRESSES[_RECEIVER] + _LINK_ADDRESSES[_SENDER]
     fields = [0x45, 0, 20 + len(payload), 0, 0, 64, protocol, 0, _CLIENT.packed, _SERVICE.packed]
     ip_header = struct.Struct(">BBHHHBBH4s4s")
-    total = sum(struct.unpack(">10H", ip_header.pack(*fields)))
-    fields[7] = ~(total % 0xFFFF) & 0xFFFF
+    fields[7] = internet_checksum(ip_header.pack(*fields))
     return ethernet + struct.pack(">H", _IPV4) + ip_header.pack(*fields) + payload
 
 

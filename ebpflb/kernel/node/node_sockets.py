@@ -14,6 +14,8 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from ebpflb.kernel.checksum import internet_checksum
+
 KUBELET_PORT = 10250
 MOST_SYNS, SYN_SECONDS = 256, 1.0  # that wait for an answer; for so long, without a second SYN
 
@@ -76,7 +78,7 @@ class NodeSockets:
         head = (self._types.request, 0), (self._id, sequence, _MAGIC, token)
         packet = _BODY.pack(*head[0], 0, *head[1])
         if self._family == socket.AF_INET:
-            packet = _BODY.pack(*head[0], _checksum(packet), *head[1])
+            packet = _BODY.pack(*head[0], internet_checksum(packet), *head[1])
         with suppress(OSError):
             self.echo.sendto(packet, (address, 0))
 
@@ -171,10 +173,3 @@ def _dropped(receiver: socket.socket) -> int:
     """Return the number of packets that were dropped at this socket."""
     read = receiver.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
     return int(_MEMINFO.unpack(read)[-1])
-
-
-def _checksum(packet: bytes) -> int:
-    """Return the checksum of RFC 1071; the packet's length is even."""
-    total = sum(int.from_bytes(packet[i : i + 2], "big") for i in range(0, len(packet), 2))
-    total = (total & 0xFFFF) + (total >> 16)
-    return 0xFFFF ^ ((total & 0xFFFF) + (total >> 16))

@@ -13,6 +13,7 @@ from ebpflb.errors import VerifierError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.device_programs import DevicePrograms, attached_devices, unpin_all
+from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.programs.loader import Program
 from tests.kernel.attach import device_namespace
@@ -83,9 +84,7 @@ def frame(mac: bytes) -> bytes:
     """A UDP datagram from 192.0.2.2 to 192.0.2.1:9; its checksums are left out or right."""
     ip = bytes.fromhex("4500001d00000000401100000a000000c0000201")
     ip = ip[:12] + bytes([192, 0, 2, 2]) + ip[16:]
-    total = sum(int.from_bytes(ip[i : i + 2], "big") for i in range(0, 20, 2))
-    total = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
-    ip = ip[:10] + total.to_bytes(2, "big") + ip[12:]
+    ip = ip[:10] + internet_checksum(ip).to_bytes(2, "big") + ip[12:]
     return mac + bytes(6) + b"\x08\x00" + ip + bytes.fromhex("000900090009000078")
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.errors import NodeError
+from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.netfilter import nft, probe, rules
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
@@ -307,7 +308,7 @@ def _segment(addresses: Addresses, port: int, flags: int, number: int) -> bytes:
     head = [port, 5555, number, 0, 5 << 4, flags, 1000, 0, 0]
     layout = struct.Struct(">HHIIBBHHH")
     data = b"".join(ends) + struct.pack(">HH", socket.IPPROTO_TCP, layout.size) + layout.pack(*head)
-    head[7] = ~(sum(struct.unpack(f">{len(data) // 2}H", data)) % 0xFFFF) & 0xFFFF
+    head[7] = internet_checksum(data)
     return layout.pack(*head)
 
 
