@@ -54,6 +54,7 @@ static __always_inline struct scratch *scratch_begin(const enum hook hook)
 	scratch->onward.mtu = 0;
 #ifdef FAST_FORWARD
 	scratch->onward.next.family = 0;
+	scratch->onward.pod.ifindex = 0;
 #endif
 	return scratch;
 }

@@ -28,6 +28,19 @@ struct link_address {
 };
 SIZE(struct link_address, 8);
 
+/*
+ * The way into a pod on this node, by the pod's address. Its frames begin with both MAC addresses. A packet that gets another pod's entry, because the kernel gave the element to it meanwhile, is
+ * dropped there: the address is not that pod's.
+ */
+struct pod_device {
+	__u32 ifindex;		/* this end of its veth or netkit */
+	__u16 mtu;
+	__u8 mac[6];
+	__u8 source_mac[6];
+	__u16 pad;
+};
+SIZE(struct pod_device, 20);
+
 /* All addresses that equal address under mask; none if address has a bit outside of mask. */
 struct prefix {
 	struct address address;

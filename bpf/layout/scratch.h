@@ -76,11 +76,12 @@ struct onward {
 	struct tuple after;	/* the packet after egress */
 	__u32 device;		/* by which the packet has to leave; 0: by its route */
 	struct next_hop next;	/* there */
+	struct pod_device pod;	/* into which the packet goes; ifindex 0: into none */
 	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
 	__u16 is_ping;		/* of ICMP: a boolean, VERDICT_PING_ANSWERED; the verifier forgets it here */
-	__u16 pad[2];
+	__u16 pad[4];
 };
-SIZE(struct onward, 328);
+SIZE(struct onward, 352);
 
 /* A flow that is being opened: the selected backend, the new entries, and the search for a port. */
 struct opening {
@@ -115,7 +116,7 @@ struct scratch {
 	struct onward onward;
 	struct opening opening;
 };
-SIZE(struct scratch, 1200);
+SIZE(struct scratch, 1224);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

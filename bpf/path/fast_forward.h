@@ -3,9 +3,11 @@
  * The variant of --fast-forward (-DFAST_FORWARD), for packets of answered flows of the flow tables
  * (path/forwarded.h is about packets of no flow): once a flow has been answered the ingress program
  * does both translations, DNAT and SNAT or their reverse, and redirects the packet to the next hop,
- * past routing rules, netfilter and conntrack. The egress program leaves it alone.
+ * past routing rules, netfilter and conntrack. The egress program leaves it alone. A request to a pod on
+ * this node is handed to the pod's end of its device instead (map pod_devices).
  *
- * These packets still take the kernel's stack: those that open or end a flow; with a TTL or hop
+ * These packets still take the kernel's stack: the first PACKETS_SEEN of each direction, those that
+ * open or end a flow; with a TTL or hop
  * limit of 1; longer than the MTU; fragments and IP options; without a known neighbour; and of each
  * direction one packet in REFRESH, by which conntrack keeps its entry.
  */
@@ -31,6 +33,8 @@ static __always_inline bool packet_is_forwardable(struct __sk_buff *ctx,
 {
 	__u8 protocol = packet->tuple.protocol;
 
+	if (!(settings_read()->flags & SETTING_FAST_FORWARD))
+		return false;
 	if (protocol != UDP && (protocol != TCP || packet->control & TCP_SYN || packet->ends))
 		return false;
 	return ctx->pkt_type == TO_THIS_HOST && packet->piece == WHOLE && !packet->options &&
@@ -40,7 +44,7 @@ static __always_inline bool packet_is_forwardable(struct __sk_buff *ctx,
 /* Whether the entry belongs to an answered flow that conntrack has seen lately. */
 static __always_inline bool entry_is_forwardable(const struct flow *entry)
 {
-	return entry->flags & FLOW_SEEN &&
+	return entry->flags & FLOW_SEEN && entry->packets >= PACKETS_SEEN &&
 	       !(entry->flags & (FLOW_FIN | FLOW_RST | FLOW_GONE)) &&
 	       REFRESH(entry->last_seen) == REFRESH(clock_coarse());
 }
@@ -79,6 +83,24 @@ static __always_inline bool forward_to(struct __sk_buff *ctx, const struct packe
 	onward->next.family = route->family;
 	__builtin_memcpy(&onward->next.address, route->ipv6_dst, 16);
 	onward->device = route->ifindex;
+	return true;
+}
+
+/*
+ * Whether the translated packet goes to a pod on this node that takes its length; then onward->pod is
+ * the way into it. Neither routes nor neighbours are asked: the agent has followed them.
+ */
+static __always_inline bool forward_into_pod(struct __sk_buff *ctx, const struct packet *packet,
+					     struct onward *onward)
+{
+	struct pod_device *pod = LOOKUP(struct pod_device, pod_devices,
+					&onward->after.destination);
+	__u32 length = packet_length_sent(ctx, packet);
+
+	if (!pod || !length || length > pod->mtu)
+		return false;
+	onward->pod = *pod;
+	onward->device = onward->pod.ifindex;
 	return true;
 }
 
@@ -150,7 +172,9 @@ static __always_inline bool forward_out(struct __sk_buff *ctx, const struct pack
 					struct onward *onward)
 {
 	if (onward->known.kind == FLOW_DNAT)
-		return forward_to(ctx, packet, onward, &onward->after, ctx->ifindex, FORWARDED);
+		return forward_into_pod(ctx, packet, onward) ||
+		       forward_to(ctx, packet, onward, &onward->after, ctx->ifindex,
+				  FORWARDED);
 	return forward_to(ctx, packet, onward, &onward->after, onward->second.ifindex,
 			  BPF_FIB_LOOKUP_OUTPUT);
 }

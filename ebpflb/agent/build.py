@@ -61,6 +61,7 @@ from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
 from ebpflb.kernel.node.device_watch import DeviceWatch, RemovalWatch
 from ebpflb.kernel.node.namespaces import Namespaces
+from ebpflb.kernel.node.neighbour_watch import NeighbourWatch
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.api_servers import KeptApiServers, Silent
@@ -294,6 +295,8 @@ class _Builder:
         self._start(agent.node_local.watch, UntrackedWatch(inbox.put, agent.cluster.untracked))
         self._start(self._servers)
         self._start(agent.node_readiness)
+        if options.fast_forward:
+            self._start(NeighbourWatch(inbox.put))
         self._start(kube_proxy_watch.KubeProxyWatch(inbox.put))
         self._start(self._nat_watch, self._removal_watch(), monitoring)
         self._metrics.socket_destroy_supported(agent.stale_udp.can_end)
@@ -308,7 +311,11 @@ class _Builder:
             options=options,
             inbox=self._inbox,
             source=self._source,
-            device_watch=DeviceWatch(self._inbox.put, route_sources=not probe.route_source()),
+            device_watch=DeviceWatch(
+                self._inbox.put,
+                route_sources=not probe.route_source(),
+                queues=options.fast_forward,
+            ),
             cluster=self._cluster,
             node_sync=self._node_sync,
             service_sync=self._service_sync,

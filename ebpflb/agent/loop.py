@@ -44,6 +44,7 @@ from ebpflb.history.recorder import (
     API_SERVERS,
     CANARY,
     DEVICES,
+    NEIGHBOURS,
     NODE_LOCAL,
     UNTRACKED,
     History,
@@ -58,6 +59,7 @@ from ebpflb.model.drift import in_force
 from ebpflb.model.endpoint_health import Outcomes
 from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
+from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.node_health import SilentNodes
 from ebpflb.model.node_local import Answering
 from ebpflb.model.untracked import Untracked
@@ -82,6 +84,7 @@ Message = (
     | DevicesChanged
     | Detection
     | Disturbed
+    | Neighbourhood
     | ConnectionsReset
     | Silent
     | Outcomes
@@ -367,6 +370,9 @@ class Agent:
             case DevicesChanged():
                 self.node_sync.device_list = message
                 self.history.because(DEVICES)
+            case Neighbourhood():
+                self.node_sync.neighbourhood = message
+                self.history.because(NEIGHBOURS)
             case DevicesAttached():
                 self._take_attached()
             case SourceStatus(source, error):

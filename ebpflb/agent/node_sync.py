@@ -35,6 +35,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
+from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
@@ -122,9 +123,9 @@ def flow_timeouts(options: ConntrackOptions) -> Timeouts:
 class NodeSync:
     """The facts about this node in the maps.
 
-    ``device_list`` is the last one of the device watch; ``write`` writes it. ``engine`` is decided
-    at each ``write`` and written with the settings. ``flowtable`` gets devices and addresses from
-    here, and frontends from ServiceSync.
+    ``device_list`` and ``neighbourhood`` are the watches' last ones; ``write`` writes them.
+    ``engine`` is decided at each ``write`` and written with the settings. ``flowtable`` gets
+    devices and addresses from here, and frontends from ServiceSync.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class NodeSync:
         self.engine = engine
         self.flowtable = flowtable or FlowtableSync(is_wanted=False)
         self.device_list = DevicesChanged(())
+        self.neighbourhood = Neighbourhood()
         self.attached = False  # whether programs, loaded here or by an earlier agent, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
         # Where health-check node ports listen; a missing family means on all addresses.
@@ -232,6 +234,7 @@ class NodeSync:
             "link_addresses": self._desired.link_addresses(),
             "devices": self._desired.devices(),
             "route_sources": self._desired.sources_by_route(MAPS["route_sources"].entries),
+            "pod_devices": self._desired.pod_devices(MAPS["pod_devices"].entries),
             "timeouts": flow_timeouts(self.options.conntrack).table,
             **self._service_ranges(),
         }
@@ -323,7 +326,8 @@ class NodeSync:
     def _inputs(self) -> object:
         """Return everything that ``write`` depends on."""
         cluster = self.cluster
-        return self.device_list, cluster.node, cluster.service_cidrs, frozenset(cluster.listed)
+        here = self.device_list, self.neighbourhood
+        return *here, cluster.node, cluster.service_cidrs, frozenset(cluster.listed)
 
     def _service_ranges(self) -> dict[str, dict[Any, Any]]:
         """Return the service ranges; {} before they are known, so that the map stays unchanged."""
@@ -336,7 +340,7 @@ class NodeSync:
         known, primary = self.device_list.devices, self.cluster.primary
         served = devices.served(known, self.options.devices)
         where = known, served, primary, self.options.detector, self._pod_cidrs()
-        return DesiredNode(*where, self.device_list.route_sources)
+        return DesiredNode(*where, self.device_list.route_sources, self.neighbourhood)
 
     def _choose_engine(self) -> bool:
         pods = (*self.options.detector.cluster_cidrs, *self._pod_cidrs())

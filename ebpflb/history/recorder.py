@@ -50,6 +50,7 @@ RECORDED = (
     "own_addresses",
     "link_addresses",
     "devices",
+    "pod_devices",
     "route_sources",
     "timeouts",
     "settings",
@@ -61,6 +62,7 @@ AGAIN = WriteCause("again", "what could not be written before")
 REMOVED = WriteCause("removed", "endpoint")
 AUDIT = WriteCause("audit", "what differed from the plan")
 DEVICES = WriteCause("changed", "devices and addresses")
+NEIGHBOURS = WriteCause("changed", "neighbours and routes of pods")
 CANARY = WriteCause("tried", "ebpflb doctor")
 NODE_LOCAL = WriteCause("changed", "which node-local listeners answer")
 UNTRACKED = WriteCause("changed", "rules in raw")

@@ -104,10 +104,13 @@ class Device:
     hairpin: bool = False  # of a bridge's port: a frame may leave by its ingress port
     mac: str = ""  # such as "02:00:00:00:00:01"; empty without an Ethernet header
     number: int = 0  # another than that of a removed device which had the same index
+    mtu: int = 0
+    leads_to_pod: bool = False  # a veth or netkit that is up, has no queue, and ends in a pod
 
 
 Devices = tuple[Device, ...]
 
+KINDS_OF_PODS = frozenset({"veth", "netkit"})
 # Masters that forward frames unchanged: a frame for another host is so at their ports too.
 _BONDS = frozenset({"bond", "team"})
 _NO_SWITCHES = _BONDS | {"vrf"}
@@ -139,9 +142,6 @@ def _named(devices: Iterable[Device], patterns: tuple[str, ...]) -> Iterator[Dev
             yield device
 
 
-_OF_PODS = frozenset({"veth", "netkit"})  # kinds
-
-
 def by_importance(devices: Devices, node: Mapping[Family, Address]) -> tuple[Devices, Devices]:
     """Return the node's own devices, the most important first, and the others, mostly pods'.
 
@@ -151,7 +151,7 @@ def by_importance(devices: Devices, node: Mapping[Family, Address]) -> tuple[Dev
     """
     known, uplinks, own, others = by_index(devices), [], [], []
     for device in devices:
-        is_of_pod = device.kind in _OF_PODS
+        is_of_pod = device.kind in KINDS_OF_PODS
         above = [device] if is_of_pod else with_masters(device, known)
         if any(address in node.values() for each in above for address in each.addresses):
             uplinks.append(device)

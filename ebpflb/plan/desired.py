@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_network
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
 from ebpflb.model.endpoints import Selection
+from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.route_sources import RouteSource
 from ebpflb.model.services import PortName, ServicePort
 from ebpflb.model.untracked import NO_UNTRACKED, Untracked
@@ -35,6 +36,7 @@ from ebpflb.plan.entries import (
     DeviceEntry,
     Flags,
     Frontend,
+    PodDevice,
     Prefix,
     RouteKey,
     prefix_of,
@@ -230,6 +232,7 @@ class DesiredNode(Struct, frozen=True, dict=True):
     detector: LocalDetector
     pod_cidrs: tuple[Network, ...]
     route_sources: tuple[RouteSource, ...] = ()
+    neighbourhood: Neighbourhood = Neighbourhood()
 
     @cached_property
     def _masters(self) -> frozenset[int]:
@@ -250,6 +253,22 @@ class DesiredNode(Struct, frozen=True, dict=True):
     def link_addresses(self) -> dict[str, int]:
         """The entries of map link_addresses."""
         return {device.mac: 1 for device in self.known if device.mac and not device.loopback}
+
+    def pod_devices(self, most: int) -> dict[Address, PodDevice]:
+        """Return the entries of map pod_devices, at most ``most``.
+
+        They are the neighbours on a veth or netkit, or behind a bridge's port that is one.
+        """
+        by_index = devices.by_index(self.known)
+        ports = {(it.bridge, it.mac): it.port for it in self.neighbourhood.ports}
+        found = dict[Address, PodDevice]()
+        for each in self.neighbourhood.neighbours:
+            routed = by_index.get(each.ifindex)
+            end = by_index.get(ports.get((each.ifindex, each.mac), each.ifindex))
+            if routed and end and end.leads_to_pod:
+                mtu = min(end.mtu, routed.mtu, each.mtu or end.mtu)
+                found[each.address] = PodDevice(end.index, mtu, each.mac, routed.mac)
+        return dict(islice(found.items(), most))
 
     def sources_by_route(self, most: int) -> dict[RouteKey, Address]:
         """Return the entries of map route_sources, at most ``most``.

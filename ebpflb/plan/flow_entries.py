@@ -72,6 +72,7 @@ class Flow(NamedTuple):
     ifindex: int
     kind: int
     flags: Flags
+    packets: int = 0
     frontend_moves: int = 0
     last_seen: int = 0
     end: int = 0

@@ -47,6 +47,7 @@ COUNTED_WHOLE = (
     "own_addresses",
     "link_addresses",
     "devices",
+    "pod_devices",
     "route_sources",
     "service_ranges",
     "stale_endpoints",

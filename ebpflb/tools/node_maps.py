@@ -8,7 +8,14 @@ from typing import Any
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.layout import address_bytes
 from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import DeviceEntry, Prefix, RouteKey, ServiceRange, SourceRange
+from ebpflb.plan.entries import (
+    DeviceEntry,
+    PodDevice,
+    Prefix,
+    RouteKey,
+    ServiceRange,
+    SourceRange,
+)
 from ebpflb.tools.snapshot import Row, Snapshot
 
 _RANGE_OF = {0: "load balancer", 1: "nodeport"}
@@ -57,6 +64,13 @@ def _devices(snapshot: Snapshot) -> list[Row]:
         | {name: _text(value) for name, value in device._asdict().items()}
         for index, device in sorted(entries)
     ]
+
+
+def _pod_devices(snapshot: Snapshot) -> list[Row]:
+    entries: list[tuple[Address, PodDevice]] = list(snapshot.maps["pod_devices"].items())
+    name = _device_namer(snapshot)
+    rows = ({"pod": str(at), "device": name(it.ifindex), **it._asdict()} for at, it in entries)
+    return sorted(rows, key=lambda row: str(row["pod"]))
 
 
 def _link_addresses(snapshot: Snapshot) -> list[Row]:
@@ -118,6 +132,7 @@ NODE_MAP_ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "cluster_ips": _cluster_ips,
     "link_addresses": _link_addresses,
     "devices": _devices,
+    "pod_devices": _pod_devices,
     "route_sources": _route_sources,
     "settings": _settings,
 }

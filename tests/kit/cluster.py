@@ -7,7 +7,7 @@ from pathlib import Path
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 from typing import Any
 
-from ebpflb.lab import manifests
+from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
@@ -22,10 +22,18 @@ EXTERNAL, BALANCER = "203.0.113.10", "203.0.113.20"
 class Cluster(LabCluster):
     """``node`` with the pods ``client`` and ``web-1`` to ``web-3``."""
 
-    def __init__(self, lab: Lab, folder: Path, *options: str, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        *options: str,
+        engine: Engine | None = None,
+        network: cni.Cni | None = None,
+    ) -> None:
         super().__init__(lab, folder)
         self.engine = engine or self.engine
-        self.node = lab.node("node", 1)
+        self.network = network or cni.Bridge()
+        self.node = lab.node("node", 1, self.network)
         self.client = lab.pod(self.node, "client", 2)
         self.web = [lab.pod(self.node, f"web-{i}", 10 + i) for i in range(1, 4)]
         self.agent = self.add_agent(self.node, *options)
@@ -36,8 +44,15 @@ class Cluster(LabCluster):
 class ServingOutside(Cluster):
     """With a client "outside", who asks the node's NodePort."""
 
-    def __init__(self, lab: Lab, folder: Path, *options: str, engine: Engine | None = None) -> None:
-        super().__init__(lab, folder, *options, engine=engine)
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        *options: str,
+        engine: Engine | None = None,
+        network: cni.Cni | None = None,
+    ) -> None:
+        super().__init__(lab, folder, *options, engine=engine, network=network)
         self.outside = lab.outside("outside", 1)
 
     def serve(self, *pods: Host) -> None:
@@ -65,9 +80,13 @@ def running(folder: Path, *options: str, engine: Engine | None = None) -> Iterat
 
 
 @contextmanager
-def serving_outside(folder: Path, engine: Engine, *options: str) -> Iterator[ServingOutside]:
+def serving_outside(
+    folder: Path, engine: Engine, *options: str, network: cni.Cni | None = None
+) -> Iterator[ServingOutside]:
     """As ``running``; all pods are endpoints."""
-    with started(lambda lab: ServingOutside(lab, folder, *options, engine=engine)) as cluster:
+    with started(
+        lambda lab: ServingOutside(lab, folder, *options, engine=engine, network=network)
+    ) as cluster:
         cluster.serve(*cluster.web)
         yield cluster
 

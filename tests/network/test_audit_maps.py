@@ -15,7 +15,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import MAGLEV, SCHEDULER_ANNOTATION
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import BackendName, Frontend, route_key
+from ebpflb.plan.entries import BackendName, Frontend, PodDevice, route_key
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
@@ -106,17 +106,24 @@ def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None
 def test_each_map_is_compared_or_the_programs_own() -> None:
     """A new map has to be in one of the two lists, and to get its test here."""
     arrays = {"slots", "backend_slots", "choices", "settings", "secret", "no_frontends"}
-    assert set(layout.MAPS) == {*HASHES, *arrays, "route_sources", *NOT_PLANNED}
+    assert set(layout.MAPS) == {*HASHES, *arrays, *EMPTY, *NOT_PLANNED}
 
 
-def test_a_source_that_nobody_planned_goes(
-    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+# Where the kernel is asked for sources, and without --fast-forward, none of these are planned.
+EMPTY = {
+    "route_sources": (route_key(1, ip_network("198.51.100.0/24")), UNPLANNED),
+    "pod_devices": (UNPLANNED, PodDevice(1, 1500, "02:00:5e:00:53:77", "02:00:5e:00:53:78")),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_entry_of_an_empty_map_goes(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], name: str
 ) -> None:
-    """Where the kernel is asked for sources, none are planned."""
-    before = content(maps, "route_sources")
-    maps["route_sources"].write([(route_key(1, ip_network("198.51.100.0/24")), UNPLANNED)])
-    wait_until("it is gone", lambda: content(maps, "route_sources") == before)
-    settled(cluster, logged, "map route_sources: ")
+    before = content(maps, name)
+    maps[name].write([EMPTY[name]])
+    wait_until("it is gone", lambda: content(maps, name) == before)
+    settled(cluster, logged, f"map {name}: ")
 
 
 def other(value: Any) -> Any:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With --fast-forward answered flows are translated twice at ingress, and redirected.
+"""With --fast-forward answered flows are translated twice at ingress, and redirected: from the 20th
+packet of each direction on, to the next hop or into a pod of this node.
 
 The result equals that of ingress, the stack and egress of the usual programs, which read the same
 maps.
@@ -9,6 +10,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ import pytest
 
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.kernel.programs.compiler import Compiled
+from ebpflb.plan.entries import PodDevice
 from tests.kit import once
 from tests.packet import wire
 from tests.packet.conftest import SCHED_CLS, Loaded, loaded
@@ -40,6 +43,8 @@ from tests.packet.places import V4, V6, Places
 from tests.packet.services import serve
 
 TRIES = 3  # one packet in 8.6 s of each entry goes to the stack
+SEEN = 19  # packets of each direction that pass the stack
+POD_MAC, HOST_MAC = "02:00:00:00:00:51", "02:00:00:00:00:52"
 
 protocols = pytest.mark.parametrize("protocol", ["tcp", "udp"])
 targets = pytest.mark.parametrize("target", ["here", "there"])
@@ -76,7 +81,9 @@ def both(programs: tuple[Loaded, Loaded], devices: dict[str, int]) -> TwoVariant
     for command in commands:
         subprocess.run(["ip", *command.split()], check=True)
     ours, usual = programs
-    return TwoVariants(usual=PacketNode(*usual, devices), fast=PacketNode(*ours, devices))
+    both = TwoVariants(usual=PacketNode(*usual, devices), fast=PacketNode(*ours, devices))
+    both.fast.settings("detect_local", "fast_forward")
+    return both
 
 
 class AnsweredFlow(NamedTuple):
@@ -105,9 +112,11 @@ def answered(both: TwoVariants, places: Places, protocol: str, target: str) -> A
     came = both.fast.through(asked, "uplink", out)
     answer = reply(came)
     both.fast.through(answer, out, "uplink")
-    if protocol == "tcp":
-        both.fast.through(further(protocol, asked), "uplink", out)
-    return AnsweredFlow(further(protocol, asked), further(protocol, answer), out)
+    flow = AnsweredFlow(further(protocol, asked), further(protocol, answer), out)
+    for _ in range(SEEN - 1):
+        both.fast.through(flow.request, "uplink", out)
+        both.fast.through(flow.reply, out, "uplink")
+    return flow
 
 
 def run(node: PacketNode, packet: Packet, into: str, out: str) -> Outcome:
@@ -126,6 +135,82 @@ def same(both: TwoVariants, packet: Packet, into: str, out: str) -> None:
     assert wire.faults(came.frame) <= wire.faults(bytes(packet))
     usual = both.usual.through(packet, into, out)
     assert bytes(network(came.packet)) == bytes(network(usual))
+
+
+@protocols
+@targets
+def test_first_packets_pass_the_stack(
+    both: TwoVariants, places: Places, protocol: str, target: str
+) -> None:
+    """The first 19 packets of each direction do (``answered``), and the 20th does not."""
+    flow = answered(both, places, protocol, target)
+    assert both.fast.ingress(flow.request, "uplink").action == "redirect"
+    assert both.fast.ingress(flow.reply, flow.out).action == "redirect"
+
+
+def into_pod(both: TwoVariants, places: Places, mtu: int = 1500) -> None:
+    """Let the endpoint of this node be a pod behind the device ``pods``."""
+    way = PodDevice(both.fast.devices["pods"], mtu, POD_MAC, HOST_MAC)
+    both.fast.put("pod_devices", ip_address(places.here), way)
+
+
+def goes_into_pod(came: Outcome) -> bool:
+    return came.action == "redirect" and (came.packet.dst, came.packet.src) == (POD_MAC, HOST_MAC)
+
+
+@protocols
+def test_into_a_pod(both: TwoVariants, places: Places, protocol: str) -> None:
+    """A request gets the pod's MAC address, is otherwise as by the usual programs, and loses what
+    belongs to this node; its reply leaves as ever.
+    """
+    flow = answered(both, places, protocol, "here")
+    into_pod(both, places)
+    same(both, flow.request, "uplink", "pods")
+    assert goes_into_pod(both.fast.ingress(flow.request, "uplink", priority=7))
+    assert both.fast.priority == 0
+    replied = run(both.fast, flow.reply, "pods", "uplink")
+    assert replied.action == "redirect"
+    assert not goes_into_pod(replied)
+
+
+@protocols
+def test_too_long_for_a_pod(both: TwoVariants, places: Places, protocol: str) -> None:
+    """The stack, which has the routes, is asked about packets that are longer than its device."""
+    flow = answered(both, places, protocol, "here")
+    length = len(network(flow.request))
+    for mtu_there, fits in ((length, True), (length - 1, False)):
+        into_pod(both, places, mtu_there)
+        assert goes_into_pod(run(both.fast, flow.request, "uplink", "pods")) == fits
+
+
+@protocols
+def test_last_hop_before_a_pod(both: TwoVariants, places: Places, protocol: str) -> None:
+    flow = answered(both, places, protocol, "here")
+    into_pod(both, places)
+    assert both.fast.ingress(with_hops(flow.request, 1), "uplink").action == "pass"
+
+
+@protocols
+def test_a_pod_that_moves(both: TwoVariants, places: Places, protocol: str) -> None:
+    """The way into the pod counts at each packet: without one the request leaves by its route."""
+    flow = answered(both, places, protocol, "here")
+    into_pod(both, places)
+    assert goes_into_pod(run(both.fast, flow.request, "uplink", "pods"))
+    both.fast.delete("pod_devices", [ip_address(places.here)])
+    came = run(both.fast, flow.request, "uplink", "pods")
+    assert came.action == "redirect"
+    assert not goes_into_pod(came)
+
+
+@protocols
+def test_switched_off(both: TwoVariants, places: Places, protocol: str) -> None:
+    """Without the setting all packets pass the stack, also those of flows that did not."""
+    flow = answered(both, places, protocol, "here")
+    into_pod(both, places)
+    both.fast.settings("detect_local")
+    for _ in range(TRIES):
+        both.fast.through(flow.request, "uplink", "pods")
+        both.fast.through(flow.reply, "pods", "uplink")
 
 
 @protocols
@@ -199,7 +284,7 @@ def test_unanswered(both: TwoVariants, places: Places, protocol: str) -> None:
     where = serve(both.fast, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     asked = opening(protocol, at(places.client, 50123), where)
     both.fast.through(asked)
-    for _ in range(TRIES):
+    for _ in range(SEEN + TRIES):
         both.fast.through(further(protocol, asked))
 
 

@@ -217,6 +217,7 @@ _CLASSES: dict[str, Any] = {
     "struct service_range": entries.ServiceRange,
     "struct route": entries.RouteKey,
     "struct device": entries.DeviceEntry,
+    "struct pod_device": entries.PodDevice,
     "struct timeout_key": entries.TimeoutKey,
     "struct timeout": entries.Timeout,
     "struct service_name": PortName,
@@ -256,6 +257,17 @@ _FLAGS = {
     "struct settings": names("setting_flag", "SETTING_"),
     "struct timeout_key": names("flow_flag", "FLOW_"),
 }
+
+
+_MAC_BYTES = 6
+
+
+def _mac_bytes(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+def _mac_from(packed: bytes) -> str:
+    return packed[:_MAC_BYTES].hex(":")
 
 
 def _text_from(packed: bytes) -> str:
@@ -324,6 +336,8 @@ class Record:
         if ctype.kind == "struct":
             part = record(ctype.cname)
             return f"{part.struct.size}s", part.pack, part.unpack
+        if name.endswith("mac"):
+            return f"{_MAC_BYTES}s", _mac_bytes, _mac_from
         if ctype.kind == "array":
             return f"{ctype.length}s", str.encode, _text_from
         return _CODES[ctype.cname], None, None
@@ -356,11 +370,6 @@ class Codec(NamedTuple):
     unpack: Callable[[bytes], Any]
 
 
-def _mac_bytes(mac: str) -> bytes:
-    return bytes.fromhex(mac.replace(":", "")) + bytes(2)
-
-
-_MAC_BYTES = 6
 _NUMBER32, _NUMBER64 = struct.Struct("=I"), struct.Struct("=Q")
 _PLAIN = {
     "struct steps": Codec(bytes, bytes),  # ebpflb/kernel/recording.py reads them
@@ -368,7 +377,7 @@ _PLAIN = {
     "__u32": Codec(_NUMBER32.pack, lambda packed: _NUMBER32.unpack(packed)[0]),
     "__u64": Codec(_NUMBER64.pack, lambda packed: _NUMBER64.unpack(packed)[0]),
     "struct address": Codec(address_bytes, address_from),
-    "struct link_address": Codec(_mac_bytes, lambda packed: packed[:_MAC_BYTES].hex(":")),
+    "struct link_address": Codec(lambda mac: _mac_bytes(mac) + bytes(2), _mac_from),
 }
 
 
