@@ -53,7 +53,7 @@ _AGENTS = {
     EBPFLB: _FLOWS,
     TRACKED: _FLOWS,
     NETFILTER: _NETFILTER,
-    FAST: (*_FLOWS, "--fast-forward"),
+    FAST: (*_FLOWS, "--fast-forward=on"),
 }
 _POD = 11
 _PORTS = dict(zip(PLACES, (30001, 30002), strict=True))

@@ -19,6 +19,7 @@ from ebpflb.model.addresses import Address, Network, host_port, parse_address
 from ebpflb.model.busiest import SeriesOf, parse_series, show_series
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.events import Key
+from ebpflb.model.fast_forward import FAST_FORWARDS, FORMER_VALUES, FORWARD_OFF, FORWARD_ON
 from ebpflb.model.map_sizes import MapSizes
 from ebpflb.model.packet_path import (
     AUTO,
@@ -58,6 +59,9 @@ class Flag(NamedTuple):
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     former: Mapping[str, str] = {}  # a former name of a choice -> the choice
+    without_value: str = (
+        ""  # what the option alone means: it was a switch, whose negative form is "off"
+    )
     repeated: bool = False  # can be given several times; ``parse`` then takes all texts
     parse: Callable[[Any], Any] | None = None  # text -> the field's value; raises ValueError
     show: Callable[[Any], Any] | None = None  # the inverse of ``parse``
@@ -425,11 +429,15 @@ class Options:
         chart="replyPath",
         details="See [below](#what-do-the-larger-options-cost).",
     )
-    fast_forward: bool = option(
-        False,
+    fast_forward: str = option(
+        FORWARD_OFF,
         "--fast-forward",
-        "Forward packets of established flows from device to device, past routing rules, "
-        "netfilter and conntrack.",
+        "Forward packets of established flows, from the 20th on, from device to device, past "
+        "routing rules, netfilter and conntrack; with auto as long as no rule on the node acts on "
+        "each packet.",
+        choices=FAST_FORWARDS,
+        former=FORMER_VALUES,
+        without_value=FORWARD_ON,
         chart="fastForward",
         details="See [below](#what-do-the-larger-options-cost).",
     )
@@ -646,7 +654,7 @@ class Options:
             "masquerade_all": self.masquerade_all,
             "masquerade_here": self.masquerade_local_backends,
             "reply_to_device": self.reply_path == REQUEST_DEVICE,
-            "fast_forward": self.fast_forward,
+            "fast_forward": self.fast_forward == FORWARD_ON,  # auto: see NodeSync
             "host_sockets": self.socket_translation == HOST_SOCKETS,
             "shadow": self.shadow,
             "answer_pings": self.answer_pings,
@@ -670,7 +678,7 @@ class Options:
     @property
     def conntrack_wanted(self) -> ConntrackOptions:
         """What conntrack is to be set to: with --fast-forward it sees too little of windows."""
-        liberal = self.conntrack.be_liberal or self.fast_forward
+        liberal = self.conntrack.be_liberal or self.fast_forward != FORWARD_OFF
         return replace(self.conntrack, be_liberal=liberal)
 
     @property

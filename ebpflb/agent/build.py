@@ -56,6 +56,7 @@ from ebpflb.kernel.maps import clean_stop
 from ebpflb.kernel.maps.clean_stop import CleanStop
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
+from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch, untracked
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
@@ -67,6 +68,7 @@ from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.api_servers import KeptApiServers, Silent
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
+from ebpflb.model.fast_forward import FORWARD_AUTO, FORWARD_OFF
 from ebpflb.options import REPORT, Options
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.removed_endpoints import restore_watched
@@ -159,7 +161,7 @@ class _Builder:
             probing = beside.submit(engine_choice.probe_netfilter, options)
             self._datapath = datapath = Datapath(
                 StateDir(options.paths.state, options.map_sizes),
-                fast_forward=options.fast_forward,
+                fast_forward=options.fast_forward != FORWARD_OFF,
                 on_attached=lambda: inbox.put(DevicesAttached()),
             )
             self._maps = datapath.maps
@@ -295,8 +297,10 @@ class _Builder:
         self._start(agent.node_local.watch, UntrackedWatch(inbox.put, agent.cluster.untracked))
         self._start(self._servers)
         self._start(agent.node_readiness)
-        if options.fast_forward:
+        if options.fast_forward != FORWARD_OFF:
             self._start(NeighbourWatch(inbox.put))
+        if options.fast_forward == FORWARD_AUTO:
+            self._start(EachPacketWatch(inbox.put))
         self._start(kube_proxy_watch.KubeProxyWatch(inbox.put))
         self._start(self._nat_watch, self._removal_watch(), monitoring)
         self._metrics.socket_destroy_supported(agent.stale_udp.can_end)
@@ -314,7 +318,7 @@ class _Builder:
             device_watch=DeviceWatch(
                 self._inbox.put,
                 route_sources=not probe.route_source(),
-                queues=options.fast_forward,
+                queues=options.fast_forward != FORWARD_OFF,
             ),
             cluster=self._cluster,
             node_sync=self._node_sync,

@@ -58,6 +58,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import in_force
 from ebpflb.model.endpoint_health import Outcomes
 from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
+from ebpflb.model.fast_forward import EachPacketRules
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.node_health import SilentNodes
@@ -84,6 +85,7 @@ Message = (
     | DevicesChanged
     | Detection
     | Disturbed
+    | EachPacketRules
     | Neighbourhood
     | ConnectionsReset
     | Silent
@@ -367,12 +369,8 @@ class Agent:
                 self.reporter.event_applied(applied, self.cluster.node)
                 self.history.event(message, applied)
                 self._end_provisional()
-            case DevicesChanged():
-                self.node_sync.device_list = message
-                self.history.because(DEVICES)
-            case Neighbourhood():
-                self.node_sync.neighbourhood = message
-                self.history.because(NEIGHBOURS)
+            case DevicesChanged() | Neighbourhood() | EachPacketRules():
+                self._take_of_node(message)
             case DevicesAttached():
                 self._take_attached()
             case SourceStatus(source, error):
@@ -491,6 +489,18 @@ class Agent:
     def _write_node(self) -> None:
         if self.node_sync.changed or self.node_sync.not_served or not self.in_sync:
             self.node_sync.write(self.service_sync.cover_service_cidrs())
+
+    def _take_of_node(self, message: DevicesChanged | Neighbourhood | EachPacketRules) -> None:
+        match message:
+            case DevicesChanged():
+                self.node_sync.device_list = message
+                self.history.because(DEVICES)
+            case Neighbourhood():
+                self.node_sync.neighbourhood = message
+                self.history.because(NEIGHBOURS)
+            case EachPacketRules():
+                self.node_sync.each_packet = message
+                log.info("--fast-forward=auto: %s", self.node_sync.fast_forward_off or "on")
 
     def _take_attached(self) -> None:
         try:

@@ -35,6 +35,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
+from ebpflb.model.fast_forward import FORWARD_AUTO, EachPacketRules, why_off
 from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ConntrackOptions, Options
@@ -99,6 +100,7 @@ class HostChanges:
 
 
 Covering = Callable[[], Mapping[Family, Prefix]]
+_FORWARDS = frozenset({"fast_forward"})
 _NOT_SERVED = "device %s: %s; its packets are not served"
 
 
@@ -123,7 +125,8 @@ def flow_timeouts(options: ConntrackOptions) -> Timeouts:
 class NodeSync:
     """The facts about this node in the maps.
 
-    ``device_list`` and ``neighbourhood`` are the watches' last ones; ``write`` writes them.
+    ``device_list``, ``neighbourhood`` and ``each_packet`` are the watches' last ones; ``write``
+    writes what follows from them.
     ``engine`` is decided at each ``write`` and written with the settings. ``flowtable`` gets
     devices and addresses from here, and frontends from ServiceSync.
     """
@@ -143,6 +146,7 @@ class NodeSync:
         self.flowtable = flowtable or FlowtableSync(is_wanted=False)
         self.device_list = DevicesChanged(())
         self.neighbourhood = Neighbourhood()
+        self.each_packet: EachPacketRules | None = None  # None: not known yet
         self.attached = False  # whether programs, loaded here or by an earlier agent, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
         # Where health-check node ports listen; a missing family means on all addresses.
@@ -187,6 +191,7 @@ class NodeSync:
         contents = self._contents()
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
         do_all([*maps, partial(self.write_settings, covering), self._serve_devices])
+        self.flowtable.allow(self.forwards)
         self.flowtable.place(self._desired.served, contents["node_addresses"])
         self._written = inputs
 
@@ -248,8 +253,19 @@ class NodeSync:
 
     def _settings(self, covering: Mapping[Family, Prefix]) -> dict[str, Any]:
         settings = self.options.map_settings | flow_timeouts(self.options.conntrack).settings
-        settings["flags"] |= self.engine.flags
+        settings["flags"] |= self.engine.flags | (_FORWARDS if self.forwards else frozenset())
         return self._desired.settings(settings, covering)
+
+    @property
+    def forwards(self) -> bool:
+        """Whether established flows bypass the stack now, if the programs can do that."""
+        return why_off(self.options.fast_forward, self.each_packet) is None
+
+    @property
+    def fast_forward_off(self) -> str | None:
+        """Why they do not, with --fast-forward=auto."""
+        wanted = self.options.fast_forward
+        return why_off(wanted, self.each_packet) if wanted == FORWARD_AUTO else None
 
     def programs_loaded(self) -> None:
         """Note new programs: ``attach`` must be called, and everything written."""
@@ -326,7 +342,7 @@ class NodeSync:
     def _inputs(self) -> object:
         """Return everything that ``write`` depends on."""
         cluster = self.cluster
-        here = self.device_list, self.neighbourhood
+        here = self.device_list, self.neighbourhood, self.each_packet
         return *here, cluster.node, cluster.service_cidrs, frozenset(cluster.listed)
 
     def _service_ranges(self) -> dict[str, dict[Any, Any]]:

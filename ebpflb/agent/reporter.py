@@ -182,7 +182,8 @@ def make_status(agent: "Agent") -> AgentStatus:
     node_sync, service_sync = agent.node_sync, agent.service_sync
     return agent.status.changed(
         programs=agent.loader.status,
-        fast_forward=agent.loader.fast_forward,
+        fast_forward=agent.loader.fast_forward and node_sync.forwards,
+        fast_forward_off=node_sync.fast_forward_off,
         lists_complete=agent.cluster.complete,
         last_received={kind: rfc3339(at) for kind, at in agent.source.received().items()},
         service_ports=service_sync.service_ports,

@@ -23,6 +23,7 @@ from ebpflb.options import Flag, Options, Paths, flags_of
 # flag. The value of a flag that is not on the command line is None.
 
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
+_FORMER_SWITCHES = {it.name: it.argument for _, it, _ in flags_of(Options) if it.without_value}
 DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
 
 _DEFAULT = listen_addresses.complete_listen_address(KubeProxyConfiguration(), frozenset())
@@ -139,6 +140,9 @@ def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
     if flag.is_directory:
         return common.directory(flag, default)
     is_switch = isinstance(default, bool)
+    alone: dict[str, Any] = {}
+    if flag.without_value:
+        alone = {"is_flag": False, "flag_value": flag.without_value}
     shown = flag.default_text or format_value(flag.shown(default))
     return click.option(
         f"{flag.name}/--no-{flag.name[2:]}" if is_switch else flag.name,
@@ -149,7 +153,26 @@ def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
         metavar=flag.metavar,
         callback=_parsed_by(flag),
         help=f"{flag.help}  [default: {shown}]" if shown else flag.help,
+        **alone,
     )
+
+
+def former_switches(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that adds the negative form of options that once were switches."""
+    for name, argument in _FORMER_SWITCHES.items():
+        command = click.option(f"--no-{name[2:]}", f"no_{argument}", is_flag=True, hidden=True)(
+            command
+        )
+    return command
+
+
+def without_switches(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of all options, without those of ``former_switches``."""
+    values = dict(values)
+    for argument in _FORMER_SWITCHES.values():
+        if values.pop(f"no_{argument}"):
+            values[argument] = "off"
+    return values
 
 
 class _Choice(click.Choice[str]):

@@ -44,6 +44,7 @@ GROUPS = {
         "other_programs_first",
         "packet_path",
         "fast_forward",
+        "fast_forward_off",
         "flowtable",
         "forwarding",
     ),

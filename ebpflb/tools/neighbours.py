@@ -8,6 +8,7 @@ from pathlib import Path
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter.each_packet import marked_routes
 from ebpflb.kernel.node import namespaces, routes
 from ebpflb.kernel.node.routes import FAR_CLIENTS, ReplyRoute
 from ebpflb.model.addresses import Address
@@ -72,7 +73,7 @@ def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
     They are no fault as long as --fast-forward is off.
     """
     try:
-        found = rules + [f"ip rule: fwmark {mark:#x}" for mark in sorted(routes.rule_marks())]
+        found = rules + marked_routes()
     except EbpflbError as error:
         return CheckResult(_EACH_PACKET, False, False, str(error), "")
     more = f"; {len(found) - _MOST} more" if len(found) > _MOST else ""
@@ -80,7 +81,7 @@ def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
     if not fast_forward:
         detail += "; --fast-forward, which is off, would bypass them" if found else ""
         return CheckResult(_EACH_PACKET, True, False, detail, "")
-    remedy = "established flows bypass them: set --no-fast-forward" if found else ""
+    remedy = "established flows bypass them: set --fast-forward=off or auto" if found else ""
     return CheckResult(_EACH_PACKET, not found, False, detail, remedy)
 
 

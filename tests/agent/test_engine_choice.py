@@ -15,6 +15,7 @@ from ebpflb.agent.engine_choice import SETTLE_SECONDS, EngineChoice
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.devices import Device, Devices
+from ebpflb.model.fast_forward import FORWARD_ON
 from ebpflb.model.packet_path import AUTO, Engine, PacketMark, PacketPath
 from ebpflb.options import Options, Paths
 from tests.agent import fakes
@@ -227,10 +228,10 @@ def test_no_table_no_netfilter() -> None:
 @pytest.mark.parametrize(
     ("options", "missing", "lacking", "said"),
     [
-        ({"fast_forward": True}, None, None, "active on 0 devices"),
-        ({"fast_forward": True}, None, "no flowtable", "none: no flowtable"),
-        ({"fast_forward": True}, "no nf_tables", None, None),
-        ({"fast_forward": True, "shadow": True}, None, None, None),
+        ({"fast_forward": FORWARD_ON}, None, None, "active on 0 devices"),
+        ({"fast_forward": FORWARD_ON}, None, "no flowtable", "none: no flowtable"),
+        ({"fast_forward": FORWARD_ON}, "no nf_tables", None, None),
+        ({"fast_forward": FORWARD_ON, "shadow": True}, None, None, None),
         ({}, None, None, None),
     ],
     ids=["yes", "no flowtable", "no netfilter", "shadow", "not chosen"],

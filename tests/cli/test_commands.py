@@ -31,6 +31,7 @@ NAMES_OTHERS = (
     "model/kube_proxy.py",
     "kernel/netfilter/iptables.py",
     "kernel/netfilter/firewall_",
+    "kernel/netfilter/each_packet.py",
     "kernel/netfilter/untracked.py",
 )
 OPTIONS_OF_OTHERS = {"--help", "--net", "--requirement"}

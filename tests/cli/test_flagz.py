@@ -71,7 +71,7 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
         ("scheduler", "random"),
         ("packet-mark", ""),
         ("reply-path", "route"),
-        ("fast-forward", "false"),
+        ("fast-forward", "off"),
         ("audit", "repair"),
         ("readyz-bind-address", "127.0.0.1:10247"),
         ("api-server", ""),

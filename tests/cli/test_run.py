@@ -241,6 +241,7 @@ OTHER_VALUES = {
     "--devices": "eth*",
     "--endpoint-health": "passive",
     "--external-ips": "none",
+    "--fast-forward": "auto",
     "--load-balancer-unknown-ports": "reject",
     "--local-api-server": "127.0.0.1:7445",
     "--map-size": "flows=1048576",
@@ -309,6 +310,27 @@ def test_the_former_name_of_an_engine(
     assert chosen(*words).packet_path == "netfilter"
     warning = "warning: --packet-path=conntrack is now called netfilter\n"
     assert warning in ebpflb("run", *words).err
+
+
+@pytest.mark.parametrize(
+    ("words", "is_now"),
+    [
+        ((), "off"),
+        (("--fast-forward",), "on"),
+        (("--fast-forward", "--no-fast-forward"), "off"),
+        (("--fast-forward=true",), "on"),
+        (("--fast-forward=false",), "off"),
+        (("--fast-forward=auto",), "auto"),
+    ],
+)
+def test_fast_forward(
+    chosen: Callable[..., Options], options: list[object], words: tuple[str, ...], is_now: str
+) -> None:
+    """It had no value before, as chart and systemd units may still say it."""
+    made = chosen(*options, *words)
+    assert made.fast_forward == is_now
+    assert ("fast_forward" in made.map_settings["flags"]) == (is_now == "on")
+    assert made.conntrack_wanted.be_liberal == (is_now != "off")
 
 
 def test_all_that_programs_are_told(made: Options) -> None:

@@ -45,7 +45,7 @@ OTHERS: dict[str, Any] = {
     "packetMark": "0x4000/0x4000",
     "mapSizes": {"flows": 1048576, "backends": 262144},
     "replyPath": "request-device",
-    "fastForward": True,
+    "fastForward": "auto",
     "externalIPs": "203.0.113.0/24,2001:db8::/32",
     "namespaces": ["default", "shop"],
     "services": "tier=web,stage in (test,canary)",

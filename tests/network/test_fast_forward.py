@@ -9,6 +9,7 @@ counter in FORWARD counts the packets of its flows.
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 
@@ -197,6 +198,23 @@ def plug_again(node: ServingOutside, pod: Host) -> None:
     node.network.plug(node.node, 1, pod, POD)
     for family, gateway in ((AF_INET, cni.addresses(1, 1)[0]), (AF_INET6, cni.addresses(1, 1)[1])):
         node.sockets(pod).open(family, SOCK_DGRAM).sendto(b"!", (gateway, 9))
+
+
+def test_auto(node: ServingOutside) -> None:
+    """A rule that acts on each packet sees all of them within a second, until it goes."""
+    nft = partial(nodes.run, "nft")
+    nft("flush", "chain", "inet", "firewall", "forward")  # the test's own counter is such a rule
+    node.restart("--fast-forward=auto")
+    client = node.connection()
+    exchange(client, SEEN)
+    wait_until("it goes past the node's end", lambda: goes_past(node, client))
+    nft("add rule inet firewall forward meta l4proto tcp log")
+    wait_until("it passes the stack", lambda: not goes_past(node, client), seconds=1.5)
+    assert "logs each packet" in node.ebpflb("status").stdout
+    nft("flush", "chain", "inet", "firewall", "forward")
+    wait_until("it goes past the node's end again", lambda: goes_past(node, client))
+    client.close()
+    node.restart("--fast-forward")
 
 
 def test_a_limit_of_a_pods_bandwidth(node: ServingOutside) -> None:

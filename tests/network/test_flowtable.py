@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's flowtable with --fast-forward on the engine netfilter: established connections pass
-the stack, what opens and ends them does not, and no change of the flowtable breaks one.
+the stack from their 20th packet on, what opens and ends them does not, and no change of the
+flowtable breaks one.
 
 A counter in FORWARD counts the packets of connections to the service. The client is outside.
 """
@@ -28,6 +29,7 @@ from tests.kit.sockets import Socket
 FAST = ("--fast-forward",)
 OTHERS_PORT = 30999
 EXCHANGES = 20
+SEEN = 19  # packets of a connection, in both directions, that pass the stack
 FLOOD = Path(flood.__file__)
 FORGED = "172.16.0.1"  # the first of a flood's addresses
 SYNS = 2048
@@ -102,6 +104,27 @@ def test_forward_sees_only_openings(node: ServingOutside, kind: int, v6: bool) -
     client.close()
     if kind == SOCK_STREAM:
         wait_until("its end has passed FORWARD", lambda: seen(node) > before)
+
+
+@families
+def test_forward_sees_the_first_packets(node: ServingOutside, v6: bool) -> None:
+    """Of datagrams exactly so many, whatever the number of further ones."""
+    before = seen(node)
+    client = node.connection(SOCK_DGRAM, v6=v6)
+    exchange(client)
+    assert seen(node) - before == SEEN
+    client.close()
+
+
+@families
+def test_short_connections_are_seen_whole(node: ServingOutside, v6: bool) -> None:
+    """Handshake, a question and its answer, and ends."""
+    for _ in range(3):
+        before = seen(node)
+        client = node.connection(v6=v6)
+        assert goes_on(client)
+        client.close()
+        wait_until("its end has passed FORWARD", lambda: seen(node) >= before + 9)  # noqa: B023
 
 
 def test_what_others_translate_stays_in_the_stack(node: ServingOutside) -> None:

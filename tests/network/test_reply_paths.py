@@ -41,6 +41,7 @@ table inet counted {
 """
 DATAGRAMS, LARGE = 300, 16 << 20
 TRIES = 3
+SEEN = 19  # packets of each direction that pass the stack, at most
 
 
 class SetUp(NamedTuple):
@@ -101,7 +102,9 @@ def forwarded(places: TwoPlaces) -> int:
 
 @contextmanager
 def conversation(places: TwoPlaces, name: str, *, v6: bool) -> Iterator[tuple[Socket, Socket]]:
-    """Datagram sockets of a client and of a pod, connected to what they see of each other."""
+    """Datagram sockets of a client and of a pod, connected to what they see of each other. With
+    --fast-forward further datagrams pass no stack.
+    """
     pod, client = places.pod_of(name), places.outside
     level, recverr, _, _ = OPTIONS[v6]
     with (
@@ -117,6 +120,11 @@ def conversation(places: TwoPlaces, name: str, *, v6: bool) -> Iterator[tuple[So
         server.connect(peer[:2])
         server.send(b"!")
         assert asking.recv(64) == b"!"
+        for _ in range(SEEN):
+            asking.send(b"?")
+            assert server.recv(64) == b"?"
+            server.send(b"!")
+            assert asking.recv(64) == b"!"
         yield asking, server
 
 

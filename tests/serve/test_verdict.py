@@ -102,7 +102,12 @@ def test_ports_that_kube_proxy_has() -> None:
 
 NO_FAULTS = {
     *("last_received", "kube_proxy", "ports_not_reserved", "packet_path", "options"),
-    *("kept_for", "monitor", "flowtable"),  # the first is of those not programmed
+    *(
+        "kept_for",
+        "monitor",
+        "flowtable",
+        "fast_forward_off",
+    ),  # the first is of those not programmed
     *("object_warnings", "contested", "set_aside"),  # a tenant's, of its own objects
 }
 

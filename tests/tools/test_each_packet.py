@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.kernel.netfilter.each_packet import each_packet
 from ebpflb.kernel.netfilter.firewall_reader import tables
 from ebpflb.tools import neighbours
 from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.firewall.survey import each_packet
 from tests.kernel.node import nodes, rules
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
@@ -114,7 +114,7 @@ def test_check_says_that_fast_forward_is_unwise(tmp_path: Path) -> None:
     assert not row.required
     assert "table inet operator, chain forward" in row.detail
     assert "fwmark 0x80" in row.detail
-    assert "--no-fast-forward" in row.remedy
+    assert "--fast-forward=off" in row.remedy
 
 
 def test_check_names_three_and_says_how_many_more_there_are(tmp_path: Path) -> None:

@@ -18,5 +18,6 @@ nft          nftables tables, by netlink
 iptables     chains and rules, by iptables' own tools and of iptables-legacy
 firewall_rules   firewall rules in one form, whichever tool printed them
 firewall_reader  reads the firewall rules of a network namespace
+each_packet  which rules act on each packet of a connection (--fast-forward=auto)
 untracked    what rules in raw exempt from conntrack, and so from ebpflb
 """

@@ -16,7 +16,7 @@ from ebpflb.kernel.netfilter import iptables, nft
 from ebpflb.kernel.netfilter.firewall_rules import NAT_DST, NOT_READ, Chain, Rule, Table
 from ebpflb.model.kube_proxy import NFT_TABLE, IptablesTable, Option, read_options
 
-_PRIORITIES = {"raw": -300, "mangle": -150, "nat": NAT_DST, "filter": 0, "security": 50}
+PRIORITIES = {"raw": -300, "mangle": -150, "nat": NAT_DST, "filter": 0, "security": 50}
 _SETS = ("set", "map")
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
 _LONGEST_RULE, _LONGEST_COMMENT = 160, 60  # characters shown
@@ -29,7 +29,7 @@ def tables(unread: list[str], *, only_raw: bool = False) -> Iterator[Table]:
     ``only_raw``: only those with rules that packets pass before conntrack. Adds a line to
     ``unread`` for each tool whose rules exist and cannot be read.
     """
-    names = ["raw"] if only_raw else list(_PRIORITIES)
+    names = ["raw"] if only_raw else list(PRIORITIES)
     of_iptables = set[nft.Name]()
     for tool in iptables.tools():
         try:
@@ -54,11 +54,11 @@ def tables(unread: list[str], *, only_raw: bool = False) -> Iterator[Table]:
 def _tables_of_nft(of_iptables: set[nft.Name], *, only_raw: bool) -> Iterator[Table]:
     if not child.find("nft"):
         known = nft.raw_tables() if only_raw else nft.tables()
-        if any(map(_is_foreign, known - of_iptables)):
+        if any(is_foreign(it.table) for it in known - of_iptables):
             raise NodeError("nft: it has rules, and nft is not installed here")
         return
     for name in sorted(nft.raw_tables()) if only_raw else _listed():
-        if name not in of_iptables and _is_foreign(name):
+        if name not in of_iptables and is_foreign(name.table):
             yield read_nft(_nft("list", "table", *name))
 
 
@@ -72,8 +72,9 @@ def _nft(*words: str) -> str:
     return iptables.run(["nft", "-j", *words])
 
 
-def _is_foreign(name: nft.Name) -> bool:
-    return name.table != NFT_TABLE and not name.table.startswith("ebpflb")
+def is_foreign(table: str) -> bool:
+    """Whether a table of nftables is neither ebpflb's nor kube-proxy's."""
+    return table != NFT_TABLE and not table.startswith("ebpflb")
 
 
 def read_iptables(found: IptablesTable, tool: str) -> Table:
@@ -83,7 +84,7 @@ def read_iptables(found: IptablesTable, tool: str) -> Table:
     for name in found.chains:
         hook = name.lower() if name in _BUILT_IN else ""
         table.chains[name] = Chain(
-            name, hook, _PRIORITIES[found.name], found.name == "nat", found.policies[name]
+            name, hook, PRIORITIES[found.name], found.name == "nat", found.policies[name]
         )
     for rule in found.rules:
         shown = rule.text if len(rule.text) <= _LONGEST_RULE else f"{rule.text[:_LONGEST_RULE]}..."

@@ -2,10 +2,15 @@
 """The kernel's flowtable, in an nft table of its own (--fast-forward with netfilter).
 
 A connection to one of the ``frontends`` bypasses the stack after its endpoint has answered: at its
-next packet in FORWARD, behind all rules that could drop it, it enters the flowtable. From then on
-the hook of a device sends its packets directly to the next device. conntrack does not show who
-translated a connection. So each family has a set of frontends, and the original destination must be
-in it: connections that other programs translate stay in the stack.
+19th packet, both directions counted, or the next one in FORWARD, behind all rules that could drop
+it, it enters the flowtable. From then on the hook of a device sends its packets directly to the
+next device. conntrack does not show who translated a connection. So each family has a set of
+frontends, and the original destination must be in it: connections that other programs translate
+stay in the stack.
+
+The rule asks conntrack how many packets have passed. So the kernel turns on conntrack's accounting
+in this network namespace (net.netfilter.nf_conntrack_acct), where it stays on. Connections that
+were opened before have no count, and stay in the stack.
 
 The kernel takes TCP only when it is established and returns it to the stack at FIN and RST. It also
 returns packets that are too long for the next device, or whose TTL ends. Only TCP and UDP are
@@ -55,7 +60,9 @@ _AT_ONCE = 1000  # elements in one message, whose attribute has at most 64 KiB
 _DEVICES_AT_ONCE = 128  # of the kernel's maximum of 256 in a message (NFT_NETDEVICE_MAX)
 
 _REGISTER = 8  # NFT_REG32_00, the first of 16 that have 4 bytes each
-_CT_STATUS, _CT_PROTOCOL, _CT_PORT, _CT_V4, _CT_V6 = 2, 10, 12, 20, 22  # NFT_CT_*
+_CT_STATUS, _CT_PROTOCOL, _CT_PORT, _CT_PACKETS, _CT_V4, _CT_V6 = 2, 10, 12, 14, 20, 22  # NFT_CT_*
+_TO_NETWORK, _AT_LEAST = 1, 5  # NFT_BYTEORDER_HTON, NFT_CMP_GTE
+_PACKETS = struct.pack(">Q", 19)  # as PACKETS_SEEN in bpf/engine/flows/touch.h
 _ORIGINAL = attribute(3, b"\0")  # NFTA_CT_DIRECTION: IP_CT_DIR_ORIGINAL
 _ANSWERED = struct.pack("=I", SEEN_REPLY | DESTINATION_NAT)
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT
@@ -145,7 +152,7 @@ def make(table: Name) -> None:
 
 
 def _rule(frontend_set: FrontendSet) -> Iterable[bytes]:
-    """Yield the rule: answered, translated connections to a frontend enter the flowtable."""
+    """Yield the rule: answered, translated connections of some length enter the flowtable."""
     register = _REGISTER + frontend_set.address_size // 4
     yield _expression("ct", number(1, _REGISTER), number(2, _CT_STATUS))
     mask, zero = nested(4, attribute(1, _ANSWERED)), nested(5, attribute(1, bytes(4)))
@@ -153,6 +160,11 @@ def _rule(frontend_set: FrontendSet) -> Iterable[bytes]:
         "bitwise", number(1, _REGISTER), number(2, _REGISTER), number(3, 4), mask, zero
     )
     yield _expression("cmp", number(1, _REGISTER), number(2, 0), nested(3, attribute(1, _ANSWERED)))
+    yield _expression("ct", number(1, _REGISTER), number(2, _CT_PACKETS))
+    order = number(3, _TO_NETWORK), number(4, len(_PACKETS)), number(5, len(_PACKETS))
+    yield _expression("byteorder", number(1, _REGISTER), number(2, _REGISTER), *order)
+    least = number(2, _AT_LEAST), nested(3, attribute(1, _PACKETS))
+    yield _expression("cmp", number(1, _REGISTER), *least)
     yield _expression("ct", number(1, _REGISTER), number(2, frontend_set.address_key), _ORIGINAL)
     yield _expression("ct", number(1, register), number(2, _CT_PROTOCOL), _ORIGINAL)
     yield _expression("ct", number(1, register + 1), number(2, _CT_PORT), _ORIGINAL)
@@ -166,7 +178,7 @@ def _expression(name: str, *contents: bytes) -> bytes:
 
 def _comment(frontend_set: FrontendSet) -> bytes:
     """Return the comment that identifies the rules; nft(8) shows it."""
-    said = f"ebpflb: answered connections to {frontend_set.name}".encode() + b"\0"
+    said = f"ebpflb: connections to {frontend_set.name}, from packet 19 on".encode() + b"\0"
     return bytes([_COMMENT, len(said)]) + said
 
 
@@ -275,6 +287,7 @@ class FlowtableSync:
     def __init__(self, *, is_wanted: bool, missing: str | None = None) -> None:
         """``missing``: why this kernel has no flowtable, if one is wanted."""
         self.enabled, self.missing = is_wanted and not missing, missing
+        self._is_allowed = True
         self.on_change: Callable[[], None] = lambda: None
         self.left_out: Mapping[str, str] = {}
         self._lock = threading.Lock()
@@ -291,6 +304,12 @@ class FlowtableSync:
             with self._lock:
                 self._devices, self._addresses = found
                 self._changed = True
+            self.on_change()
+
+    def allow(self, is_allowed: bool) -> None:
+        """Set whether there is a flowtable now; without one its flows pass the stack."""
+        if self.enabled and is_allowed != self._is_allowed:
+            self._is_allowed = self._changed = is_allowed
             self.on_change()
 
     def start_over(self, frontends: Iterable[Frontend]) -> None:
@@ -318,7 +337,7 @@ class FlowtableSync:
 
         Differences are corrected, unless ``report_only``. Raises NodeError.
         """
-        if not (needed and self.enabled):
+        if not (needed and self.enabled and self._is_allowed):
             self._remove()
             return []
         if not self._is_known:
@@ -331,7 +350,10 @@ class FlowtableSync:
 
     def catch_up(self, *, needed: bool) -> None:
         """Write the changes since the last time, without comparing. Raises NodeError."""
-        if not (needed and self.enabled and self._changed and self._is_known):
+        if self._made and not self._is_allowed:
+            self._remove()
+        is_ready = needed and self.enabled and self._is_allowed and self._is_known
+        if not (is_ready and self._changed):
             return
         made = self._made
         known = made and Contents(frozenset(made.devices), made.frontends)
@@ -342,6 +364,8 @@ class FlowtableSync:
         """The state for the operator; None if no flowtable is wanted."""
         if not self.enabled:
             return self.missing and f"none: {self.missing}"
+        if not self._is_allowed:
+            return "none: see fast_forward_off"
         out = "; ".join(f"{name} is left out: {why}" for name, why in sorted(self.left_out.items()))
         count = len(self._made.devices) if self._made else 0
         return f"active on {count} devices" + (f"; {out}" if out else "")

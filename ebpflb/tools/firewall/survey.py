@@ -6,16 +6,16 @@ Service, and which rules act on each packet of a connection (docs/firewalls.md).
 """
 
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.netfilter.each_packet import each_packet
 from ebpflb.kernel.netfilter.firewall_reader import tables
 from ebpflb.kernel.netfilter.firewall_rules import NAT_DST, Chain, Rule, Table
-from ebpflb.model import kube_proxy
 from ebpflb.model.addresses import host_port, number
 from ebpflb.model.annotations import NODE_LOCAL_ANNOTATION
 from ebpflb.model.services import Protocol
@@ -195,73 +195,3 @@ def _is_translated(frontend: Frontend, base: Chain) -> bool:
         return frontend.protocol != Protocol.SCTP
     is_behind_ours = base.is_nat and base.hook == "prerouting" and base.priority > _OURS
     return frontend.is_early or is_behind_ours
-
-
-# Which rules act on each packet of a connection between devices.
-#
-# With --fast-forward they miss packets of established flows (docs/configuration.md). Left out are
-# rules after one that takes all established connections, rules for other states, NAT, which only
-# sees the first packet, and marks: `ip rule` shows those that routes depend on.
-
-_ON_THE_WAY = ("prerouting", "forward", "postrouting")
-_STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
-_STATE = {"--ctstate", "--state", "state"}
-_SILENT = {"-m", "-j", "-g", "--comment", "counter", *_STATE}
-_FLAGS = {"--tcp-flags", "--syn", "flags"}
-_TAKING = {"ACCEPT", "DROP", "REJECT"}
-_EFFECTS = {  # by target or option of iptables, or statement of nft
-    "logs": {"LOG", "NFLOG", "ULOG", "log"},
-    "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY", "set header"},
-    "queues": {"NFQUEUE", "queue"},
-    "copies": {"TEE", "dup"},
-    "counts": {"--quota", "--connbytes", "quota", "counter"},
-    "limits": {"--limit", "--hashlimit-name", "limit"},
-}
-
-
-def each_packet(table: Table) -> Iterator[str]:
-    """Yield a line for each such rule."""
-    taking = dict[str, bool]()
-    for chain in table.chains.values():
-        if chain.hook in _ON_THE_WAY and not chain.is_nat:
-            yield from _of_chain(table, chain, taking)
-
-
-def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[str, None, bool]:
-    """Return whether the chain takes every packet of established connections.
-
-    ``taking`` has the results for earlier chains.
-    """
-    if chain.name in taking or kube_proxy.is_chain(chain.name):
-        return taking.get(chain.name, False)
-    taking[chain.name] = False
-    for rule in chain.rules:
-        states = _states(rule)
-        if states and "established" not in states:
-            continue
-        if effect := _effect(rule):
-            yield f"{table.title}, chain {chain.name}: {rule.text}: {effect} each packet"
-        takes = bool(_TAKING & rule.targets)
-        for name in rule.targets & table.chains.keys():
-            takes = yield from _of_chain(table, table.chains[name], taking)
-        if takes and _SILENT.issuperset(rule.names):
-            taking[chain.name] = True
-            break
-    return taking[chain.name]
-
-
-def _effect(rule: Rule) -> str:
-    """Return what the rule does; "" for nothing, and for tests for TCP's SYN."""
-    if _FLAGS & rule.names:
-        return ""
-    causes = rule.names | rule.targets
-    return next((effect for effect, found in _EFFECTS.items() if found & causes), "")
-
-
-def _states(rule: Rule) -> frozenset[str]:
-    """Return the connection states that the rule tests for; empty for any."""
-    for option in rule.options:
-        asked = _STATES.intersection(option.value.lower().split(","))
-        if option.name in _STATE and asked:
-            return _STATES - asked if option.negated else asked
-    return frozenset()

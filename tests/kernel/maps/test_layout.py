@@ -57,6 +57,8 @@ def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]
         return addresses
     if ctype.cname == "__be16":
         return some.integers(0, 0xFFFF)
+    if name.endswith("mac"):
+        return some.binary(min_size=6, max_size=6).map(lambda mac: mac.hex(":"))
     if ctype.kind == "array":
         return texts(ctype.length)
     if ctype.kind == "struct":

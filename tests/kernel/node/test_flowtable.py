@@ -15,9 +15,9 @@ from tests.kit import needs
 
 NAME = f"ebpflb-test-{os.getpid()}-flowtable"
 RULE = (
-    "ct status seen-reply,dnat / seen-reply,dnat ct original {ip} daddr . ct protocol ."
-    ' ct original proto-dst @{set} flow add @fast-forward comment "ebpflb: answered'
-    ' connections to {set}"'
+    "ct status seen-reply,dnat / seen-reply,dnat ct packets >= 19 ct original {ip} daddr ."
+    " ct protocol . ct original proto-dst @{set} flow add @fast-forward"
+    ' comment "ebpflb: connections to {set}, from packet 19 on"'
 )
 WEB = flowtable.element(ip_address("10.96.0.10").packed, 6, 80)
 DNS = flowtable.element(ip_address("fd00:96::10").packed, 17, 53)

@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.tools.firewall.survey import each_packet
+from ebpflb.kernel.netfilter.each_packet import each_packet
 from tests.tools.firewall.services import of_iptables
 
 EACH = [

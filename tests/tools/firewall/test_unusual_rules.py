@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebpflb.kernel.netfilter.each_packet import each_packet
 from ebpflb.kernel.netfilter.firewall_reader import OTHER_FORM, read_nft
-from ebpflb.tools.firewall.survey import Frontend, Search, each_packet
+from ebpflb.tools.firewall.survey import Frontend, Search
 from tests.tools.firewall.services import (
     FLOWS,
     RECORDED,

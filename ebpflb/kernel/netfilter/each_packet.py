@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rules act on each packet of a connection between devices, now and as they change.
+
+With --fast-forward they miss packets of established flows (docs/configuration.md). Left out are
+rules after one that takes all established connections, rules for other states, NAT, which only
+sees the first packet, and marks: `ip rule` shows those that routes depend on.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+
+from ebpflb.errors import EbpflbError, in_words
+from ebpflb.kernel import netlink
+from ebpflb.kernel.netfilter import iptables
+from ebpflb.kernel.netfilter.firewall_reader import PRIORITIES, is_foreign, tables
+from ebpflb.kernel.netfilter.firewall_rules import Chain, Rule, Table
+from ebpflb.kernel.node import routes
+from ebpflb.model import kube_proxy
+from ebpflb.model.fast_forward import EachPacketRules
+from ebpflb.workers import DescriptorWorker
+
+_ON_THE_WAY = ("prerouting", "forward", "postrouting")
+_STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
+_STATE = {"--ctstate", "--state", "state"}
+_SILENT = {"-m", "-j", "-g", "--comment", "counter", *_STATE}
+_FLAGS = {"--tcp-flags", "--syn", "flags"}
+_TAKING = {"ACCEPT", "DROP", "REJECT"}
+_EFFECTS = {  # by target or option of iptables, or statement of nft
+    "logs": {"LOG", "NFLOG", "ULOG", "log"},
+    "changes": {"DSCP", "TOS", "TTL", "HL", "CLASSIFY", "set header"},
+    "queues": {"NFQUEUE", "queue"},
+    "copies": {"TEE", "dup"},
+    "counts": {"--quota", "--connbytes", "quota", "counter"},
+    "limits": {"--limit", "--hashlimit-name", "limit"},
+}
+
+
+def each_packet(table: Table) -> Iterator[str]:
+    """Yield a line for each such rule."""
+    taking = dict[str, bool]()
+    for chain in table.chains.values():
+        if chain.hook in _ON_THE_WAY and not chain.is_nat:
+            yield from _of_chain(table, chain, taking)
+
+
+def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[str, None, bool]:
+    """Return whether the chain takes every packet of established connections.
+
+    ``taking`` has the results for earlier chains.
+    """
+    if chain.name in taking or kube_proxy.is_chain(chain.name):
+        return taking.get(chain.name, False)
+    taking[chain.name] = False
+    for rule in chain.rules:
+        states = _states(rule)
+        if states and "established" not in states:
+            continue
+        if effect := _effect(rule):
+            yield f"{table.title}, chain {chain.name}: {rule.text}: {effect} each packet"
+        takes = bool(_TAKING & rule.targets)
+        for name in rule.targets & table.chains.keys():
+            takes = yield from _of_chain(table, table.chains[name], taking)
+        if takes and _SILENT.issuperset(rule.names):
+            taking[chain.name] = True
+            break
+    return taking[chain.name]
+
+
+def _effect(rule: Rule) -> str:
+    """Return what the rule does; "" for nothing, and for tests for TCP's SYN."""
+    if _FLAGS & rule.names:
+        return ""
+    causes = rule.names | rule.targets
+    return next((effect for effect, found in _EFFECTS.items() if found & causes), "")
+
+
+def _states(rule: Rule) -> frozenset[str]:
+    """Return the connection states that the rule tests for; empty for any."""
+    for option in rule.options:
+        asked = _STATES.intersection(option.value.lower().split(","))
+        if option.name in _STATE and asked:
+            return _STATES - asked if option.negated else asked
+    return frozenset()
+
+
+def marked_routes() -> list[str]:
+    """Return a line for each mark that routing rules ask for. Raises NodeError."""
+    return [f"ip rule: fwmark {mark:#x}" for mark in sorted(routes.rule_marks())]
+
+
+_POLL_SECONDS = 0.5  # for tables of iptables-legacy, whose changes nobody is told of
+_GATHER_SECONDS = 0.1  # for the rest of a change
+QUIET_SECONDS = 5.0
+_AGAIN_SECONDS = 60.0  # for changes that cannot be seen
+_CHANGING = "the rules are changing"
+
+_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+_TABLES_GROUP, _TABLES = 7, 10 << 8  # NFNLGRP_NFTABLES, NFNL_SUBSYS_NFTABLES
+# NFT_MSG_NEWTABLE, _DELTABLE, _NEWCHAIN, _DELCHAIN, _NEWRULE, _DELRULE
+_ABOUT_RULES = {_TABLES | kind for kind in (0, 2, 3, 5, 6, 8)}
+_TABLE_NAME = 1  # NFTA_*_TABLE
+_HEADER_SIZE = 4  # struct nfgenmsg
+_ROUTING_RULES = 0x80 | 1 << 18  # RTMGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
+
+
+class EachPacketWatch(DescriptorWorker):
+    """Emit these rules at once, and within a second of each change, from a thread.
+
+    The tools read all rules after a change, and every minute. Changes that follow each other within
+    QUIET_SECONDS are not read one by one: until they end the rules count as unknown. Rules that
+    cannot be read are unknown too, and what is unknown is emitted as if it were such a rule.
+    Of iptables-legacy only the sizes of tables are looked at between two readings.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[EachPacketRules], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("each-packet")
+        self._emit, self._clock = emit, clock
+        self._told: EachPacketRules | None = None
+        self._due = self._quiet_from = clock()
+        self._sizes: list[bytes] = []
+        self._tables = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink.NETFILTER)
+        self._routing = netlink.route_socket()
+
+    def start(self) -> None:
+        """Subscribe before the first reading, so that no change is missed."""
+        self._tables.bind((0, 0))
+        self._tables.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _TABLES_GROUP)
+        self._routing.bind((0, _ROUTING_RULES))
+        self._sizes = _legacy_sizes()
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        self._tables.close()
+        self._routing.close()
+
+    def run(self) -> None:
+        self.look()
+        while not self.stopped.is_set():
+            self.wait((self._tables, self._routing), _POLL_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Note a change; read all rules if that is due."""
+        now = self._clock()
+        if self._has_changed():
+            is_quiet = now >= self._quiet_from
+            self._due = now if is_quiet else now + QUIET_SECONDS
+            self._quiet_from = now + QUIET_SECONDS
+            if not is_quiet:
+                self._tell([_CHANGING])
+        if now >= self._due and not self.stopped.is_set():
+            self._due = now + _AGAIN_SECONDS
+            self._tell(read_rules())
+
+    def _has_changed(self) -> bool:
+        former, self._sizes = self._sizes, _legacy_sizes()
+        changed = self._sizes != former or _has_news(self._tables) or _has_news(self._routing)
+        if changed and not self.stopped.wait(_GATHER_SECONDS):
+            _has_news(self._tables), _has_news(self._routing)
+        return changed
+
+    def _tell(self, rules: Collection[str]) -> None:
+        found = EachPacketRules(tuple(rules))
+        if found != self._told:
+            self._told = found
+            self._emit(found)
+
+
+def read_rules() -> list[str]:
+    """Return a line for each rule, and for what cannot be read."""
+    unread = list[str]()
+    try:
+        lines = [line for table in tables(unread) for line in each_packet(table)]
+        return [*dict.fromkeys(lines), *marked_routes(), *unread]
+    except (EbpflbError, OSError) as error:
+        return [f"the firewall rules cannot be read: {in_words(error)}"]
+
+
+def _legacy_sizes() -> list[bytes]:
+    """Return the sizes of all tables of iptables-legacy; empty ones if they cannot be read."""
+    families = iptables.FAMILY_OF_TOOL.values()
+    try:
+        return [iptables.legacy_size(family, name) for family in families for name in PRIORITIES]
+    except EbpflbError:
+        return []
+
+
+def _has_news(changes: socket.socket) -> bool:
+    """Take all messages; return whether one is about rules of others, or some were lost."""
+    found = False
+    try:
+        while messages := changes.recv(1 << 16, socket.MSG_DONTWAIT):
+            found = found or any(map(_is_about_rules, _split(messages)))
+    except BlockingIOError:
+        return found
+    except OSError:
+        return True
+    return found
+
+
+def _split(messages: bytes) -> Iterator[tuple[int, bytes]]:
+    for kind, _, _, begin, end in netlink.split(messages):
+        yield kind, messages[begin:end]
+
+
+def _is_about_rules(message: tuple[int, bytes]) -> bool:
+    """Whether it is one of rtnetlink, or of nftables about rules of another program."""
+    kind, content = message
+    if kind < _TABLES:
+        return True
+    if kind not in _ABOUT_RULES:
+        return False
+    name = netlink.attributes(content, _HEADER_SIZE).get(_TABLE_NAME, b"")
+    return is_foreign(netlink.from_text(name))

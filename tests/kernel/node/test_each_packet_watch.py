@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that act on each packet are noticed when they come, for --fast-forward=auto."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter import each_packet
+from ebpflb.kernel.netfilter.each_packet import QUIET_SECONDS, EachPacketWatch
+from ebpflb.kernel.node import routes
+from ebpflb.model.fast_forward import EachPacketRules
+from ebpflb.workers import DescriptorWorker
+from tests.kernel.node import nodes
+from tests.kernel.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-each-packet"
+TABLE = (
+    "table inet operator { chain c { type filter hook forward priority 0; tcp dport 1 drop; }; }"
+)
+RULE = ("add", "rule", "inet", "operator", "c", "counter")
+TOOLS = ["iptables-legacy", "iptables-nft"]
+
+
+class Watched:
+    """The watch with the test's clock, without its thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.reads = 0.0, 0
+        self.emitted: list[EachPacketRules] = []
+        monkeypatch.setattr(DescriptorWorker, "start", lambda _: None)
+        self.watch: Any = EachPacketWatch(self.emitted.append, clock=lambda: self.now)
+        self.watch.start()
+        read = each_packet.read_rules
+
+        def counted() -> list[str]:
+            self.reads += 1
+            return read()
+
+        monkeypatch.setattr(each_packet, "read_rules", counted)
+
+    def look(self, after: float = 2 * QUIET_SECONDS) -> list[tuple[str, ...]]:
+        """What is emitted, so many seconds later."""
+        self.now += after
+        self.emitted.clear()
+        self.watch.look()
+        return [each.lines for each in self.emitted]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    with nodes.fresh(NAME):
+        made = Watched(monkeypatch)
+        assert made.look() == [()]
+        yield made
+        made.watch.stop()
+
+
+def test_a_rule_of_nft(watched: Watched) -> None:
+    """At the next look, and its end too; rules for openings are none."""
+    run("nft", TABLE)
+    assert watched.look() == []
+    run("nft", *RULE)
+    ((line,),) = watched.look()
+    assert "counts each packet" in line
+    run("nft", "delete table inet operator")
+    assert watched.look() == [()]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_rule_of_iptables(watched: Watched, tool: str) -> None:
+    """Nobody is told of iptables-legacy's: the size of its tables changes."""
+    run(tool, "-A", "FORWARD", "-j", "LOG")
+    ((line,),) = watched.look()
+    assert "logs each packet" in line
+    run(tool, "-D", "FORWARD", "-j", "LOG")
+    assert watched.look() == [()]
+
+
+@pytest.mark.parametrize("family", ["-4", "-6"])
+def test_a_routing_rule_by_mark(watched: Watched, family: str) -> None:
+    run("ip", family, "rule", "add", "fwmark", "0x9", "lookup", "7")
+    assert watched.look() == [("ip rule: fwmark 0x9",)]
+    run("ip", family, "rule", "del", "fwmark", "0x9", "lookup", "7")
+    assert watched.look() == [()]
+
+
+def test_rules_that_keep_changing(watched: Watched) -> None:
+    """They are unknown until they rest, and are not read meanwhile."""
+    run("nft", TABLE)
+    assert watched.look() == []
+    reads = watched.reads
+    for emitted in ([("the rules are changing",)], [], []):
+        run("nft", "add rule inet operator c tcp dport 2 drop")
+        assert watched.look(after=1) == emitted
+    assert watched.reads == reads
+    assert watched.look(after=QUIET_SECONDS) == [()]
+    assert watched.reads == reads + 1
+
+
+def test_what_says_nothing_is_not_read(watched: Watched) -> None:
+    """Neither elements of sets, nor tables of ebpflb and kube-proxy; all are read each minute."""
+    run("nft", "table ip tenant { set s { type ipv4_addr; }; }")
+    watched.look()
+    reads = watched.reads
+    for words in (
+        "add element ip tenant s { 192.0.2.1 }",
+        "table inet ebpflb { chain c { type filter hook forward priority 0; counter; }; }",
+        "table ip kube-proxy { chain c { type filter hook forward priority 0; counter; }; }",
+    ):
+        run("nft", words)
+        assert watched.look() == []
+    assert watched.reads == reads
+    watched.look(after=60)
+    assert watched.reads == reads + 1
+
+
+def test_what_cannot_be_read_counts_as_such_a_rule(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> set[int]:
+        raise NodeError("no right to read them")
+
+    monkeypatch.setattr(routes, "rule_marks", fails)
+    run("nft", TABLE)
+    assert watched.look() == [("the firewall rules cannot be read: no right to read them",)]
