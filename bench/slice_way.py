@@ -5,7 +5,8 @@
 
 An agent beside a fake API server, with ten Services; an EndpointSlice gets another endpoint, and a
 client waits for its first answer. Each thread's files are printed in the order of their first call,
-then how many files those are, and how often the way changes from one to another.
+then how many files those are, and how often the way changes from one to another: the shortest way
+of five, because what the agent does once a second, as its status, may fall into one.
 """
 
 import json
@@ -25,17 +26,22 @@ from ebpflb.lab.hosts import Lab, Process, start
 
 PREFIX = "ebpflb-way"
 SIZES = [[10, 1]]  # ten services of an endpoint
+TIMES = 5
 
 Visits = dict[str, list[str]]  # files by thread
 
 
 def main() -> None:
     """Prints the way."""
-    visits = measured()
+    visits = min((measured() for _ in range(TIMES)), key=_files_of)
     for thread, files in sorted(visits.items()):
         print(f"{thread}: {', '.join(dict.fromkeys(files))}")
     changes = sum(len(files) - 1 for files in visits.values())
-    print(f"{len(set().union(*visits.values()))} files, {changes} changes of file")
+    print(f"{_files_of(visits)} files, {changes} changes of file")
+
+
+def _files_of(visits: Visits) -> int:
+    return len(set().union(*visits.values()))
 
 
 def measured(prefix: str = PREFIX) -> Visits:

@@ -6,13 +6,12 @@ import pytest
 from bench import slice_way
 
 MOST = 35  # files
-TIMES = 5  # until nothing that the agent does once a second or a minute falls into the way
 
 
 @pytest.mark.extended
 def test_a_changed_slice_goes_through_few_files() -> None:
     """Features that no Service asks for are not on its way."""
-    for _ in range(TIMES):
+    for _ in range(slice_way.TIMES):
         files = set().union(*slice_way.measured("ebpflb-test-way").values())
         assert {"cluster/list_watch.py", "plan/planner.py", "kernel/map_writer.py"} <= files
         if len(files) <= MOST:
