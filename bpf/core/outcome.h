@@ -55,6 +55,7 @@ static __always_inline enum action action_of(enum verdict verdict)
 	case VERDICT_SOURCE_DENIED:
 	case VERDICT_UNALLOCATED:
 	case VERDICT_UNKNOWN_PORT:
+	case VERDICT_REDIRECT:
 	case VERDICT_REJECT_LIMITED:
 		return DROP;
 	default:

@@ -29,7 +29,8 @@ enum verdict {
 	VERDICT_PASSED_THROUGH = 21,	/* no endpoint, and the service leaves such packets to the network */
 	VERDICT_PING_ANSWERED = 22,	/* echo request to an address of a service: answered */
 	VERDICT_UNKNOWN_PORT = 23,	/* port of a load balancer's address that no service has: dropped */
-	VERDICTS = 24,		/* how many */
+	VERDICT_REDIRECT = 24,	/* ICMP redirect about a packet of a known flow: dropped */
+	VERDICTS = 25,		/* how many */
 };
 
 /* Why a flow is masqueraded. */

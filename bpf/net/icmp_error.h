@@ -10,6 +10,10 @@
 
 #define ECHO 8
 #define ECHO_V6 128
+#define REDIRECT 5
+#define REDIRECT_V6 137
+#define LINK_ADDRESS_OPTION 2	/* RFC 4861 4.6 */
+#define REDIRECTED_OPTION 4
 
 /* The quoted packet: its tuple and the offsets of its headers. */
 struct quote {
@@ -65,17 +69,10 @@ static __always_inline bool quote_read_v6(struct __sk_buff *ctx, struct quote *q
 	return (ip.version_class_label & BE32(0xf0000000)) == BE32(0x60000000);
 }
 
-/* Whether the packet is an error that quotes a packet with ports. */
-static __always_inline bool quote_read(struct __sk_buff *ctx, const struct packet *packet,
-				       struct quote *quote)
+/* Reads the quoted packet, which begins at quote->ip. Returns false if it has no ports. */
+static __always_inline bool quote_read_at(struct __sk_buff *ctx, const struct packet *packet,
+					  struct quote *quote)
 {
-	struct icmp icmp;
-
-	if (packet->tuple.protocol != (packet->v6 ? ICMPV6 : ICMP) || packet->piece != WHOLE ||
-	    bpf_skb_load_bytes(ctx, packet->transport, &icmp, sizeof(icmp)) ||
-	    !error_is(packet, icmp.type))
-		return false;
-	quote->ip = packet->transport + sizeof(icmp);
 	if (packet->v6 ? !quote_read_v6(ctx, quote) : !quote_read_v4(ctx, quote))
 		return false;
 	__u8 protocol = quote->tuple.protocol;
@@ -84,6 +81,54 @@ static __always_inline bool quote_read(struct __sk_buff *ctx, const struct packe
 		return false;
 	return quote->transport + 8 <= packet->end &&
 	       !bpf_skb_load_bytes(ctx, quote->transport, &quote->tuple.source_port, 4);
+}
+
+static __always_inline bool icmp_read(struct __sk_buff *ctx, const struct packet *packet,
+				      struct icmp *icmp)
+{
+	return packet->tuple.protocol == (packet->v6 ? ICMPV6 : ICMP) && packet->piece == WHOLE &&
+	       !bpf_skb_load_bytes(ctx, packet->transport, icmp, sizeof(*icmp));
+}
+
+/* Whether the packet is an error that quotes a packet with ports. */
+static __always_inline bool quote_read(struct __sk_buff *ctx, const struct packet *packet,
+				       struct quote *quote)
+{
+	struct icmp icmp;
+
+	if (!icmp_read(ctx, packet, &icmp) || !error_is(packet, icmp.type))
+		return false;
+	quote->ip = packet->transport + sizeof(icmp);
+	return quote_read_at(ctx, packet, quote);
+}
+
+/* Sets quote->ip to the packet that an IPv6 redirect quotes, in the first or second option. */
+static __always_inline bool redirected_find_v6(struct __sk_buff *ctx, struct quote *quote)
+{
+	__u8 option = 0;
+
+	quote->ip += 2 * sizeof(struct address);	/* the next hop, and for which destination */
+	if (bpf_skb_load_bytes(ctx, quote->ip, &option, sizeof(option)))
+		return false;
+	if (option == LINK_ADDRESS_OPTION) {
+		quote->ip += 8;
+		if (bpf_skb_load_bytes(ctx, quote->ip, &option, sizeof(option)))
+			return false;
+	}
+	quote->ip += 8;
+	return option == REDIRECTED_OPTION;
+}
+
+/* Whether the packet is a redirect that quotes a packet with ports. */
+static __always_inline bool redirected_read(struct __sk_buff *ctx, const struct packet *packet,
+					    struct quote *quote)
+{
+	struct icmp icmp;
+
+	if (!icmp_read(ctx, packet, &icmp) || icmp.type != (packet->v6 ? REDIRECT_V6 : REDIRECT))
+		return false;
+	quote->ip = packet->transport + sizeof(icmp);
+	return (!packet->v6 || redirected_find_v6(ctx, quote)) && quote_read_at(ctx, packet, quote);
 }
 
 /*

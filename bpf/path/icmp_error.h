@@ -2,6 +2,8 @@
 /*
  * Handles an ICMP error about a translated packet. The quoted packet went in the other direction,
  * so the entry of its reply applies: at both hooks the error is translated like that reply.
+ *
+ * A redirect about one is dropped, as the kernel's NAT does: who obeys it sends past the programs.
  */
 #ifndef EBPFLB_PATH_ICMP_ERROR_H
 #define EBPFLB_PATH_ICMP_ERROR_H
@@ -11,6 +13,19 @@
 #include "core/outcome.h"
 #include "path/reply_to_device.h"
 
+/* Whether the packet is a redirect about a packet of a flow, in either direction. */
+static __always_inline bool redirects_flow(struct __sk_buff *ctx, const struct packet *packet)
+{
+	struct quote quote = {};
+	struct tuple reverse;
+
+	if (!flows_may_exist() || !redirected_read(ctx, packet, &quote))
+		return false;
+	quote.tuple.hook = HOOK_EGRESS;
+	reverse = tuple_reverse(&quote.tuple, HOOK_EGRESS);
+	return flow_find(&quote.tuple) || flow_find(&reverse);
+}
+
 static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx,
 							   const struct packet *packet,
 							   struct onward *onward,
@@ -19,6 +34,8 @@ static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx
 	struct flow *known = &onward->known;
 	struct quote quote = {};
 
+	if (hook == HOOK_EGRESS && redirects_flow(ctx, packet))
+		return unchanged(VERDICT_REDIRECT);
 	/* An error goes to the sender of the quoted packet; any other error is forged. */
 	if (!quote_read(ctx, packet, &quote) ||
 	    !address_equal(&packet->tuple.destination, &quote.tuple.source))

@@ -27,6 +27,7 @@ DROPPED = frozenset(
         "source_denied",
         "unallocated",
         "unknown_port",
+        "redirect",
         "reject_limited",
     }
 )

@@ -2,7 +2,14 @@
 """ICMP and ICMPv6 errors as routers and hosts make them."""
 
 from scapy.layers.inet import IPOption_NOP
-from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, ICMPv6TimeExceeded
+from scapy.layers.inet6 import (
+    ICMPv6DestUnreach,
+    ICMPv6ND_Redirect,
+    ICMPv6NDOptDstLLAddr,
+    ICMPv6NDOptRedirectedHdr,
+    ICMPv6PacketTooBig,
+    ICMPv6TimeExceeded,
+)
 
 from tests.packet.frames import ICMP, IP, Packet, Raw, built, carrier, network
 
@@ -26,6 +33,17 @@ def error(
     quote = bytes(whole) if size is None else bytes(whole)[: header + size]
     message = KINDS[kind][0 if IP in packet else 1]
     return built(carrier(sender, to or whole.src) / message / Raw(quote))
+
+
+def redirect(sender: str, packet: Packet, *, with_link_address: bool = False) -> Packet:
+    """The redirect that sends the packet's sender directly to its receiver."""
+    whole, after = network(packet), carrier(sender, network(packet).src)
+    if IP in packet:
+        return built(after / ICMP(type=5, code=1, gw=whole.dst) / Raw(bytes(whole)))
+    message = after / ICMPv6ND_Redirect(tgt=whole.dst, dst=whole.dst)
+    if with_link_address:
+        message /= ICMPv6NDOptDstLLAddr(lladdr="02:00:00:00:00:02")
+    return built(message / ICMPv6NDOptRedirectedHdr(pkt=bytes(whole)))
 
 
 def about(message: Packet) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from scapy.layers.inet6 import IPv6ExtHdrDestOpt
 
 from tests.packet import errors
-from tests.packet.errors import about, error
+from tests.packet.errors import about, error, redirect
 from tests.packet.frames import (
     IP,
     UDP,
@@ -212,6 +212,22 @@ def test_about_a_later_fragment(node: PacketNode, places: Places) -> None:
     del request[IP].chksum
     icmp = error("unreachable", places.router, built(request))
     assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
+
+
+@pytest.mark.parametrize("with_link_address", [False, True])
+def test_redirects(
+    node: PacketNode, places: Places, protocol: str, with_link_address: bool
+) -> None:
+    """A redirect about a packet of a flow is dropped: it would lead the next ones past us."""
+    _, _, request = plain(node, places, protocol)
+    flow = [request, reply(request)]
+    others = [opening(protocol, at(places.pod, 50124), at(places.there, 8080))]
+    for packet in flow + others:
+        icmp = redirect(places.bridge, packet, with_link_address=with_link_address)
+        went = ("pass", {"passed": 1}) if packet in others else ("drop", {"redirect": 1})
+        found = node.egress(icmp, "pods", None)
+        assert (found.action, found.verdicts) == went
+        assert found.frame == bytes(icmp)
 
 
 def test_queries(node: PacketNode, places: Places) -> None:
