@@ -112,6 +112,7 @@ SLOW = {
     "tests/network/test_killed_amid_changes.py",
     "tests/network/test_layout_upgrade.py",
     "tests/network/test_lifecycle.py",
+    "tests/network/test_many_devices.py",
     "tests/network/test_mirrored_frames.py",
     "tests/network/test_monitor.py",
     "tests/network/test_nat_hooks.py",

@@ -298,11 +298,12 @@ def _conditions(status: AgentStatus) -> Metric:
 
 
 def _state(status: AgentStatus) -> Iterator[Metric]:
-    not_served = len(status.devices_not_served)
+    not_served, to_come = len(status.devices_not_served), status.devices_to_come
     for name, text, value in (
         ("service_ports", "Service ports that are programmed", status.service_ports),
         ("backends", "Backends of all service ports", status.backends),
         ("devices_not_served", "Devices whose packets are not served", not_served),
+        ("devices_to_come", "Devices that still wait for their first programs", to_come),
         (
             "ports_not_open",
             "Ports of the agent on which it cannot listen, usually because another process "

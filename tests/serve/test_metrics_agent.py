@@ -40,6 +40,7 @@ def test_well() -> None:
         ({"service_ports": 7}, "service_ports", {"": 7}),
         ({"backends": 8}, "backends", {"": 8}),
         ({"devices_not_served": {"eth0": "no", "eth1": "no"}}, "devices_not_served", {"": 2}),
+        ({"devices_to_come": 3}, "devices_to_come", {"": 3}),
         ({"ports_not_open": {"metrics server": "in use"}}, "ports_not_open", {"": 1}),
         ({"ports_not_reserved": "read-only"}, "masquerade_ports_reserved", {"": -1}),
         (
