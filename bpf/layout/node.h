@@ -29,7 +29,8 @@ struct link_address {
 SIZE(struct link_address, 8);
 
 /*
- * The way into a pod on this node, by the pod's address. Its frames begin with both MAC addresses. A packet that gets another pod's entry, because the kernel gave the element to it meanwhile, is
+ * The way into a pod on this node, by the pod's address. Its frames begin with both MAC addresses. A
+ * packet that gets another pod's entry, because the kernel gave the element to it meanwhile, is
  * dropped there: the address is not that pod's.
  */
 struct pod_device {

@@ -6,10 +6,10 @@
  * past routing rules, netfilter and conntrack. The egress program leaves it alone. A request to a pod on
  * this node is handed to the pod's end of its device instead (map pod_devices).
  *
- * These packets still take the kernel's stack: the first PACKETS_SEEN of each direction, those that
- * open or end a flow; with a TTL or hop
- * limit of 1; longer than the MTU; fragments and IP options; without a known neighbour; and of each
- * direction one packet in REFRESH, by which conntrack keeps its entry.
+ * These packets still take the kernel's stack: the first PACKETS_SEEN of each direction; those that
+ * open or end a flow; with a TTL or hop limit of 1; longer than the MTU; fragments and IP options;
+ * without a known neighbour; and of each direction one packet in REFRESH, by which conntrack keeps
+ * its entry.
  */
 #ifndef EBPFLB_PATH_FAST_FORWARD_H
 #define EBPFLB_PATH_FAST_FORWARD_H
