@@ -152,6 +152,7 @@ class DevicePrograms:
         self._recorded = self.attacher.recorded()  # devices that may have our programs
         self._known: dict[int, Device] = {}  # devices as they were at the last ``update``
         self._faulty: set[int] = set()  # attached devices at which ``faults`` found something
+        self._ids: dict[bool, dict[str, int]] = {}  # of the programs, by whether for a link header
 
     def update(
         self, wanted: Devices, now: Collection[int] | None = None, *, by: int | None = None
@@ -235,6 +236,7 @@ class DevicePrograms:
         self.worker.halt()
         self.take_attached()
         self.attached.clear()
+        self._ids.clear()
 
     def close(self) -> None:
         """End the worker; what is attached stays."""
@@ -261,16 +263,19 @@ class DevicePrograms:
             self._recorded -= others
 
     def _faults(self, device: Device) -> list[Drift]:
-        found = list(self.attacher.faults(device, self._ids(device), self.held))
+        found = list(self.attacher.faults(device, self._expected(device), self.held))
         if not found or not _exists(device.index):
             return []
         self._faulty.add(device.index)
         return found
 
-    def _ids(self, device: Device) -> dict[str, int]:
+    def _expected(self, device: Device) -> dict[str, int]:
         """Return hook -> id of the program that should be there."""
-        programs = self.load(device.link_header)
-        return {each.name: int(bpf.info(each.fd, "prog_info").id) for each in programs}
+        kind = device.link_header
+        if kind not in self._ids:
+            programs = self.load(kind)
+            self._ids[kind] = {p.name: int(bpf.info(p.fd, "prog_info").id) for p in programs}
+        return self._ids[kind]
 
     def _forget_removed(self, wanted: Devices) -> None:
         """Forget devices that are gone, and those whose programs others have removed."""

@@ -113,7 +113,7 @@ class Tcx:
     def _update_link(self, pin: Path, index: int, program: Program) -> bool:
         """Update the pinned link; return False if it is not attached to the device."""
         with bpf.opened(pin) as link:
-            if link is None or not _is_at(link, index, program.name):
+            if link is None or not _program_at(link, index, program.name):
                 return False
             return cgroup_links.update_link(link, program)
 
@@ -150,15 +150,16 @@ def fault(hook: str, program: int, ours: Mapping[str, int]) -> str:
 
 def _program_at(link: int | None, index: int, hook: str) -> int:
     """Return the link's program; 0 if there is no link, or it is not at this hook of the device."""
-    if link is None or not _is_at(link, index, hook):
+    if link is None:
         return 0
-    return int(bpf.info(link, "tcx_info").program)
+    found = bpf.info(link, "tcx_info")
+    return int(found.program) if _is_at(found.id, index, hook) else 0
 
 
-def _is_at(link: int, index: int, hook: str) -> bool:
+def _is_at(link_id: int, index: int, hook: str) -> bool:
     """Whether the link is at the device's hook; False if no device has the index."""
     try:
-        return bpf.info(link, "tcx_info").id in bpf.query_links(index, TCX_HOOKS[hook])
+        return link_id in bpf.query_links(index, TCX_HOOKS[hook])
     except KernelError as error:
         if error.errno in (errno.ENODEV, errno.EINVAL):
             return False
