@@ -56,6 +56,21 @@ static __always_inline bool quote_read_v4(struct __sk_buff *ctx, struct quote *q
 	return true;
 }
 
+/*
+ * Skips the quoted fragment header: a router that cannot forward a first fragment quotes that. Returns
+ * false for a later one, which has no ports.
+ */
+static __always_inline bool quote_skip_fragment(struct __sk_buff *ctx, struct quote *quote)
+{
+	struct ipv6_extension extension;
+
+	if (bpf_skb_load_bytes(ctx, quote->transport, &extension, sizeof(extension)))
+		return false;
+	quote->tuple.protocol = extension.next;
+	quote->transport += sizeof(extension);
+	return !(extension.fragment & IPV6_OFFSET);
+}
+
 static __always_inline bool quote_read_v6(struct __sk_buff *ctx, struct quote *quote)
 {
 	struct ipv6 ip;
@@ -66,7 +81,9 @@ static __always_inline bool quote_read_v6(struct __sk_buff *ctx, struct quote *q
 	quote->tuple.destination = ip.destination;
 	quote->tuple.protocol = ip.next;
 	quote->transport = quote->ip + sizeof(ip);
-	return (ip.version_class_label & BE32(0xf0000000)) == BE32(0x60000000);
+	if ((ip.version_class_label & BE32(0xf0000000)) != BE32(0x60000000))
+		return false;
+	return ip.next != FRAGMENT || quote_skip_fragment(ctx, quote);
 }
 
 /* Reads the quoted packet, which begins at quote->ip. Returns false if it has no ports. */

@@ -30,6 +30,7 @@ SETUPS: dict[str, tuple[cni.Cni, Iterable[Callable[[Host], None]], Engine]] = {
     "bridge": (cni.Bridge(), hardening.EVERYTHING, Engine.FLOWS),
     "routed": (cni.Routed(), hardening.EVERYTHING, Engine.FLOWS),
     "overlay": (cni.Overlay(), hardening.EVERYTHING, Engine.FLOWS),
+    "overlay, nothing tracked": (cni.Overlay(), (), Engine.FLOWS),  # nor are fragments reassembled
     # As kube-proxy, netfilter needs hairpin mode (test_hairpin_mode).
     "netfilter bridge": (cni.Bridge(hairpin=True), hardening.EVERYTHING, Engine.NETFILTER),
     "netfilter routed": (cni.Routed(), hardening.EVERYTHING, Engine.NETFILTER),

@@ -166,10 +166,15 @@ def forwarded(packet: Packet) -> Packet:
     return built(copy)
 
 
+FRAGMENT = 44  # IPv6's header of that kind; it has 8 bytes
+
+
 def quoted(error: Packet) -> str:
     """Source and destination of the packet that an ICMP error quotes, however little of it."""
     quote = bytes(network(error).payload)[8:]
     length, at_, size = ((quote[0] & 15) * 4, 12, 4) if quote[0] >> 4 == 4 else (40, 8, 16)
+    if size == 16 and quote[6] == FRAGMENT:
+        length += 8
     hosts = (str(ip_address(quote[n : n + size])) for n in (at_, at_ + size))
     ports = struct.unpack_from("!HH", quote, length)
     return " > ".join(at(host, port) for host, port in zip(hosts, ports, strict=True))

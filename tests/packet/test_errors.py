@@ -18,6 +18,7 @@ from tests.packet.frames import (
     built,
     carrier,
     ends,
+    fragments,
     host_of,
     network,
     opening,
@@ -204,13 +205,23 @@ def test_about_an_error(node: PacketNode, places: Places, kind: str) -> None:
     assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
-@IPV4
+def test_about_a_first_fragment(node: PacketNode, places: Places) -> None:
+    """An error that quotes a fragment with ports is translated: its sender learns what the path
+    takes.
+    """
+    client, where, request = masqueraded(node, places, "udp")
+    sender, _, backend = ends(request).partition(" > ")
+    first, *_ = fragments(sender, backend)
+    received = node.through(error("too big", places.router, first))
+    assert quoted(received) == f"{client} > {where}"
+
+
 def test_about_a_later_fragment(node: PacketNode, places: Places) -> None:
     """An error that quotes a fragment without ports is left alone."""
     _, _, request = masqueraded(node, places, "udp")
-    request[IP].frag = 10
-    del request[IP].chksum
-    icmp = error("unreachable", places.router, built(request))
+    sender, _, backend = ends(request).partition(" > ")
+    _, later, *_ = fragments(sender, backend)
+    icmp = error("unreachable", places.router, later)
     assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
