@@ -283,9 +283,13 @@ class WireGuard(cni.Routed):
 
 
 class Vrf(cni.Routed):
-    """Each of the two tables has routes into the other one, as the documents of Linux show it."""
+    """Each of the two tables has routes into the other one, as the documents of Linux show it. The
+    node has an address outside of the VRF too: without one the kernel masquerades nothing there.
+    """
 
     def prepare(self, host: Namespace, node: int) -> None:
+        host.ip("link add own type dummy", "link set own up")
+        host.ip(*(f"address add {address} dev own" for address in cni.addresses(node, 1)))
         host.sysctl("net.ipv6.conf.eth0.keep_addr_on_down", 1)
         host.ip(
             f"link add red type vrf table {TABLE}", "link set red up", "link set eth0 master red"
