@@ -13,9 +13,10 @@ Bond         the node's uplink is a member of a bond
 """
 
 import errno
-import struct
 
+from pyroute2.netlink import nla
 from pyroute2.netlink.generic.wireguard import WireGuard as WireGuardSocket
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.node.namespaces import call_in
@@ -29,7 +30,7 @@ TABLE = 10
 SECOND = 100  # the number of a node's second interface is so much higher
 MARK = 0x80
 V4_GATEWAY, V6_GATEWAY = cni.Routed.gateways
-_MODE, _SCRUB, _PEER_SCRUB = 5, 6, 7  # linux/if_link.h: IFLA_NETKIT_...
+NETKIT = {"MODE": 5, "SCRUB": 6, "PEER_SCRUB": 7}
 _L2, _L3 = 0, 1
 REPLIES_BY_ETH0 = f"""
     table inet aws {{
@@ -101,11 +102,19 @@ class NetkitL2(cni.Routed):
         self.connect(host, device, pod, cni.addresses(node, number))
 
 
+class NetkitData(nla):  # type: ignore[misc]
+    """The attributes of linux/if_link.h, which pyroute2 0.9 has not."""
+
+    prefix = "IFLA_NETKIT_"
+    nla_map = tuple((number, f"IFLA_NETKIT_{name}", "uint32") for name, number in NETKIT.items())
+
+
 def add_netkit(device: str, mode: int, *, scrubbed: bool = True) -> None:
     """Raises NodeError if the kernel has no such devices."""
-    values = {_MODE: mode, _SCRUB: int(scrubbed), _PEER_SCRUB: int(scrubbed)}
-    data = b"".join(struct.pack("=HHI", 8, *each) for each in values.items())
-    info = [("IFLA_INFO_KIND", "netkit"), ("IFLA_INFO_DATA", data.hex(":"))]
+    values = {"MODE": mode, "SCRUB": int(scrubbed), "PEER_SCRUB": int(scrubbed)}
+    data = {"attrs": [(f"IFLA_NETKIT_{name}", value) for name, value in values.items()]}
+    info = [("IFLA_INFO_KIND", "netkit"), ("IFLA_INFO_DATA", data)]
+    ifinfmsg.ifinfo.register_link_kind(module={"netkit": NetkitData})
     with IPRoute() as route:
         try:
             route.link("add", ifname=device, IFLA_LINKINFO={"attrs": info})
