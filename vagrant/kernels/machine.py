@@ -39,7 +39,7 @@ EMULATED = ("-accel", "tcg,thread=single", "-cpu", "Nehalem-v1,+rdrand")
 VIRTUAL = ("-accel", "kvm", "-cpu", "host")
 COUNTED = ("-icount", "shift=0")  # the machine's clock advances by a nanosecond an instruction
 ARM64, ARM64_PACKAGE = "qemu-system-aarch64", "qemu-system-arm"
-ARM64_MACHINE = ("-accel", "tcg,thread=single", "-cpu", "cortex-a72", "-M", "virt")
+ARM64_MACHINE = ("-accel", "tcg,thread=multi", "-cpu", "cortex-a72", "-M", "virt")
 ARM64_APPEND = "quiet panic=-1 mitigations=off nokaslr nowatchdog"
 OUT_OF_QEMU = b"\xba\x01\x05\xb0\x01\xee"  # mov $0x501,%dx; mov $1,%al; out %al,%dx
 LEFT = 3  # QEMU's status then: twice what was written, and one
@@ -179,7 +179,8 @@ def qemu_command(image: Path, folder: Path, *, counts: bool = False) -> list[str
         how = (*EMULATED, *COUNTED) if counts else acceleration()
         machine = [tool(QEMU, PACKAGE), *how, "-M", "pc"]
         root, append = Path("/"), APPEND
-    machine += ["-smp", "1", "-m", str(MEMORY)]
+    # arm64's two run at the same time: one reads what the other one is writing.
+    machine += ["-smp", "2" if is_arm64(image) else "1", "-m", str(MEMORY)]
     machine += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     machine += ["-kernel", str(image / "vmlinux"), "-initrd", str(image / "initramfs")]
     machine += ["-append", f"console={console(image)} {append}"]
