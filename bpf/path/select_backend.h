@@ -116,13 +116,14 @@ static __always_inline bool request_is_exempt(const struct request *request,
 	return true;
 }
 
-/* Makes the decision, from top to bottom. */
+/* Makes the decision, from top to bottom; the frontend may be the range that the request's is in. */
 static __always_inline enum selected select_once(const struct request *request,
+						 const struct frontend *frontend,
 						 struct selection *selection)
 {
 	const struct service *service = &selection->service;
 	struct backend *backend = &selection->backend;
-	enum found found = service_find(request->frontend, request->netns, &selection->service);
+	enum found found = service_find(frontend, request->netns, &selection->service);
 	enum admission admission;
 	struct range range;
 	__u16 list;
@@ -145,6 +146,16 @@ static __always_inline enum selected select_once(const struct request *request,
 			  : select_none(request, service);
 }
 
+/* A backend of a range of ports has port 0. Without a branch, which the verifier would follow twice. */
+static __always_inline void select_port(const struct request *request, struct selection *selection)
+{
+	struct backend *backend = &selection->backend;
+	__u32 is_any = ((__u32)backend->port - 1) >> 31;
+
+	selection->keeps_port = is_any;
+	backend->port |= request->frontend->port & -is_any;
+}
+
 /*
  * Selects a backend. If a map element was recycled while it was read, everything is looked up
  * again, once. There is no loop: clang would compile it into one that is entered in its middle,
@@ -153,15 +164,21 @@ static __always_inline enum selected select_once(const struct request *request,
 static __always_inline enum selected select_backend(const struct request *request,
 						    struct selection *selection)
 {
+	struct frontend frontend = *request->frontend;
 	enum selected selected = NO_SERVICE;
 
 	/* For a packet ingress has already checked this. */
-	if (request->tuple || frontend_may_exist(request->frontend))
-		selected = select_once(request, selection);
+	if (request->tuple || frontend_may_exist(&frontend)) {
+		range_take(&frontend, &selection->service);
+		FORGET_VALUE(frontend.protocol, request->socket);
+		selected = select_once(request, &frontend, selection);
+	}
 	if (selected == SELECT_RECYCLED) {
 		verdict_count(VERDICT_RETRIED);
-		selected = select_once(request, selection);
+		selected = select_once(request, &frontend, selection);
 	}
+	if (selected == SELECTED)
+		select_port(request, selection);
 	return selected == NO_SERVICE ? selected_without_service(&request->frontend->address)
 				      : selected;
 }

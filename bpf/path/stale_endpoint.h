@@ -27,6 +27,10 @@ static __always_inline void stale_datagram_report(struct tuple *tuple)
 	struct frontend endpoint = tuple_frontend(tuple);
 	__u32 *left = LOOKUP(__u32, stale_endpoints, &endpoint), reports;
 
+	if (!left) {
+		endpoint.port = 0;	/* of a range of ports */
+		left = LOOKUP(__u32, stale_endpoints, &endpoint);
+	}
 	reports = left ? *left : 0;
 	if (!reports)
 		return;

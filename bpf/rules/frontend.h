@@ -3,8 +3,8 @@
  * Which service has this frontend? (kube-proxy.md 4)
  *
  * A frontend is matched exactly. Only if there is none, and the address is this node's, a NodePort
- * is looked up. On loopback, frontends are served in the node's own namespace alone: a pod's
- * loopback is not the node's.
+ * is looked up, and last the ranges of ports of the address (docs/port-ranges.md). On loopback,
+ * frontends are served in the node's own namespace alone: a pod's loopback is not the node's.
  */
 #ifndef EBPFLB_RULES_FRONTEND_H
 #define EBPFLB_RULES_FRONTEND_H
@@ -18,7 +18,8 @@
 
 enum found { ABSENT, FOUND, RECYCLED };
 
-#define FRONTEND_PLACES 1048576	/* bits of no_frontends; behind them is one for each port */
+#define FRONTEND_PLACES 1048576	/* bits of no_frontends; behind them are two for each port */
+#define FRONTEND_PORTS 65536
 
 /* Whether it is the loopback of another namespace, or a packet's, which no frontend is for. */
 static __always_inline bool address_is_foreign_loopback(const struct address *address, __u64 netns)
@@ -52,9 +53,9 @@ static __always_inline bool no_frontend_at(__u32 bit)
 }
 
 /*
- * Whether a frontend, or a NodePort, may have this address, port and protocol; if not, no map has to
- * be asked. The agent clears a bit before it writes the first frontend with that bit, and sets it after
- * it has removed the last one (ebpflb/kernel/maps/no_frontends.py).
+ * Whether a frontend, a NodePort, or a range may have this address, port and protocol; if not, no map
+ * has to be asked. The agent clears a bit before it writes the first frontend with that bit, and sets
+ * it after it has removed the last one (ebpflb/kernel/maps/no_frontends.py).
  */
 static __always_inline bool frontend_may_exist(const struct frontend *frontend)
 {
@@ -107,6 +108,66 @@ static __always_inline enum found service_read(const struct frontend *frontend,
 	return FOUND;
 }
 
+/* Whether a service answers on a range of ports that includes this one, at any address. */
+static __always_inline bool port_may_be_in_range(__be16 port)
+{
+	return !no_frontend_at(FRONTEND_PLACES + FRONTEND_PORTS + BE16(port));
+}
+
+/*
+ * Returns the first port of the range that has this port, or 0 (layout/port_range.h). Without branches,
+ * which the verifier would follow: a difference is negative where the port is outside.
+ */
+static __always_inline __u32 ranges_find(const struct service *ranges, __s64 port)
+{
+	const word *words = (const word *)&ranges->affinity_seconds;
+	__s64 found = 0;
+
+	UNROLL
+	for (int i = 0; i < MOST_RANGES; i++) {
+		__s64 first = words[i] >> 16, last = words[i] & 0xffff;
+		__s64 outside = (port - first) | (last - port);
+
+		found |= first & ~(outside >> 63);
+	}
+	return found;
+}
+
+/* Makes of a frontend with this port the range that has the port, if there is one. */
+static __always_inline void range_find(struct frontend *frontend, struct service *service)
+{
+	struct frontend list = *frontend;
+	struct service *ranges;
+	__u32 first;
+
+	list.port = 0;
+	list.protocol |= IN_RANGE;
+	ranges = LOOKUP(struct service, services, &list);
+	if (!ranges || !COPY_CHECKED(service, &list, ranges))
+		return;
+	first = ranges_find(service, BE16(frontend->port));
+	if (!first)
+		return;
+	frontend->port = BE16(first);
+	frontend->protocol |= IN_RANGE;
+}
+
+/*
+ * The same, unless a service has the port itself, or the NodePort. Call it before the service is looked
+ * up; it writes over `service`. No range is at a loopback address.
+ */
+static __always_inline void range_take(struct frontend *frontend, struct service *service)
+{
+	struct frontend nodeport = nodeport_of(frontend);
+
+	if (!port_may_be_in_range(frontend->port) || LOOKUP(struct service, services, frontend))
+		return;
+	if (!LOOKUP(struct service, services, &nodeport) ||
+	    !LOOKUP(__u32, node_addresses, &frontend->address))
+		range_find(frontend, service);
+}
+
+/* Without the ranges of ports. */
 static __always_inline enum found service_find(const struct frontend *frontend, __u64 netns,
 					       struct service *service)
 {

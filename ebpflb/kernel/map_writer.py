@@ -23,7 +23,15 @@ from ebpflb.kernel.maps.no_frontends import NoFrontends
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import NO_SLOT, Flags, Settings, Table, Translation, network_of
+from ebpflb.plan.entries import (
+    NO_SLOT,
+    Flags,
+    Settings,
+    Table,
+    Translation,
+    network_of,
+    ranges_in,
+)
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import TRANSLATIONS, Plan
 
@@ -93,7 +101,7 @@ class MapWriter:
         if contents is None:
             valid = valid_contents.ValidContents(self.maps, self.capacity, repair=True)
             contents = valid.read_back()
-        self.no_frontends.load(contents.frontends())
+        self.no_frontends.load(contents.frontends(), contents.range_lists)
         self.no_frontends.repair()
         return contents
 
@@ -110,7 +118,9 @@ class MapWriter:
             reused = self._reused_ids(plan)
             self._counters("backend_stats").zero(reused)
             self._begin_generation(reused)
+            lists = {f: ranges_in(entry) for f, entry in plan.services if f.is_list}
             self.no_frontends.before_writing(frontend for frontend, _ in plan.services)
+            self.no_frontends.before_listing(lists)
             for part in fields(plan):
                 rows = getattr(plan, part.name)
                 if part.name in TRANSLATIONS:
@@ -124,6 +134,7 @@ class MapWriter:
                 else:
                     self.maps[part.name].write(rows)
             self.no_frontends.after_removing(plan.removed_services)
+            self.no_frontends.after_listing(lists, plan.removed_services)
             self._counters("service_stats").zero(plan.removed_service_names)
             self._begin_generation(plan.removed_backend_slots)
 
@@ -136,8 +147,11 @@ class MapWriter:
     def _moves_frontends(self, plan: Plan) -> bool:
         """Whether UDP frontends get another service, or their first one."""
         former = self.maps["services"].get
-        udp = ((f, new.id) for f, new in plan.services if f.protocol == Protocol.UDP)
-        return any(not (old := former(f)) or old.id != id for f, id in udp)
+        udp = ((f, new) for f, new in plan.services if f.transport == Protocol.UDP)
+        return any(
+            not (old := former(f)) or old.id != new.id or (f.is_list and old != new)
+            for f, new in udp
+        )
 
     def _reused_ids(self, plan: Plan) -> list[int]:
         """Return ids of removed backends that new backends get.

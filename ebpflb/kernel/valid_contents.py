@@ -19,6 +19,7 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.entries import (
     NO_SLOT,
+    WHOLE,
     Backend,
     BackendName,
     Frontend,
@@ -92,9 +93,11 @@ class ValidContents:
         return valid_items(self._maps[name], is_valid, repair=self._repair)
 
     def _is_service(self, frontend: Frontend, entry: ServiceEntry) -> bool:
+        if frontend.is_list:
+            return not entry.id and frontend.transport in _PROTOCOLS
         lists = (entry.cluster, entry.local)
         return (
-            frontend.protocol in _PROTOCOLS
+            (frontend.transport in _PROTOCOLS or frontend[1:] == (0, WHOLE))
             and 0 < entry.id < self._capacity.service_ids
             and self._fits(entry.block)
             and sum(entry.tables) <= self._capacity.choices

@@ -48,7 +48,9 @@ def family(value: Address | Network) -> Family:
 
 
 def host_port(address: Address, port: int) -> str:
-    return f"[{address!s}]:{port}" if address.version == 6 else f"{address!s}:{port}"
+    """Return ADDRESS:PORT; "*" instead of port 0, which stands for any."""
+    host = f"[{address!s}]" if address.version == 6 else str(address)
+    return f"{host}:{port or '*'}"
 
 
 def parse_address(text: str, wanted: Family | None = None) -> Address:

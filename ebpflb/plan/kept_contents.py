@@ -17,6 +17,7 @@ from ebpflb.model.addresses import Address, Family
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredBackend
 from ebpflb.plan.entries import (
+    NO_LASTS,
     BackendName,
     Flags,
     Frontend,
@@ -26,6 +27,7 @@ from ebpflb.plan.entries import (
     Translation,
 )
 from ebpflb.plan.map_contents import MapContents
+from ebpflb.plan.port_ranges import Lists, RangeLists
 from ebpflb.plan.service_entries import ServiceEntries
 
 _T = TypeVar("_T")
@@ -64,6 +66,7 @@ class _Port(Struct, array_like=True, gc=False):
     services: list[_Row]
     source_ranges: list[_RangeRow]
     backends: Raw  # _Columns
+    lasts: list[int] = []  # the last ports of ``frontends``, where they are ranges
 
 
 class _Shared(NamedTuple):
@@ -139,6 +142,7 @@ def _encode_port(
         [_row(*each, flags) for each in entries.services.items()],
         _encode_ranges(entries.source_ranges),
         Raw(msgspec.msgpack.encode(columns)),
+        [entries.lasts[each] for each in entries.services] if entries.lasts else [],
     )
 
 
@@ -174,19 +178,30 @@ def decode(data: bytes | memoryview) -> MapContents:
     for raw in kept.ports:
         port = _port.decode(raw)
         contents.entries[port.name] = _decode_port(port, shared)
+    contents.range_lists = _range_lists(contents.entries.values())
     return contents
+
+
+def _range_lists(entries: Iterable[ServiceEntries]) -> Lists:
+    """Return the lists: nothing else is in them when an agent has stopped."""
+    lists = RangeLists()
+    for each in entries:
+        lists.replace(each.lasts, moved=())
+    return lists.listed()
 
 
 def _decode_port(port: _Port, shared: _Shared) -> ServiceEntries:
     size = len(port.ids)
     rows = zip(_addresses(port.frontends, port.name.family), port.services, strict=True)
+    services = dict(_service(port.id, address, row, shared.flags) for address, row in rows)
     return ServiceEntries(
         port.id,
         Range(port.base, size),
-        dict(_service(port.id, address, row, shared.flags) for address, row in rows),
+        services,
         KeptBackends(port.backends, port.name.family, size, shared),
         tuple(port.ids),
         frozenset(_decode_ranges(port.source_ranges)),
+        dict(zip(services, port.lasts, strict=True)) if port.lasts else NO_LASTS,
     )
 
 

@@ -17,10 +17,12 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import tables
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
+    NO_LASTS,
     NO_TABLE,
     Backend,
     Flags,
     Frontend,
+    Lasts,
     Range,
     ServiceEntry,
     SourceRange,
@@ -57,7 +59,7 @@ class ServiceEntries(NamedTuple):
     """The map entries of one service port.
 
     ``backends`` and their ``ids`` are in the order of the slots in ``block``; ``services`` are the
-    values in map services, by frontend.
+    values in map services, by frontend. ``lasts`` are the last ports of those that are ranges.
     """
 
     id: int
@@ -66,6 +68,7 @@ class ServiceEntries(NamedTuple):
     backends: Sequence[DesiredBackend]
     ids: tuple[int, ...]
     source_ranges: frozenset[SourceRange] = frozenset()
+    lasts: Lasts = NO_LASTS
 
     @property
     def valid(self) -> ServiceEntry | None:
@@ -212,9 +215,10 @@ def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandi
     for frontend, service in new.services.items():
         if not frontend.port or not (new.ids or "passthrough" in service.flags):
             continue
+        last = new.lasts.get(frontend, 0)
         is_known = old.ids and frontend in old.services and not _passed_through(frontend, old, new)
-        for backend in gone if is_known else [None]:
-            yield StaleCandidates(frontend, backend)
+        for backend in gone if is_known and last == old.lasts.get(frontend, 0) else [None]:
+            yield StaleCandidates(frontend, backend, last)
 
 
 def _passed_through(frontend: Frontend, old: ServiceEntries, new: ServiceEntries) -> bool:
@@ -238,6 +242,8 @@ def service_entries(
     """Return the entries for the desired state with these ids, this block and this first table."""
     services = _services(service_id, desired, frontends, block, table)
     new = ServiceEntries(service_id, block, services, desired.backends, ids)
+    if desired.lasts:
+        new = new._replace(lasts={f: desired.lasts[f] for f in frontends})
     return new._replace(source_ranges=source_ranges(service_id, desired)) if new.restricted else new
 
 

@@ -80,7 +80,7 @@ def wrong_bits(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]:
     bits = maps["no_frontends"]
     assert isinstance(bits, MappedArray)
     wanted = NoFrontends(bits)
-    wanted.load(found.frontends())
+    wanted.load(found.frontends(), found.range_lists)
     yield from (Drift(Part.MAP, f"map no_frontends: #{at}", DIFFERS) for at in wanted.wrong())
 
 

@@ -6,7 +6,10 @@
 
 int lookup_service(const void *frontend, __u64 netns, void *service)
 {
-	return service_find(frontend, netns, service) == FOUND;
+	struct frontend found = *(const struct frontend *)frontend;
+
+	range_take(&found, service);
+	return service_find(&found, netns, service) == FOUND;
 }
 
 int may_exist(const void *frontend)

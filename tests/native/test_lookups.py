@@ -13,7 +13,8 @@ from ebpflb.agent.stale_udp.lookups import ServedFrontends
 from ebpflb.agent.stale_udp.socket_search import replacements
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.no_frontends import bit_of
-from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
+from ebpflb.model.annotations import MOST_RANGES, PortRange
+from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry, ranges_entry
 from tests.native.kernel import Kernel
 from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place
@@ -81,6 +82,48 @@ def test_service_find(
         key = node.kernel.tables["services"].key.pack(at)
         expected = call(node, "lookup_service", key, HOST, found="services")
         assert lookups.service_find(views(node), at) == expected
+
+
+edges = some.lists(some.integers(1, 90), max_size=2 * MOST_RANGES, unique=True)
+
+
+external = some.sampled_from([it for it in (*V4, *V6) if it[:3] in ("192", "200")]).map(ip_address)
+
+
+@given(
+    ranges=some.dictionaries(some.tuples(external, some.sampled_from([6, 17])), edges),
+    owned=some.sets(external),
+    served=some.sets(frontends, max_size=4),
+    asked=some.lists(
+        some.builds(Frontend, addresses, some.integers(1, 99), some.sampled_from([6, 17]))
+    ),
+)
+def test_ranges(
+    new_node: NewNode,
+    ranges: dict[tuple[Any, int], list[int]],
+    owned: set[Any],
+    served: set[Frontend],
+    asked: list[Frontend],
+) -> None:
+    """The range that has the port; a frontend with this very port, or a NodePort, comes before."""
+    node = new_node()
+    node.owns(*map(str, owned))
+    places = set(served)
+    for (address, protocol), numbers in ranges.items():
+        its = sorted(numbers)[: len(numbers) // 2 * 2]
+        pairs = [PortRange(*each) for each in zip(its[::2], its[1::2], strict=True)]
+        listed = Frontend(address, 0, protocol).ranges
+        node.put("services", listed, ranges_entry(pairs))
+        places |= {listed._replace(port=each.first) for each in pairs}
+    for id, at in enumerate(sorted(places, key=str), 1):
+        block = Range(id, 1)
+        node.put("services", at, ServiceEntry(id, frozenset(), 0, 1, block, block))
+    for at in (*asked, *served):
+        key = node.kernel.tables["services"].key.pack(at)
+        expected = call(node, "lookup_service", key, HOST, found="services")
+        assert lookups.service_find(views(node), at) == expected
+        if at in served and not at.address.is_unspecified:
+            assert expected == node.kernel.get("services", at)
 
 
 @given(

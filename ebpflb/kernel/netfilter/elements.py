@@ -2,6 +2,7 @@
 """The elements of the netfilter engine's nft table: the endpoint of each backend's id.
 
 backends4, backends6    backend's id -> address and port
+addresses4, addresses6  backend's id -> address: packets keep their port
 endpoints4, endpoints6  the same addresses and ports, once each (with ``drops_invalid``)
 """
 
@@ -118,18 +119,32 @@ def unpack(endpoint: bytes) -> tuple[Address, int]:
 
 
 def _describe(endpoint: bytes) -> str:
+    if len(endpoint) in _ADDRESS_SIZES:
+        return f"{ip_address(endpoint)} at any port"
     address, port = unpack(endpoint)
     return f"{address} port {port}"
 
 
 BACKEND_SETS = {4: ElementSet("backends4", 4, 8), 6: ElementSet("backends6", 4, 20)}
+ADDRESS_SETS = {4: ElementSet("addresses4", 4, 4), 6: ElementSet("addresses6", 4, 16)}
+_ADDRESS_SIZES = (4, 16)
+_ANY_PORT = bytes(_PORT.size)  # of an endpoint whose packets keep their port
+
+
+def _element(endpoint: bytes) -> tuple[ElementSet, bytes]:
+    """Return the set that translates to an endpoint, and the data of its elements there."""
+    version = _version(endpoint)
+    if endpoint.endswith(_ANY_PORT):
+        return ADDRESS_SETS[version], endpoint.removesuffix(_ANY_PORT)
+    return BACKEND_SETS[version], endpoint
 
 
 def read_backends() -> dict[int, bytes]:
     """Return the endpoint of each backend's id in the kernel (see ``unpack``). Raises Refused."""
     return {
-        _ID.unpack(key)[0]: endpoint
-        for backends in BACKEND_SETS.values()
+        _ID.unpack(key)[0]: endpoint if sets is BACKEND_SETS else endpoint + _ANY_PORT
+        for sets in (BACKEND_SETS, ADDRESS_SETS)
+        for backends in sets.values()
         for message in dump(TABLE, GET_ELEMENTS, backends.names())
         for key, endpoint in backends.decode(message)
     }
@@ -139,9 +154,14 @@ Counts = dict[int, dict[int, int]]  # version of IP -> endpoint as a number -> i
 
 
 def count(endpoints: Iterable[tuple[int, int, int]]) -> Counts:
-    """Count endpoints: version of IP, address as a number, port."""
+    """Count endpoints: version of IP, address as a number, port.
+
+    Those without a port are in no set.
+    """
     counts: Counts = {4: {}, 6: {}}
     for version, address, port in endpoints:
+        if not port:
+            continue
         its, key = counts[version], address << 16 | port
         its[key] = its.get(key, 0) + 1
     return counts
@@ -157,7 +177,6 @@ class Elements:
 
     def __init__(self, session: Session, options: TableOptions) -> None:
         self._session = session
-        self.backend_sets = BACKEND_SETS
         self.endpoint_sets: dict[int, ElementSet] = {}
         if options.drops_invalid:
             self.endpoint_sets = {
@@ -202,27 +221,28 @@ class Elements:
     ) -> Iterator[Change]:
         """Move the endpoints of replaced backends from ``old`` to ``released``."""
         for number, address, port in new:
-            endpoint, version = pack(address, port), address.version
+            endpoint = pack(address, port)
             if self._hold(endpoint):
-                yield Change(self.endpoint_sets[version], endpoint, None, b"")
-            previous = old.get(number)
-            if previous is not None and len(previous) == len(endpoint):
-                released.append(old.pop(number))
-            else:
-                previous = None
-            yield Change(self.backend_sets[version], _ID.pack(number), previous, endpoint)
+                yield Change(self.endpoint_sets[address.version], endpoint, None, b"")
+            element_set, data = _element(endpoint)
+            previous = None
+            if number in old and _element(old[number])[0] is element_set:
+                released.append(old[number])
+                previous = _element(old.pop(number))[1]
+            yield Change(element_set, _ID.pack(number), previous, data)
 
     def _remove(self, old: dict[int, bytes], released: list[bytes]) -> Iterator[Change]:
         """Yield the removals; endpoints are removed last."""
         for number, endpoint in old.items():
-            yield Change(self.backend_sets[_version(endpoint)], _ID.pack(number), endpoint, None)
+            element_set, data = _element(endpoint)
+            yield Change(element_set, _ID.pack(number), data, None)
         for endpoint in chain(released, old.values()):
             if self._release(endpoint):
                 yield Change(self.endpoint_sets[_version(endpoint)], endpoint, b"", None)
 
     def _hold(self, endpoint: bytes) -> bool:
         """Count a backend; return whether its endpoint is new in the set."""
-        if not self.endpoint_sets:
+        if not self.endpoint_sets or endpoint.endswith(_ANY_PORT):
             return False
         counts, key = self._counts[_version(endpoint)], _to_key(endpoint)
         counts[key] = counts.get(key, 0) + 1
@@ -286,11 +306,12 @@ class Elements:
         difference is checked again at once before it is yielded.
         """
         ids = [_ID.pack(id) for id in wanted]
-        for version, backends in self.backend_sets.items():
+        for backends in (*BACKEND_SETS.values(), *ADDRESS_SETS.values()):
 
-            def backend(key: bytes, version: int = version) -> bytes | None:
+            def backend(key: bytes, its: ElementSet = backends) -> bytes | None:
                 found = wanted.get(_ID.unpack(key)[0])
-                return pack(*found) if found and found[0].version == version else None
+                element_set, data = _element(pack(*found)) if found else (None, None)
+                return data if element_set is its else None
 
             yield from _compare(backends, iter(ids), backend)
         for version, endpoints in self.endpoint_sets.items():

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 
 from ebpflb.kernel.netfilter import transaction
-from ebpflb.kernel.netfilter.elements import Change, Elements, unpack
+from ebpflb.kernel.netfilter.elements import BACKEND_SETS, Change, Elements, unpack
 from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
 from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.kernel.netfilter.transaction import GET_ELEMENTS, Interrupted, Refused, dump, dump_parts
@@ -40,7 +40,7 @@ def elements(table: NetfilterTable) -> Elements:
 
 def _many(count: int, version: int = 4) -> list[Backend]:
     kind, first = (IPv4Address, 10 << 24) if version == 4 else (IPv6Address, 0xFD << 120)
-    return [(number, kind(first + number), number % 65536) for number in range(count)]
+    return [(number, kind(first + number), number % 65535 + 1) for number in range(count)]
 
 
 def _read(elements: Elements) -> set[Backend]:
@@ -67,6 +67,24 @@ def test_write(elements: Elements) -> None:
         elements.write([], [WEB, LAST])
         assert _read(elements) == {DNS}
         assert _compare(elements, DNS) == []
+
+
+def test_backends_that_keep_the_port(elements: Elements) -> None:
+    """They are in maps of addresses, and in no set of endpoints; an id may change its kind."""
+    kept: list[Backend] = [(5, IPv4Address("10.0.0.5"), 0), (6, IPv6Address("fd00::6"), 0)]
+    elements.write([WEB, *kept])
+    assert _read(elements) == {WEB, *kept}
+    assert _compare(elements, WEB, *kept) == []
+    assert "10.0.0.5" in _shown("addresses4") and "fd00::6" in _shown("addresses6")
+    assert "10.0.0.5" not in _shown("backends4") + _shown("endpoints4")
+    changed: list[Backend] = [(1, WEB[1], 0), (5, kept[0][1], 80)]
+    (missing, *_) = map(str, _compare(elements, *changed, kept[1]))
+    assert missing == "backends4: backend 1 should not exist"
+    elements.write(changed, [WEB, kept[0]])
+    assert _read(elements) == {*changed, kept[1]}
+    assert _compare(elements, *changed, kept[1]) == []
+    elements.write([], [*changed, kept[1]])
+    assert _read(elements) == set() and "10.0.0" not in _shown("endpoints4")
 
 
 @pytest.mark.parametrize("new", ["10.0.0.9", "10.0.0.2", "fd00::9"])
@@ -194,7 +212,7 @@ def test_changes_while_it_is_compared(elements: Elements) -> None:
 def test_an_interrupted_list(elements: Elements, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that was changed while it was read is read again, but not for ever."""
     elements.write(_many(5000))
-    names = elements.backend_sets[4].names()
+    names = BACKEND_SETS[4].names()
     changes = iter(range(3))
 
     def changing(*request: object) -> Iterator[list[bytes]]:
