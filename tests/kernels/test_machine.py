@@ -26,7 +26,7 @@ def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boot:
 
     def boot(script: str, limit: float = 10.0) -> machine.Result:
         command = ["sh", "-c", f"out={tmp_path}; {script}"]
-        monkeypatch.setattr(machine, "qemu_command", lambda *_: command)
+        monkeypatch.setattr(machine, "qemu_command", lambda *_, **_options: command)
         return machine.run(tmp_path, tmp_path, "true", limit=limit, say=lines.append)
 
     lines: list[str] = []
@@ -48,7 +48,7 @@ def test_good(boot: Boot) -> None:
 def test_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every line is passed on once and whole, the last one too."""
     script = f"cd {tmp_path}; printf 'one\\ntw' >output; sleep 0.3; printf 'o\\nend' >>output"
-    monkeypatch.setattr(machine, "qemu_command", lambda *_: ["sh", "-c", script])
+    monkeypatch.setattr(machine, "qemu_command", lambda *_, **_options: ["sh", "-c", script])
     lines: list[str] = []
     machine.run(tmp_path, tmp_path, "true", limit=10, say=lines.append)
     assert lines == ["one", "two", "end"]

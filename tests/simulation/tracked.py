@@ -68,12 +68,12 @@ class TrackedFlows:
                 yield entry
 
     def connections_to(
-        self, frontend: Frontend, backend: Address | None = None
+        self, frontend: Frontend, backend: Address | None = None, last: int = 0
     ) -> Iterator[Connection]:
-        to, wanted_port, _ = frontend
+        to, first, _ = frontend
         listed = self.connections(
             lambda _, address, port: (
-                port == wanted_port and (to.is_unspecified or address == to.packed)
+                first <= port <= (last or first) and (to.is_unspecified or address == to.packed)
             ),
             Protocol.UDP,
         )
