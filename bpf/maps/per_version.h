@@ -34,10 +34,10 @@ DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PRO
 DEFINE_MAP(flow_gate, ARRAY, __u32, struct flow_gate, 1, MMAPABLE)
 
 /*
- * Where no frontend is: a bit for each place of a frontend, then one for each port of NodePorts and
- * ranges, then one for each port of ranges. Bits that are not set say nothing (rules/frontend.h).
+ * Where no frontend is: a bit for each place of a frontend, then one for each port of NodePorts. Bits
+ * that are not set say nothing (rules/frontend.h).
  */
-DEFINE_MAP(no_frontends, ARRAY, __u32, __u64, 18432, MMAPABLE)
+DEFINE_MAP(no_frontends, ARRAY, __u32, __u64, 17408, MMAPABLE)
 
 /* When a flow loses its port to another: the sweeps' timeouts (ebpflb/plan/flow_entries.py). */
 DEFINE_MAP(timeouts, HASH, struct timeout_key, struct timeout, 512, RDONLY_PROG)

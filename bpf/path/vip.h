@@ -24,7 +24,7 @@ static __always_inline bool vip_read(const struct address *address, struct servi
 	struct frontend whole = whole_of(address);
 	struct service *found;
 
-	if (!frontend_may_exist(&whole))
+	if (no_frontend_at(frontend_bit(&whole)))
 		return false;
 	found = LOOKUP(struct service, services, &whole);
 	return found && COPY_CHECKED(service, &whole, found) &&

@@ -18,8 +18,8 @@
 
 enum found { ABSENT, FOUND, RECYCLED };
 
-#define FRONTEND_PLACES 1048576	/* bits of no_frontends; behind them are two for each port */
-#define FRONTEND_PORTS 65536
+#define FRONTEND_PLACES 1048576	/* bits of no_frontends; behind them is one for each port */
+#define RANGES_BIT FRONTEND_PLACES	/* that of port 0: of all lists of ranges of ports */
 
 /* Whether it is the loopback of another namespace, or a packet's, which no frontend is for. */
 static __always_inline bool address_is_foreign_loopback(const struct address *address, __u64 netns)
@@ -52,12 +52,7 @@ static __always_inline bool no_frontend_at(__u32 bit)
 	return word && *word >> bit % 64 & 1;
 }
 
-/*
- * Whether a frontend, a NodePort, or a range may have this address, port and protocol; if not, no map
- * has to be asked. The agent clears a bit before it writes the first frontend with that bit, and sets
- * it after it has removed the last one (ebpflb/kernel/maps/no_frontends.py).
- */
-static __always_inline bool frontend_may_exist(const struct frontend *frontend)
+static __always_inline __u32 frontend_bit(const struct frontend *frontend)
 {
 	const __u32 *word = frontend->address.word;
 	__u64 upper = (__u64)BE32(word[0]) << 32 | BE32(word[1]);
@@ -65,8 +60,32 @@ static __always_inline bool frontend_may_exist(const struct frontend *frontend)
 	__u32 port = BE16(frontend->port);
 	__u64 mixed = (upper ^ (port << 8 | frontend->protocol)) * 0x94d049bb133111ebULL ^ lower;
 
-	return !no_frontend_at(FRONTEND_PLACES + port) ||
-	       !no_frontend_at(number_mix(mixed) % FRONTEND_PLACES);
+	return number_mix(mixed) % FRONTEND_PLACES;
+}
+
+/* The list of the ranges of ports of its address and protocol (layout/port_range.h). */
+static __always_inline struct frontend ranges_of(const struct frontend *frontend)
+{
+	return (struct frontend){ .address = frontend->address,
+				  .protocol = frontend->protocol | IN_RANGE };
+}
+
+static __always_inline bool ranges_may_exist(const struct frontend *frontend)
+{
+	struct frontend list = ranges_of(frontend);
+
+	return !no_frontend_at(RANGES_BIT) && !no_frontend_at(frontend_bit(&list));
+}
+
+/*
+ * Whether a frontend, a NodePort, or a range may have this address, port and protocol; if not, no map
+ * has to be asked. The agent clears a bit before it writes the first frontend with that bit, and sets
+ * it after it has removed the last one (ebpflb/kernel/maps/no_frontends.py).
+ */
+static __always_inline bool frontend_may_exist(const struct frontend *frontend)
+{
+	return !no_frontend_at(FRONTEND_PLACES + BE16(frontend->port)) ||
+	       !no_frontend_at(frontend_bit(frontend)) || ranges_may_exist(frontend);
 }
 
 static __always_inline struct frontend nodeport_of(const struct frontend *frontend)
@@ -91,7 +110,7 @@ static __always_inline bool address_may_be_vip(const struct settings *settings,
 	if (!(settings->flags & SETTING_UNKNOWN_PORTS))
 		return false;
 	whole = whole_of(address);
-	return frontend_may_exist(&whole);
+	return !no_frontend_at(frontend_bit(&whole));
 }
 
 /* RECYCLED: the element was given to another frontend, or replaced, while it was copied. */
@@ -106,12 +125,6 @@ static __always_inline enum found service_read(const struct frontend *frontend,
 		return RECYCLED;
 	record_at(STEP_SERVICE, service->id, &frontend->address);
 	return FOUND;
-}
-
-/* Whether a service answers on a range of ports that includes this one, at any address. */
-static __always_inline bool port_may_be_in_range(__be16 port)
-{
-	return !no_frontend_at(FRONTEND_PLACES + FRONTEND_PORTS + BE16(port));
 }
 
 /*
@@ -136,12 +149,10 @@ static __always_inline __u32 ranges_find(const struct service *ranges, __s64 por
 /* Makes of a frontend with this port the range that has the port, if there is one. */
 static __always_inline void range_find(struct frontend *frontend, struct service *service)
 {
-	struct frontend list = *frontend;
+	struct frontend list = ranges_of(frontend);
 	struct service *ranges;
 	__u32 first;
 
-	list.port = 0;
-	list.protocol |= IN_RANGE;
 	ranges = LOOKUP(struct service, services, &list);
 	if (!ranges || !COPY_CHECKED(service, &list, ranges))
 		return;
@@ -160,7 +171,7 @@ static __always_inline void range_take(struct frontend *frontend, struct service
 {
 	struct frontend nodeport = nodeport_of(frontend);
 
-	if (!port_may_be_in_range(frontend->port) || LOOKUP(struct service, services, frontend))
+	if (!ranges_may_exist(frontend) || LOOKUP(struct service, services, frontend))
 		return;
 	if (!LOOKUP(struct service, services, &nodeport) ||
 	    !LOOKUP(__u32, node_addresses, &frontend->address))

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import chain
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
@@ -23,15 +24,7 @@ from ebpflb.kernel.maps.no_frontends import NoFrontends
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import (
-    NO_SLOT,
-    Flags,
-    Settings,
-    Table,
-    Translation,
-    network_of,
-    ranges_in,
-)
+from ebpflb.plan.entries import NO_SLOT, Flags, Settings, Table, Translation, network_of
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import TRANSLATIONS, Plan
 
@@ -101,7 +94,7 @@ class MapWriter:
         if contents is None:
             valid = valid_contents.ValidContents(self.maps, self.capacity, repair=True)
             contents = valid.read_back()
-        self.no_frontends.load(contents.frontends(), contents.range_lists)
+        self.no_frontends.load(chain(contents.frontends(), contents.range_lists))
         self.no_frontends.repair()
         return contents
 
@@ -118,9 +111,7 @@ class MapWriter:
             reused = self._reused_ids(plan)
             self._counters("backend_stats").zero(reused)
             self._begin_generation(reused)
-            lists = {f: ranges_in(entry) for f, entry in plan.services if f.is_list}
             self.no_frontends.before_writing(frontend for frontend, _ in plan.services)
-            self.no_frontends.before_listing(lists)
             for part in fields(plan):
                 rows = getattr(plan, part.name)
                 if part.name in TRANSLATIONS:
@@ -134,7 +125,6 @@ class MapWriter:
                 else:
                     self.maps[part.name].write(rows)
             self.no_frontends.after_removing(plan.removed_services)
-            self.no_frontends.after_listing(lists, plan.removed_services)
             self._counters("service_stats").zero(plan.removed_service_names)
             self._begin_generation(plan.removed_backend_slots)
 

@@ -297,9 +297,11 @@ class Planner:
     def _finish(self) -> None:
         """Add the writes that depend on all changes of a plan."""
         lists = self.frontends.ranges.take_changes()
-        stays = [row for row in self.plan.services if row[0] not in lists.moved]
-        moves = [row for row in self.plan.services if row[0] in lists.moved]
-        self.plan.services = [*stays, *lists.early, *moves, *lists.written]
+        if lists.moved:
+            stays = [row for row in self.plan.services if row[0] not in lists.moved]
+            moves = [row for row in self.plan.services if row[0] in lists.moved]
+            self.plan.services = [*stays, *lists.early, *moves]
+        self.plan.services += lists.written
         self.plan.removed_services += [*lists.removed, *self.frontends.take_removed()]
         added, removed = self.cluster_ips.take_changes()
         self.plan.cluster_ips += [(address, 1) for address in added]

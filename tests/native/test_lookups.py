@@ -12,7 +12,7 @@ from ebpflb.agent.stale_udp import lookups
 from ebpflb.agent.stale_udp.lookups import ServedFrontends
 from ebpflb.agent.stale_udp.socket_search import replacements
 from ebpflb.kernel.maps import layout
-from ebpflb.kernel.maps.no_frontends import bit_of
+from ebpflb.kernel.maps.no_frontends import PLACES, bit_of
 from ebpflb.model.annotations import MOST_RANGES, PortRange
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry, ranges_entry
 from tests.native.kernel import Kernel
@@ -128,20 +128,23 @@ def test_ranges(
 
 @given(
     served=some.sets(frontends, max_size=12),
+    listed=some.sets(frontends.map(lambda it: it.ranges).filter(lambda it: int(it.address))),
     asked=some.lists((frontends | everywhere).filter(lambda it: int(it.address)), min_size=1),
 )
 def test_where_no_frontend_is(
-    new_node: NewNode, served: set[Frontend], asked: list[Frontend]
+    new_node: NewNode, served: set[Frontend], listed: set[Frontend], asked: list[Frontend]
 ) -> None:
-    """C finds the bits that the agent clears: of each frontend, and no others."""
-    node, bits = new_node(), {bit_of(each) for each in served}
+    """C finds the bits that the agent clears: of each frontend and list of ranges, no others."""
+    node, bits = new_node(), {bit_of(each) for each in served | listed}
+    bits |= {PLACES} if listed else set()  # the bit of all lists
     for at in asked:
         own = at._replace(address=ip_address("::"))
-        for bit in (bit_of(at), bit_of(own)):
+        for bit in (bit_of(at), bit_of(own), bit_of(at.ranges), PLACES):
             word = 2**64 - 1 - sum(1 << each % 64 for each in bits if each // 64 == bit // 64)
             node.put("no_frontends", bit // 64, word)
         key = node.kernel.tables["services"].key.pack(at)
-        expected = bit_of(at) in bits or bit_of(own) in bits
+        in_range = PLACES in bits and bit_of(at.ranges) in bits
+        expected = bit_of(at) in bits or bit_of(own) in bits or in_range
         assert bool(node.kernel.run("may_exist", key, netns=HOST)) == expected
 
 

@@ -35,7 +35,6 @@ def serve_range(
     entry = node.maps["services"].get(where)
     node.withdraw(plain)
     lists = {where.ranges: [PortRange(1, 2), PortRange(FIRST, LAST)]}
-    node.no_frontends.before_listing(lists)
     node.put("services", where.ranges._replace(port=FIRST), entry)
     node.put("services", where.ranges, ranges_entry(lists[where.ranges]))
 

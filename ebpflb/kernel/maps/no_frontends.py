@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The map no_frontends: its bits tell programs where no frontend is, so that they skip the look-up.
 
-Each frontend has a bit: a hash of its address, port and protocol, or for a NodePort its port. The
-ports of ranges have the bits of NodePorts too, and bits of their own behind them. A bit is set
-while no frontend has it. In a new map no bit is set, so programs look everything up. A bit is
-cleared before a frontend is written, and set after the frontend was removed.
+Each frontend has a bit: a hash of its address, port and protocol, or for a NodePort its port. An
+address's list of ranges of ports also has the bit of port 0, so that programs look for lists only
+if there is one. A bit is set while no frontend has it. In a new map no bit is set, so programs look
+everything up. A bit is cleared before a frontend is written, and set after it was removed.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
-from struct import Struct, pack
+from collections.abc import Iterable, Iterator
+from struct import pack
 
 from ebpflb.kernel.maps.bpf_map import MappedArray
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.port_ranges import Lists
 
 WORDS = MAPS["no_frontends"].entries
 _PORTS = 1 << 16
-PLACES = 64 * WORDS - 2 * _PORTS  # FRONTEND_PLACES of bpf/rules/frontend.h
-_PORT_WORDS = Struct(f"<{_PORTS // 64}Q")
+PLACES = 64 * WORDS - _PORTS  # FRONTEND_PLACES of bpf/rules/frontend.h
 _ALL = (1 << 64) - 1
-NO_LISTS: Lists = {}
 _MAPPED = 0xFFFF << 32  # of a v4-mapped address
 
 
@@ -36,21 +33,19 @@ class NoFrontends:
         self._map = opened
         self.load(())
 
-    def load(self, frontends: Iterable[Frontend], lists: Lists = NO_LISTS) -> None:
+    def load(self, frontends: Iterable[Frontend]) -> None:
         """Set the complete list of frontends in map services. ``repair`` writes the bits."""
-        self._known = {each for each in frontends if not each.is_range}
-        self._counts = Counter(map(bit_of, self._known))
+        self._known = set(frontends)
+        self._counts = Counter(_bits(self._known))
         self._words = [_ALL] * WORDS
         for bit in self._counts:
             self._words[bit // 64] &= ~(1 << bit % 64)
-        self._lists = dict(lists)
-        self._ranges = _words_of(_ports_in(self._lists))
 
     def before_writing(self, frontends: Iterable[Frontend]) -> None:
         """Clear the bits of frontends that map services will get."""
-        new = {each for each in frontends if each not in self._known and not each.is_range}
+        new = {each for each in frontends if each not in self._known}
         self._known |= new
-        taken = Counter(map(bit_of, new))
+        taken = Counter(_bits(new))
         self._flip(bit for bit in taken if not self._counts[bit])
         self._counts.update(taken)
 
@@ -58,22 +53,9 @@ class NoFrontends:
         """Set the bits of frontends that map services no longer has."""
         gone = self._known.intersection(frontends)
         self._known -= gone
-        freed = Counter(map(bit_of, gone))
+        freed = Counter(_bits(gone))
         self._counts.subtract(freed)
         self._flip(bit for bit in freed if not self._counts[bit])
-
-    def before_listing(self, lists: Lists) -> None:
-        """Clear the bits of ports in lists of ranges that map services will get."""
-        if lists:
-            self._set_ranges(_ports_in(self._lists) | _ports_in(lists))
-
-    def after_listing(self, lists: Lists, removed: Iterable[Frontend]) -> None:
-        """Set the bits of ports that are in no list any more."""
-        gone = self._lists.keys() & set(removed)
-        kept = {at: its for at, its in self._lists.items() if at not in gone}
-        self._lists = {**kept, **lists}
-        if lists or gone:
-            self._set_ranges(_ports_in(self._lists))
 
     def wrong(self) -> list[int]:
         """Return the numbers of the words that differ from the plan."""
@@ -88,45 +70,25 @@ class NoFrontends:
             self._map.write_run(0, array("I", wanted))
 
     def _packed(self) -> bytes:
-        first = PLACES // 64
-        return pack(f"={WORDS}Q", *self._words[:first], *map(self._word, range(first, WORDS)))
+        return pack(f"={WORDS}Q", *self._words)
 
     def _flip(self, bits: Iterable[int]) -> None:
         changed = set()
         for bit in bits:
             self._words[bit // 64] ^= 1 << bit % 64
             changed.add(bit // 64)
-        self._map.write([(at, self._word(at)) for at in changed])
-
-    def _set_ranges(self, ports: int) -> None:
-        """Set the ports that are in a range, as bits of a number."""
-        former, self._ranges = self._ranges, _words_of(ports)
-        pairs = zip(former, self._ranges, strict=True)
-        changed = [at for at, (one, other) in enumerate(pairs) if one != other]
-        first = PLACES // 64
-        places = [place + at for at in changed for place in (first, first + len(former))]
-        self._map.write([(at, self._word(at)) for at in places])
-
-    def _word(self, at: int) -> int:
-        """Return a word of the map: no NodePort and no range, or no range."""
-        port = at - PLACES // 64
-        return self._words[at] & ~(self._ranges[port % len(self._ranges)] if port >= 0 else 0)
+        self._map.write([(at, self._words[at]) for at in changed])
 
 
-def _ports_in(lists: Lists) -> int:
-    """Return the ports of all ranges, as bits of a number."""
-    found = 0
-    for first, last in {ports for its in lists.values() for ports in its}:
-        found |= (1 << last + 1) - (1 << first)
-    return found
-
-
-def _words_of(ports: int) -> tuple[int, ...]:
-    return _PORT_WORDS.unpack(ports.to_bytes(_PORT_WORDS.size, "little"))
+def _bits(frontends: Iterable[Frontend]) -> Iterator[int]:
+    for each in frontends:
+        yield bit_of(each)
+        if each.is_list:
+            yield PLACES
 
 
 def bit_of(frontend: Frontend) -> int:
-    """Return the frontend's bit, as frontend_may_exist of bpf/rules/frontend.h computes it."""
+    """Return the frontend's bit, as frontend_bit of bpf/rules/frontend.h computes it."""
     address, port, protocol = frontend
     number = int(address)
     if not number:

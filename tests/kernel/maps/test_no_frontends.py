@@ -10,7 +10,6 @@ from hypothesis import strategies as some
 
 from ebpflb.kernel.maps.bpf_map import MappedArray
 from ebpflb.kernel.maps.no_frontends import PLACES, WORDS, NoFrontends, bit_of
-from ebpflb.model.annotations import PortRange
 from ebpflb.plan.entries import Frontend
 from tests.kernel.maps.small import small_maps
 from tests.kernel.variants import needs_root
@@ -18,6 +17,7 @@ from tests.kernel.variants import needs_root
 pytestmark = needs_root
 
 WEB, OTHER = (Frontend(ip_address(f"172.30.0.{n}"), 80, 6) for n in (1, 2))
+ANY_LIST = Frontend(ip_address("0.0.0.0"), 0, 6)  # has the bit of port 0
 NODEPORTS = [
     Frontend(ip_address(any), 30080, protocol) for any in ("0.0.0.0", "::") for protocol in (6, 17)
 ]
@@ -121,50 +121,14 @@ def test_any_changes(opened: MappedArray, changes: list[tuple[bool, set[Frontend
         assert not fresh.wrong()
 
 
-_places = some.builds(
-    Frontend, some.sampled_from([WEB.address]), some.just(0), some.sampled_from([6, 17])
-)
-lists = some.dictionaries(
-    _places.map(lambda it: it.ranges),
-    some.lists(
-        some.tuples(some.integers(1, 65535), some.integers(0, 200)).map(
-            lambda pair: PortRange(pair[0], min(65535, sum(pair)))
-        ),
-        min_size=1,
-        max_size=3,
-    ),
-    max_size=2,
-)
-
-
-@given(changes=some.lists(lists, max_size=4), nodeports=some.sets(some.sampled_from(NODEPORTS)))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_ranges(
-    opened: MappedArray,
-    changes: list[dict[Frontend, list[PortRange]]],
-    nodeports: set[Frontend],
-) -> None:
-    """Ports in a range have no bit set, neither those of NodePorts nor those of ranges alone."""
-    made = NoFrontends(opened)
+def test_lists_of_ranges(opened: MappedArray) -> None:
+    """A list has its own bit, and while there is any the bit that all share is not set."""
+    made, lists = NoFrontends(opened), [WEB.ranges, OTHER.ranges]
+    made.load(lists[:1])
     made.repair()
-    made.before_writing(nodeports)
-    former: dict[Frontend, list[PortRange]] = {}
-
-    def is_open(port: int) -> tuple[bool, bool]:
-        bits = (PLACES + port, PLACES + 65536 + port)
-        nodeport, ranged = (not opened.get(bit // 64) >> bit % 64 & 1 for bit in bits)
-        return nodeport, ranged
-
-    for wanted in changes:
-        made.before_listing(wanted)
-        for each in (its for part in (former, wanted) for its in part.values()):
-            assert all(is_open(end) == (True, True) for ports in each for end in ports)
-        made.after_listing(wanted, former.keys() - wanted.keys())
-        inside = {port for its in wanted.values() for ports in its for port in ports}
-        for port in {*inside, 30080, *(port + 1 for port in inside if port < 65535)}:
-            is_in = any(a <= port <= b for its in wanted.values() for a, b in its)
-            assert is_open(port) == (is_in or (port == 30080 and bool(nodeports)), is_in)
-        fresh = NoFrontends(opened)
-        fresh.load(nodeports, wanted)
-        assert not fresh.wrong()
-        former = wanted
+    made.before_writing(lists[1:])
+    for gone in lists:
+        assert not is_none(opened, gone) and not is_none(opened, ANY_LIST)
+        made.after_removing([gone])
+        assert is_none(opened, gone)
+    assert is_none(opened, ANY_LIST) and is_none(opened, WEB)
