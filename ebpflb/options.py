@@ -19,7 +19,7 @@ from ebpflb.model.addresses import Address, Network, host_port, parse_address
 from ebpflb.model.busiest import SeriesOf, parse_series, show_series
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
 from ebpflb.model.events import Key
-from ebpflb.model.fast_forward import FAST_FORWARDS, FORMER_VALUES, FORWARD_OFF, FORWARD_ON
+from ebpflb.model.fast_forward import FAST_FORWARDS, FORWARD_OFF, FORWARD_ON
 from ebpflb.model.map_sizes import MapSizes
 from ebpflb.model.packet_path import (
     AUTO,
@@ -59,9 +59,7 @@ class Flag(NamedTuple):
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     former: Mapping[str, str] = {}  # a former name of a choice -> the choice
-    without_value: str = (
-        ""  # what the option alone means: it was a switch, whose negative form is "off"
-    )
+    without_value: str = ""  # what the option alone means
     repeated: bool = False  # can be given several times; ``parse`` then takes all texts
     parse: Callable[[Any], Any] | None = None  # text -> the field's value; raises ValueError
     show: Callable[[Any], Any] | None = None  # the inverse of ``parse``
@@ -436,7 +434,6 @@ class Options:
         "routing rules, netfilter and conntrack; with auto as long as no rule on the node acts on "
         "each packet.",
         choices=FAST_FORWARDS,
-        former=FORMER_VALUES,
         without_value=FORWARD_ON,
         chart="fastForward",
         details="See [below](#what-do-the-larger-options-cost).",

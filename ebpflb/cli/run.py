@@ -32,7 +32,6 @@ from ebpflb.tools.requirements import missing_requirements, required_results
 
 @click.command(context_settings=run_options.GO_STYLE)
 @run_options.ebpflb_options
-@run_options.former_switches
 @run_options.kube_proxy_options
 @click.version_option(package_name="ebpflb", prog_name="ebpflb")
 def run(**values: Any) -> None:
@@ -44,7 +43,6 @@ def run(**values: Any) -> None:
     accepted but ignored are not listed here. SIGTERM stops the agent; the programs and maps stay in
     the kernel and keep serving until `ebpflb cleanup` removes them.
     """
-    values = run_options.without_switches(values)
     if values["manifests"] and values["kubeconfig"]:
         raise click.UsageError("--manifests and --kubeconfig cannot be combined")
     if values["cleanup"]:

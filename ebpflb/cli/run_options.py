@@ -23,7 +23,6 @@ from ebpflb.options import Flag, Options, Paths, flags_of
 # flag. The value of a flag that is not on the command line is None.
 
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
-_FORMER_SWITCHES = {it.name: it.argument for _, it, _ in flags_of(Options) if it.without_value}
 DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
 
 _DEFAULT = listen_addresses.complete_listen_address(KubeProxyConfiguration(), frozenset())
@@ -155,24 +154,6 @@ def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
         help=f"{flag.help}  [default: {shown}]" if shown else flag.help,
         **alone,
     )
-
-
-def former_switches(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that adds the negative form of options that once were switches."""
-    for name, argument in _FORMER_SWITCHES.items():
-        command = click.option(f"--no-{name[2:]}", f"no_{argument}", is_flag=True, hidden=True)(
-            command
-        )
-    return command
-
-
-def without_switches(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of all options, without those of ``former_switches``."""
-    values = dict(values)
-    for argument in _FORMER_SWITCHES.values():
-        if values.pop(f"no_{argument}"):
-            values[argument] = "off"
-    return values
 
 
 class _Choice(click.Choice[str]):

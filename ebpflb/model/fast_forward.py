@@ -4,7 +4,6 @@
 from msgspec import Struct
 
 FAST_FORWARDS = (FORWARD_OFF, FORWARD_ON, FORWARD_AUTO) = ("off", "on", "auto")
-FORMER_VALUES = {"true": FORWARD_ON, "false": FORWARD_OFF}
 
 
 class EachPacketRules(Struct, frozen=True):
