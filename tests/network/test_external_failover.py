@@ -137,13 +137,6 @@ def test_a_udp_flow_comes_back(clusters: Clusters, who: str, v6: bool) -> None:
     clusters.publish()
     with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
         client.settimeout(A_MOMENT)
-
-        def is_answered_by(name: str) -> bool:
-            try:
-                return requests.exchange(client, *where).name == name
-            except (TimeoutError, ConnectionRefusedError):
-                return False
-
         elsewhere = "site" if who == "outside" else "there"
         for pods, name in (
             ([], "site"),
@@ -156,7 +149,7 @@ def test_a_udp_flow_comes_back(clusters: Clusters, who: str, v6: bool) -> None:
             clusters.publish(*pods)
             if not name:
                 continue  # one of both
-            wait_until(f"{name} answers", partial(is_answered_by, name))
+            wait_until(f"{name} answers", partial(requests.is_answered_by, client, where, name))
 
 
 @families

@@ -161,16 +161,11 @@ def test_a_udp_flow_moves(two: TwoNodes, who: str, v6: bool) -> None:
     two.publish(service(two, two.here))
     with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
         client.settimeout(A_MOMENT)
-
-        def is_answered_by(name: str) -> bool:
-            try:
-                return requests.exchange(client, *where).name == name
-            except (TimeoutError, ConnectionRefusedError):
-                return False
-
         for pod in (two.here, two.there, two.here):
             two.publish(service(two, pod))
-            wait_until(f"{pod.name} answers", partial(is_answered_by, pod.name))
+            wait_until(
+                f"{pod.name} answers", partial(requests.is_answered_by, client, where, pod.name)
+            )
 
 
 @families
