@@ -14,6 +14,7 @@ space            where a service port's slots are, and how much of it fits; shar
 allocators       which slots and ids are free, and which are in quarantine
 service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
+port_ranges      ranges of ports: which service port gets each, and the lists of each address
 removed_endpoints  which endpoints were removed, and when
 
 kept_contents    the actual state as bytes, which an agent that stops leaves to the next one
