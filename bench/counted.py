@@ -3,10 +3,10 @@
 
     python -m vagrant.kernels count 6.12 'python -m bench.counted [--others N] [--rounds K]'
 
-The lab and the client are those of ``nodeport``. QEMU emulates the machine, so its times mean
-nothing; but its clock advances by a nanosecond an instruction, so what is measured is how many
-instructions the one CPU takes: for a connection from connect() to the server and back, and on the
-node for a packet of an established flow, less a packet that is dropped before any stack.
+It uses the lab and the client of ``nodeport``. On a machine that QEMU emulates, times say nothing.
+But QEMU's clock advances by one nanosecond for each instruction, so a time is a number of
+instructions: those of the one CPU for a connection, and those of the node for a packet of an
+established flow. A packet that is dropped before any stack is subtracted from the latter.
 """
 
 import argparse

@@ -5,8 +5,8 @@
 
 The cost is the processor time of the thread's own code with real sockets, for ``seconds`` of its
 clock. The other nodes are addresses of loopback, so it includes the kernel's answers to probes, as
-it does on a node. The times and bytes until all notice are those of ``agents`` simulated agents in
-virtual time (tests/kit/node_network.py), of which one after the other is cut off.
+it does on a node. For the time until all notice, and the bytes sent, ``agents`` agents are
+simulated in virtual time (tests/kit/node_network.py); one after the other is cut off.
 """
 
 import argparse

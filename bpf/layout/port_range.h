@@ -4,10 +4,13 @@
 #define EBPFLB_LAYOUT_PORT_RANGE_H
 
 /*
- * Frontends of ranges have the bit IN_RANGE in their protocol. A service's own has the first port of the
- * range. The one with port 0 lists all ranges of the address and protocol: a service with the id 0 that
- * has them in the place of affinity_seconds and what follows. A word is a range, the first port in its
- * upper half, the last in the lower; 0: none.
+ * Two kinds of frontends have the bit IN_RANGE in their protocol:
+ *
+ *   port = the first one of a range   its value is the service, as for other frontends
+ *   port 0                            its value lists the ranges of the address and protocol
+ *
+ * A list is a struct service with id 0. From affinity_seconds on it has a word for each range, with the
+ * first port in the upper half and the last port in the lower; further words are 0.
  */
 enum port_range {
 	IN_RANGE = 64,

@@ -92,9 +92,9 @@ static __always_inline __u32 flow_ends(struct flow *flow, const struct packet *p
 _Static_assert(FLOW_FIN == FLOW_SEEN << 1, "one is computed from the other");
 
 /*
- * --fast-forward: so many packets of each entry pass the stack, from the opening on, before path/
- * fast_forward.h may lead further ones past it: firewalls see how each flow begins, and short ones
- * cost nothing more. kindnet and kube-proxy's prototype take the same number.
+ * With --fast-forward the first 19 packets of each entry pass the stack, and path/fast_forward.h leads
+ * later ones past it. So firewalls see how each flow begins, and short flows cost nothing more. kindnet
+ * and kube-proxy's prototype begin with the 20th packet too.
  */
 #define PACKETS_SEEN 19
 
