@@ -131,6 +131,7 @@ class _Builder:
         self._api_servers = ApiServers(options.api_servers, are_several=several)
         self._source = self._make_source()
         self._source.prepare()
+        self._start(self._source)  # its lists arrive while the agent is made
         self._host = stack.enter_context(HostChanges(options))
         missing = self._open_datapath()
         self._history = History(options.paths, self._maps)

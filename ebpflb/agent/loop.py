@@ -242,7 +242,7 @@ class Agent:
 
     options: Options
     inbox: Inbox
-    source: Source  # of the cluster's objects
+    source: Source  # of the cluster's objects, started
     device_watch: DeviceWatch
     cluster: ClusterState
     node_sync: NodeSync
@@ -288,7 +288,6 @@ class Agent:
         settings that cannot be set.
         """
         self.device_watch.start()
-        self.source.start()  # its lists arrive while the kernel verifies the programs
         try:
             self.loader.load()
             self._serve_kept_api_servers()

@@ -123,6 +123,7 @@ class SimNode:
                 self._drift_found,
             )
             self.life.history.start()
+            self.life.agent.source.start()
             self.life.agent.run()
             self.life.history.stop()
             self.life.datapath.close()

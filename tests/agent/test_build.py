@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order an agent is made."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpflb.agent import Inbox, build, build_agent, engine_choice
+from ebpflb.errors import KernelError
+from ebpflb.kernel.maps.state_dir import StateLock
+from ebpflb.options import Options, Paths
+from ebpflb.serve import agent_lock
+from tests.agent.fakes import FakeSource
+
+
+class _Source(FakeSource):
+    def prepare(self) -> None:
+        self.state = "checked"
+
+
+def test_objects_are_listed_while_the_agent_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lists are asked for before maps are opened, and no more when that fails."""
+    source, states = _Source(), list[str]()
+
+    def open_none(*_: object, **__: object) -> None:
+        states.append(source.state)
+        raise KernelError("opening maps", 1, "no")
+
+    monkeypatch.setattr(build, "make_source", lambda *_, **__: source)
+    monkeypatch.setattr(build, "Datapath", open_none)
+    monkeypatch.setattr(engine_choice, "probe_netfilter", lambda options: (None, False))
+    paths = Paths(tmp_path / "state", tmp_path)
+    lock = agent_lock.AgentLock(paths, StateLock(paths.state))
+    made = build_agent(Options(paths, "node-1", tmp_path, manifests=tmp_path), {}, lock, Inbox())
+    with pytest.raises(KernelError), made:
+        pass
+    assert states == ["started"]
+    assert source.state == "stopped"
