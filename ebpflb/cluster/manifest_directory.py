@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from ebpflb.cluster import decoding, manifest_file
@@ -152,7 +153,7 @@ class ManifestDirectory:
         if files[1:]:
             shown = one_line(" and ".join(files))
             log.warning("%s: also in %s: the first file is used", name, shown)
-        return ReadObject(self._files[files[0]].objects[name], one_line(files[0]))
+        return ReadObject(self._files[files[0]].objects[name], _shown(files[0]))
 
     def _replace_all(self) -> list[Event]:
         objects: dict[Kind, dict[Key, ReadObject]] = {kind: {} for kind in Kind}
@@ -161,9 +162,12 @@ class ManifestDirectory:
         return [Replaced(kind, objects[kind]) for kind in Kind]
 
 
-def _services_last(name: ObjectName) -> tuple[bool, ObjectName]:
+def _services_last(name: ObjectName) -> tuple[bool, str, str, str]:
     """Sort Services last: the agent may take one file's events in two turns, dependencies first."""
-    return name.kind is Kind.SERVICE, name
+    return name.kind is Kind.SERVICE, name.kind, *name.key
+
+
+_shown = lru_cache(one_line)  # the name of a file, which may have many objects
 
 
 def is_manifest(name: str) -> bool:

@@ -513,7 +513,9 @@ def _without_effect(
     metadata: objects.Annotated, its: frozenset[str], kind: str, owner: str
 ) -> Iterator[str]:
     """Yield one warning for each annotation of another kind; of unknown ones only for the first."""
-    others = sorted((metadata.annotations or {}).keys() - its - {objects.TRIGGER_TIME})
+    if not metadata.annotations:
+        return
+    others = sorted(metadata.annotations.keys() - its - {objects.TRIGGER_TIME})
     ours = OF_SERVICES | OF_SLICES
     for name in others:
         if name in ours:
