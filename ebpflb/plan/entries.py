@@ -29,9 +29,9 @@ MORE = "…"
 def stored_name(name: EndpointName) -> BackendName:
     """The name as a map holds it: each part without a NUL; a part that is too long ends in "…"."""
     text = "".join(name)
-    if text.isascii() and "\0" not in text:
-        if len(text) <= NAME_BYTES or max(map(len, name)) <= NAME_BYTES:
-            return name
+    is_short = len(text) <= NAME_BYTES or max(map(len, name)) <= NAME_BYTES
+    if is_short and text.isascii() and "\0" not in text:
+        return name
     return BackendName(*(_cut(part) for part in name))
 
 

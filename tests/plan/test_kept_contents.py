@@ -17,14 +17,17 @@ from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.service_entries import ServiceEntries
 
 LOCAL = frozenset({"local"})
-OF = {Family.IPV4: IPv4Address, Family.IPV6: IPv6Address}
+
+
+def address(family: Family, number: int) -> Address:
+    return IPv4Address(number) if family is Family.IPV4 else IPv6Address(number)
 
 
 def backends(family: Family, *, alike: bool) -> tuple[DesiredBackend, ...]:
     """Three; where they are not ``alike`` each column has several values."""
     return tuple(
         DesiredBackend(
-            OF[family](7 + n),
+            address(family, 7 + n),
             80 if alike else 80 + n,
             IN_LISTS if alike or n else LOCAL,
             BackendName("node" if alike else f"node-{n}", f"pod-{n}", "" if alike else f"z{n}"),
@@ -57,33 +60,30 @@ def test_they_equal_what_was_left_and_are_it(family: Family, *, alike: bool) -> 
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize(
-    "change",
+    ("field", "value"),
     [
-        {"address": 99},
-        {"port": 9},
-        {"flags": frozenset({"cluster"})},
-        {"weight": 9},
-        {"name": BackendName("other", "pod-0", "")},
-        {"name": BackendName("node", "other", "")},
-        {"name": BackendName("node", "pod-0", "other")},
+        ("address", 99),
+        ("port", 9),
+        ("flags", frozenset({"cluster"})),
+        ("weight", 9),
+        ("node", "other"),
+        ("target", "other"),
+        ("zone", "other"),
     ],
-    ids=str,
 )
 def test_any_difference_is_seen(
-    family: Family, which: int, change: dict[str, Any], *, alike: bool
+    family: Family, which: int, field: str, value: Any, *, alike: bool
 ) -> None:
     """Of any backend, also after equal ones were compared; and other numbers of them."""
     those = backends(family, alike=alike)
-    if "name" in change:
-        names = change["name"]
-        own = those[which].name
-        parts = (new if new == "other" else old for new, old in zip(names, own, strict=True))
-        change = {"name": BackendName(*parts)}
-    if "address" in change:
-        number: int = change["address"]
-        address: Address = OF[family](number)
-        change = {"address": address}
-    other = (*those[:which], structs.replace(those[which], **change), *those[which + 1 :])
+    former = those[which]
+    if field in BackendName._fields:
+        changed = structs.replace(former, name=former.name._replace(**{field: value}))
+    elif field == "address":
+        changed = structs.replace(former, address=address(family, value))
+    else:
+        changed = structs.replace(former, **{field: value})
+    other = (*those[:which], changed, *those[which + 1 :])
     found = left(family, those)
     assert found != other
     assert found == those and found != other
