@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.model import addresses
-from ebpflb.model.addresses import Family
+from ebpflb.model.addresses import Address, Family
 
 
 @pytest.mark.parametrize(
@@ -121,3 +121,10 @@ def test_family() -> None:
     assert addresses.family(IPv4Address("10.0.0.1")) is Family.IPV4
     assert addresses.family(ip_network("fd00::/8")) is Family.IPV6
     assert addresses.FAMILIES == {"IPv4": 4, "IPv6": 6}
+
+
+@given(some.ip_addresses(), some.integers(0, 65535))
+def test_an_endpoint_is_written_as_its_address(address: Address, port: int) -> None:
+    """IPv6 in brackets; port 0 is any."""
+    host = f"[{address}]" if address.version == 6 else str(address)
+    assert addresses.host_port(address, port) == f"{host}:{port or '*'}"
