@@ -151,6 +151,8 @@ class NodeSync:
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
         # Where health-check node ports listen; a missing family means on all addresses.
         self.health_check_addresses: dict[Family, frozenset[Address]] = {}
+        self._programmed = frozenset(datapath.recorded_devices)  # devices that have programs now
+        self._ports_may_go = False  # whether ports had to wait until their masters had programs
         self._desired = self._desired_node()
         self._written: object = None  # the inputs of the last ``write``
         self._served: set[int] = set()  # devices that have programs
@@ -176,7 +178,7 @@ class NodeSync:
         Equal inputs replace the stored ones, so that the next comparison finds the same objects.
         """
         inputs = self._inputs()
-        if inputs != self._written:
+        if inputs != self._written or self._ports_may_go:
             return True
         self._written = inputs
         return False
@@ -354,9 +356,11 @@ class NodeSync:
 
     def _desired_node(self) -> DesiredNode:
         known, primary = self.device_list.devices, self.cluster.primary
-        served = devices.served(known, self.options.devices)
-        where = known, served, primary, self.options.detector, self._pod_cidrs()
+        where = known, self._served_devices(), primary, self.options.detector, self._pod_cidrs()
         return DesiredNode(*where, self.device_list.route_sources, self.neighbourhood)
+
+    def _served_devices(self) -> Devices:
+        return devices.served(self.device_list.devices, self.options.devices, self._programmed)
 
     def _choose_engine(self) -> bool:
         pods = (*self.options.detector.cluster_cidrs, *self._pod_cidrs())
@@ -373,6 +377,8 @@ class NodeSync:
         served.difference_update(self.datapath.devices_to_come)
         self._has_new_devices |= not served <= self._served
         self._served = served
+        self._programmed = frozenset(served)
+        self._ports_may_go = self._served_devices() != self._desired.served
 
     def _set_not_served(self, reasons: Mapping[str, str]) -> None:
         log_new(self.not_served, reasons, _NOT_SERVED)

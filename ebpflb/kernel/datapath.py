@@ -188,6 +188,11 @@ class Datapath(MapWriter):
         """The devices, by ifindex, to which programs are being attached."""
         return self.devices.to_come
 
+    @property
+    def recorded_devices(self) -> Collection[int]:
+        """The devices, by ifindex, that may have programs, of this agent or an earlier one."""
+        return self.devices.recorded
+
     def take_attached(self) -> dict[str, str]:
         """Note the devices that have got programs; return device -> error. Raises KernelError."""
         failed = self.devices.take_attached()

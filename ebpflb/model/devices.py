@@ -2,7 +2,8 @@
 """The devices of this machine: which are served, their addresses for NodePorts and masquerade."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import translate
@@ -102,6 +103,7 @@ class Device:
     sources: tuple[Address, ...]  # usable for masquerading: global, primary, in use
     kind: str = ""  # the kernel's name of a virtual device's kind, such as "bridge" or "veth"
     hairpin: bool = False  # of a bridge's port: a frame may leave by its ingress port
+    plain_bridge: bool = False  # netfilter does not run at its ports, nor does it filter by VLAN
     mac: str = ""  # such as "02:00:00:00:00:01"; empty without an Ethernet header
     number: int = 0  # another than that of a removed device which had the same index
     mtu: int = 0
@@ -111,6 +113,7 @@ class Device:
 Devices = tuple[Device, ...]
 
 KINDS_OF_PODS = frozenset({"veth", "netkit"})
+_KINDS_OF_GUESTS = KINDS_OF_PODS | {"tun"}  # of pods and virtual machines
 # Masters that forward frames unchanged: a frame for another host is so at their ports too.
 _BONDS = frozenset({"bond", "team"})
 _NO_SWITCHES = _BONDS | {"vrf"}
@@ -123,15 +126,47 @@ def check_pattern(pattern: str) -> None:
         raise ValueError(f'"{pattern}" is not a pattern of device names')
 
 
-def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
+def served(
+    devices: Collection[Device], patterns: Iterable[str], programmed: Collection[int] = ()
+) -> Devices:
     """Return all devices except loopback, or those that a pattern names; '!' excludes devices.
 
-    A member of a bond that is served is left out: the kernel hands its packets to the bond before
-    anything else looks at them.
+    A port of a bond or bridge that is served instead (``masters_for_ports``) is left out.
+    ``programmed``: indexes of the devices that have programs now. A port that has programs keeps
+    them until its master has programs too.
     """
     named = tuple(_named(devices, tuple(patterns)))
-    bonds = {device.index for device in named if device.kind in _BONDS}
-    return tuple(device for device in named if device.master not in bonds)
+    replacing = masters_for_ports(devices).intersection(device.index for device in named)
+    waiting = replacing.difference(programmed)
+    return tuple(
+        device
+        for device in named
+        if device.master not in replacing
+        or (device.master in waiting and device.index in programmed)
+    )
+
+
+def masters_for_ports(devices: Collection[Device]) -> set[int]:
+    """Return the bonds and bridges where programs see everything that they would see at the ports.
+
+    The kernel hands the packets of a bond's members to the bond before anything else looks at them,
+    and the packets of a bridge's only port to the bridge. But if netfilter runs at the port, a
+    choice at the bridge would come too late. With several ports, frames between two of them bypass
+    the bridge's own programs, such as replies from a pod or virtual machine to a client behind the
+    uplink. A pod or virtual machine may soon have neighbours, so its port keeps the programs.
+    """
+    ports = defaultdict[int, list[Device]](list)
+    for device in devices:
+        ports[device.master].append(device)
+    return {
+        each.index
+        for each in devices
+        if each.kind in _BONDS or (each.plain_bridge and _are_one_uplink(ports[each.index]))
+    }
+
+
+def _are_one_uplink(ports: list[Device]) -> bool:
+    return len(ports) == 1 and not ports[0].hairpin and ports[0].kind not in _KINDS_OF_GUESTS
 
 
 def _named(devices: Iterable[Device], patterns: tuple[str, ...]) -> Iterator[Device]:

@@ -87,6 +87,7 @@ class FakeDatapath:
         self.served: list[Devices] = []
         self.now: set[int] = set()  # the devices that did not wait for others
         self.devices_to_come: set[int] = set()
+        self.recorded_devices: set[int] = set()
         self.is_attaching = False
         self.unattached: list[dict[str, str]] = []
         self.looked: list[Devices] = []

@@ -15,7 +15,7 @@ V4, POD = ip_address("192.0.2.1"), ip_address("192.0.2.2")
 LO = Device(1, "lo", True, True, 0, (ip_address("127.0.0.1"),), ())
 ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
 BRIDGE = Device(3, "cni0", False, True, 0, (POD,), (POD,))
-PORT = Device(4, "veth1", False, True, 3, (), ())
+PORT = Device(4, "veth1", False, True, 3, (), (), kind="veth")
 SERVICES = listed(Kind.SERVICE, service("a", "10.96.0.1"))
 SLICES = listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1"))
 NODE = manifests.node("node-1", str(V4)) | {"spec": {"podCIDRs": ["10.244.1.0/24"]}}

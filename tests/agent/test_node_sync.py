@@ -145,6 +145,34 @@ def test_devices_follow(harness: Harness) -> None:
     assert len(harness.datapath.attached) == 1
 
 
+def names(harness: Harness) -> list[str]:
+    """Of the devices that are served now."""
+    return [device.name for device in harness.datapath.served[-1]]
+
+
+def test_a_port_keeps_its_programs_until_its_bridge_has_them(harness: Harness) -> None:
+    """An uplink that becomes the only port of a bridge has programs until the bridge has them."""
+    bridge = replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
+    port = replace(ETH, master=bridge.index)
+    start(harness)
+    harness.datapath.devices_to_come = {bridge.index}
+    harness.send(here(port, bridge))
+    assert names(harness) == ["eth0", "br0"]
+    assert harness.datapath.small_maps["devices"].keys() == {port.index, bridge.index}
+    harness.send(DevicesAttached())
+    assert names(harness) == ["br0"]
+    assert harness.datapath.small_maps["devices"].keys() == {bridge.index}
+
+
+def test_a_port_stays_without_programs_after_a_restart(harness: Harness) -> None:
+    """A bridge that an earlier agent has served is served at once in the place of its port."""
+    bridge = replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
+    harness.datapath.recorded_devices = {bridge.index}
+    harness.start()
+    harness.send(here(bridge, replace(ETH, master=bridge.index)), SERVICES, SLICES, NODES)
+    assert harness.datapath.served[0] == (bridge,)
+
+
 def test_patterns(harness: Harness) -> None:
     """Only devices that the operator wants are served."""
     start(harness, devices=("!cni*",))

@@ -10,9 +10,11 @@ SecondUplink the same, and the pods' addresses belong to a second interface of t
 WireGuard    packets to other nodes' pods are sent in WireGuard
 Vrf          the node's uplink is in a VRF
 Bond         the node's uplink is a member of a bond
+BridgeUplink the node's uplink is the only port of a bridge
 """
 
 import errno
+from pathlib import Path
 
 from pyroute2.netlink import nla
 from pyroute2.netlink.generic.wireguard import WireGuard as WireGuardSocket
@@ -24,6 +26,7 @@ from ebpflb.kernel.pyroute2_parts import IPRoute, NetlinkError
 from ebpflb.lab import cni
 from ebpflb.lab.netns import NETNS, Namespace
 from ebpflb.lab.router import NODES, lasting_mac
+from ebpflb.model.packet_path import SYSCTLS
 
 BOTH = (False, True)
 TABLE = 10
@@ -328,11 +331,44 @@ class Bond(cni.Routed):
             "link set eth0 down",
             "link set eth0 master bond0",
             "link set bond0 up",
-            "address flush dev eth0",
         )
-        both = zip(NODES.addresses(node), NODES.gateways, (24, 64), strict=True)
-        for address, gateway, length in both:
-            host.ip(
-                f"address add {address}/{length} dev bond0",
-                f"route replace default via {gateway} dev bond0",
-            )
+        move_addresses(host, node, "eth0", "bond0")
+
+
+class BridgeUplink(cni.Routed):
+    """Its addresses and routes are the bridge's, and netfilter does not run at the port ``up0``.
+
+    As a pod's veth may be a bridge's only port too, the port is a device of another kind, on top of
+    eth0. The agent has to leave eth0 out (OPTIONS): that is the cable, which no real node has.
+    """
+
+    OPTIONS = ("--devices", "!eth0")
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        call_netfilter(host, calls=False)
+        host.ip(
+            f"link set eth0 address {lasting_mac(node)}",
+            "link add up0 link eth0 type macvlan mode passthru",
+            f"link add br0 address {lasting_mac(node)} type bridge",
+            "link set up0 master br0 up",
+            "link set br0 up",
+        )
+        move_addresses(host, node, "eth0", "br0")
+
+
+def call_netfilter(host: Namespace, *, calls: bool) -> None:
+    """Sets whether bridges call netfilter at their ports, if the kernel has br_netfilter."""
+    for name in SYSCTLS.values():
+        if Path("/proc/sys", name).exists():
+            host.sysctl(name.replace("/", "."), int(calls))
+
+
+def move_addresses(host: Namespace, node: int, former: str, device: str) -> None:
+    """Gives the node's addresses and default routes to another device."""
+    host.ip(f"address flush dev {former}")
+    both = zip(NODES.addresses(node), NODES.gateways, (24, 64), strict=True)
+    for address, gateway, length in both:
+        host.ip(
+            f"address add {address}/{length} dev {device}",
+            f"route replace default via {gateway} dev {device}",
+        )

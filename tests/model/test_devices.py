@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
@@ -69,10 +70,67 @@ def test_served(patterns: tuple[str, ...], names: str) -> None:
     ],
 )
 def test_served_with_a_bond(kind: str, patterns: tuple[str, ...], names: str) -> None:
-    """A bond is served in the place of its members, if it is served; a bridge and a VRF are not."""
+    """A bond is served in the place of its members, if it is served; a VRF is not, nor a bridge
+    that is not plain.
+    """
     bond = replace(device(9, "bond0"), kind=kind)
     every = bond, device(7, "eth1", master=9), device(8, "eth2")
     assert [each.name for each in served(every, patterns)] == names.split()
+
+
+UPLINK_BRIDGE = replace(device(9, "br0"), kind="bridge", plain_bridge=True)
+
+
+@pytest.mark.parametrize(
+    ("bridge", "port", "patterns", "names"),
+    [
+        ({}, {}, (), "br0"),
+        ({}, {"kind": "bond"}, (), "br0"),
+        ({}, {"kind": "macvlan"}, (), "br0"),
+        ({"plain_bridge": False}, {}, (), "br0 eth1"),
+        ({}, {"hairpin": True}, (), "br0 eth1"),
+        ({}, {"kind": "veth"}, (), "br0 eth1"),
+        ({}, {"kind": "netkit"}, (), "br0 eth1"),
+        ({}, {"kind": "tun"}, (), "br0 eth1"),
+        ({}, {}, ("eth*",), "eth1"),
+        ({}, {}, ("!br0",), "eth1"),
+        ({"master": 6}, {}, (), "br0"),
+    ],
+)
+def test_served_with_a_bridge(
+    bridge: dict[str, Any], port: dict[str, Any], patterns: tuple[str, ...], names: str
+) -> None:
+    """A plain bridge is served in the place of its only port, if it is served; but the port of a
+    pod or virtual machine has programs, and a port that sends frames back.
+    """
+    every = replace(UPLINK_BRIDGE, **bridge), replace(device(7, "eth1", master=9), **port)
+    assert [each.name for each in served(every, patterns)] == names.split()
+
+
+@pytest.mark.parametrize("kind", ["", "veth", "tun"])
+@pytest.mark.parametrize("patterns", [(), ("!d8",)])
+def test_served_with_a_second_port(kind: str, patterns: tuple[str, ...]) -> None:
+    """All ports have programs where frames may go from one to another, served or not."""
+    port, second = device(7, "eth1", master=9), replace(device(8, "d8", master=9), kind=kind)
+    assert port in served((UPLINK_BRIDGE, port, second), patterns)
+
+
+@pytest.mark.parametrize(
+    ("programmed", "names"),
+    [
+        ((), "br0"),
+        ((7,), "br0 eth1"),
+        ((9,), "br0"),
+        ((7, 9), "br0"),
+    ],
+)
+def test_a_port_keeps_its_programs_until_its_master_has_them(
+    programmed: tuple[int, ...], names: str
+) -> None:
+    """Of bridges and bonds; a port without programs gets none meanwhile."""
+    port = device(7, "eth1", master=9)
+    for master in (UPLINK_BRIDGE, replace(UPLINK_BRIDGE, kind="bond", plain_bridge=False)):
+        assert [each.name for each in served((master, port), (), programmed)] == names.split()
 
 
 @pytest.mark.parametrize("pattern", ["", "!", "a b", "a/b", "\t"])

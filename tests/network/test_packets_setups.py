@@ -49,6 +49,7 @@ NETWORKS = {
     "wireguard": pod_networks.WireGuard(),
     "vrf": pod_networks.Vrf(),
     "bond": pod_networks.Bond(),
+    "bridge uplink": pod_networks.BridgeUplink(),
 }
 SETUPS |= {
     f"{engine} {name}": (network, (), engine)
@@ -60,12 +61,12 @@ SETUPS |= {
 # masqueraded; and a request that was translated at ingress cannot be.
 del SETUPS["flows ipvlan"]
 MASQUERADED, ASTRAY = "--masquerade-all", "flows second uplink"
-OPTIONS = {
+OPTIONS: dict[str, Iterable[str]] = {
     "netfilter ipvlan": [MASQUERADED],
     "netfilter ipvlan beside veth": [MASQUERADED],
     "flows ipvlan beside veth": [MASQUERADED],
     ASTRAY: ["--reply-path=request-device"],
-}
+} | {f"{engine} bridge uplink": pod_networks.BridgeUplink.OPTIONS for engine in Engine}
 NUMBER, SELF, TIMES = 10, 20, 200
 CLIENTS = {"unhooked": "cluster", "outside": "nodeport"}
 

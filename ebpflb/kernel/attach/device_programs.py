@@ -154,6 +154,11 @@ class DevicePrograms:
         self._faulty: set[int] = set()  # attached devices at which ``faults`` found something
         self._ids: dict[bool, dict[str, int]] = {}  # of the programs, by whether for a link header
 
+    @property
+    def recorded(self) -> Collection[int]:
+        """The devices, by ifindex, that may have programs, of this agent or an earlier one."""
+        return self._recorded
+
     def update(
         self, wanted: Devices, now: Collection[int] | None = None, *, by: int | None = None
     ) -> dict[str, str]:

@@ -20,8 +20,9 @@ from inotify_simple import INotify, flags
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink, pyroute2_parts
 from ebpflb.kernel.node.listed_route_sources import list_route_sources
+from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model.addresses import Address
-from ebpflb.model.devices import KINDS_OF_PODS, Device, Devices
+from ebpflb.model.devices import KINDS_OF_PODS, Device, Devices, masters_for_ports
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import DEVICE
 from ebpflb.model.route_sources import RouteSource
@@ -100,9 +101,11 @@ _LINK_HEADER = Struct("=BxHiII")  # struct ifinfomsg
 _LINK_ADDRESS, _NAME, _MTU, _QDISC, _MASTER, _LINK_INFO = 1, 3, 4, 6, 10, 18  # IFLA_*
 _OTHER_NAMESPACE = 37  # IFLA_LINK_NETNSID, of a veth's or netkit's other end
 _NO_QUEUE = netlink.to_text("noqueue")
-_KIND, _SLAVE_KIND, _SLAVE_DATA = 1, 4, 5  # IFLA_INFO_*
+_KIND, _DATA, _SLAVE_KIND, _SLAVE_DATA = 1, 2, 4, 5  # IFLA_INFO_*
 _BRIDGE = netlink.to_text("bridge")
 _HAIRPIN_MODE = 4  # IFLA_BRPORT_MODE
+# IFLA_BR_VLAN_FILTERING, IFLA_BR_NF_CALL_IPTABLES, IFLA_BR_NF_CALL_IP6TABLES
+_NOT_PLAIN = 7, 36, 37
 _ADDRESS_HEADER = Struct("=BBBBI")  # struct ifaddrmsg
 _PEER, _OWN = 1, 2  # IFA_ADDRESS, IFA_LOCAL
 _ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
@@ -113,6 +116,9 @@ _RT_SCOPE_UNIVERSE = 0
 _ADDRESSES = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 _ROUTES = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 RELIST_SECONDS = 1.0  # pause after a failed listing
+# How often br_netfilter's sysctls are read, which change without an event: while a bridge may be
+# served instead of its port, and with other bridges, where nothing is urgent.
+_UPLINK_SECONDS, _BRIDGE_SECONDS = 0.25, 5.0
 
 
 class DevicesChanged(msgspec.Struct, frozen=True):
@@ -156,6 +162,8 @@ class DeviceTable:
         self._devices: dict[int, Device] = {}
         self._changed: set[int] | None = None  # since the last ``read``; None: any may have
         self._count = 0  # of devices that were new, for ``Device.number``
+        self._bridges_call = False  # whether br_netfilter's sysctls let all bridges call netfilter
+        self.poll_seconds = math.inf  # how long ``note_bridge_calls`` may wait; known by ``read``
 
     def note(self, messages: bytes) -> None:
         """Note the devices that these messages of the kernel are about."""
@@ -170,13 +178,22 @@ class DeviceTable:
         """Note that messages were lost."""
         self._changed = None
 
+    def note_bridge_calls(self) -> bool:
+        """Read br_netfilter's sysctls; return whether ``read`` may differ because of them."""
+        before, self._bridges_call = self._bridges_call, any(bridge_calls().values())
+        if before != self._bridges_call:
+            self._changed = None
+        return before != self._bridges_call
+
     def read(self) -> DevicesChanged:
         """Return the devices as they are now. Raises NodeError; then all are read again."""
+        self.note_bridge_calls()
         changed, self._changed = self._changed, None
         try:
             self._read(changed)
             devices = tuple(self._devices[index] for index in sorted(self._devices))
             sources = _list_route_sources(devices) if self._route_sources else ()
+            self.poll_seconds = _poll_seconds(devices)
         except OSError as error:
             raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
         self._changed = set()
@@ -197,9 +214,17 @@ class DeviceTable:
         (index,) = _INDEX.unpack_from(link)
         former = self._devices.pop(index, None)
         self._count += former is None
-        device = _device(link, addresses, former.number if former else self._count)
+        number = former.number if former else self._count
+        device = _device(link, addresses, number, bridges_call=self._bridges_call)
         if device.name != DEVICE:
             self._devices[index] = device
+
+
+def _poll_seconds(devices: Devices) -> float:
+    replacing = masters_for_ports(devices)
+    if any(each.plain_bridge and each.index in replacing for each in devices):
+        return _UPLINK_SECONDS
+    return _BRIDGE_SECONDS if any(each.kind == "bridge" for each in devices) else math.inf
 
 
 def _list_route_sources(devices: Devices) -> tuple[RouteSource, ...]:
@@ -247,7 +272,7 @@ def _by_device(listed: Iterable[bytes]) -> _Addresses:
     return found
 
 
-def _device(message: bytes, addresses: _Addresses, number: int) -> Device:
+def _device(message: bytes, addresses: _Addresses, number: int, *, bridges_call: bool) -> Device:
     _, kind, index, flags, _ = _LINK_HEADER.unpack_from(message)
     found = netlink.attributes(message, _LINK_HEADER.size)
     info = netlink.attributes(found.get(_LINK_INFO, b""))
@@ -264,11 +289,20 @@ def _device(message: bytes, addresses: _Addresses, number: int) -> Device:
         sources=tuple(each.address for each in here if each.is_source),
         kind=netlink.from_text(info.get(_KIND, b"")),
         hairpin=any(netlink.attributes(port).get(_HAIRPIN_MODE, b"")),
+        plain_bridge=not bridges_call and _is_plain_bridge(info),
         mac=found.get(_LINK_ADDRESS, b"").hex(":") if has_link_header else "",
         number=number,
         mtu=int.from_bytes(found.get(_MTU, b""), sys.byteorder),
         leads_to_pod=_leads_to_pod(flags, found, netlink.from_text(info.get(_KIND, b""))),
     )
+
+
+def _is_plain_bridge(info: Mapping[int, bytes]) -> bool:
+    """Return what the bridge's own settings say; br_netfilter's sysctls may say otherwise."""
+    if info.get(_KIND) != _BRIDGE:
+        return False
+    settings = netlink.attributes(info.get(_DATA, b""))
+    return not any(any(settings.get(each, b"")) for each in _NOT_PLAIN)
 
 
 def _leads_to_pod(flags: int, found: Mapping[int, bytes], kind: str) -> bool:
@@ -320,8 +354,10 @@ class DeviceWatch(DescriptorWorker):
 
     def run(self) -> None:
         while not self.stopped.is_set():
-            if self.wait([self.changes], math.inf):
+            changes = self.wait([self.changes], self._table.poll_seconds)
+            if changes:
                 self._take_changes()
+            if changes or self._table.note_bridge_calls():
                 while not (self._poll() or self.stopped.wait(RELIST_SECONDS)):
                     pass
 

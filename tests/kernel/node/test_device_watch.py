@@ -2,12 +2,14 @@
 """The machine's devices and addresses, in a network namespace of the test's own."""
 
 import errno
+import math
 import os
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from ipaddress import ip_address
 from queue import SimpleQueue
 from typing import Any
@@ -17,6 +19,7 @@ from pyroute2 import netns
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.netlink import dump, packed
+from ebpflb.kernel.node import device_watch
 from ebpflb.kernel.node.device_watch import (
     DevicesChanged,
     DeviceTable,
@@ -24,9 +27,11 @@ from ebpflb.kernel.node.device_watch import (
     list_devices,
 )
 from ebpflb.lab.netns import ip as run_ip
-from ebpflb.model.addresses import Address
+from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import Device
 from ebpflb.model.events import SourceStatus
+from ebpflb.model.packet_path import SYSCTLS
+from tests.kit import needs
 
 NAME = f"ebpflb-test-{os.getpid()}-devices"
 NEW_LINK, REMOVED_LINK, GET_ADDRESS = 16, 17, 22  # RTM_*
@@ -113,6 +118,71 @@ def test_hairpin_mode(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
     while not any(device.hairpin for device in emitted.get(timeout=WAIT_SECONDS).devices):
         pass
     assert [name for name, device in devices().items() if device.hairpin] == ["v0"]
+
+
+@needs.bridge_netfilter
+def test_plain_bridge(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
+    """A bridge is plain while netfilter does not run at its ports, by its own setting or by a
+    sysctl, of either family; each change is emitted, though nothing tells of a sysctl's.
+    """
+
+    def until(is_plain: bool) -> None:
+        """An Empty ends the wait."""
+        assert devices()["d0"].plain_bridge == is_plain
+        while emitted.get(timeout=WAIT_SECONDS).devices[-1].plain_bridge != is_plain:
+            pass
+
+    for sysctl in SYSCTLS.values():
+        run_ip("netns", "exec", NAME, "sysctl", "-qw", f"{sysctl}=0")
+    until(is_plain=True)
+    for family in ("iptables", "ip6tables"):
+        ip(f"link set d0 type bridge nf_call_{family} 1")
+        until(is_plain=False)
+        ip(f"link set d0 type bridge nf_call_{family} 0")
+        until(is_plain=True)
+    for sysctl in SYSCTLS.values():
+        run_ip("netns", "exec", NAME, "sysctl", "-qw", f"{sysctl}=1")
+        until(is_plain=False)
+        run_ip("netns", "exec", NAME, "sysctl", "-qw", f"{sysctl}=0")
+        until(is_plain=True)
+    assert not devices()["lo"].plain_bridge
+
+
+def test_vlan_filtering_is_not_plain(ip: Ip) -> None:
+    """A port of such a bridge may see frames without the tag with which the bridge sees them."""
+    if not filters_vlans(ip):
+        pytest.skip("bridges of this kernel do not filter by VLAN")
+    assert not devices()["d0"].plain_bridge
+
+
+def filters_vlans(ip: Ip) -> bool:
+    """Lets the bridge filter by VLAN; returns whether it does."""
+    with suppress(subprocess.CalledProcessError):
+        ip("link set d0 type bridge vlan_filtering 1")
+        return True
+    return False
+
+
+def test_how_often_bridge_settings_are_polled(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Often while a bridge may be served in the place of its port, rarely with other bridges, and
+    never without bridges.
+    """
+
+    def seconds() -> float:
+        table = DeviceTable()
+        table.read()
+        return table.poll_seconds
+
+    called = dict.fromkeys(Family, False)
+    monkeypatch.setattr(device_watch, "bridge_calls", lambda: called)
+    rarely = seconds()
+    ip("link add up0 type vxlan id 1 remote 192.0.2.9 dstport 4789")
+    ip("link set up0 master d0")
+    often = seconds()
+    called[Family.IPV6] = True
+    assert seconds() == rarely
+    ip("link del d0")
+    assert often < rarely < seconds() == math.inf
 
 
 def test_sources(ip: Ip) -> None:

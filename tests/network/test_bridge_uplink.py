@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node whose uplink is the only port of a bridge: the bridge has the programs, and not the port,
+as long as no frame can bypass it and netfilter does not run at the port.
+"""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.kernel.attach.device_programs import attacher
+from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.node.namespaces import call_in
+from ebpflb.lab import cni
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.netns import NETNS
+from ebpflb.lab.router import NODES
+from ebpflb.model.packet_path import Engine
+from tests.kit import needs, requests, two_nodes
+from tests.kit.parameters import families
+from tests.kit.pod_networks import BridgeUplink, call_netfilter, move_addresses
+from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+
+WEB, HERE, NOBODY = Frontends(10), Frontends(20), Frontends(30)
+NEAR, FAR = 1, 2  # the nodes' numbers
+
+Set = Callable[[TwoNodes, bool], None]
+
+
+def sysctl(two: TwoNodes, on: bool) -> None:
+    call_netfilter(two.near, calls=on)
+
+
+def own_setting(two: TwoNodes, on: bool) -> None:
+    two.near.ip(f"link set br0 type bridge nf_call_ip6tables {on:d}")
+
+
+def second_port(two: TwoNodes, on: bool) -> None:
+    if on:
+        two.near.ip("link add vm type veth peer name vm0", "link set vm master br0 up")
+    else:
+        two.near.ip("link del vm")
+
+
+CHANGES = [
+    pytest.param(sysctl, marks=needs.bridge_netfilter),
+    pytest.param(own_setting, marks=needs.bridge_netfilter),
+    second_port,
+]
+
+
+@pytest.fixture(scope="module", params=Engine, ids=str)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    how: Any = {"network": BridgeUplink(), "engine": request.param}
+    options = (*CLUSTER_CIDR, *BridgeUplink.OPTIONS)
+    with two_nodes.running(tmp_path_factory.mktemp("two"), *options, **how) as made:
+        web, here = made.service("web", 10, made.here, made.there), made.service("h", 20, made.here)
+        made.publish(web, here, made.service("nobody", 30))
+        yield made
+
+
+def move(two: TwoNodes, master: str, former: str, device: str) -> None:
+    """Releases or enslaves the uplink, and gives addresses and routes to another device."""
+    two.near.ip(f"link set up0 {master}")
+    move_addresses(two.near, NEAR, former, device)
+    for there, gateway in zip(cni.network(FAR), NODES.addresses(FAR), strict=True):
+        two.near.ip(f"route replace {there} via {gateway} dev {device}")
+
+
+def programmed(two: TwoNodes) -> set[str]:
+    """The names of the near node's devices that have our programs now."""
+    attached = attacher(StateDir(Path(two.agents[0].paths.state))).attached
+    found = call_in(NETNS / two.near.netns, lambda: set(map(socket.if_indextoname, attached())))
+    return found & {"br0", "up0"}
+
+
+def until_programmed(two: TwoNodes, *names: str) -> None:
+    wait_until(f"{names} have the programs", lambda: programmed(two) == set(names))
+
+
+@contextmanager
+def clients(two: TwoNodes, frontends: Frontends) -> Iterator[None]:
+    """None of their requests from outside fails meanwhile."""
+    both = [frontends.to("nodeport", two.near, v6=v6) for v6 in (False, True)]
+    started = [two.start_client(two.outside, p, *to) for p in ("tcp", "udp") for to in both]
+    yield
+    assert [two.stop_client(client)["errors"] for client in started] == [{}] * len(started)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_port_gets_its_programs_back(two: TwoNodes, change: Set) -> None:
+    """As soon as the port needs programs it has them too, and the bridge alone has them again
+    afterwards; no connection is lost.
+
+    With the kernel's NAT a new connection fails that comes between the change and the programs. And
+    then the kernel drops what would leave by the port where it has come in: requests for endpoints
+    on other nodes, with kube-proxy too.
+    """
+    has_gap = two.engine is Engine.NETFILTER and change is not second_port
+    frontends = HERE if has_gap else WEB
+    until_programmed(two, "br0")
+    both = [frontends.to("nodeport", two.near, v6=v6) for v6 in (False, True)]
+    opened = [two.connected("outside", where) for where in both]
+    with ExitStack() as load:
+        if not has_gap:
+            load.enter_context(clients(two, frontends))
+        change(two, True)
+        until_programmed(two, "br0", "up0")
+        load.enter_context(clients(two, frontends))
+        change(two, False)
+        until_programmed(two, "br0")
+    assert all(map(requests.lives, opened))
+
+
+def test_a_port_that_is_released_and_enslaved(two: TwoNodes) -> None:
+    """An uplink on its own has the programs; when it becomes a bridge's port, the bridge does.
+
+    When a device loses its address, the kernel forgets what it has masqueraded by it: therefore an
+    endpoint here.
+    """
+    where = HERE.to("nodeport", two.near)
+    until_programmed(two, "br0")
+    opened = [two.connected("outside", where)]
+    move(two, "nomaster", "br0", "up0")
+    until_programmed(two, "br0", "up0")
+    opened.append(two.connected("outside", where))
+    move(two, "master br0", "up0", "br0")
+    until_programmed(two, "br0")
+    opened.append(two.connected("outside", where))
+    assert all(map(requests.lives, opened))
+
+
+@families
+@pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
+def test_refusals(two: TwoNodes, send: requests.Send, v6: bool) -> None:
+    """A client outside is refused by a Service without endpoints."""
+    where = NOBODY.to("nodeport", two.near, v6=v6)
+    with pytest.raises(ConnectionRefusedError):
+        send(two.sockets(two.outside), *where)
