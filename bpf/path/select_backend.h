@@ -157,6 +157,17 @@ static __always_inline void select_port(const struct request *request, struct se
 }
 
 /*
+ * Whether a service may have the frontend; for a packet ingress has already checked this. Nearly all
+ * cluster IPs have one, so the bits of no_frontends would be one more cache miss there.
+ */
+static __always_inline bool service_may_exist(const struct request *request,
+					      const struct frontend *frontend)
+{
+	return request->tuple || address_may_have_use(&frontend->address) ||
+	       frontend_may_exist(frontend);
+}
+
+/*
  * Selects a backend. If a map element was recycled while it was read, everything is looked up
  * again, once. There is no loop: clang would compile it into one that is entered in its middle,
  * which the verifiers of 5.10 and 6.1 reject (back-edge).
@@ -167,8 +178,7 @@ static __always_inline enum selected select_backend(const struct request *reques
 	struct frontend frontend = *request->frontend;
 	enum selected selected = NO_SERVICE;
 
-	/* For a packet ingress has already checked this. */
-	if (request->tuple || frontend_may_exist(&frontend)) {
+	if (service_may_exist(request, &frontend)) {
 		range_take(&frontend, &selection->service);
 		FORGET_VALUE(frontend.protocol, request->socket);
 		selected = select_once(request, &frontend, selection);
