@@ -11,7 +11,14 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import (
+    FIRST_BACKENDS,
+    NO_TABLE,
+    Backend,
+    Frontend,
+    Range,
+    ServiceEntry,
+)
 
 PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "sctp": 132}
 _NOBODY = Backend(IPv6Address(0), 0, frozenset(), 0, 0)
@@ -71,6 +78,7 @@ class Publisher(ABC):
         order += [b for b in local if b not in cluster] + list(leaving)
         lists = {"cluster": cluster, "local": local, "here": here}
         block = self._fill_block(service, order, lists)
+        first = tuple(self.backend_id(service, each) for each in order[:FIRST_BACKENDS])
         in_cluster = Range(block.base, len(cluster))
         in_local = Range(block.base + len(cluster) - len(both), len(local))
         some = {"endpoints"} if cluster or local else set()
@@ -79,7 +87,7 @@ class Publisher(ABC):
             where = frontend(text)
             nodeport = {"nodeport"} if where.address.is_unspecified else set[str]()
             flags = frozenset(kinds.split()) | some | nodeport
-            rest = affinity, block.size, in_cluster, in_local
+            rest = affinity, block.size, in_cluster, in_local, NO_TABLE, first
             self._lead(where, ServiceEntry(service, flags, *rest))
         self._clear(self.blocks.get(service, Range(0, 0)))
         self.blocks[service] = block

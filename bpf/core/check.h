@@ -8,9 +8,9 @@
  * copies the value once, and trusts the copy if its check matches the key that was looked up: one
  * mixture in 2^32 passes. This needs no order of reads or writes.
  *
- * The fields after the check change in place and are not part of the sum. A wrong value in them
- * means that the element no longer belongs to its key. This matters only where a program uses them
- * to translate, write or delete another key's element: there it uses checked values only.
+ * The fields after the check change in place, or only save time, and are not part of the sum. A wrong
+ * value in them means that the element no longer belongs to its key. This matters only where a program
+ * uses them to translate, write or delete another key's element: there it uses checked values only.
  */
 #ifndef EBPFLB_CORE_CHECK_H
 #define EBPFLB_CORE_CHECK_H

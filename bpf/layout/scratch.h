@@ -38,7 +38,7 @@ struct selection {
 	__u8 is_pending;	/* session affinity is to be remembered once the client is known */
 	__u8 keeps_port;	/* the backend has any port: it gets the one that the client asked for */
 };
-SIZE(struct selection, 80);
+SIZE(struct selection, 120);
 
 /* The tuples of a flow that ends because another gets its port, or its place in half_open. */
 struct ending {
@@ -104,7 +104,7 @@ struct opening {
 	__u16 pad[3];
 	struct port_sequence ports;	/* of the masqueraded flow */
 };
-SIZE(struct opening, 784);
+SIZE(struct opening, 824);
 
 /*
  * The data that is too large for a program's stack. Each part is passed as an argument to the
@@ -116,7 +116,7 @@ struct scratch {
 	struct onward onward;
 	struct opening opening;
 };
-SIZE(struct scratch, 1224);
+SIZE(struct scratch, 1264);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

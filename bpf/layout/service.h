@@ -28,6 +28,10 @@ enum service_flag {
 	SERVICE_PASSTHROUGH = 8192,	/* without a backend, packets go on (docs/external-failover.md) */
 };
 
+enum service_backends {
+	FIRST_BACKENDS = 10,
+};
+
 /*
  * The service at a frontend. A frontend with port 0 and protocol ICMP (for IPv6 too) is the address itself:
  * it decides on packets to no port of a service (path/vip.h). The service's slots are one block, which
@@ -47,8 +51,10 @@ struct service {
 	struct range local;
 	struct range table;	/* of choices: the cluster list's, behind it as many of the local list */
 	__u32 check;		/* names the frontend (core/check.h) */
+	/* the ids of the backends in the block's first slots, then 0; a wrong one costs time only */
+	__u32 backends[FIRST_BACKENDS];
 };
-SIZE(struct service, 44);
+SIZE(struct service, 84);
 
 enum backend_flag {
 	BACKEND_CLUSTER = 1,	/* in the service's cluster list */

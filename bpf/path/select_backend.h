@@ -84,23 +84,36 @@ static __always_inline enum selected select_none(const struct request *request,
 	return has_endpoints ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
 }
 
+/* Reads the backend that the scheduler draws for a new connection. A socket's will be counted. */
+static __always_inline bool backend_draw(const struct request *request, struct selection *selection,
+					 const struct service *element, const struct range *range,
+					 __u16 list)
+{
+	const struct service *service = &selection->service;
+	__u32 slot = scheduler_slot(request, service, range, list);
+	__u32 place = slot - service->cluster.base;
+
+	if (!request->tuple && place < FIRST_BACKENDS)
+		backend_expect(element->backends[place]);
+	return backend_read(slot, service->id, &selection->backend);
+}
+
 /* By affinity, or by the scheduler, in a list that is not empty. */
 static __always_inline enum selected select_listed(const struct request *request,
 						   struct selection *selection,
+						   const struct service *element,
 						   const struct range *range, __u16 list)
 {
 	const struct service *service = &selection->service;
-	struct backend *backend = &selection->backend;
 	struct affinity_key key = affinity_key_of(request, service);
 	bool by_affinity;
 
 	table_spare(request, &selection->service);
 	by_affinity = affinity_find(&key, list, request->tuple, selection);
-	if (!by_affinity &&
-	    !backend_read(scheduler_slot(request, service, range, list), service->id, backend))
+	if (!by_affinity && !backend_draw(request, selection, element, range, list))
 		return SELECT_RECYCLED;
 	if (!by_affinity && service->affinity_seconds && !request->in_middle)
-		affinity_remember(&key, backend->id, request->tuple);
+		affinity_remember(&key, selection->backend.id, request->tuple);
 	if (!request->in_middle)
 		service_count_chosen(service->id, by_affinity);
 	return SELECTED;
@@ -123,7 +136,8 @@ static __always_inline enum selected select_once(const struct request *request,
 {
 	const struct service *service = &selection->service;
 	struct backend *backend = &selection->backend;
-	enum found found = service_find(frontend, request->netns, &selection->service);
+	const struct service *element;
+	enum found found = service_find(frontend, request->netns, &selection->service, &element);
 	enum admission admission;
 	struct range range;
 	__u16 list;
@@ -142,7 +156,7 @@ static __always_inline enum selected select_once(const struct request *request,
 	if (!request->tuple && service->flags & SERVICE_NODE_LOCAL)
 		return select_node_local(selection);
 	range = select_range(request, selection, &list);
-	return range.size ? select_listed(request, selection, &range, list)
+	return range.size ? select_listed(request, selection, element, &range, list)
 			  : select_none(request, service);
 }
 

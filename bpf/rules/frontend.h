@@ -113,9 +113,13 @@ static __always_inline bool address_may_be_vip(const struct settings *settings,
 	return !no_frontend_at(frontend_bit(&whole));
 }
 
-/* RECYCLED: the element was given to another frontend, or replaced, while it was copied. */
+/*
+ * RECYCLED: the element was given to another frontend, or replaced, while it was copied. `element`
+ * leads to the element itself, for an index: before Linux 5.12 the stack is read at constant places only.
+ */
 static __always_inline enum found service_read(const struct frontend *frontend,
-					       struct service *service)
+					       struct service *service,
+					       const struct service **element)
 {
 	struct service *found = LOOKUP(struct service, services, frontend);
 
@@ -124,6 +128,7 @@ static __always_inline enum found service_read(const struct frontend *frontend,
 	if (!COPY_CHECKED(service, frontend, found))
 		return RECYCLED;
 	record_at(STEP_SERVICE, service->id, &frontend->address);
+	*element = found;
 	return FOUND;
 }
 
@@ -180,18 +185,19 @@ static __always_inline void range_take(struct frontend *frontend, struct service
 
 /* Without the ranges of ports. */
 static __always_inline enum found service_find(const struct frontend *frontend, __u64 netns,
-					       struct service *service)
+					       struct service *service,
+					       const struct service **element)
 {
 	enum found found = ABSENT;
 
 	if (address_is_foreign_loopback(&frontend->address, netns))
 		return ABSENT;
 	if (!address_is_any(&frontend->address))
-		found = service_read(frontend, service);
+		found = service_read(frontend, service, element);
 	if (found == ABSENT && node_serves(&frontend->address, netns)) {
 		struct frontend nodeport = nodeport_of(frontend);
 
-		found = service_read(&nodeport, service);
+		found = service_read(&nodeport, service, element);
 	}
 	return found;
 }

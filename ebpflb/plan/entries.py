@@ -105,8 +105,14 @@ class Range(NamedTuple):
 NO_TABLE = Range(0, 0)
 
 
+FIRST_BACKENDS = 10  # as in bpf/layout/service.h
+
+
 class ServiceEntry(NamedTuple):
-    """The value of a frontend; ``slots`` is the size of the block that starts at cluster.base."""
+    """The value of a frontend; ``slots`` is the size of the block that starts at cluster.base.
+
+    ``backends`` are the ids in the first FIRST_BACKENDS slots.
+    """
 
     id: int
     flags: Flags
@@ -115,6 +121,7 @@ class ServiceEntry(NamedTuple):
     cluster: Range
     local: Range
     table: Range = NO_TABLE  # in map choices: of the cluster list; that of the local list follows
+    backends: tuple[int, ...] = ()
 
     @property
     def tables(self) -> Range:

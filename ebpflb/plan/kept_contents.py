@@ -17,6 +17,7 @@ from ebpflb.model.addresses import Address, Family
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredBackend
 from ebpflb.plan.entries import (
+    FIRST_BACKENDS,
     NO_LASTS,
     BackendName,
     Flags,
@@ -191,15 +192,16 @@ def _range_lists(entries: Iterable[ServiceEntries]) -> Lists:
 
 
 def _decode_port(port: _Port, shared: _Shared) -> ServiceEntries:
-    size = len(port.ids)
+    size, ids = len(port.ids), tuple(port.ids)
+    first = ids[:FIRST_BACKENDS]
     rows = zip(_addresses(port.frontends, port.name.family), port.services, strict=True)
-    services = dict(_service(port.id, address, row, shared.flags) for address, row in rows)
+    services = dict(_service(port.id, first, address, row, shared.flags) for address, row in rows)
     return ServiceEntries(
         port.id,
         Range(port.base, size),
         services,
         KeptBackends(port.backends, port.name.family, size, shared),
-        tuple(port.ids),
+        ids,
         frozenset(_decode_ranges(port.source_ranges)),
         dict(zip(services, port.lasts, strict=True)) if port.lasts else NO_LASTS,
     )
@@ -280,11 +282,11 @@ class KeptBackends(Sequence[DesiredBackend]):
 
 
 def _service(
-    id: int, address: Address, row: _Row, flags: Sequence[Flags]
+    id: int, backends: tuple[int, ...], address: Address, row: _Row, flags: Sequence[Flags]
 ) -> tuple[Frontend, ServiceEntry]:
     port, protocol, place, affinity, slots, *numbers = row
-    ranges = map(Range, numbers[::2], numbers[1::2])
-    entry = ServiceEntry(id, flags[place], affinity, slots, *ranges)
+    cluster, local, table = map(Range, numbers[::2], numbers[1::2])
+    entry = ServiceEntry(id, flags[place], affinity, slots, cluster, local, table, backends)
     return Frontend(address, port, protocol), entry
 
 

@@ -17,6 +17,7 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import tables
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
+    FIRST_BACKENDS,
     NO_LASTS,
     NO_TABLE,
     Backend,
@@ -240,7 +241,7 @@ def service_entries(
     table: Range = NO_TABLE,
 ) -> ServiceEntries:
     """Return the entries for the desired state with these ids, this block and this first table."""
-    services = _services(service_id, desired, frontends, block, table)
+    services = _services(service_id, desired, frontends, block, ids, table)
     new = ServiceEntries(service_id, block, services, desired.backends, ids)
     if desired.lasts:
         new = new._replace(lasts={f: desired.lasts[f] for f in frontends})
@@ -258,6 +259,7 @@ def _services(
     desired: DesiredService,
     frontends: Mapping[Frontend, Flags],
     block: Range,
+    ids: tuple[int, ...],
     table: Range,
 ) -> dict[Frontend, ServiceEntry]:
     cluster = sum("cluster" in backend.flags for backend in desired.backends)
@@ -273,6 +275,7 @@ def _services(
             slots,
             *ranges,
             table,
+            ids[:FIRST_BACKENDS],
         )
         for frontend, flags in frontends.items()
     }

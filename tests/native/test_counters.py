@@ -5,6 +5,7 @@ import pytest
 
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.records import ServiceCounters
+from ebpflb.plan.entries import FIRST_BACKENDS
 from tests.native.node import HOST, NativeNode
 
 WEB, DNS, EMPTY, AWAY = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.2:80", "172.30.0.3:80"
@@ -95,3 +96,17 @@ def test_parts(node: NativeNode, cpu: int, part: int) -> None:
     node.socket().connect(WEB)
     entries = layout.MAPS["service_stats"].entries
     assert node.kernel.get("service_stats", part * entries + 1).chosen == 1
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_counters_are_loaded_beside_the_slot(node: NativeNode, protocol: str) -> None:
+    """A socket's program asks for the counters of the drawn backend before it reads the slot."""
+    places = [f"10.1.0.{n}:8080" for n in range(1, FIRST_BACKENDS + 2)]
+    node.publish(1, [f"{WEB}/{protocol}"], cluster=places)
+    counters, asked = node.kernel.tables["backend_stats"], list[set[bytes]]()
+    for _ in range(100):
+        counters.places.clear()
+        node.kernel.meanwhile["slots"].append(lambda: asked.append({*counters.places}))
+        chosen = node.socket(protocol).connect(WEB).place
+        named = [node.backend_id(1, chosen)] if chosen != places[-1] else []
+        assert asked.pop() == {*map(counters.key.pack, named)}

@@ -12,7 +12,7 @@ from ebpflb.model.services import PortName
 from ebpflb.plan import kept_contents, tables
 from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import Frontend, ServiceEntry
+from ebpflb.plan.entries import FIRST_BACKENDS, Frontend, ServiceEntry
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.space import UNLIMITED, Shares
 from tests.plan.builders import CAPACITY, CLIENTS
@@ -253,6 +253,9 @@ def check_tidy(node: PlannedNode) -> None:
     _check_translations(node)
     _check_ranges(node)
     _check_ids(node)
+    for service in maps.services.values():
+        block = maps.backends(service, service.block)
+        assert service.backends == tuple(backend.id for backend in block[:FIRST_BACKENDS])
 
 
 def _check_waiting(node: PlannedNode) -> None:

@@ -294,6 +294,19 @@ class _Flags:
         return self.words[number]
 
 
+class _Numbers:
+    """At most ``length`` numbers, none of them 0; the rest of the array is 0."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.struct = length, struct.Struct(f"={length}I")
+
+    def pack(self, numbers: tuple[int, ...]) -> bytes:
+        return self.struct.pack(*numbers, *(0,) * (self.length - len(numbers)))
+
+    def unpack(self, packed: bytes) -> tuple[int, ...]:
+        return tuple(number for number in self.struct.unpack(packed) if number)
+
+
 Convert = Callable[[Any], Any]
 _CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
 
@@ -338,6 +351,9 @@ class Record:
             return f"{part.struct.size}s", part.pack, part.unpack
         if name.endswith("mac"):
             return f"{_MAC_BYTES}s", _mac_bytes, _mac_from
+        if ctype.kind == "array" and ctype.item.cname == "uint32_t":
+            numbers = _Numbers(ctype.length)
+            return f"{numbers.struct.size}s", numbers.pack, numbers.unpack
         if ctype.kind == "array":
             return f"{ctype.length}s", str.encode, _text_from
         return _CODES[ctype.cname], None, None

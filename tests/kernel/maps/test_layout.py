@@ -18,7 +18,7 @@ from ebpflb.kernel.maps.records import AssignmentKey, Record, record
 from ebpflb.model.addresses import Address
 from ebpflb.model.annotations import MOST_RANGES
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import IN_RANGE, Chosen, Frontend
+from ebpflb.plan.entries import FIRST_BACKENDS, IN_RANGE, Chosen, Frontend, Range, ServiceEntry
 
 WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
 FLAGS = {
@@ -60,6 +60,8 @@ def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]
         return some.integers(0, 0xFFFF)
     if name.endswith("mac"):
         return some.binary(min_size=6, max_size=6).map(lambda mac: mac.hex(":"))
+    if ctype.cname == f"uint32_t[{FIRST_BACKENDS}]":
+        return some.lists(some.integers(1, 2**32 - 1), max_size=FIRST_BACKENDS).map(tuple)
     if ctype.kind == "array":
         return texts(ctype.length)
     if ctype.kind == "struct":
@@ -307,3 +309,13 @@ def test_ranges_of_ports() -> None:
         layout.ffi.offsetof("struct service", it) for it in ("affinity_seconds", "check")
     )
     assert after - first == 4 * MOST_RANGES
+
+
+def test_first_backends() -> None:
+    """plan/entries.py and bpf/layout/service.h agree about how many backends a service names."""
+    expected = {FIRST_BACKENDS: "FIRST_BACKENDS"}
+    assert layout.ffi.typeof("enum service_backends").elements == expected
+    first = layout.ffi.offsetof("struct service", "backends")
+    entry = ServiceEntry(1, frozenset(), 0, 2, Range(0, 2), Range(0, 0), backends=(7, 9))
+    packed = bytes([7, 0, 0, 0, 9, 0, 0, 0]) + bytes(4 * (FIRST_BACKENDS - 2))
+    assert record("struct service").pack(entry)[first:] == packed

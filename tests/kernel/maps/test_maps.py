@@ -282,7 +282,10 @@ def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
 
 
 def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
-    """An element with another key's check, or a changed byte, is not there; of an array: empty."""
+    """An element with another key's check, or a changed byte, is not there; of an array: empty.
+
+    What follows the check is read as it is: the ids of a service's first backends.
+    """
     slots, services = all_maps["slots"], all_maps["services"]
     nobody, here = slots.value.unpack(bytes(slots.spec.value_size)), sample("slots", 9)
     _, foreign = slots.packed(8, here)
@@ -292,10 +295,12 @@ def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
     assert slots.get(9) == here
     at, entry = Frontend(ip_address("172.30.0.1"), 80, 6), service_entry(7)
     key, packed = services.packed(at, entry)
-    for place in range(len(packed)):
+    for place in range(services.check.place + 4):
         changed = packed[:place] + bytes([packed[place] ^ 0x80]) + packed[place + 1 :]
         bpf.map_update(services.fd, key, changed)
         assert services.get(at) is None and not dict(services.items())
+    bpf.map_update(services.fd, key, packed[:-1] + bytes([0x80]))
+    assert services.get(at) == entry._replace(backends=(0x80000000,))
     services.write([(at, entry)])
     assert services.get(at) == entry and dict(services.items()) == {at: entry}
     services.delete([at])
