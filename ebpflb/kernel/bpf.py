@@ -268,26 +268,27 @@ def link_detach(link_fd: int) -> None:
 
 def query(target: int, attach: int, *, effective: bool = False) -> list[int]:
     """Return the ids of the programs at a cgroup or device, in the order in which they run."""
-    return _query(target, attach, "ids", int(effective))
+    return _query(target, attach, int(effective))
 
 
-def query_links(ifindex: int, attach: int) -> list[int]:
-    """Return the ids of the tcx links at a device (6.6), in order.
+def query_links(ifindex: int, attach: int) -> dict[int, int]:
+    """Return the ids of the tcx links at a device and of their programs (6.6), in order.
 
-    A program without a link has the id 0.
+    A program without a link has the link 0.
     """
-    return _query(ifindex, attach, "links", 0)
+    links = ffi.new("uint32_t[64]")
+    programs = _query(ifindex, attach, 0, int(ffi.cast("uintptr_t", links)))
+    return dict(zip(links, programs, strict=False))
 
 
-def _query(target: int, attach: int, what: str, flags: int) -> list[int]:
-    """Query one list: kernels without ``links`` reject a struct that contains it."""
-    found, ids = ffi.new("uint32_t[64]"), ffi.new("uint32_t[64]")
+def _query(target: int, attach: int, flags: int, links: int = 0) -> list[int]:
+    """Return programs; kernels before 6.6 know no ``links``, and accept it only if it is 0."""
+    ids = ffi.new("uint32_t[64]")
     attr = ffi.new("struct query *")
     attr.target, attr.attach, attr.flags, attr.count = target, attach, flags, 64
-    attr.ids = int(ffi.cast("uintptr_t", ids))
-    setattr(attr, what, int(ffi.cast("uintptr_t", found)))
+    attr.ids, attr.links = int(ffi.cast("uintptr_t", ids)), links
     bpf(_QUERY, "asking which programs are attached", attr)
-    return list(found[0 : attr.count])
+    return list(ids[0 : attr.count])
 
 
 def prog_by_id(prog_id: int) -> int:

@@ -145,7 +145,7 @@ def at_devices(cluster: Cluster) -> dict[str, list[int]]:
     netns.pushns(cluster.node.netns)
     try:
         found = {name: index for index, name in socket.if_nameindex() if name != "lo"}
-        return {n: bpf.query_links(i, tcx.TCX_HOOKS["ingress"]) for n, i in found.items()}
+        return {n: list(bpf.query_links(i, tcx.TCX_HOOKS["ingress"])) for n, i in found.items()}
     finally:
         netns.popns()
 

@@ -297,11 +297,11 @@ class SimKernel:
     def link_detach(self, link_fd: int) -> None:
         self.change("detaching", lambda: setattr(self._link(link_fd), "target", 0), True)
 
-    def query_links(self, ifindex: int, attach: int) -> list[int]:
+    def query_links(self, ifindex: int, attach: int) -> dict[int, int]:
         if ifindex not in self.devices:
             raise KernelError("asking", errno.ENODEV, "no such device")
         found = self.link_at(ifindex, attach)
-        return [found.id] if found else []
+        return {found.id: found.program.id} if found else {}
 
 
 CALLS = (

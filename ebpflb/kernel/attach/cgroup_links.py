@@ -10,6 +10,8 @@ import errno
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,27 @@ from ebpflb.model.drift import Drift, Part
 # again.
 
 
+@dataclass(frozen=True)
+class HeldLink:
+    """A descriptor of a link, and the inode of its pin."""
+
+    descriptor: int
+    inode: int
+
+    @cached_property
+    def id(self) -> int:
+        """The link's id; the kernel waits for the lock of all devices before it tells a device's.
+
+        While first programs are attached that takes as long as to attach one.
+        """
+        return int(bpf.info(self.descriptor, "link_info").id)
+
+
 class HeldLinks:
     """The held links by their pins; must be told of every change of a pin."""
 
     def __init__(self) -> None:
-        self._links: dict[Path, int] = {}
+        self._links: dict[Path, HeldLink] = {}
 
     def hold(self, pins: Iterable[Path]) -> None:
         """Hold the links that have these pins now, instead of those held before.
@@ -40,33 +58,53 @@ class HeldLinks:
         """
         for pin in pins:
             with suppress(KernelError):
+                inode = _inode(pin)  # first: if another pin comes now, its inode is an unknown one
                 link = bpf.get(str(pin))
                 if link is not None:
                     self.release([pin])
-                    self._links[pin] = link
+                    self._links[pin] = HeldLink(link, inode)
 
     def get(self, pin: Path) -> int | None:
         """Return the descriptor of the link that had this pin; the descriptor stays open here."""
-        return self._links.get(pin)
+        return self._links[pin].descriptor if pin in self._links else None
+
+    def pinned(self, folder: Path) -> dict[str, HeldLink]:
+        """Return the links that still have their pins in this folder, by the pin's name.
+
+        One listing takes as long as to open ten pins.
+        """
+        with suppress(OSError), os.scandir(folder) as entries:
+            inodes = {entry.name: entry.inode() for entry in entries}
+            held = ((pin.name, link) for pin, link in self._links.items())
+            return {name: link for name, link in held if inodes.get(name) == link.inode}
+        return {}
 
     def pins(self) -> list[Path]:
         return list(self._links)
 
     def release(self, pins: Iterable[Path]) -> None:
         for pin in pins:
-            link = self._links.pop(pin, None)
-            if link is not None:
-                os.close(link)
+            if pin in self._links:
+                os.close(self._links.pop(pin).descriptor)
 
     def restore(self, pins: Iterable[Path] | None = None) -> None:
         """Pin links again whose pin is missing: these, or all. Raises KernelError."""
         for pin in self.pins() if pins is None else pins:
-            link = self._links.get(pin)
+            link = self.get(pin)
             if link is not None and not pin.exists():
                 bpf.pin(link, str(pin))
+                self.hold([pin])
 
     def close(self) -> None:
         self.release(self.pins())
+
+
+def _inode(pin: Path) -> int:
+    """Return the number of the pin's inode, which no other pin had since the boot; 0: no pin."""
+    try:
+        return os.stat(pin).st_ino
+    except OSError:
+        return 0
 
 
 CGROUP_HOOKS = tuple(section.partition("/")[2] for section in SECTIONS)  # programs and pins

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import netlink
-from ebpflb.kernel.attach.cgroup_links import HeldLinks
+from ebpflb.kernel.attach.cgroup_links import HeldLink, HeldLinks
 from ebpflb.kernel.attach.tcx import fault, indexes
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device
@@ -140,10 +141,16 @@ class Clsact:
                     if self._record(index, record).exists():
                         self._record(index, record).rmdir()
 
-    def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
+    def faults(
+        self,
+        device: Device,
+        ours: Mapping[str, int],
+        held: HeldLinks,
+        pinned: Mapping[str, HeldLink] = MappingProxyType({}),
+    ) -> Iterator[Drift]:
         """Yield differences from the state after ``attach``.
 
-        Filters are recognized by their names, so ``ours`` is not used.
+        Filters are recognized by their names, so only the device is used.
         """
         found = self.hooks_at(device.index)
         name, record = f"device {device.name}", self._record(device.index, "clsact")

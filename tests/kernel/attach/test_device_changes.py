@@ -172,6 +172,38 @@ def test_unpinned(
     assert not said.messages
 
 
+def test_another_pin(agent: Agent, ns: Namespace, by: str) -> None:
+    """Another device's link in the place of a pin is found."""
+    if by == "clsact":
+        pytest.skip("filters have no pins")
+    made = agent()
+    made.update(ns.served())
+    folder = home_of(made).devices_directory
+    (folder / f"{ns.index('w0')}-egress").rename(folder / f"{ns.index('v0')}-egress")
+    found = [drift for part in made.faults(ns.served()) for drift in part]
+    assert {each.name for each in found} == {"device v0", "device w0"}
+
+
+def test_a_check_asks_once_for_each_program(
+    agent: Agent, ns: Namespace, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To check a device whose programs are in place takes a system call for each of the two."""
+    if by == "clsact":
+        pytest.skip("filters are listed by netlink")
+    made, calls = agent(), list[str]()
+    made.update(ns.served())
+    assert not any(made.faults(ns.served()))
+
+    def counted(command: int, what: str, attr: object) -> int:
+        calls.append(what)
+        return call(command, what, attr)
+
+    call = bpf.bpf
+    monkeypatch.setattr(bpf, "bpf", counted)
+    assert not any(made.faults(ns.served()))
+    assert len(calls) == 2 * len(ns.served())
+
+
 def test_replaced_program(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], newer: list[Program]
 ) -> None:

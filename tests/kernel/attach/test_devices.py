@@ -70,7 +70,7 @@ def test_same_place(agent: Agent, ns: Namespace, newer: list[Program], by: str) 
 
     def place() -> object:
         if by == "tcx":
-            return bpf.query_links(ns.index("v0"), tcx.TCX_HOOKS["ingress"])
+            return list(bpf.query_links(ns.index("v0"), tcx.TCX_HOOKS["ingress"]))
         return re.findall(r"pref \d+|handle \w+", ns.run("tc filter show dev v0 ingress"))
 
     agent().update(ns.served())
