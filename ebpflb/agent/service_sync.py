@@ -410,14 +410,13 @@ class ServiceSync:
         on_removal = port.on_removal
         if on_removal.reset_after is None:
             return None
-        listed = self.cluster.listed_endpoints(port.name)
-        watched = Watched(on_removal.reset_after, frozenset(), places(listed))
+        watched = Watched(on_removal.reset_after, frozenset(), places(selection.listed))
         if on_removal.after_terminating is None:
             return watched
         ids = usable(port, selection)
         return watched._replace(
             after_terminating=on_removal.after_terminating,
-            terminating=places(each for each in listed if each.terminating),
+            terminating=places(each for each in selection.listed if each.terminating),
             usable=places(
                 each for each in (*selection.cluster, *selection.local) if id(each) in ids
             ),

@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,16 +32,20 @@ _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
 def bpf(command: int, what: str, attr: Any) -> int:
     """Make one call; ``what`` describes it in errors. Raises KernelError, or NodeError."""
-    number = _NUMBERS.get(platform.machine())
-    if number is None:
-        raise NodeError(
-            f"unsupported machine {platform.machine()}: only x86_64 and aarch64 are supported"
-        )
-    result: int = _libc.syscall(number, command, attr, ffi.sizeof(attr[0]))
+    result: int = _libc.syscall(_number(), command, attr, ffi.sizeof(attr[0]))
     if result < 0:
         why = os.strerror(ffi.errno) if ffi.errno != ENOTSUPP else "not supported by this kernel"
         raise KernelError(what, ffi.errno, why)
     return result
+
+
+@cache
+def _number() -> int:
+    """Return the number of the system call. Raises NodeError on an unsupported machine."""
+    machine = platform.machine()
+    if machine not in _NUMBERS:
+        raise NodeError(f"unsupported machine {machine}: only x86_64 and aarch64 are supported")
+    return _NUMBERS[machine]
 
 
 def find(command: int, what: str, attr: Any) -> int | None:

@@ -11,7 +11,6 @@ restore_secret    writes again the secret of the packets' random choices
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from itertools import chain
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
@@ -82,6 +81,7 @@ class MapWriter:
         self.no_frontends = NoFrontends(no_frontends)
         self._flags: Flags = NO_FLAGS  # added to the flags that a caller writes
         self._last_settings: Settings | None = None  # the settings last read or written
+        self._packed_settings: bytes | None = None  # the same, packed, after the first write
         self._written: dict[str, Mapping[Any, Any]] = {}  # what small maps hold, by our writes
 
     def read_contents(self) -> MapContents:
@@ -112,18 +112,17 @@ class MapWriter:
             self._counters("backend_stats").zero(reused)
             self._begin_generation(reused)
             self.no_frontends.before_writing(frontend for frontend, _ in plan.services)
-            for part in fields(plan):
-                rows = getattr(plan, part.name)
-                if part.name in TRANSLATIONS:
+            for part, rows in plan.parts():
+                if part in TRANSLATIONS:
                     continue
-                if part.name == "removed_backend_slots":
+                if part == "removed_backend_slots":
                     self.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
-                elif part.name == "tables":
+                elif part == "tables":
                     self._write_tables(rows)
-                elif part.name.startswith(_REMOVED):
-                    self.maps[part.name.removeprefix(_REMOVED)].delete(rows)
+                elif part.startswith(_REMOVED):
+                    self.maps[part.removeprefix(_REMOVED)].delete(rows)
                 else:
-                    self.maps[part.name].write(rows)
+                    self.maps[part].write(rows)
             self.no_frontends.after_removing(plan.removed_services)
             self._counters("service_stats").zero(plan.removed_service_names)
             self._begin_generation(plan.removed_backend_slots)
@@ -233,14 +232,20 @@ class MapWriter:
         ``settings_difference`` detects writes of other programs.
         """
         if self._last_settings is None:
-            self._last_settings = self.maps["settings"].get(0)
+            self._last_settings, self._packed_settings = self.maps["settings"].get(0), None
         return self._last_settings
 
     def _write_settings(self, settings: Settings) -> None:
-        if settings != self._settings():
-            self._last_settings = None  # unknown if the write fails
-            self.maps["settings"].write([(0, settings)])
-            self._last_settings = settings
+        former, packed = self._settings(), self._packed_settings
+        if settings == former:
+            return
+        self._last_settings, opened = None, self.maps["settings"]  # unknown if the write fails
+        if packed and settings == former._replace(writes=settings.writes):  # twice for each plan
+            self._packed_settings = opened.write_number(0, packed, "writes", settings.writes)
+        else:
+            opened.write([(0, settings)])
+            _, self._packed_settings = opened.packed(0, settings)
+        self._last_settings = settings
 
     @contextmanager
     def _writing(self, *, frontends_move: bool = False) -> Iterator[None]:

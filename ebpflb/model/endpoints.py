@@ -113,13 +113,15 @@ class Selection:
     """The endpoints in use; each list keeps the order of its input.
 
     ``serving`` holds every serving endpoint, under any policy: existing UDP flows may keep these
-    (kube-proxy.md 11.1). ``has_any``: there are usable endpoints, here or elsewhere.
+    (kube-proxy.md 11.1). ``has_any``: there are usable endpoints, here or elsewhere. ``listed`` are
+    all endpoints, used or not.
     """
 
     cluster: _Endpoints
     local: _Endpoints
     serving: _Endpoints
     has_any: bool
+    listed: _Endpoints = ()
 
 
 def select(endpoints: _Endpoints, topology: Topology) -> Selection:
@@ -137,6 +139,7 @@ def select(endpoints: _Endpoints, topology: Topology) -> Selection:
         local=_local(answering) or _local(ready) or _local(terminating),
         serving=tuple([endpoint for endpoint in endpoints if endpoint.serving]),
         has_any=bool(ready or terminating),
+        listed=endpoints,
     )
 
 

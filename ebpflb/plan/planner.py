@@ -16,8 +16,9 @@ unwanted ones are freed. The service port waits until something that it could us
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
@@ -84,7 +85,11 @@ class Plan:
     removed_translations: list[Translation] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return any(getattr(self, part.name) for part in fields(self))
+        return any(vars(self).values())
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield the parts that have something to write, by name, in their order."""
+        return ((name, rows) for name, rows in vars(self).items() if rows)
 
     def __repr__(self) -> str:
         return (

@@ -146,9 +146,10 @@ class ServiceEntries(NamedTuple):
 
     def has_backends_of(self, desired: DesiredService) -> bool:
         """Whether the slots can stay unchanged; the names of backends may differ."""
-        if self.backends == desired.backends:
-            return bool(self.id)
-        return bool(self.id) and [*map(_slot, self.backends)] == [*map(_slot, desired.backends)]
+        if not self.id or len(self.backends) != len(desired.backends):
+            return False
+        pairs = zip(self.backends, desired.backends, strict=True)
+        return all(one == other or _slot(one) == _slot(other) for one, other in pairs)
 
     def ids_for(self, desired: DesiredService) -> tuple[int, ...]:
         """Return the id of each desired backend: its former id, or 0 for a new endpoint."""

@@ -212,8 +212,8 @@ def test_frontend_moves_after_a_failure(
     ):
         before = held(datapath, "settings")[0].frontend_moves
         with monkeypatch.context() as patched, pytest.raises(KernelError):
-            patched.setattr(datapath.maps["slots"], "write", fail)
-            datapath.apply(Plan())
+            patched.setattr(datapath.maps["backend_slots"], "write", fail)
+            datapath.apply(Plan(backend_slots=[(1, 1)]))
         write()
         settings = held(datapath, "settings")[0]
         assert (settings.frontend_moves, settings.writes % 2) == (before + 1, 0)

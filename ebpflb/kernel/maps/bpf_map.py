@@ -26,10 +26,13 @@ from ebpflb.model.kernel_lists import parse_ranges
 # An array's elements as memory of this process, read and written without a system call.
 #
 # Mapped memory counts as the process's memory whether used or not: all arrays together have 44 MB
-# on two CPUs. So only the most recently used parts of an array are mapped.
+# on two CPUs. So only the most recently used parts of a large array are mapped. The small ones, in
+# which each change reads and writes an element or two, are mapped whole: to map another part takes
+# five system calls, and empties the TLBs of other CPUs.
 
 PART = 64 << 10  # bytes that are mapped together
-PARTS_MAPPED = 8  # of an array, at a time
+PARTS_MAPPED = 8  # of a large array, at a time
+SMALL = 2 << 20  # bytes of an array that is mapped whole, part by part
 
 
 class _Piece(NamedTuple):
@@ -48,7 +51,8 @@ class ArrayMemory:
     """
 
     def __init__(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> None:
-        self._fd, self._count = map_fd, max(PARTS_MAPPED, cpus)
+        fewest = size // PART + 1 if size <= SMALL else PARTS_MAPPED
+        self._fd, self._count = map_fd, max(fewest, cpus)
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._parts: dict[int, mmap.mmap] = {}  # by number, least recently used first
@@ -275,6 +279,17 @@ class Map:
         """Return key and value as the map holds them."""
         packed_key = self.key.pack(key)
         return packed_key, self.check.signed(packed_key, self.value.pack(value))
+
+    def write_number(self, key: Any, value: bytes, field: str, number: int) -> bytes:
+        """Write a packed value with another number as the __u64 ``field``; return it.
+
+        For maps without a check.
+        """
+        packed_key, start = self.key.pack(key), layout.ffi.offsetof(self.spec.value, field)
+        changed = value[:start] + pack("=Q", number) + value[start + 8 :]
+        bpf.map_update(self.fd, packed_key, changed)
+        self.wrote(self.spec.name, packed_key, changed)
+        return changed
 
     def delete(self, keys: Sequence[Any]) -> None:
         """Delete those of the keys that exist."""

@@ -56,17 +56,20 @@ def test_ranges(array: int, memory: ArrayMemory, start: int, size: int) -> None:
         assert bpf.map_lookup(array, index, 8) == whole[at : at + 8]
 
 
-def test_few_parts_are_mapped(memory: ArrayMemory) -> None:
-    """After any reads and writes few parts are mapped, and in the end none is."""
-    before = mapped()
+@pytest.mark.parametrize("is_small", [True, False])
+def test_few_parts_are_mapped(array: int, is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small array stays mapped whole, of a large one few parts do, and in the end none does."""
+    monkeypatch.setattr(bpf_map, "SMALL", SIZE if is_small else SIZE - 1)
+    memory, before = ArrayMemory(array, SIZE, writable=True), mapped()
     assert len(memory[:]) == len(memory) == SIZE
-    assert mapped() - before == bpf_map.PARTS_MAPPED * PART
+    assert mapped() - before == (SIZE if is_small else bpf_map.PARTS_MAPPED * PART)
     memory.close()
     assert mapped() == before
 
 
-def test_one_part_for_each_cpu(array: int) -> None:
-    """A second read of the same counter of all CPUs maps no new part."""
+def test_one_part_for_each_cpu(array: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second read of the same counter of all CPUs of a large array maps no new part."""
+    monkeypatch.setattr(bpf_map, "SMALL", 0)
     opened = ArrayMemory(array, SIZE, writable=False, cpus=12)
     before = mapped()
     for _ in range(2):
