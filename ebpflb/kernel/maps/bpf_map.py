@@ -31,7 +31,7 @@ from ebpflb.model.kernel_lists import parse_ranges
 # five system calls, and empties the TLBs of other CPUs.
 
 PART = 64 << 10  # bytes that are mapped together
-PARTS_MAPPED = 8  # of a large array, at a time
+PARTS_MAPPED = 4  # of a large array, at a time
 SMALL = 2 << 20  # bytes of an array that is mapped whole, part by part
 
 
