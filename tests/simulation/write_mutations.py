@@ -2,7 +2,7 @@
 """Mistakes made on purpose in what the agent knows, plans and writes; each is a patch."""
 
 from collections.abc import Callable
-from dataclasses import Field, fields, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,13 +26,19 @@ from ebpflb.plan.service_entries import ServiceEntries
 Mutation = Callable[[], Any]
 
 
-def _in_order(order: Callable[[list[Field[Any]]], list[Field[Any]]]) -> Any:
-    return patch.object(map_writer, "fields", lambda plan: order(list(fields(plan))))
+_Parts = list[tuple[str, Any]]
+
+
+def _in_order(order: Callable[[_Parts], _Parts]) -> Any:
+    return patch.object(Plan, "parts", lambda plan: order(list(_parts(plan))))
+
+
+_parts = Plan.parts
 
 
 def frontends_before_slots() -> Any:
     """The order of writes is swapped."""
-    return _in_order(lambda parts: sorted(parts, key=lambda part: part.name != "services"))
+    return _in_order(lambda parts: sorted(parts, key=lambda part: part[0] != "services"))
 
 
 def deleted_before_created() -> Any:
@@ -50,7 +56,7 @@ _apply = MapWriter.apply
 
 def names_of_removed_backends_stay() -> Any:
     """A kind of entry is never removed."""
-    return _in_order(lambda parts: [p for p in parts if p.name != "removed_backend_names"])
+    return _in_order(lambda parts: [p for p in parts if p[0] != "removed_backend_names"])
 
 
 def services_deleted_while_away_stay() -> Any:
@@ -152,7 +158,7 @@ _cluster_ips = services._cluster_ips
 
 
 def source_ranges_are_not_written() -> Any:
-    return _in_order(lambda parts: [part for part in parts if part.name != "source_ranges"])
+    return _in_order(lambda parts: [part for part in parts if part[0] != "source_ranges"])
 
 
 def weight_zero_counts() -> Any:
@@ -234,7 +240,7 @@ def translations_are_not_made_at_the_start() -> Any:
 
 def slots_of_removed_backends_go_first() -> Any:
     """A crash leaves services with a backend that the next agent takes from netfilter."""
-    return _in_order(lambda parts: sorted(parts, key=lambda p: p.name != "removed_backend_slots"))
+    return _in_order(lambda parts: sorted(parts, key=lambda p: p[0] != "removed_backend_slots"))
 
 
 OF_WRITES: list[Mutation] = [
