@@ -4,6 +4,7 @@ as long as no frame can bypass it and netfilter does not run at the port.
 """
 
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.device_programs import attacher
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.namespaces import call_in
@@ -52,11 +54,19 @@ CHANGES = [
 ]
 
 
+def add_qdisc(two: TwoNodes) -> None:
+    """Without tcx the port needs a qdisc for its programs. The kernel drops what leaves by a device
+    in the milliseconds in which that gets it (docs/limits.md), so the port has it before.
+    """
+    if not tcx.works():
+        subprocess.run([*two.near.enter, "tc", "qdisc", "add", "dev", "up0", "clsact"], check=True)
+
+
 @pytest.fixture(scope="module", params=Engine, ids=str)
 def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:
-    how: Any = {"network": BridgeUplink(), "engine": request.param}
+    how: Any = {"network": BridgeUplink(), "engine": request.param, "prepare": add_qdisc}
     options = (*CLUSTER_CIDR, *BridgeUplink.OPTIONS)
     with two_nodes.running(tmp_path_factory.mktemp("two"), *options, **how) as made:
         web, here = made.service("web", 10, made.here, made.there), made.service("h", 20, made.here)
