@@ -6,6 +6,7 @@
                       ├─ tracked    the same beside a CNI that masquerades its pods: conntrack
                       ├─ netfilter  ebpflb's engine netfilter
                       ├─ fast       ebpflb's flow tables with --fast-forward
+                      ├─ flowtable  the engine netfilter with it, where the kernel has nf_flow_table
                       ├─ nftables   kube-proxy's rules (see ``kubeproxy``)
                       ├─ iptables   the same by iptables-legacy
                       ├─ ipvs       the same in mode ipvs, where the kernel has it
@@ -31,22 +32,32 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Host, Lab
 
-DIRECT, EBPFLB, TRACKED, NETFILTER, FAST, NFTABLES, IPTABLES, IPVS = VARIANTS = (
+DIRECT, EBPFLB, TRACKED, NETFILTER, FAST, FLOWTABLE, NFTABLES, IPTABLES, IPVS = VARIANTS = (
     "direct",
     "ebpflb",
     "ebpflb beside conntrack",
     "ebpflb by netfilter",
     "ebpflb --fast-forward",
+    "ebpflb by netfilter --fast-forward",
     "nftables",
     "iptables",
     "ipvs",
 )
 LOCAL, REMOTE = PLACES = ("local", "remote")
-_NAMES = ("plain", "ebpflb", "tracked", "netfilter", "fast", "nftables", "iptables", "ipvs")
-NODES = dict(zip(VARIANTS, _NAMES, strict=True))
+NODES = {
+    DIRECT: "plain",
+    EBPFLB: "ebpflb",
+    TRACKED: "tracked",
+    NETFILTER: "netfilter",
+    FAST: "fast",
+    FLOWTABLE: "flowtable",
+    NFTABLES: "nftables",
+    IPTABLES: "iptables",
+    IPVS: "ipvs",
+}
 PODS = cni.NETWORKS[0]
 ENDPOINTS = 3  # of each other service
-FAR = 9  # its number
+FAR = 10  # its number
 BURST = 16  # datagrams, as in client.c
 _FLOWS, _NETFILTER = ("--packet-path", "flows"), ("--packet-path", "netfilter")
 _AGENTS = {
@@ -54,6 +65,7 @@ _AGENTS = {
     TRACKED: _FLOWS,
     NETFILTER: _NETFILTER,
     FAST: (*_FLOWS, "--fast-forward=on"),
+    FLOWTABLE: (*_NETFILTER, "--fast-forward=on"),
 }
 _POD = 11
 _PORTS = dict(zip(PLACES, (30001, 30002), strict=True))
@@ -68,6 +80,11 @@ table ip cni {{
     ip saddr {PODS} ip daddr != {PODS} masquerade
   }}
 }}
+"""
+_FLOWTABLE = """
+table inet probe {
+  flowtable probe { hook ingress priority 0; devices = { eth0 }; }
+}
 """
 
 Where = tuple[str, int]
@@ -128,9 +145,13 @@ class NodePortLab:
         self.client = Client(lab, lab.outside("client", 1), folder)
         self.other_client = Client(lab, lab.outside("other", 2), folder)
         self._add_routes()
+        if not _takes(self.sites[FLOWTABLE], "nft --check --file -", _FLOWTABLE):
+            del self.sites[FLOWTABLE]
         self.others = services.node_ports(others, ENDPOINTS)
         self.agents = {
-            v: self._start_agent(self.sites[v], options, stack) for v, options in _AGENTS.items()
+            variant: self._start_agent(self.sites[variant], options, stack)
+            for variant, options in _AGENTS.items()
+            if variant in self.sites
         }
         self._add_rules()
 
@@ -199,7 +220,7 @@ class NodePortLab:
         them = self._services(site)
         site.node.nft(kubeproxy.nft(them, site.node.name, site.node.v4, PODS))
         site = self.sites[IPTABLES]
-        if not _restore(
+        if not _takes(
             site, "iptables-legacy-restore", kubeproxy.iptables(self._services(site), PODS)
         ):
             del self.sites[IPTABLES]
@@ -209,14 +230,14 @@ class NodePortLab:
     def _add_ipvs(self, site: Site) -> bool:
         """Return whether the kernel has IPVS."""
         wanted = kubeproxy.ipvs(self._services(site), site.node.name, site.node.v4, PODS)
-        if not _restore(site, "ipvsadm --restore", wanted.servers):
+        if not _takes(site, "ipvsadm --restore", wanted.servers):
             return False
         site.node.sysctl("net.ipv4.vs.conntrack", 1)
         site.node.sysctl("net.ipv4.vs.conn_reuse_mode", 0)
         site.node.ip(f"link add {kubeproxy.IPVS_DEVICE} type dummy")
         for address in wanted.addresses:
             site.node.ip(f"address add {address}/32 dev {kubeproxy.IPVS_DEVICE}")
-        return _restore(site, "ipset restore", wanted.sets) and _restore(
+        return _takes(site, "ipset restore", wanted.sets) and _takes(
             site, "iptables-restore", wanted.rules
         )
 
@@ -230,7 +251,7 @@ class NodePortLab:
         return [(variant, place) for place in PLACES for variant in self.sites]
 
 
-def _restore(site: Site, command: str, text: str) -> bool:
+def _takes(site: Site, command: str, text: str) -> bool:
     """Return whether the kernel has taken it."""
     words = [*site.node.enter, *command.split()]
     return not subprocess.run(words, input=text, text=True, check=False).returncode
