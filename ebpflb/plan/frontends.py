@@ -224,7 +224,8 @@ class Frontends:
         self.udp_moved |= any(self._passes_on(f, name) for f, _ in written)
         self._given_up.difference_update(new)
         self.remove(name, old.keys() - new.keys())
-        self.ranges.replace(lasts, [f for f in lasts if self.has(f) and owner(f) != name])
+        if lasts:
+            self.ranges.replace(lasts, [f for f in lasts if self.has(f) and owner(f) != name])
         self.owners.update(dict.fromkeys(new, name))
         self.removed -= new.keys()
         return written

@@ -299,15 +299,20 @@ class Planner:
         """
         return self.space.used_entries() | {"cluster_ips": len(self.cluster_ips.counts)}
 
-    def _finish(self) -> None:
-        """Add the writes that depend on all changes of a plan."""
+    def _finish_range_lists(self) -> None:
         lists = self.frontends.ranges.take_changes()
         if lists.moved:
             stays = [row for row in self.plan.services if row[0] not in lists.moved]
             moves = [row for row in self.plan.services if row[0] in lists.moved]
             self.plan.services = [*stays, *lists.early, *moves]
         self.plan.services += lists.written
-        self.plan.removed_services += [*lists.removed, *self.frontends.take_removed()]
+        self.plan.removed_services += lists.removed
+
+    def _finish(self) -> None:
+        """Add the writes that depend on all changes of a plan."""
+        if self.frontends.ranges.has_changes:
+            self._finish_range_lists()
+        self.plan.removed_services += self.frontends.take_removed()
         added, removed = self.cluster_ips.take_changes()
         self.plan.cluster_ips += [(address, 1) for address in added]
         self.plan.removed_cluster_ips += removed
