@@ -67,6 +67,9 @@ def _measure(lab: LoadLab, wanted: argparse.Namespace) -> Lines:
     yield f"agent, {many}, from an API server"
     yield Row("cold start", started.seconds, "s", None, f"CPU {started.cpu:.2f} s")
     yield agent.memory(lab.agent, "memory after it", targets.MEMORY_LARGE)
+    warm = [lab.agent.warm_restart() for _ in range(agent.STARTS)]
+    yield agent.start_row("warm restart", warm, targets.WARM_RESTART)
+    yield agent.memory(lab.agent, "memory after the restarts", targets.MEMORY_LARGE)
     lab.node.wait_for_quiet()
     yield Row("idle, between two audits", 1e3 * lab.node.idle(), "ms CPU a second")
     for rate in RATES:

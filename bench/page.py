@@ -89,12 +89,12 @@ SUMMARY = (
         "connect", "agent", "memory, idle, 1 service",
     ),
     Compared(
-        "cold start with 10,000 Services, 100,000 endpoints",
-        "connect", "agent", "cold start, 10,000 services / 100,000 endpoints",
+        "cold start with 10,000 Services, 100,000 endpoints, from an API server",
+        "agent", "agent", "cold start",
     ),
     Compared(
         "warm restart, the same",
-        "connect", "agent", "warm restart, 10,000 services / 100,000 endpoints",
+        "agent", "agent", "warm restart",
     ),
 )  # fmt: skip
 

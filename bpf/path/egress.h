@@ -52,14 +52,13 @@ static __always_inline enum verdict egress_to_service(const struct packet *packe
 static __always_inline enum verdict egress_from_node(const struct packet *packet)
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
-	const struct service *element;
 	struct service service ALIGNED;
 
 	if (!packet->opens)
 		return VERDICT_PASSED;
 	if (frontend_may_exist(&frontend)) {
 		range_take(&frontend, &service);
-		if (service_read(&frontend, &service, &element) == FOUND)
+		if (service_read(&frontend, &service, NULL) == FOUND)
 			return egress_to_service(packet, &service);
 	}
 	return selected_verdict(selected_without_service(&frontend.address));

@@ -65,14 +65,13 @@ static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
 						     const struct packet *packet)
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
-	const struct service *element;
 	struct service service ALIGNED;
 
 	if (ctx->ingress_ifindex != ctx->ifindex || frontend.protocol != TCP || packet->opens ||
 	    packet->piece == LATER)
 		return VERDICT_PASSED;
 	range_take(&frontend, &service);
-	if (service_read(&frontend, &service, &element) != FOUND) {
+	if (service_read(&frontend, &service, NULL) != FOUND) {
 		forwarded_reply(packet);
 		return VERDICT_PASSED;
 	}

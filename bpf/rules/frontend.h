@@ -114,8 +114,9 @@ static __always_inline bool address_may_be_vip(const struct settings *settings,
 }
 
 /*
- * RECYCLED: the element was given to another frontend, or replaced, while it was copied. `element`
- * leads to the element itself, for an index: before Linux 5.12 the stack is read at constant places only.
+ * RECYCLED: the element was given to another frontend, or replaced, while it was copied. `element`, if
+ * it is not NULL, becomes the element itself: before Linux 5.12 no program can index an array of its copy
+ * on the stack.
  */
 static __always_inline enum found service_read(const struct frontend *frontend,
 					       struct service *service,
@@ -128,7 +129,8 @@ static __always_inline enum found service_read(const struct frontend *frontend,
 	if (!COPY_CHECKED(service, frontend, found))
 		return RECYCLED;
 	record_at(STEP_SERVICE, service->id, &frontend->address);
-	*element = found;
+	if (element)
+		*element = found;
 	return FOUND;
 }
 

@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 from ebpflb.cluster import decoding, manifest_file
@@ -153,7 +152,7 @@ class ManifestDirectory:
         if files[1:]:
             shown = one_line(" and ".join(files))
             log.warning("%s: also in %s: the first file is used", name, shown)
-        return ReadObject(self._files[files[0]].objects[name], _shown(files[0]))
+        return ReadObject(self._files[files[0]].objects[name], one_line(files[0]))
 
     def _replace_all(self) -> list[Event]:
         objects: dict[Kind, dict[Key, ReadObject]] = {kind: {} for kind in Kind}
@@ -165,9 +164,6 @@ class ManifestDirectory:
 def _services_last(name: ObjectName) -> tuple[bool, str, str, str]:
     """Sort Services last: the agent may take one file's events in two turns, dependencies first."""
     return name.kind is Kind.SERVICE, name.kind, *name.key
-
-
-_shown = lru_cache(one_line)  # the name of a file, which may have many objects
 
 
 def is_manifest(name: str) -> bool:

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
-from msgspec import Raw, Struct
 
 from ebpflb import files
-from ebpflb.cluster.decoding import DECODE_ERRORS, convert, decode, key_of
+from ebpflb.cluster.decoding import DECODE_ERRORS, convert
 from ebpflb.errors import ClusterError, InvalidObject, one_line
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Object
@@ -193,11 +192,8 @@ def read(path: Path) -> Content:
 
     Raises UnreadableFile if the file may be readable the next time.
     """
-    data = _read(path)
-    if path.suffix == ".json" and (found := _read_list(data)):
-        return found
     content = Content()
-    for where, document in _documents(path, data):
+    for where, document in _documents(path):
         try:
             _add(path, document, content)
         except InvalidObject as error:
@@ -205,47 +201,9 @@ def read(path: Path) -> Content:
     return content
 
 
-class _Item(Struct, frozen=True, gc=False, rename="camel"):
-    api_version: str
-    kind: str
-
-
-class _List(Struct, frozen=True, gc=False):
-    kind: Literal["List"]
-    items: list[Raw]
-
-
-_lists, _items = msgspec.json.Decoder(_List), msgspec.json.Decoder(_Item)
-
-
-def _read_list(data: bytes) -> Content | None:
-    """Return the Services and EndpointSlices of a List, decoded without the plain values.
-
-    That takes a third less time. None if anything else or anything wrong is in the file: then it is
-    read as plain values, which shows what is wrong.
-    """
-    content = Content()
-    try:
-        _check_size(data)
-        items = _lists.decode(data).items
-        for item in items:
-            head = _items.decode(item)
-            kind = KINDS[head.api_version, head.kind]
-            found = decode(kind, item)
-            content.objects[ObjectName(kind, key_of(found))] = found
-    except (KeyError, ValueError, InvalidObject, *DECODE_ERRORS):
-        return None
-    is_usual = all(map(_is_usual, content.objects)) and len(content.objects) == len(items)
-    return content if is_usual else None
-
-
-def _is_usual(name: ObjectName) -> bool:
-    return name.kind.namespaced and _is_name(name.key.namespace) and _is_name(name.key.name)
-
-
-def _documents(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
+def _documents(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield each document, including those inside a List, with its position in words."""
-    for number, document in enumerate(_parse(path, data), 1):
+    for number, document in enumerate(_parse(path), 1):
         if not isinstance(document, dict) or document.get("kind") != "List":
             yield f"document {number}", document
             continue
@@ -254,35 +212,24 @@ def _documents(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
             yield f"document {number}, item {position}", item
 
 
-def _read(path: Path) -> bytes:
-    """Return what is in the file. Raises ClusterError, and UnreadableFile as ``read`` does."""
+def _parse(path: Path) -> Iterator[Any]:
+    """Yield each document that is not empty. Raises ClusterError."""
     try:
-        return files.read_regular(path)
+        data = files.read_regular(path)
+        found = _json(data) if path.suffix == ".json" else load_documents(data)
+        yield from (it for it in found if it is not None)
     except OSError as error:
         raise UnreadableFile(str(error.strerror)) from error
     except files.UnusableFile as error:
         raise ClusterError(str(error)) from error
-
-
-def _parse(path: Path, data: bytes) -> Iterator[Any]:
-    """Yield each document that is not empty. Raises ClusterError."""
-    try:
-        found = _json(data) if path.suffix == ".json" else load_documents(data)
-        yield from (it for it in found if it is not None)
     except (ValueError, *DECODE_ERRORS) as error:
         raise ClusterError(one_line(f"neither YAML nor JSON: {error}")) from error
 
 
 def _json(data: bytes) -> Iterator[Any]:
-    _check_size(data)
-    yield msgspec.json.decode(data)
-
-
-def _check_size(data: bytes) -> None:
-    """Raises ValueError if there may be too many values; each takes at least a byte."""
-    is_large = len(data) > MAX_JSON_VALUES
-    if is_large and sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         raise ValueError(f"more than {MAX_JSON_VALUES:,} values")
+    yield msgspec.json.decode(data)
 
 
 def _add(path: Path, document: Any, content: Content) -> None:
@@ -318,10 +265,6 @@ def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], Object
 
 def _text(mapping: dict[Any, Any], field: str, where: str = "") -> str:
     value = mapping.get(field)
-    if not isinstance(value, str) or not _is_name(value):
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
         raise InvalidObject(where + field, f"expected a name, got {_repr.repr(value)}")
     return value
-
-
-def _is_name(text: str) -> bool:
-    return 0 < len(text) <= MAX_NAME and text.isprintable()

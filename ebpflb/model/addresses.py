@@ -29,7 +29,6 @@ FAMILIES = {str(family): family for family in Family}  # "IPv4" and "IPv6", the 
 
 _LEADING_ZEROS = re.compile(r"(?<![0-9A-Fa-f])0+(?=[0-9A-Fa-f])")
 _OCTETS = {str(number): number for number in range(256)}
-_TEXTS = tuple(_OCTETS)
 _SPECIAL: dict[str, Callable[[Address], bool]] = {
     "an unspecified address": lambda address: address.is_unspecified,
     "a loopback address": lambda address: address.is_loopback,
@@ -49,14 +48,9 @@ def family(value: Address | Network) -> Family:
 
 
 def host_port(address: Address, port: int) -> str:
-    """Return ADDRESS:PORT; "*" instead of port 0, which stands for any.
-
-    Every plan sorts endpoints by it, so IPv4 is written in half of the time of ``ipaddress``.
-    """
-    if address.version == 6:
-        return f"[{address!s}]:{port or '*'}"
-    ip, of = int(address), _TEXTS
-    return f"{of[ip >> 24]}.{of[ip >> 16 & 255]}.{of[ip >> 8 & 255]}.{of[ip & 255]}:{port or '*'}"
+    """Return ADDRESS:PORT; "*" instead of port 0, which stands for any."""
+    host = f"[{address!s}]" if address.version == 6 else str(address)
+    return f"{host}:{port or '*'}"
 
 
 def parse_address(text: str, wanted: Family | None = None) -> Address:

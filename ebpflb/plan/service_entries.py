@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count
+from operator import eq
 from typing import NamedTuple
 
 from msgspec import structs
@@ -148,8 +149,9 @@ class ServiceEntries(NamedTuple):
         """Whether the slots can stay unchanged; the names of backends may differ."""
         if not self.id or len(self.backends) != len(desired.backends):
             return False
-        pairs = zip(self.backends, desired.backends, strict=True)
-        return all(one == other or _slot(one) == _slot(other) for one, other in pairs)
+        return self.backends == desired.backends or all(
+            map(eq, map(_slot, self.backends), map(_slot, desired.backends))
+        )
 
     def ids_for(self, desired: DesiredService) -> tuple[int, ...]:
         """Return the id of each desired backend: its former id, or 0 for a new endpoint."""

@@ -317,7 +317,7 @@ class _Canary:
 
     def _is_served(self, namespace: ScratchNamespace) -> bool:
         device = Device(namespace.index, namespace.name, False, True, 0, (), ())
-        return not any(attacher(self._state).faults(device, {}, HeldLinks()))
+        return not any(attacher(self._state).faults(device, {}, HeldLinks(), {}))
 
     def _nodeports(self, cluster_ips: list[Target]) -> Iterator[Target]:
         """At one address of each family at which NodePorts are served."""

@@ -55,7 +55,7 @@ def attachments(state: StateDir, cgroup: Path, maps: Mapping[str, Map]) -> Itera
     for index, _ in sorted(maps["devices"].items()):
         if index in names:
             device = Device(index, names[index], False, True, 0, (), ())
-            yield from attacher(state).faults(device, {}, HeldLinks())
+            yield from attacher(state).faults(device, {}, HeldLinks(), {})
 
 
 def contents(maps: Mapping[str, Map]) -> MapContents:

@@ -165,7 +165,7 @@ def test_a_port_keeps_its_programs_until_its_bridge_has_them(harness: Harness) -
 
 
 def test_a_port_stays_without_programs_after_a_restart(harness: Harness) -> None:
-    """A bridge that an earlier agent has served is served at once in the place of its port."""
+    """A bridge that an earlier agent has served is served at once instead of its port."""
     bridge = replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
     harness.datapath.recorded_devices = {bridge.index}
     harness.start()

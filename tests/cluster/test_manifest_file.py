@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input in a manifest: reported by name, the rest served, the last good state kept."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from ebpflb.cluster import manifest_file
 from ebpflb.cluster.manifest_directory import ManifestDirectory
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, SourceStatus
@@ -234,47 +232,3 @@ def test_a_look_without_a_directory_is_an_error(manifests: Manifests) -> None:
     manifests.path.rmdir()
     with pytest.raises(ClusterError, match=f"{manifests.path}: No such file"):
         manifests.folder.scan()
-
-
-USUAL = [service("a"), endpoint_slice("a-1", "10.1.0.1", labels={"x": "y"})]
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        [],
-        [node("node-1")],
-        [service("a", clusterIP="10.96.0.2")],
-        [service("b", namespace="")],
-        [service("b", namespace="\n")],
-        [service("b", clusterIP=7)],
-        [service("b") | {"kind": "Secret"}],
-        [service("b") | {"kind": "Servce"}],
-        [service("b") | {"apiVersion": "v2"}],
-        [service("b") | {"metadata": None}],
-        [service("b") | {"spec": []}],
-        ["text"],
-        [None],
-    ],
-    ids=str,
-)
-def test_a_list_in_json_is_read_as_in_yaml(folder: Path, more: list[Json]) -> None:
-    """The same objects and errors, whether or not each item of it is a sound Service or slice."""
-    found = []
-    for suffix, dump in ((".json", json.dumps), (".yaml", yaml.safe_dump)):
-        path = folder / f"list{suffix}"
-        path.write_text(dump({"apiVersion": "v1", "kind": "List", "items": [*USUAL, *more]}))
-        content = manifest_file.read(path)
-        shown = {name: repr(each) for name, each in content.objects.items()}
-        found.append((shown, content.unnamed))
-    assert found[0] == found[1]
-    assert len(found[0][0]) >= len(USUAL)
-
-
-def test_sound_lists_in_json_make_no_plain_values(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They would take half of the time of a start."""
-    (folder / "list.json").write_text(json.dumps({"kind": "List", "items": USUAL}))
-    monkeypatch.delattr(manifest_file, "convert")
-    assert len(manifest_file.read(folder / "list.json").objects) == len(USUAL)

@@ -70,8 +70,8 @@ def test_served(patterns: tuple[str, ...], names: str) -> None:
     ],
 )
 def test_served_with_a_bond(kind: str, patterns: tuple[str, ...], names: str) -> None:
-    """A bond is served in the place of its members, if it is served; a VRF is not, nor a bridge
-    that is not plain.
+    """A bond that is served is served instead of its members. A VRF, or a bridge that is not plain,
+    is served beside them.
     """
     bond = replace(device(9, "bond0"), kind=kind)
     every = bond, device(7, "eth1", master=9), device(8, "eth2")
@@ -100,8 +100,8 @@ UPLINK_BRIDGE = replace(device(9, "br0"), kind="bridge", plain_bridge=True)
 def test_served_with_a_bridge(
     bridge: dict[str, Any], port: dict[str, Any], patterns: tuple[str, ...], names: str
 ) -> None:
-    """A plain bridge is served in the place of its only port, if it is served; but the port of a
-    pod or virtual machine has programs, and a port that sends frames back.
+    """A plain bridge that is served is served instead of its only port. The port of a pod or
+    virtual machine keeps its programs, and so does a port that sends frames back.
     """
     every = replace(UPLINK_BRIDGE, **bridge), replace(device(7, "eth1", master=9), **port)
     assert [each.name for each in served(every, patterns)] == names.split()

@@ -7,10 +7,9 @@
 int lookup_service(const void *frontend, __u64 netns, void *service)
 {
 	struct frontend found = *(const struct frontend *)frontend;
-	const struct service *element;
 
 	range_take(&found, service);
-	return service_find(&found, netns, service, &element) == FOUND;
+	return service_find(&found, netns, service, NULL) == FOUND;
 }
 
 int may_exist(const void *frontend)

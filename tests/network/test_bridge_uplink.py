@@ -55,8 +55,8 @@ CHANGES = [
 
 
 def add_qdisc(two: TwoNodes) -> None:
-    """Without tcx the port needs a qdisc for its programs. The kernel drops what leaves by a device
-    in the milliseconds in which that gets it (docs/limits.md), so the port has it before.
+    """Gives the port the qdisc that its programs need without tcx. While a device gets its first
+    qdisc, the kernel drops what leaves by it (docs/limits.md), so the test adds the qdisc before.
     """
     if not tcx.works():
         subprocess.run([*two.near.enter, "tc", "qdisc", "add", "dev", "up0", "clsact"], check=True)
@@ -95,7 +95,7 @@ def until_programmed(two: TwoNodes, *names: str) -> None:
 
 @contextmanager
 def clients(two: TwoNodes, frontends: Frontends) -> Iterator[None]:
-    """None of their requests from outside fails meanwhile."""
+    """Sends requests from outside; none may fail meanwhile."""
     both = [frontends.to("nodeport", two.near, v6=v6) for v6 in (False, True)]
     started = [two.start_client(two.outside, p, *to) for p in ("tcp", "udp") for to in both]
     yield
@@ -104,12 +104,12 @@ def clients(two: TwoNodes, frontends: Frontends) -> Iterator[None]:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_port_gets_its_programs_back(two: TwoNodes, change: Set) -> None:
-    """As soon as the port needs programs it has them too, and the bridge alone has them again
-    afterwards; no connection is lost.
+    """A port that needs programs gets them. Later the bridge alone has programs again. No open
+    connection is lost.
 
-    With the kernel's NAT a new connection fails that comes between the change and the programs. And
-    then the kernel drops what would leave by the port where it has come in: requests for endpoints
-    on other nodes, with kube-proxy too.
+    On netfilter a new connection between the change and the attachment fails. Afterwards the
+    kernel drops requests for endpoints on other nodes, with kube-proxy too, because they would
+    leave by the port where they have come in.
     """
     has_gap = two.engine is Engine.NETFILTER and change is not second_port
     frontends = HERE if has_gap else WEB
@@ -130,8 +130,8 @@ def test_the_port_gets_its_programs_back(two: TwoNodes, change: Set) -> None:
 def test_a_port_that_is_released_and_enslaved(two: TwoNodes) -> None:
     """An uplink on its own has the programs; when it becomes a bridge's port, the bridge does.
 
-    When a device loses its address, the kernel forgets what it has masqueraded by it: therefore an
-    endpoint here.
+    The endpoint is on the near node, because a masqueraded connection ends when the device loses
+    the address.
     """
     where = HERE.to("nodeport", two.near)
     until_programmed(two, "br0")

@@ -40,14 +40,13 @@ static __always_inline bool flow_has_frontend(const struct tuple *request_tuple,
 	struct settings *settings = settings_read();
 	struct frontend frontend = tuple_frontend(request_tuple);
 	__u32 moves = settings->frontend_moves;
-	const struct service *element;
 	struct service service ALIGNED;
 
 	if (known->frontend_moves == moves)
 		return true;
 	barrier();	/* the agent writes the services before it adds to the moves */
 	range_take(&frontend, &service);
-	if (service_find(&frontend, NO_NETNS, &service, &element) != FOUND)
+	if (service_find(&frontend, NO_NETNS, &service, NULL) != FOUND)
 		return true;
 	if (service.id != known->service)
 		return false;

@@ -45,6 +45,9 @@ class HeldLink:
         return int(bpf.info(self.descriptor, "link_info").id)
 
 
+Pinned = Mapping[str, HeldLink]  # links that still have their pins, by the pin's name
+
+
 class HeldLinks:
     """The held links by their pins; must be told of every change of a pin."""
 
@@ -68,8 +71,8 @@ class HeldLinks:
         """Return the descriptor of the link that had this pin; the descriptor stays open here."""
         return self._links[pin].descriptor if pin in self._links else None
 
-    def pinned(self, folder: Path) -> dict[str, HeldLink]:
-        """Return the links that still have their pins in this folder, by the pin's name.
+    def pinned(self, folder: Path) -> Pinned:
+        """Return the links that still have their pins in this folder.
 
         One listing takes as long as to open ten pins.
         """

@@ -16,12 +16,11 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import netlink
-from ebpflb.kernel.attach.cgroup_links import HeldLink, HeldLinks
+from ebpflb.kernel.attach.cgroup_links import HeldLinks, Pinned
 from ebpflb.kernel.attach.tcx import fault, indexes
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.model.devices import Device
@@ -142,11 +141,7 @@ class Clsact:
                         self._record(index, record).rmdir()
 
     def faults(
-        self,
-        device: Device,
-        ours: Mapping[str, int],
-        held: HeldLinks,
-        pinned: Mapping[str, HeldLink] = MappingProxyType({}),
+        self, device: Device, ours: Mapping[str, int], held: HeldLinks, pinned: Pinned
     ) -> Iterator[Drift]:
         """Yield differences from the state after ``attach``.
 

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links, tcx
-from ebpflb.kernel.attach.cgroup_links import HeldLink, HeldLinks
+from ebpflb.kernel.attach.cgroup_links import HeldLinks, Pinned
 from ebpflb.kernel.attach.clsact import NO_FILTERS, Clsact
 from ebpflb.kernel.attach.tcx import Tcx
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
@@ -268,7 +268,7 @@ class DevicePrograms:
             self.held.release(pin for index in others for pin in self.attacher.pins(index))
             self._recorded -= others
 
-    def _faults(self, device: Device, pinned: Mapping[str, HeldLink]) -> list[Drift]:
+    def _faults(self, device: Device, pinned: Pinned) -> list[Drift]:
         expected = self._expected(device)
         found = list(self.attacher.faults(device, expected, self.held, pinned))
         if not found or not _exists(device.index):

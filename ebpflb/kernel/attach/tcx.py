@@ -13,12 +13,11 @@ import errno
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import cgroup_links
-from ebpflb.kernel.attach.cgroup_links import HeldLink, HeldLinks
+from ebpflb.kernel.attach.cgroup_links import HeldLinks, Pinned
 from ebpflb.kernel.programs.loader import SCHED_CLS, Program
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
@@ -85,11 +84,7 @@ class Tcx:
         return found
 
     def faults(
-        self,
-        device: Device,
-        ours: Mapping[str, int],
-        held: HeldLinks,
-        pinned: Mapping[str, HeldLink] = MappingProxyType({}),
+        self, device: Device, ours: Mapping[str, int], held: HeldLinks, pinned: Pinned
     ) -> Iterator[Drift]:
         """Yield differences from the state after ``attach``.
 

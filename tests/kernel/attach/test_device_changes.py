@@ -173,7 +173,7 @@ def test_unpinned(
 
 
 def test_another_pin(agent: Agent, ns: Namespace, by: str) -> None:
-    """Another device's link in the place of a pin is found."""
+    """A pin that holds another device's link is found."""
     if by == "clsact":
         pytest.skip("filters have no pins")
     made = agent()

@@ -164,8 +164,8 @@ def filters_vlans(ip: Ip) -> bool:
 
 
 def test_how_often_bridge_settings_are_polled(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Often while a bridge may be served in the place of its port, rarely with other bridges, and
-    never without bridges.
+    """The sysctls are read often while a bridge may be served instead of its port, rarely with
+    other bridges, and never without bridges.
     """
 
     def seconds() -> float:
