@@ -4,7 +4,6 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import translate
 from functools import cache
@@ -90,8 +89,7 @@ def _allows(allowed: list[Network], address: Address) -> bool:
 AddressByFamily = dict[Family, Address]
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One network device, with its addresses in the kernel's order."""
 
     index: int

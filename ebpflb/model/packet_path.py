@@ -105,6 +105,8 @@ def _left_out(
     Netfilter runs at the port, before the program at the bridge could choose an endpoint.
     """
     handing = {b.index: b.name for b in bridges if any(calls[f] for f in bridged_families(b))}
+    if not handing:
+        return None
     served = {device.index for device in served_devices(devices, patterns)}
     for port in devices:
         if port.master in handing and port.kind in _POD_PORTS and port.index not in served:

@@ -258,6 +258,10 @@ class DesiredNode(Struct, frozen=True, dict=True):
     neighbourhood: Neighbourhood = Neighbourhood()
 
     @cached_property
+    def _by_index(self) -> dict[int, Device]:
+        return devices.by_index(self.known)
+
+    @cached_property
     def _masters(self) -> frozenset[int]:
         """The masters of served devices: a packet passes the program at the port first."""
         return frozenset(device.master for device in self.served)
@@ -265,10 +269,9 @@ class DesiredNode(Struct, frozen=True, dict=True):
     def devices(self) -> dict[int, DeviceEntry]:
         """The entries of map devices, by ifindex."""
         sources = devices.masquerade_addresses(self.known, self.primary)
-        by_index = devices.by_index(self.known)
         return {
             device.index: DeviceEntry(
-                *_both(sources[device.index]), frozenset(self._device_flags(device, by_index))
+                *_both(sources[device.index]), frozenset(self._device_flags(device))
             )
             for device in self.served
         }
@@ -282,7 +285,7 @@ class DesiredNode(Struct, frozen=True, dict=True):
 
         They are the neighbours on a veth or netkit, or behind a bridge's port that is one.
         """
-        by_index = devices.by_index(self.known)
+        by_index = self._by_index
         ports = {(it.bridge, it.mac): it.port for it in self.neighbourhood.ports}
         found = dict[Address, PodDevice]()
         for each in self.neighbourhood.neighbours:
@@ -305,11 +308,10 @@ class DesiredNode(Struct, frozen=True, dict=True):
         found: dict[int, list[RouteSource]] = defaultdict(list)
         for each in self.route_sources:
             found[each.ifindex].append(each)
-        by_index = devices.by_index(self.known)
         entries = {
             route_key(device.index, each.network): each.source
             for device in self.served
-            for each in _first(found[m.index] for m in devices.with_masters(device, by_index))
+            for each in _first(found[m.index] for m in devices.with_masters(device, self._by_index))
         }
         return dict(sorted(entries.items(), key=lambda entry: entry[0].length)[:most])
 
@@ -327,7 +329,8 @@ class DesiredNode(Struct, frozen=True, dict=True):
         flags = options["flags"] | (_DETECT if active else frozenset())
         return {**options, **found, **_fields("span", covering), "flags": flags}
 
-    def _device_flags(self, device: Device, known: Mapping[int, Device]) -> Iterator[str]:
+    def _device_flags(self, device: Device) -> Iterator[str]:
+        known = self._by_index
         if self.detector.is_pod_device(device, known):
             yield "pods"
         if devices.is_host_only(device, known):

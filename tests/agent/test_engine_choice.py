@@ -3,12 +3,12 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ebpflb.agent import engine_choice
 from ebpflb.agent.engine_choice import SETTLE_SECONDS, EngineChoice

@@ -6,6 +6,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ebpflb.agent import node_sync
 from ebpflb.agent.loop import DevicesAttached
@@ -51,7 +52,7 @@ def test_pods_devices_get_programs_beside_the_loop(harness: Harness) -> None:
     """A first start waits for the node's own devices; the status counts the others until they have
     programs. What conntrack got before from their packets is then looked for.
     """
-    pod = replace(PORT, index=9, name="veth9", master=0, kind="veth")
+    pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
     harness.datapath.devices_to_come = {pod.index}
     harness.start()
     harness.send(here(pod, ETH), SERVICES, SLICES, NODES)
@@ -152,8 +153,8 @@ def names(harness: Harness) -> list[str]:
 
 def test_a_port_keeps_its_programs_until_its_bridge_has_them(harness: Harness) -> None:
     """An uplink that becomes the only port of a bridge has programs until the bridge has them."""
-    bridge = replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
-    port = replace(ETH, master=bridge.index)
+    bridge = structs.replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
+    port = structs.replace(ETH, master=bridge.index)
     start(harness)
     harness.datapath.devices_to_come = {bridge.index}
     harness.send(here(port, bridge))
@@ -166,10 +167,10 @@ def test_a_port_keeps_its_programs_until_its_bridge_has_them(harness: Harness) -
 
 def test_a_port_stays_without_programs_after_a_restart(harness: Harness) -> None:
     """A bridge that an earlier agent has served is served at once instead of its port."""
-    bridge = replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
+    bridge = structs.replace(BRIDGE, index=9, name="br0", kind="bridge", plain_bridge=True)
     harness.datapath.recorded_devices = {bridge.index}
     harness.start()
-    harness.send(here(bridge, replace(ETH, master=bridge.index)), SERVICES, SLICES, NODES)
+    harness.send(here(bridge, structs.replace(ETH, master=bridge.index)), SERVICES, SLICES, NODES)
     assert harness.datapath.served[0] == (bridge,)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods on one bridge, whose answers netfilter sees only with br_netfilter."""
 
-from dataclasses import replace
 from ipaddress import ip_address, ip_network
 
 import pytest
+from msgspec.structs import replace
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device

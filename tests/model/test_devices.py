@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The served devices, and the source address of masqueraded traffic by each."""
 
-from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import (

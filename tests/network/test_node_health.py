@@ -169,8 +169,8 @@ def test_a_node_that_is_cut_off_costs_the_connections_of_three_seconds(cluster: 
     node = cluster.nodes[0]
     ways = (cluster.client, VIP, PORT), (cluster.outside, node.v4, NODEPORT)
     loads = [cluster.begin_load(*way) for way in ways]
-    began = time.monotonic()
     cut(dead)
+    began = time.monotonic()
     silent = "set aside: its node does not answer (--endpoint-health=nodes)"
     wait_until("it is set aside", lambda: cluster.reasons()["web-four"] == silent)
     reasons = cluster.reasons()

@@ -2,10 +2,10 @@
 """Devices that are added, removed, moved away, or get another one's index."""
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from pyroute2 import netns
 
 from ebpflb.errors import KernelError
