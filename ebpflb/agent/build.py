@@ -255,11 +255,11 @@ class _Builder:
         )
 
     def _removal_watch(self) -> RemovalWatch:
-        """Return the watch that starts the audit as soon as a pin is removed."""
-        options, inbox = self._options, self._inbox
+        """Return the watch that starts the audit as soon as others remove something."""
+        options, inbox, is_released = self._options, self._inbox, self._datapath.has_released
         state = StateDir(options.paths.state, options.map_sizes)
         folders = (*state.directories(), options.paths.state)
-        return RemovalWatch(lambda: inbox.put(Disturbed(HOOKS_AND_PINS)), folders)
+        return RemovalWatch(lambda: inbox.put(Disturbed(HOOKS_AND_PINS)), folders, is_released)
 
     def _end_programs(self) -> _EndPrograms:
         maps, cache = self._maps, self._options.paths.cache

@@ -159,6 +159,10 @@ class Datapath(MapWriter):
         own = [*self.socket_programs, *chain.from_iterable(self.packet_programs.values())]
         return own + self.others.programs if self.others else own
 
+    def has_released(self, pin: Path) -> bool:
+        """Whether this was the pin of a device's program, which the agent has removed itself."""
+        return pin.parent == self.state.devices_directory and self.held.get(pin) is None
+
     def attach(
         self, cgroup: Path, served: Devices, now: Collection[int] | None = None
     ) -> dict[str, str]:

@@ -264,8 +264,9 @@ class DevicePrograms:
 
     def _detach_others(self, wanted: set[int]) -> None:
         if others := self._recorded - wanted:
-            self.attacher.detach(others)
+            # First, so that the watch of removed pins knows that it is us.
             self.held.release(pin for index in others for pin in self.attacher.pins(index))
+            self.attacher.detach(others)
             self._recorded -= others
 
     def _faults(self, device: Device, pinned: Pinned) -> list[Drift]:

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import NamedTuple
 
 import msgspec
-from inotify_simple import INotify, flags
+from inotify_simple import Event, INotify, flags
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink, pyroute2_parts
@@ -33,7 +33,7 @@ from ebpflb.workers import DescriptorWorker, HasFileno, Poller
 # Two kinds of removal have an event: of a qdisc or filter of a device (rtnetlink), and of a name in
 # the state directory (inotify, which works in a bpffs as in every file system). There is no event
 # when a link is detached or updated, or a bpffs is unmounted lazily; these are checked every two
-# seconds.
+# seconds. What the agent removes itself is not reported.
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,13 @@ class RemovalWatch(DescriptorWorker):
     Without inotify, or without a folder, only the other removals are reported.
     """
 
-    def __init__(self, emit: Callable[[], None], folders: Sequence[Path]) -> None:
+    def __init__(
+        self, emit: Callable[[], None], folders: Sequence[Path], is_released: Callable[[Path], bool]
+    ) -> None:
+        """``is_released``: whether the agent itself removes this name; called by the thread."""
         super().__init__("removals")
-        self._emit, self._folders = emit, folders
+        self._emit, self._folders, self._is_released = emit, folders, is_released
+        self._watched: dict[int, Path] = {}
         self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._inotify: INotify | None = None
 
@@ -78,10 +82,15 @@ class RemovalWatch(DescriptorWorker):
             ready = self.wait(sources, WATCH_RETRY_SECONDS)
             removed = self._changes in ready and netlink.tells_of(self._changes, _REMOVALS)
             if self._inotify in ready and self._inotify is not None:
-                removed |= any(event.mask & _MASK for event in self._inotify.read(timeout=0))
+                removed |= any(map(self._matters, self._inotify.read(timeout=0)))
             if removed:
                 self._emit()
             self._watch_folders()
+
+    def _matters(self, event: Event) -> bool:
+        folder = self._watched.get(event.wd)
+        is_ours = folder is not None and event.name and self._is_released(folder / event.name)
+        return bool(event.mask & _MASK) and not is_ours
 
     def _watch_folders(self) -> None:
         """Watch the folders; a watch belongs to the inode, so an existing one stays the same."""
@@ -89,7 +98,7 @@ class RemovalWatch(DescriptorWorker):
             return
         for folder in self._folders:
             with suppress(OSError):
-                self._inotify.add_watch(folder, _MASK)
+                self._watched[self._inotify.add_watch(folder, _MASK)] = folder
 
 
 # rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).

@@ -20,9 +20,9 @@ Told = SimpleQueue[None]
 
 
 @contextmanager
-def watching(*folders: Path) -> Iterator[Told]:
+def watching(*folders: Path, released: Path | None = None) -> Iterator[Told]:
     told: Told = SimpleQueue()
-    watch = RemovalWatch(lambda: told.put(None), folders)
+    watch = RemovalWatch(lambda: told.put(None), folders, lambda pin: pin == released)
     watch.start()
     try:
         yield told
@@ -73,6 +73,19 @@ def test_a_name_that_is_removed_is_told(tmp_path: Path, remove: Callable[[Path],
         (folder / "more").unlink()
         told.get(timeout=60)
         remove(folder)
+        told.get(timeout=60)
+
+
+def test_a_pin_that_the_agent_removes_itself_is_not_told(tmp_path: Path) -> None:
+    """Those of a device's programs, when the device is gone."""
+    ours, other = tmp_path / "5-ingress", tmp_path / "6-ingress"
+    ours.touch()
+    other.touch()
+    with watching(tmp_path, released=ours) as told:
+        ours.unlink()
+        with pytest.raises(Empty):
+            told.get(timeout=0.2)
+        other.unlink()
         told.get(timeout=60)
 
 
