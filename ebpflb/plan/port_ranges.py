@@ -124,16 +124,12 @@ class ListChanges(NamedTuple):
 
 
 class RangeLists:
-    """The planned lists of ranges; ``lists``: after the plan that is being made.
-
-    ``has_changes``: whether ``take_changes`` may return any.
-    """
+    """The planned lists of ranges; ``lists``: after the plan that is being made."""
 
     def __init__(self) -> None:
         self.lists: dict[Frontend, dict[int, int]] = {}  # list -> first port -> last port
         self._before: dict[Frontend, dict[int, int]] = {}  # those that are changed
         self._moved: set[Frontend] = set()  # ranges that pass from one service to another
-        self.has_changes = False
 
     def load(self, lists: Lists, owned: Container[Frontend]) -> None:
         """Note the map's lists; the first plan removes ranges that no service port has."""
@@ -146,7 +142,6 @@ class RangeLists:
     def replace(self, lasts: Lasts, moved: Iterable[Frontend]) -> None:
         """Note which ranges a service port gets; ``moved`` are those that another one had."""
         self._moved.update(moved)
-        self.has_changes = True
         for frontend, last in lasts.items():
             if self.lists.get(frontend.ranges, {}).get(frontend.port) != last:
                 self._changing(frontend.ranges)[frontend.port] = last
@@ -163,11 +158,15 @@ class RangeLists:
     def entry(self, at: Frontend) -> ServiceEntry:
         return _entry(self.lists[at])
 
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._before or self._moved)
+
     def take_changes(self) -> ListChanges:
         """Return the changes since the last call."""
         former, self._before = self._before, {}
         changes = ListChanges(self._moved, [], [], [])
-        self._moved, self.has_changes = set(), False
+        self._moved = set()
         for at, before in sorted(former.items(), key=str):
             now = self.lists[at]
             if not now:
@@ -184,7 +183,6 @@ class RangeLists:
     def _changing(self, at: Frontend) -> dict[int, int]:
         listed = self.lists.setdefault(at, {})
         self._before.setdefault(at, dict(listed))
-        self.has_changes = True
         return listed
 
 
