@@ -27,6 +27,7 @@ from ebpflb.kernel import bpf, sources
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
+from ebpflb.kernel.attach.tcx import TCX_HOOKS
 from ebpflb.kernel.map_writer import NO_FLAGS, MapWriter
 from ebpflb.kernel.maps import occupancy
 from ebpflb.kernel.maps.layout import MapSpec
@@ -160,8 +161,9 @@ class Datapath(MapWriter):
         return own + self.others.programs if self.others else own
 
     def has_released(self, pin: Path) -> bool:
-        """Whether this was the pin of a device's program, which the agent has removed itself."""
-        return pin.parent == self.state.devices_directory and self.held.get(pin) is None
+        """Whether this was the pin of a device's link, which the agent has removed itself."""
+        is_link = pin.name.partition("-")[2] in TCX_HOOKS
+        return pin.parent == self.state.devices_directory and is_link and self.held.get(pin) is None
 
     def attach(
         self, cgroup: Path, served: Devices, now: Collection[int] | None = None
