@@ -111,6 +111,9 @@ class Device(Struct, frozen=True):
 Devices = tuple[Device, ...]
 
 KINDS_OF_PODS = frozenset({"veth", "netkit"})
+# A shaper's queue. A filter behind our ingress sends packets through it and back to the same place
+# of the same device, so a program at its egress would only remove the choice that they carry.
+_SHAPER = "ifb"
 _KINDS_OF_GUESTS = KINDS_OF_PODS | {"tun"}  # of pods and virtual machines
 # Masters that forward frames unchanged: a frame for another host is so at their ports too.
 _BONDS = frozenset({"bond", "team"})
@@ -127,7 +130,9 @@ def check_pattern(pattern: str) -> None:
 def served(
     devices: Collection[Device], patterns: Iterable[str], programmed: Collection[int] = ()
 ) -> Devices:
-    """Return all devices except loopback, or those that a pattern names; '!' excludes devices.
+    """Return all devices, or those that a pattern names; '!' excludes devices.
+
+    Loopback and shapers' queues are never served.
 
     A port of a bond or bridge that is served instead (``masters_for_ports``) is left out.
     ``programmed``: indexes of the devices that have programs now. A port that has programs keeps
@@ -171,7 +176,8 @@ def _named(devices: Iterable[Device], patterns: tuple[str, ...]) -> Iterator[Dev
     selected = _any([p for p in patterns if not p.startswith("!")] or ["*"])
     excluded = _any([p[1:] for p in patterns if p.startswith("!")])
     for device in devices:
-        if not device.loopback and selected(device.name) and not excluded(device.name):
+        may_be = not device.loopback and device.kind != _SHAPER
+        if may_be and selected(device.name) and not excluded(device.name):
             yield device
 
 

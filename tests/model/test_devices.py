@@ -58,6 +58,12 @@ def test_served(patterns: tuple[str, ...], names: str) -> None:
     assert [device.name for device in served(ALL, patterns)] == names.split()
 
 
+@pytest.mark.parametrize("patterns", [(), ("ifb*",)])
+def test_a_shapers_queue_is_not_served(patterns: tuple[str, ...]) -> None:
+    """Packets pass it between our ingress and the stack, with the choice that they carry."""
+    assert not served((replace(device(6, "ifb0"), kind="ifb"),), patterns)
+
+
 @pytest.mark.parametrize(
     ("kind", "patterns", "names"),
     [
