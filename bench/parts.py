@@ -87,11 +87,6 @@ PARTS = {
             "--seconds 30", "--seconds 5", (Panel("10 pods", "ms"), Panel("100 pods", "ms")),
         ),
         Part(
-            "nodes", "bench.node_health", "Nodes that are probed, and how soon all notice a death",
-            "--deaths 9", "--agents 100 --seconds 10", (Panel("simulated agents", "s"),),
-            usual=False,
-        ),
-        Part(
             "profile", "bench.profile", "Where the time of packets and connections goes",
             "--rounds 5", "--rounds 1", (Panel("a packet", "ns"), Panel("a TCP", "ns")),
             usual=False,

@@ -34,6 +34,4 @@ DEVICES_START, DEVICES_CHANGE, DEVICES_PAIR, DEVICES_IDLE = 5, 50, 15, 5  # with
 COLD_START, WARM_RESTART, WARM_WRITES = 4, 1.5, 0
 FIRST_ANSWER_P50, FIRST_ANSWER_P99 = 7, 50
 CPU_A_CHANGE = 1.0  # at 100 changes a second or more
-NOTICED = 3  # from a node's death until the last other node has noticed it
-PROBES = 5  # milliseconds a second, at 5,000 nodes
 LAST_DATAGRAM = 50  # from a slice to the last datagram that a removed endpoint gets

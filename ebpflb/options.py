@@ -18,7 +18,6 @@ from ebpflb.model import annotations, busiest, map_sizes, node_readiness
 from ebpflb.model.addresses import Address, Network, host_port, parse_address
 from ebpflb.model.busiest import SeriesOf, parse_series, show_series
 from ebpflb.model.devices import PRIMARY, LocalDetector, check_pattern
-from ebpflb.model.events import Key
 from ebpflb.model.fast_forward import FAST_FORWARDS, FORWARD_OFF, FORWARD_ON
 from ebpflb.model.map_sizes import MapSizes
 from ebpflb.model.packet_path import (
@@ -59,6 +58,7 @@ class Flag(NamedTuple):
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     former: Mapping[str, str] = {}  # a former name of a choice -> the choice
+    removed: Mapping[str, str] = {}  # a choice that was removed -> the one that is used instead
     without_value: str = ""  # what the option alone means
     repeated: bool = False  # can be given several times; ``parse`` then takes all texts
     parse: Callable[[Any], Any] | None = None  # text -> the field's value; raises ValueError
@@ -81,6 +81,11 @@ class Flag(NamedTuple):
     def shown(self, value: Any) -> Any:
         """The field's value as a plain one."""
         return self.show(value) if self.show else value
+
+
+_NO_PINGS = "agents do not probe other nodes any more; --endpoint-health=passive notices dead nodes"
+# Options that a former version had -> what has become of them. Each is accepted, and has no effect.
+REMOVED_OPTIONS = {"--node-health-key": _NO_PINGS, "--node-health-service": _NO_PINGS}
 
 
 def option(default: Any, name: str, help: str, **details: Any) -> Any:
@@ -157,13 +162,6 @@ def _parse_local_api_server(text: str) -> tuple[Address, int]:
 
 def _show_local_api_server(found: tuple[Address, int] | None) -> str:
     return host_port(*found) if found else ""
-
-
-def _parse_service(text: str) -> Key:
-    namespace, slash, name = text.partition("/")
-    if not (namespace and slash and name) or "/" in name:
-        raise ValueError(f'"{text}" is not NAMESPACE/NAME')
-    return Key(namespace, name)
 
 
 def _parse_sizes(texts: tuple[str, ...]) -> MapSizes:
@@ -542,35 +540,12 @@ class Options:
         annotations.HEALTH_OFF,
         "--endpoint-health",
         "How endpoints that do not answer this node are noticed, and set aside for a while: by the"
-        " connections that its clients fail to open (passive), also by probes of their nodes"
-        " (nodes), or not at all (off), unless the Service's annotation"
-        f" {annotations.HEALTH_ANNOTATION} says otherwise.",
+        " connections that its clients fail to open (passive), or not at all (off), unless the"
+        f" Service's annotation {annotations.HEALTH_ANNOTATION} says otherwise.",
         choices=annotations.ENDPOINT_HEALTH,
+        removed={"nodes": annotations.HEALTH_PASSIVE},
         chart="endpointHealth",
         details="See [endpoint health](endpoint-health.md).",
-    )
-    # None: nodes cannot be asked about.
-    node_health_key: Path | None = option(
-        None,
-        "--node-health-key",
-        "File with the key that all agents share, of 16 bytes or more: without it no agent is asked"
-        " whether a node answers, and a Service cannot have the endpoint health nodes.",
-        default_text="none",
-        metavar="FILE",
-        parse=Path,
-        show=str,
-        chart="nodeHealth.secret",
-        details="See [nodes](endpoint-health.md#nodes-that-do-not-answer).",
-    )
-    node_health_service: Key = option(
-        Key("kube-system", "ebpflb-nodes"),
-        "--node-health-service",
-        "The Service whose endpoints are the agents of all nodes, at the UDP port where they"
-        " answer each other.",
-        metavar="NAMESPACE/NAME",
-        parse=_parse_service,
-        show=str,
-        chart="-",
     )
     node_local_addresses: tuple[Address, ...] = option(
         annotations.NODE_LOCAL_DNS,
@@ -639,6 +614,7 @@ class Options:
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999
     configuration: msgspec.Struct | None = None  # all of kube-proxy's, for /configz
+    removed_settings: Mapping[str, str] = field(default_factory=dict)  # that are set -> what to do
 
     @property
     def map_settings(self) -> dict[str, Any]:
@@ -693,7 +669,7 @@ class Options:
             self.served,
             self.scheduler,
             self.local_api_server,
-            annotations.HealthSettings(self.endpoint_health, self.node_health_key is not None),
+            self.endpoint_health,
             self.node_local_addresses,
             self.whole_addresses,
         )

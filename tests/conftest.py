@@ -116,7 +116,6 @@ SLOW = {
     "tests/network/test_mirrored_frames.py",
     "tests/network/test_monitor.py",
     "tests/network/test_nat_hooks.py",
-    "tests/network/test_node_health.py",
     "tests/network/test_netfilter_floods.py",
     "tests/network/test_netfilter_operation.py",
     "tests/network/test_netfilter_parity.py",

@@ -14,8 +14,6 @@ reporter          health and metrics, from the loop's actions
 api_servers       keeps the API servers' addresses in a file, and notices that one is gone
 endpoint_health   sets endpoints aside that do not answer this node
 endpoint_watch    reads what programs count of connections that fail to open
-node_health       sets endpoints aside whose nodes do not answer
-node_watch        probes the other nodes, and asks their agents about them
 node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
 missed_ends       ends sockets and counted connections whose end no program saw

@@ -28,11 +28,9 @@ from ebpflb.agent.loop import Agent, DevicesAttached, Inbox, Stop
 from ebpflb.agent.missed_ends import EndedConnections, UnreleasedSockets
 from ebpflb.agent.monitoring import Monitoring
 from ebpflb.agent.netfilter_sync import NetfilterSync
-from ebpflb.agent.node_health import NodeHealthSync, read_key
 from ebpflb.agent.node_local import NodeLocalSync, NodeLocalWatch, answering_in
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import HostChanges, NodeSync, flow_timeouts
-from ebpflb.agent.node_watch import NodeWatch
 from ebpflb.agent.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.agent.on_removal.resets import ConntrackConnections, FlowConnections, SocketConnections
 from ebpflb.agent.program_loader import ProgramLoader
@@ -95,8 +93,8 @@ def build_agent(
     ``flags`` are the current values of all flags, for /flagz; ``lock`` is held. A ``Stop`` may be
     in the inbox. At the end everything is stopped, in reverse order. Raises ClusterError if the
     objects' source is configured so that it cannot work; nothing is changed before that is known.
-    Raises ConfigurationError for a bad --node-health-key, NodeError for a required port that cannot
-    be opened, or a wanted engine that cannot work, and KernelError for unreadable maps.
+    Raises NodeError for a required port that cannot be opened, or a wanted engine that cannot work,
+    and KernelError for unreadable maps.
     """
     with loop.startup(), ExitStack() as stack:
         builder = _Builder(options, flags, lock, inbox, stack)
@@ -125,7 +123,7 @@ class _Builder:
         stack: ExitStack,
     ) -> None:
         self._options, self._lock, self._inbox, self._stack = options, lock, inbox, stack
-        self._node_key, self._metrics = read_key(options), Metrics()
+        self._metrics = Metrics()
         stack.callback(self._metrics.close)
         several = options.keeps_api_servers
         self._api_servers = ApiServers(options.api_servers, are_several=several)
@@ -293,8 +291,6 @@ class _Builder:
         self._start(agent.stale_udp, agent.on_removal)
         self._start(EndedConnections(maps, options.paths.cache))
         self._start(agent.endpoint_health.watch)
-        if agent.node_health.watch:
-            self._start(agent.node_health.watch)
         self._start(agent.node_local.watch, UntrackedWatch(inbox.put, agent.cluster.untracked))
         self._start(self._servers)
         self._start(agent.node_readiness)
@@ -325,7 +321,6 @@ class _Builder:
             node_sync=self._node_sync,
             service_sync=self._service_sync,
             endpoint_health=self._endpoint_health(),
-            node_health=self._node_health(),
             node_local=self._node_local(),
             node_readiness=self._node_readiness(),
             stale_udp=self._stale_udp(),
@@ -353,15 +348,6 @@ class _Builder:
         watch = EndpointWatch(self._maps, options.paths.cache, options.cgroup, self._inbox.put)
         record_set_aside = self._servers.record_set_aside
         return EndpointHealthSync(self._cluster, watch, self._history.because, record_set_aside)
-
-    def _node_health(self) -> NodeHealthSync:
-        """Return the sync; its watch opens no socket before a Service wants it."""
-        options, watch = self._options, None
-        if self._node_key:
-            to = self._inbox.put, self._metrics.node_datagrams_dropped
-            watch = NodeWatch(options.node_name, self._node_key, *to)
-        to_record = self._history.because, self._servers.record_set_aside
-        return NodeHealthSync(self._cluster, watch, options.node_health_service, *to_record)
 
     def _node_local(self) -> NodeLocalSync:
         """Return the sync; listeners that an earlier agent found serve until they are asked."""
@@ -419,12 +405,8 @@ class _Builder:
         metrics.health(self._servers.health)
         metrics.api_servers_silent(lambda: len(agent.cluster.silent))
         metrics.node_local(lambda: agent.node_local.watch.counts)
-        by_clients, by_nodes = agent.endpoint_health, agent.node_health
-        metrics.set_aside(
-            lambda: by_clients.count + by_nodes.count, lambda: by_clients.times + by_nodes.times
-        )
-        if watch := by_nodes.watch:
-            metrics.nodes(lambda: watch.health.counts)
+        health = agent.endpoint_health
+        metrics.set_aside(lambda: health.count, lambda: health.times)
         metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
         metrics.conntrack(maps, lambda: self._nat_watch.put_back)
         if series := options.service_metrics:

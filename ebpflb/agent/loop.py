@@ -29,7 +29,6 @@ from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.inspection import Call
-from ebpflb.agent.node_health import NodeHealthSync
 from ebpflb.agent.node_local import NodeLocalSync
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import HostChanges, NodeSync, do_all
@@ -61,7 +60,6 @@ from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replac
 from ebpflb.model.fast_forward import EachPacketRules
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.model.neighbours import Neighbourhood
-from ebpflb.model.node_health import SilentNodes
 from ebpflb.model.node_local import Answering
 from ebpflb.model.untracked import Untracked
 from ebpflb.options import Options
@@ -92,7 +90,6 @@ Message = (
     | Outcomes
     | Answering
     | Untracked
-    | SilentNodes
     | Call[Any]
     | Stop
 )
@@ -248,7 +245,6 @@ class Agent:
     node_sync: NodeSync
     service_sync: ServiceSync
     endpoint_health: EndpointHealthSync
-    node_health: NodeHealthSync
     node_local: NodeLocalSync
     node_readiness: NodeReadiness
     stale_udp: StaleUdpWorker
@@ -320,8 +316,6 @@ class Agent:
             self.canary.withdraw()
         if self.cluster.watched or self.endpoint_health.watching:
             self.endpoint_health.turn()
-        if self.cluster.by_nodes or self.node_health.watching:
-            self.node_health.turn()
         if self.cluster.node_local.changed:
             self.node_local.turn()
         self._sync_if_due()
@@ -388,15 +382,15 @@ class Agent:
                     self.stale_udp.check_connections()
             case ConnectionsReset(name, (address, port), kind, count):
                 self.history.reset(name, host_port(address, port), f"{count} {kind}")
-            case Silent() | Outcomes() | Answering() | Untracked() | SilentNodes():
+            case Silent() | Outcomes() | Answering() | Untracked():
                 self._take_seen(message)
             case Call():
                 message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():
                 self.stopped = True
 
-    def _take_seen(self, message: Silent | Outcomes | Answering | Untracked | SilentNodes) -> None:
-        """Take what this node has seen itself about endpoints, frontends and other nodes."""
+    def _take_seen(self, message: Silent | Outcomes | Answering | Untracked) -> None:
+        """Take what this node has seen itself about endpoints and frontends."""
         match message:
             case Silent(places):
                 self.cluster.set_silent(places)
@@ -409,8 +403,6 @@ class Agent:
             case Untracked():
                 self.cluster.set_untracked(message)
                 self.history.because(UNTRACKED)
-            case SilentNodes():
-                self.node_health.take(message)
 
     def _has_changes(self) -> bool:
         """Whether there is anything new to write; False before the needed lists are received."""

@@ -160,6 +160,7 @@ class Publisher:
     def __init__(self, options: Options, reporter: Reporter) -> None:
         begun = status.initial(node=options.node_name, source=options.source)
         self.status = begun.changed(
+            removed_settings=options.removed_settings,
             options=record(options),
             socket_translation=options.socket_translation,
             left_to_kube_proxy=options.left_to_kube_proxy,
@@ -204,7 +205,6 @@ def make_status(agent: "Agent") -> AgentStatus:
         sync_error=agent.sync_error,
         stale_udp_error=agent.stale_udp.error,
         node_readiness_error=agent.node_readiness.error,
-        node_health_error=agent.node_health.error,
         packet_path=node_sync.packet_path,
         flowtable=node_sync.flowtable.said if node_sync.engine.is_netfilter else None,
         kube_proxy=agent.kube_proxy,

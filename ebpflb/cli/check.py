@@ -2,6 +2,7 @@
 """``ebpflb check``: whether this node can run ebpflb, feature by feature."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -32,7 +33,7 @@ def check(
     """
 
     def read() -> list[CheckResult]:
-        return [*check_node(state_dir.absolute(), cgroup_root), *_name(state_dir, run_dir)]
+        return [*check_node(state_dir.absolute(), cgroup_root), *_of_agent(state_dir, run_dir)]
 
     results = show(read, lambda found: _print(found, output), watch)
     sys.exit(1 if _lacking(results) else 0)
@@ -50,13 +51,15 @@ def _lacking(results: list[CheckResult]) -> list[str]:
     return [result.feature for result in results if result.required and not result.ok]
 
 
-def _name(state_dir: Path, run_dir: Path) -> list[CheckResult]:
-    """Whether a Node has this node's name, which only a running agent knows."""
+def _of_agent(state_dir: Path, run_dir: Path) -> Iterator[CheckResult]:
+    """Yield what only a running agent knows: whether a Node has this node's name, and settings."""
     paths = pins.paths(state_dir, run_dir)
     published = status.read(paths)
     if not published or not published.lists_complete or not status.is_running(paths):
-        return []
+        return
+    for name, text in published.removed_settings.items():
+        yield CheckResult(f"setting {name}", False, False, "has no effect", text)
     unknown = published.node_unknown
     lost = "/healthz answers 503, no endpoint counts as local; set --hostname-override"
     detail = unknown or published.node
-    return [CheckResult("this node's Node", not unknown, False, detail, lost if unknown else "")]
+    yield CheckResult("this node's Node", not unknown, False, detail, lost if unknown else "")

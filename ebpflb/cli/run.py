@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from ebpflb.serve import agent_lock
 from ebpflb.stopping import FailedThreads
 from ebpflb.tools import pins
 from ebpflb.tools.requirements import missing_requirements, required_results
+
+log = logging.getLogger(__name__)
 
 
 @click.command(context_settings=run_options.GO_STYLE)
@@ -62,8 +65,11 @@ def run(**values: Any) -> None:
         run_configuration.write(config, Path(values["write_config_to"]))
         return
     run_configuration.warn_about_ignored(config, values)
+    removed = run_options.removed_settings(click.get_current_context())
+    for name, text in removed.items():
+        log.warning("%s: %s", name, text)
     common.require_capabilities()
-    options = _options(config, values)
+    options = replace(_options(config, values), removed_settings=removed)
     if values["init_only"]:
         sysctls.set_up_conntrack(options.conntrack)
         return

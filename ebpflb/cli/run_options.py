@@ -14,7 +14,7 @@ from ebpflb.config.fields import KubeProxyConfiguration, VModule, value_at
 from ebpflb.config.parameters import PARAMETERS, Parameter, type_of
 from ebpflb.errors import in_json_words, plain
 from ebpflb.model.durations import Duration, FlushFrequency
-from ebpflb.options import Flag, Options, Paths, flags_of
+from ebpflb.options import REMOVED_OPTIONS, Flag, Options, Paths, flags_of
 
 # kube-proxy's flags as options of ``ebpflb run``, from ``ebpflb.config.parameters``.
 #
@@ -132,7 +132,21 @@ def ebpflb_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for kind in (Paths, Options):
         for _, flag, default in reversed(list(flags_of(kind))):
             command = _own_option(flag, default)(command)
+    for name in REMOVED_OPTIONS:
+        command = click.option(name, hidden=True, expose_value=False, callback=_removed)(command)
     return command
+
+
+def removed_settings(context: click.Context) -> dict[str, str]:
+    """Return the removed settings on the command line -> what has become of them."""
+    found: dict[str, str] = context.meta.setdefault("ebpflb.removed", {})
+    return found
+
+
+def _removed(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value is not None:
+        name = parameter.opts[0]
+        removed_settings(context)[name] = REMOVED_OPTIONS[name]
 
 
 def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
@@ -157,7 +171,7 @@ def _own_option(flag: Flag, default: Any) -> Callable[[Any], Any]:
 
 
 class _Choice(click.Choice[str]):
-    """Takes the former name of a choice too, with a warning."""
+    """Takes the former name of a choice too, with a warning; and one that was removed."""
 
     def __init__(self, flag: Flag) -> None:
         super().__init__(flag.choices)
@@ -167,6 +181,10 @@ class _Choice(click.Choice[str]):
         if new := self._flag.former.get(value):
             click.echo(f"warning: {self._flag.name}={value} is now called {new}", err=True)
             value = str(new)
+        if ctx and (instead := self._flag.removed.get(value)):
+            text = f"was removed; {instead} is used instead"
+            removed_settings(ctx)[f"{self._flag.name}={value}"] = text
+            value = str(instead)
         return super().convert(value, param, ctx)
 
 

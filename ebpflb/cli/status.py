@@ -30,6 +30,7 @@ GROUPS = {
         "programs",
         "monitor",
         "ports_not_open",
+        "removed_settings",
     ),
     "traffic": (
         "served_by",
@@ -54,7 +55,6 @@ GROUPS = {
         "in_sync",
         "sync_error",
         "node_readiness_error",
-        "node_health_error",
         "not_programmed",
         "set_aside",
         "contested",
@@ -77,7 +77,6 @@ LABELS = {
     "contested": "claimed twice",
     "stale_udp_error": "UDP not ended",
     "node_readiness_error": "Node not written",
-    "node_health_error": "nodes not probed",
 }
 MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
 _LABEL = 20  # columns of the longest label

@@ -10,9 +10,6 @@ services         one Service -> its service ports, per family     (kube-proxy.md
 endpoint_slices  an EndpointSlice as it is stored, read once      (kube-proxy.md 2)
 endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md 2)
 endpoint_health  which endpoints are set aside, by what clients on this node have seen
-node_health      which nodes do not answer
-node_members     the nodes that agents run on, in the order of the probes
-node_messages    what agents say to each other about nodes
 route_sources    the destinations for which the kernel is asked for its source address
 
 drift            differences between the maps and the plan

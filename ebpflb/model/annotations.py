@@ -233,32 +233,15 @@ def _parse_grace(text: str) -> float:
 
 
 # Whether endpoints that do not answer are set aside: by a Service's annotation, else by
-# --endpoint-health. Rules: endpoint_health.py, and with "nodes" also node_health.py.
+# --endpoint-health. The rules: endpoint_health.py.
 
 HEALTH_ANNOTATION = "ebpflb.io/endpoint-health"
-ENDPOINT_HEALTH = (HEALTH_OFF, HEALTH_PASSIVE, HEALTH_NODES) = ("off", "passive", "nodes")
+ENDPOINT_HEALTH = (HEALTH_OFF, HEALTH_PASSIVE) = ("off", "passive")
 
 
-class HealthSettings(NamedTuple):
-    """What Services without the annotation get; ``has_key``: nodes can be asked about."""
-
-    default: str = HEALTH_OFF
-    has_key: bool = False
-
-
-def read_endpoint_health(
-    service: objects.Service, settings: HealthSettings, warnings: list[str]
-) -> str:
-    """Return one of ENDPOINT_HEALTH.
-
-    An unknown word, or "nodes" without a key, adds a warning; the default is used.
-    """
-    found = _one_of(ENDPOINT_HEALTH, service, HEALTH_ANNOTATION, settings.default, warnings)
-    if found != HEALTH_NODES or settings.has_key:
-        return found
-    reason = f"this node has no --node-health-key, so it is {settings.default}"
-    warnings.append(f"{annotation_field(HEALTH_ANNOTATION)}: {reason}")
-    return settings.default
+def read_endpoint_health(service: objects.Service, default: str, warnings: list[str]) -> str:
+    """Return one of ENDPOINT_HEALTH; an unknown word adds a warning, and the default is used."""
+    return _one_of(ENDPOINT_HEALTH, service, HEALTH_ANNOTATION, default, warnings)
 
 
 # The addresses of a listener on the node itself, one of each family, that serves a Service's
@@ -477,7 +460,7 @@ class ServiceAnnotations(NamedTuple):
 def read(
     service: objects.Service,
     scheduler: str,
-    endpoint_health: HealthSettings,
+    endpoint_health: str,
     node_local_addresses: tuple[Address, ...],
     warnings: list[str],
 ) -> ServiceAnnotations:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from ebpflb.errors import InvalidObject, one_line
 from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.annotations import HEALTH_NODES, HEALTH_OFF
+from ebpflb.model.annotations import HEALTH_OFF
 from ebpflb.model.api_servers import KUBERNETES, KeptApiServers, Place
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.endpoints import (
@@ -199,7 +199,6 @@ class ClusterState:
         self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
         self.silent: frozenset[Place] = frozenset()  # API servers that do not answer this node
         self.watched: set[Key] = set()  # Services whose endpoints' health matters
-        self.by_nodes: set[Key] = set()  # of the watched: Services with endpoint-health nodes
         self.node_local = NodeLocalPorts()
         self.untracked = Untracked()  # what rules in raw exempt
         self._unhealthy: dict[PortName, dict[UnusedReason, frozenset[tuple[Address, int]]]] = {}
@@ -401,18 +400,11 @@ class ClusterState:
         if ports != self.services.get(key):
             self.services[key] = ports
             self.changed_services.add(key)
-            self._watch(key, {port.endpoint_health for port in ports})
+            self.watched.discard(key)
+            if any(port.endpoint_health != HEALTH_OFF for port in ports):
+                self.watched.add(key)
             self.node_local.name(key, ports)
         return self._service_warnings.of(key, warnings)
-
-    def _watch(self, key: Key, kinds: set[str]) -> None:
-        """Note how the health of a Service's endpoints is watched."""
-        self.watched.discard(key)
-        self.by_nodes.discard(key)
-        if kinds - {HEALTH_OFF}:
-            self.watched.add(key)
-        if HEALTH_NODES in kinds:
-            self.by_nodes.add(key)
 
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
         former, (stored, warnings) = self.slices.get(key), read
@@ -462,7 +454,7 @@ class ClusterState:
         if kind is Kind.SERVICE:
             self._service_warnings.forget(key)
             self.labels.pop(key, None)
-            self._watch(key, set())
+            self.watched.discard(key)
             self.node_local.name(key, ())
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)

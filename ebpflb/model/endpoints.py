@@ -144,12 +144,8 @@ def select(endpoints: _Endpoints, topology: Topology) -> Selection:
 
 
 def without_set_aside(ready: _Endpoints) -> _Endpoints:
-    """Return the endpoints that are not set aside, or else those on nodes that answer, or all."""
-    return (
-        tuple([endpoint for endpoint in ready if not endpoint.set_aside])
-        or tuple([each for each in ready if each.set_aside is not UnusedReason.NODE_SILENT])
-        or ready
-    )
+    """Return the endpoints that are not set aside; all if each of them is."""
+    return tuple([endpoint for endpoint in ready if not endpoint.set_aside]) or ready
 
 
 def uses_cluster(port: ServicePort) -> bool:
@@ -209,7 +205,6 @@ class UnusedReason(StrEnum):
     SILENT = "does not answer this node"
     LISTENER_SILENT = "does not answer on this node, so sockets get endpoints"
     SET_ASIDE = "set aside: connections from this node fail to open (--endpoint-health)"
-    NODE_SILENT = "set aside: its node does not answer (--endpoint-health=nodes)"
     OTHER_NODES = "for other nodes, by its hints"
     OTHER_ZONES = "for other zones, by its hints"
     NOT_LOCAL = "on another node, under policy Local"

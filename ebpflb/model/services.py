@@ -26,11 +26,9 @@ from ebpflb import errors
 from ebpflb.model import addresses, annotations, field_checks, objects
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import (
-    HEALTH_NODES,
     HEALTH_OFF,
     KEPT,
     RANDOM,
-    HealthSettings,
     OnRemoval,
     PortRange,
     annotation_field,
@@ -236,12 +234,12 @@ class Admission(Struct, frozen=True):
     served: ServedServices = ALL_SERVICES
     scheduler: str = annotations.RANDOM
     local_api_server: tuple[Address, int] | None = None
-    endpoint_health: HealthSettings = HealthSettings()
+    endpoint_health: str = HEALTH_OFF
     node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
     whole_addresses: WholeAddresses = WholeAddresses.NONE
 
     @property
-    def of_annotations(self) -> tuple[str, HealthSettings, tuple[Address, ...]]:
+    def of_annotations(self) -> tuple[str, str, tuple[Address, ...]]:
         """The arguments of ``annotations.read``."""
         return self.scheduler, self.endpoint_health, self.node_local_addresses
 
@@ -481,7 +479,6 @@ def _range_port(
     An endpoint may have no listener at one of so many ports, so connections that fail there do not
     tell anything about its health.
     """
-    nodes = port.endpoint_health == HEALTH_NODES
     return replace(
         port,
         name=port.name._replace(port=ANY_PORT, protocol=protocol),
@@ -490,7 +487,7 @@ def _range_port(
         nodeport_source_ranges=(),
         health_check_node_port=0,
         on_removal=annotated.on_removal if protocol is Protocol.TCP else KEPT,
-        endpoint_health=HEALTH_NODES if nodes else HEALTH_OFF,
+        endpoint_health=HEALTH_OFF,
         node_local=None,
         ranges=ranges,
     )
@@ -498,7 +495,7 @@ def _range_port(
 
 def _health_of(kind: str, protocol: Protocol) -> str:
     """Return how endpoints' health is watched: clients' connections are those of TCP only."""
-    return kind if protocol is Protocol.TCP or kind == HEALTH_NODES else HEALTH_OFF
+    return kind if protocol is Protocol.TCP else HEALTH_OFF
 
 
 def _node_local(found: tuple[Address, ...], family: Family, protocol: Protocol) -> Address | None:

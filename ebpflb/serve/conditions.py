@@ -34,9 +34,9 @@ class Cause(StrEnum):
     AUDIT_ERRORS = "audit errors"
     STALE_UDP = "UDP sockets not ended"
     NODE_NOT_WRITTEN = "node readiness not written"
-    NODES_NOT_PROBED = "nodes not probed"
     PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
+    REMOVED_SETTINGS = "removed settings"
     NOT_FORWARDED = "not forwarded"
     CONNTRACK_FULL = "conntrack full"
 
@@ -131,9 +131,6 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
     if status.node_readiness_error:
         text = "the Node does not say in the API whether Services work here"
         yield Condition(Cause.NODE_NOT_WRITTEN, f"{text}: {status.node_readiness_error}")
-    if status.node_health_error:
-        text = "nodes that do not answer are not noticed"
-        yield Condition(Cause.NODES_NOT_PROBED, f"{text}: {status.node_health_error}")
     if status.left_to_kube_proxy and status.kube_proxy:
         yield Condition(Cause.KUBE_PROXY_MISSING, f"kube-proxy {status.kube_proxy}")
     if not status.kube_proxy_runs:  # a running kube-proxy has these ports
@@ -143,6 +140,12 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
             "a port of the agent is not open",
             "ports of the agent are not open",
         )
+    yield from _named(
+        Cause.REMOVED_SETTINGS,
+        status.removed_settings,
+        "a setting has no effect",
+        "settings have no effect",
+    )
     yield from _named(
         Cause.INVALID_OBJECTS, status.invalid_objects, "an object is invalid", "invalid objects"
     )

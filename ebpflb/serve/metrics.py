@@ -32,7 +32,7 @@ from ebpflb.errors import EbpflbError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.occupancy import Occupancy
-from ebpflb.model import node_health, node_local, node_messages
+from ebpflb.model import node_local
 from ebpflb.model.annotations import RESET_KINDS
 from ebpflb.model.busiest import SeriesOf
 from ebpflb.model.drift import Drift, Part
@@ -165,15 +165,6 @@ class Metrics(KubeProxyMetrics):
         self._set_aside.set_function(lambda: count())
         self._times_set_aside.count = times
 
-    def nodes(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """Call ``counts`` at each scrape: the other nodes by state."""
-        for state in node_health.STATES:
-            self._nodes.labels(state).set_function(partial(_count_of, counts, state))
-
-    def node_datagrams_dropped(self, reason: str, count: int) -> None:
-        """Count datagrams about nodes that no agent sent, or too many."""
-        self._node_datagrams.labels(reason).inc(count)
-
     def node_local(self, counts: Callable[[], Mapping[str, int]]) -> None:
         """Call ``counts`` at each scrape: node-local listeners by whether they answer."""
         for state in node_local.STATES:
@@ -286,16 +277,7 @@ class Metrics(KubeProxyMetrics):
         self._node_local = Gauge("ebpflb_node_local_listeners", text, ["state"], registry=own)
         for state in node_local.STATES:
             self._node_local.labels(state)
-        text = "Other nodes by whether they answer this one (--endpoint-health=nodes)"
-        self._nodes = Gauge("ebpflb_nodes", text, ["state"], registry=own)
-        for state in node_health.STATES:
-            self._nodes.labels(state)
-        text = "Datagrams at the port of --endpoint-health=nodes that were dropped, by reason"
-        name = "ebpflb_node_datagrams_dropped_total"
-        self._node_datagrams = Counter(name, text, ["reason"], registry=own)
-        for reason in node_messages.REASONS:
-            self._node_datagrams.labels(reason)
-        text = "Endpoints that are set aside because connections fail, or their node is silent"
+        text = "Endpoints that are set aside because connections from this node fail to open"
         self._set_aside = Gauge("ebpflb_endpoints_set_aside", text, registry=own)
         text = "Times that an endpoint was set aside"
         self._times_set_aside = _Counted("ebpflb_endpoint_set_aside_total", text)

@@ -55,6 +55,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     fast_forward: bool = False  # established flows of the flow tables bypass the network stack
     fast_forward_off: str | None = None  # why they do not, with --fast-forward=auto
     flowtable: str | None = None  # the state of --fast-forward with netfilter
+    removed_settings: Mapping[str, str] = {}  # that a former version had -> what to do
     left_to_kube_proxy: str = ""  # which Services a kube-proxy on this node has to serve
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
     last_received: Mapping[str, str] = {}  # kind -> when the source last sent anything about it
@@ -73,7 +74,6 @@ class AgentStatus(msgspec.Struct, frozen=True):
     flows_wait: bool = False  # until then the flow tables, which are the engine, open no flow
     sync_error: str | None = None  # of the last sync, if it failed
     node_readiness_error: str | None = None  # why the Node does not say whether Services work
-    node_health_error: str | None = None  # why other nodes are not probed
     stale_udp_error: str | None = None  # why stale UDP sockets currently cannot be ended
     kube_proxy: str | None = None  # a kube-proxy on this node, or its leftovers
     kube_proxy_runs: bool = False  # on this node; it may have ports of the agent

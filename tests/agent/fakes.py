@@ -13,11 +13,9 @@ from ebpflb.agent.audit import Audit, HooksCheck
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Inbox, Message, Stop
-from ebpflb.agent.node_health import NodeHealthSync
 from ebpflb.agent.node_local import NodeLocalSync
 from ebpflb.agent.node_readiness import NodeReadiness
 from ebpflb.agent.node_sync import NodeSync
-from ebpflb.agent.node_watch import Wanted
 from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
@@ -286,29 +284,6 @@ def endpoint_health(
     return EndpointHealthSync(cluster, watching, because, record, clock)
 
 
-class FakeNodeWatch:
-    """It probes nobody; ``wanted`` is the argument of the last ``set``."""
-
-    wanted: Wanted | None = None
-    error: str | None = None
-
-    def set(self, wanted: Wanted | None) -> None:
-        self.wanted = wanted
-
-
-AGENTS = Key("kube-system", "ebpflb-nodes")
-
-
-def node_health(
-    cluster: ClusterState,
-    because: Callable[[WriteCause], None],
-    watch: FakeNodeWatch | None = None,
-    record: Callable[[Key, str], None] = lambda service, note: None,
-) -> NodeHealthSync:
-    watching: Any = watch or FakeNodeWatch()
-    return NodeHealthSync(cluster, watching, AGENTS, because, record)
-
-
 class FakeNodeLocalWatch:
     """It asks nobody; ``wanted`` is the argument of the last ``set``."""
 
@@ -380,7 +355,6 @@ class Harness:
         self.lacks: list[tuple[Key, str]] = []  # events about Services that do not fit
         self.set_aside: list[tuple[Key, str]] = []  # events about endpoints
         self.endpoint_watch = FakeEndpointWatch()
-        self.node_watch = FakeNodeWatch()
         self.node_local_watch = FakeNodeLocalWatch()
         self.clock: Callable[[], float] = time.monotonic
         self.now = 0.0  # of a test's own clock
@@ -430,9 +404,6 @@ class Harness:
             "on_removal": ResetWorker({}, (), {}),
             "history": history,
             "endpoint_health": endpoint_health(cluster, *to),
-            "node_health": node_health(
-                cluster, history.because, self.node_watch, self._record_aside
-            ),
             "node_local": node_local(cluster, self.clock, self.node_local_watch),
             "node_readiness": NodeReadiness(OFF, self.options.node_name, self.health, None),
         }

@@ -100,7 +100,7 @@ def test_a_service_that_turns_it_off_uses_all(harness: Harness) -> None:
 def test_another_word_is_an_event_and_the_default_counts(harness: Harness, word: str) -> None:
     harness.send(changed(Kind.SERVICE, annotated(word)))
     [warning] = harness.annotations
-    assert warning.reason.endswith("is not one of off, passive, nodes, so it is passive")
+    assert warning.reason.endswith("is not one of off, passive, so it is passive")
     counted(harness, outcome(IPS[0]))
     assert used(harness) == set(IPS[1:])
 

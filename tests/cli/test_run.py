@@ -235,6 +235,7 @@ def test_all_that_is_chosen(made: Options) -> None:
     assert made.nodeport_addresses == ("10.0.0.0/8",)
 
 
+REMOVED = ("--endpoint-health=nodes", "--node-health-key", "--node-health-service")
 OTHER_VALUES = {
     "--api-server": "192.0.2.1:6443",
     "--audit": "report",
@@ -248,8 +249,6 @@ OTHER_VALUES = {
     "--masquerade-ports": "40000-40099",
     "--namespace-share": "50",
     "--namespaces": "shop",
-    "--node-health-key": "/etc/ebpflb-nodes/key",
-    "--node-health-service": "proxies/agents",
     "--node-local-addresses": "192.0.2.53",
     "--node-readiness": "condition",
     "--nodeport-source-ranges": "192.0.2.0/24",
@@ -310,6 +309,17 @@ def test_the_former_name_of_an_engine(
     assert chosen(*words).packet_path == "netfilter"
     warning = "warning: --packet-path=conntrack is now called netfilter\n"
     assert warning in ebpflb("run", *words).err
+
+
+def test_removed_settings_have_no_effect(
+    chosen: Callable[..., Options], options: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent starts with a former version's options, and names each once in its log."""
+    words = (*options, "--endpoint-health=nodes", "--node-health-key=/a", "--node-health-service=b")
+    made = chosen(*words)
+    assert list(made.removed_settings) == list(REMOVED)
+    assert [line.partition(": ")[0] for line in caplog.messages] == list(REMOVED)
+    assert replace(made, removed_settings={}) == chosen(*options, "--endpoint-health=passive")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chart, rendered by Helm's own library."""
 
-import base64
 import copy
 import os
 import re
@@ -14,8 +13,6 @@ import pytest
 import yaml
 
 from ebpflb.config import config_file
-from ebpflb.model.node_messages import LEAST_KEY_BYTES
-from ebpflb.model.services import PROXY_NAME_LABEL
 from ebpflb.options import Options, Paths, flags_of
 from tests.config.files import KUBEADM
 from tests.deploy import helm
@@ -29,7 +26,6 @@ EVERYTHING: Values = {
     "apiServer": {"host": "192.0.2.1"},
     "ui": {"enabled": True},
     "nodeReadiness": "taint",
-    "nodeHealth": {"enabled": True, "secret": "its-key"},
 }
 OTHERS: dict[str, Any] = {
     "image.digest": f"sha256:{'0' * 64}",
@@ -76,8 +72,6 @@ OTHERS: dict[str, Any] = {
     "prometheusRule.labels": {"a": "b"},
     "prometheusRule.repositoryURL": "https://git.example.org/ebpflb/",
 }
-# Values that make no difference beside another one.
-WITHOUT: dict[str, tuple[str, Any]] = {"rights.resetClients": ("nodeHealth.enabled", False)}
 KEYS = {"nodeSelector.kubernetes.io/os": ["nodeSelector", "kubernetes.io/os"]}
 
 
@@ -140,7 +134,7 @@ def test_every_value_is_used() -> None:
     """Whatever values.yaml offers makes a difference."""
     offered = dict(leaves(merged(DEFAULTS, EVERYTHING)))
     assert offered.keys() == dict(leaves(DEFAULTS)).keys()
-    before = [with_(EVERYTHING, *WITHOUT.get(path, ("shadow", False))) for path in offered]
+    before = [EVERYTHING for _ in offered]
     after = [
         with_(values, path, another(path, offered[path]))
         for path, values in zip(offered, before, strict=True)
@@ -364,29 +358,13 @@ def test_cleanup(cleanup: str, serves: bool) -> None:
         assert ("NET_RAW" in each["securityContext"]["capabilities"]["add"]) == wanted
 
 
-def test_agents_ask_each_other_about_nodes() -> None:
-    """They find each other by a Service that nothing serves, and share a key that is made once."""
-    plain, nodes, named = helm.render(
-        {},
-        {"endpointHealth": "nodes", "rights": {"resetClients": False}},
-        {"nodeHealth": {"enabled": True, "port": 10300, "secret": "its-key"}},
-    )
-    assert not {"Service", "Secret"} & {it["kind"] for it in plain}
-    assert not [it for it in helm.container(plain)["args"] if "node-health" in it]
-    service, secret = helm.the("Service", nodes), helm.the("Secret", nodes)
-    assert service["spec"]["publishNotReadyAddresses"]
-    assert PROXY_NAME_LABEL in service["metadata"]["labels"]
-    assert service["spec"].get("clusterIP") != "None"
-    assert service["spec"]["ports"] == [{"name": "nodes", "port": 10246, "protocol": "UDP"}]
-    pod = helm.the("DaemonSet", nodes)["spec"]["template"]
-    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    assert len(base64.b64decode(secret["data"]["key"])) >= LEAST_KEY_BYTES
-    args = helm.container(nodes)["args"]
-    assert "--node-health-key=/etc/ebpflb-nodes/key" in args
-    assert f"--node-health-service=kube-system/{service['metadata']['name']}" in args
-    assert "NET_RAW" in helm.container(nodes)["securityContext"]["capabilities"]["add"]
-    assert "Secret" not in {it["kind"] for it in named}
-    volumes = helm.the("DaemonSet", named)["spec"]["template"]["spec"]["volumes"]
-    (volume,) = [it["secret"] for it in volumes if it["name"] == "nodes-key"]
-    assert volume["secretName"] == "its-key"
-    assert helm.the("Service", named)["spec"]["ports"][0]["port"] == 10300
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"nodeHealth": {"enabled": True}}, "nodeHealth was removed"),
+        ({"endpointHealth": "nodes"}, "endpointHealth: nodes was removed; use passive"),
+    ],
+)
+def test_a_removed_value_is_refused_with_a_sentence(values: Values, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        helm.render(values)

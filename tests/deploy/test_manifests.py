@@ -31,7 +31,6 @@ VARIANTS: list[Values] = [
     },
     {"mountBpffs": True, "cleanup": "kube-proxy", "podLabels": {"a": "b"}},
     {"cleanup": "ebpflb", "image": {"pullSecrets": ["one"]}},
-    {"endpointHealth": "nodes"},
     {
         "config": {"metricsBindAddress": "0.0.0.0:10301"},
         "podMonitor": {"enabled": True, "job": "kube-proxy", "labels": {"a": "b"}},

@@ -12,7 +12,6 @@ from ebpflb.model.annotations import (
     NODE_LOCAL_ANNOTATION,
     ON_REMOVAL_ANNOTATION,
     PORTS_ANNOTATION,
-    HealthSettings,
     OnRemoval,
 )
 from ebpflb.model.services import ANY_PORT, ParsedService, Protocol
@@ -27,8 +26,7 @@ def parsed(
     text: str | None, annotations: dict[str, str] | None = None, **spec: Any
 ) -> ParsedService:
     given = annotated(PORTS_ANNOTATION, text) | (annotations or {})
-    admission = services.Admission(endpoint_health=HealthSettings(has_key=True))
-    return services.parse(builders.dual_stack(annotations=given, **{**SPEC, **spec}), admission)
+    return services.parse(builders.dual_stack(annotations=given, **{**SPEC, **spec}))
 
 
 def ranges(found: ParsedService) -> dict[str, list[Any]]:
@@ -114,8 +112,6 @@ def test_what_does_not_apply() -> None:
         assert port.health_check_node_port == 0 and port.name.port == ANY_PORT
     assert by_protocol[Protocol.TCP].on_removal == OnRemoval(3.0)
     assert by_protocol[Protocol.UDP].on_removal == OnRemoval()
-    nodes = parsed("1-2", {HEALTH_ANNOTATION: "nodes"})
-    assert {it.endpoint_health for it in nodes.ports} == {"nodes"}
 
 
 def test_a_port_with_the_name_of_ranges() -> None:

@@ -65,9 +65,9 @@ def test_ok() -> None:
             "does not say in the API whether Services work here: 403: forbidden",
         ),
         (
-            {"node_health_error": "Address already in use"},
-            Cause.NODES_NOT_PROBED,
-            "nodes that do not answer are not noticed: Address already in use",
+            {"removed_settings": {"--one": "was removed"}},
+            Cause.REMOVED_SETTINGS,
+            "a setting has no effect: --one: was removed",
         ),
         ({"stale_udp_error": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
         ({"sync_error": "map services: no space"}, Cause.SYNC_ERROR, "map services: no space"),

@@ -53,7 +53,6 @@ from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeServiceHealth,
     endpoint_health,
-    node_health,
     node_local,
 )
 from tests.simulation.doctor import LEASE, Doctor
@@ -218,7 +217,6 @@ def _others(history: History, cluster: ClusterState, clock: Callable[[], float])
     """The parts of an agent that are not simulated, beside that one."""
     return {
         "endpoint_health": endpoint_health(cluster, history.because, clock),
-        "node_health": node_health(cluster, history.because),
         "node_local": node_local(cluster, clock),
         "node_readiness": NodeReadiness(OFF, NODE, Health(1.0), None),
         "device_watch": FakeDeviceWatch(),

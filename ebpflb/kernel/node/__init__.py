@@ -7,7 +7,6 @@ routes                where the kernel would route a packet
 listed_route_sources  the sources that routes would select, by device
 neighbour_watch       the hosts on its links, now and as they change
 namespaces            its network namespaces, and calls in each of them
-node_sockets          those by which nodes are probed, and agents asked about them
 sock_diag             sockets with a peer, and how one is ended
 
 Settings of ebpflb on the machine:

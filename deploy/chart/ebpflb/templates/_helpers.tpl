@@ -14,11 +14,6 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 {{- end }}
 {{- end }}
 
-{{- /* "true" if agents ask each other about nodes. */ -}}
-{{- define "ebpflb.nodeHealth" -}}
-{{- if or (eq (default "off" .Values.endpointHealth) "nodes") (.Values.nodeHealth).enabled }}true{{ end }}
-{{- end }}
-
 {{- /* Address and port of "0.0.0.0:10256", "[::]:10256", "0.0.0.0", "::" or "". */ -}}
 {{- define "ebpflb.port" -}}
 {{- if regexMatch "^[^:]+:[0-9]+$|]:[0-9]+$" .bound }}{{ splitList ":" .bound | last }}{{ else }}{{ .usual }}{{ end }}
@@ -99,11 +94,6 @@ seLinuxOptions:
 {{- end }}
 - name: tmp
   mountPath: /tmp
-{{- if include "ebpflb.nodeHealth" . }}
-- name: nodes-key
-  mountPath: /etc/ebpflb-nodes
-  readOnly: true
-{{- end }}
 {{- if eq .Values.cleanup "kube-proxy" }}
 - name: xtables-lock
   mountPath: /run/xtables.lock
