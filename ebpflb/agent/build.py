@@ -11,7 +11,6 @@ from ebpflb.agent import engine_choice, loop
 from ebpflb.agent.api_servers import ApiServersFile, ApiServerWatch
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
-    HOOKS_AND_PINS,
     TABLE_NAME,
     Audit,
     AuditCheck,
@@ -58,7 +57,7 @@ from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
 from ebpflb.kernel.netfilter.untracked import UntrackedWatch, untracked
 from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
-from ebpflb.kernel.node.device_watch import DeviceWatch, RemovalWatch
+from ebpflb.kernel.node.device_watch import DeviceWatch
 from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.neighbour_watch import NeighbourWatch
 from ebpflb.kernel.programs import precompile
@@ -252,13 +251,6 @@ class _Builder:
             on_removed=on_removed,
         )
 
-    def _removal_watch(self) -> RemovalWatch:
-        """Return the watch that starts the audit as soon as others remove something."""
-        options, inbox, is_released = self._options, self._inbox, self._datapath.has_released
-        state = StateDir(options.paths.state, options.map_sizes)
-        folders = (*state.directories(), options.paths.state)
-        return RemovalWatch(lambda: inbox.put(Disturbed(HOOKS_AND_PINS)), folders, is_released)
-
     def _end_programs(self) -> _EndPrograms:
         maps, cache = self._maps, self._options.paths.cache
         programs = _EndPrograms(
@@ -299,7 +291,7 @@ class _Builder:
         if options.fast_forward == FORWARD_AUTO:
             self._start(EachPacketWatch(inbox.put))
         self._start(kube_proxy_watch.KubeProxyWatch(inbox.put))
-        self._start(self._nat_watch, self._removal_watch(), monitoring)
+        self._start(self._nat_watch, monitoring)
         self._metrics.socket_destroy_supported(agent.stale_udp.can_end)
         return agent
 

@@ -27,7 +27,6 @@ from ebpflb.kernel import bpf, sources
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
 from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.attach.device_programs import DevicePrograms
-from ebpflb.kernel.attach.tcx import TCX_HOOKS
 from ebpflb.kernel.map_writer import NO_FLAGS, MapWriter
 from ebpflb.kernel.maps import occupancy
 from ebpflb.kernel.maps.layout import MapSpec
@@ -159,11 +158,6 @@ class Datapath(MapWriter):
             return []
         own = [*self.socket_programs, *chain.from_iterable(self.packet_programs.values())]
         return own + self.others.programs if self.others else own
-
-    def has_released(self, pin: Path) -> bool:
-        """Whether this was the pin of a device's link, which the agent has removed itself."""
-        is_link = pin.name.partition("-")[2] in TCX_HOOKS
-        return pin.parent == self.state.devices_directory and is_link and self.held.get(pin) is None
 
     def attach(
         self, cgroup: Path, served: Devices, now: Collection[int] | None = None

@@ -59,8 +59,8 @@ def test_bind_address_hard_fail(cluster: LabCluster, node: Host, port: int) -> N
 FAILING = """
 import sys
 from ebpflb.cli import main
-from ebpflb.kernel.node.device_watch import RemovalWatch
-RemovalWatch.run = lambda self: [][1023]
+from ebpflb.kernel.node.device_watch import DeviceWatch
+DeviceWatch.run = lambda self: [][1023]
 sys.argv = ["ebpflb", *sys.argv[sys.argv.index("run"):]]
 main()
 """
@@ -73,8 +73,8 @@ def test_a_thread_that_fails_ends_the_agent(cluster: LabCluster, node: Host) -> 
     with suppress(NodeError):  # it may end before it is ready
         cluster.start()
     assert agent.process and agent.process.wait(120) == 1
-    lines = [line for line in agent.log().splitlines() if "thread removals failed" in line]
+    lines = [line for line in agent.log().splitlines() if "thread devices failed" in line]
     assert lines[0].endswith("so the agent exits: IndexError: list index out of range")
-    assert lines[1:] == ["ebpflb: thread removals failed: exiting to be restarted"]
+    assert lines[1:] == ["ebpflb: thread devices failed: exiting to be restarted"]
     assert " stopped; " in agent.log()
     assert "Traceback" not in agent.log()

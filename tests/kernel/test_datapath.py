@@ -343,11 +343,3 @@ def test_the_secret_is_drawn_once(datapath: Datapath, directory: Path) -> None:
     again = Datapath(StateDir(directory))
     assert again.maps["secret"].get(0) == drawn
     datapath.maps = again.maps  # closed by the fixture
-
-
-def test_only_pins_of_links_are_released(datapath: Datapath) -> None:
-    """A record of clsact, or anything else that others remove, is looked at at once."""
-    devices = datapath.state.devices_directory
-    assert datapath.has_released(devices / "5-ingress")
-    assert not datapath.has_released(devices / "5-clsact")
-    assert not datapath.has_released(devices.parent / "5-ingress")

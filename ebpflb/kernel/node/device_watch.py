@@ -2,20 +2,17 @@
 """The devices of this network namespace, their addresses and routes, now and as they change."""
 
 import errno
-import logging
 import math
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_address
-from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
 import msgspec
-from inotify_simple import Event, INotify, flags
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel import netlink, pyroute2_parts
@@ -26,80 +23,7 @@ from ebpflb.model.devices import KINDS_OF_PODS, Device, Devices, masters_for_por
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import DEVICE
 from ebpflb.model.route_sources import RouteSource
-from ebpflb.workers import DescriptorWorker, HasFileno, Poller
-
-# Report at once that something may have been removed that the agent has attached or pinned.
-#
-# Two kinds of removal have an event: of a qdisc or filter of a device (rtnetlink), and of a name in
-# the state directory (inotify, which works in a bpffs as in every file system). There is no event
-# when a link is detached or updated, or a bpffs is unmounted lazily; these are checked every two
-# seconds. What the agent removes itself is not reported.
-
-log = logging.getLogger(__name__)
-
-WATCH_RETRY_SECONDS = 2.0  # before watching a folder again that was missing or has changed
-_TRAFFIC_CONTROL = 1 << 3  # RTMGRP_TC
-_REMOVALS = {37, 45}  # RTM_DELQDISC, RTM_DELTFILTER
-_MASK = flags.DELETE | flags.MOVED_FROM | flags.DELETE_SELF | flags.UNMOUNT
-
-
-class RemovalWatch(DescriptorWorker):
-    """Call ``emit`` from a thread, from ``start`` to ``stop``; once for removals close together.
-
-    Without inotify, or without a folder, only the other removals are reported.
-    """
-
-    def __init__(
-        self, emit: Callable[[], None], folders: Sequence[Path], is_released: Callable[[Path], bool]
-    ) -> None:
-        """``is_released``: whether the agent itself removes this name; called by the thread."""
-        super().__init__("removals")
-        self._emit, self._folders, self._is_released = emit, folders, is_released
-        self._watched: dict[int, Path] = {}
-        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._inotify: INotify | None = None
-
-    def start(self) -> None:
-        """Start: removals from now on are reported."""
-        self._changes.bind((0, _TRAFFIC_CONTROL))
-        try:
-            self._inotify = INotify()
-        except OSError as error:
-            log.info("no inotify for the state directory: %s", error.strerror)
-        self._watch_folders()
-        super().start()
-
-    def stop(self) -> None:
-        super().stop()
-        self._changes.close()
-        if self._inotify:
-            self._inotify.close()
-
-    def run(self) -> None:
-        sources: list[HasFileno] = [self._changes]
-        sources += [self._inotify] if self._inotify else []
-        while not self.stopped.is_set():
-            ready = self.wait(sources, WATCH_RETRY_SECONDS)
-            removed = self._changes in ready and netlink.tells_of(self._changes, _REMOVALS)
-            if self._inotify in ready and self._inotify is not None:
-                removed |= any(map(self._matters, self._inotify.read(timeout=0)))
-            if removed:
-                self._emit()
-            self._watch_folders()
-
-    def _matters(self, event: Event) -> bool:
-        folder = self._watched.get(event.wd)
-        is_ours = folder is not None and event.name and self._is_released(folder / event.name)
-        return bool(event.mask & _MASK) and not is_ours
-
-    def _watch_folders(self) -> None:
-        """Watch the folders; a watch belongs to the inode, so an existing one stays the same."""
-        if self._inotify is None:
-            return
-        for folder in self._folders:
-            with suppress(OSError):
-                self._watched[self._inotify.add_watch(folder, _MASK)] = folder
-
+from ebpflb.workers import DescriptorWorker, Poller
 
 # rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
 _REMOVED_LINK, _GET_LINK, _GET_ADDRESS = 17, 18, 22  # RTM_DELLINK, RTM_GETLINK, RTM_GETADDR
@@ -122,6 +46,7 @@ _IFF_UP, _IFF_LOOPBACK = 1, 8
 # IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
+_TRAFFIC_CONTROL = 1 << 3  # RTMGRP_TC
 _ADDRESSES = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 _ROUTES = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 RELIST_SECONDS = 1.0  # pause after a failed listing

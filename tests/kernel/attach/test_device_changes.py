@@ -3,7 +3,6 @@
 
 import errno
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +14,6 @@ from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.clsact import Clsact
 from ebpflb.kernel.attach.device_programs import DevicePrograms, attached_devices
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.node.device_watch import RemovalWatch
 from ebpflb.kernel.programs.loader import Program
 from ebpflb.lab.netns import ip as run_ip
 from tests.kernel.attach.device_namespace import (
@@ -72,26 +70,6 @@ def test_device_goes(agent: Agent, ns: Namespace) -> None:
     ns.run("ip link del late")
     made.update(ns.served())
     assert not list(home_of(made).devices_directory.glob("77-*"))
-
-
-def test_pins_that_go_with_their_device_are_told_of_to_nobody(agent: Agent, ns: Namespace) -> None:
-    """On a node where pods come and go all devices would be checked each time."""
-    made, told = agent(), SimpleQueue[None]()
-    ns.run("ip link add late index 77 type bridge")
-    made.update(ns.served())
-    folders = [home_of(made).devices_directory]
-    watch = RemovalWatch(lambda: told.put(None), folders, lambda pin: made.held.get(pin) is None)
-    watch.start()
-    try:
-        ns.run("ip link del late")
-        made.update(ns.served())
-        with pytest.raises(Empty):
-            told.get(timeout=0.2)
-        for pin in made.attacher.pins(ns.index("v0")):
-            pin.unlink()
-            told.get(timeout=60)
-    finally:
-        watch.stop()
 
 
 def test_a_pod_costs_no_list(
