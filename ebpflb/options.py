@@ -212,7 +212,7 @@ class Paths:
     run: Path = option(
         Path("/run/ebpflb"),
         "--run-dir",
-        "Directory of the agent's lock, status, history, and what it leaves to the next agent.",
+        "Directory of the agent's lock, status and history.",
         is_directory=True,
         chart="-",
     )
@@ -244,10 +244,6 @@ class Paths:
     @property
     def ports_file(self) -> Path:
         return self.run / f"{self.name}.ports"
-
-    @property
-    def contents_file(self) -> Path:
-        return self.run / f"{self.name}.contents"
 
     @property
     def api_servers_file(self) -> Path:

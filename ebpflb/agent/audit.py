@@ -69,23 +69,12 @@ class HooksCheck:
 
 
 class MapsCheck:
-    """Compare every entry of the maps that the agent writes.
-
-    ``compared``: whether they have been compared since the start, and since the last correction.
-    """
+    """Compare every entry of the maps that the agent writes."""
 
     name = "maps"
 
-    def __init__(
-        self,
-        datapath: Datapath,
-        node_sync: NodeSync,
-        service_sync: ServiceSync,
-        on_compared: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``on_compared`` is called when ``compared`` becomes true."""
+    def __init__(self, datapath: Datapath, node_sync: NodeSync, service_sync: ServiceSync) -> None:
         self._datapath, self._node_sync, self._service_sync = datapath, node_sync, service_sync
-        self.compared, self._on_compared = False, on_compared
         self.period = MAP_PERIODS * node_sync.options.sync_period
         self._wrong: list[Wrong] = []
         self._node_differs = False
@@ -107,12 +96,8 @@ class MapsCheck:
                 return
             self._wrong += wrong
             yield [each.drift for each in wrong]
-        if not self.compared:
-            self.compared = True
-            self._on_compared()
 
     def repair(self) -> None:
-        self.compared = False
         wrong, self._wrong = self._wrong, []
         if self._node_differs:
             self._node_differs = False
@@ -190,24 +175,17 @@ class TableCheck:
 
 
 class ElementsCheck:
-    """Compare the element of each backend id; one whose id is in quarantine may still exist.
-
-    The elements follow from the maps, so these are compared first.
-    """
+    """Compare the element of each backend id; one whose id is in quarantine may still exist."""
 
     name = ELEMENTS_NAME
 
-    def __init__(
-        self, netfilter: NetfilterSync, service_sync: ServiceSync, maps: MapsCheck
-    ) -> None:
-        self._netfilter, self._service_sync, self._maps = netfilter, service_sync, maps
-        self.period = maps.period
+    def __init__(self, netfilter: NetfilterSync, service_sync: ServiceSync, period: float) -> None:
+        self._netfilter, self._service_sync, self.period = netfilter, service_sync, period
         self._wrong: list[Change] = []
 
     @property
     def possible(self) -> bool:
-        complete = self._service_sync.complete and self._maps.compared
-        return self._netfilter.active and complete
+        return self._netfilter.active and self._service_sync.complete
 
     def steps(self) -> Iterator[list[Drift]]:
         self._wrong = []

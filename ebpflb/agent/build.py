@@ -49,8 +49,6 @@ from ebpflb.config.translation import EXTERNAL_IPS
 from ebpflb.history.recorder import History
 from ebpflb.kernel import probe
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps import clean_stop
-from ebpflb.kernel.maps.clean_stop import CleanStop
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import Sweeper
 from ebpflb.kernel.netfilter.each_packet import EachPacketWatch
@@ -67,7 +65,6 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.model.fast_forward import FORWARD_AUTO, FORWARD_OFF
 from ebpflb.options import REPORT, Options
-from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.removed_endpoints import restore_watched
 from ebpflb.serve import status
 from ebpflb.serve.agent_lock import AgentLock
@@ -166,18 +163,10 @@ class _Builder:
             self._stack.callback(datapath.close)
             self._loader = ProgramLoader(datapath, options)
             self._start(self._loader)
-            left = clean_stop.take(options.paths, datapath.state, self._maps)
         missing, sctp = probing.result()
         datapath.netfilter = self._netfilter = NetfilterSync(self._maps, options, sctp=sctp)
         self._stack.callback(self._netfilter.close)
-        if left:
-            datapath.left = left.contents
-            self._netfilter.trust(left.table, left.contents)
         return missing
-
-    def _leave(self, contents: MapContents) -> None:
-        left = CleanStop(contents, self._netfilter.generation())
-        clean_stop.write(self._options.paths, self._maps, left)
 
     def _make_engine(self, missing: str | None) -> EngineChoice:
         options = self._options
@@ -323,7 +312,6 @@ class _Builder:
             host=self._host,
             history=history,
             api_servers_file=self._api_servers_file(),
-            leave=self._leave,
         )
 
     def _stale_udp(self) -> StaleUdpWorker:
@@ -355,13 +343,8 @@ class _Builder:
     def _checks(self) -> tuple[AuditCheck, ...]:
         inbox, service_sync = self._inbox, self._service_sync
         hooks = HooksCheck(self._node_sync, self._lock, lambda: inbox.put(Stop()))
-        maps = MapsCheck(
-            self._datapath,
-            self._node_sync,
-            service_sync,
-            on_compared=lambda: inbox.put(Disturbed(ELEMENTS_NAME)),
-        )
-        elements = ElementsCheck(self._netfilter, service_sync, maps)
+        maps = MapsCheck(self._datapath, self._node_sync, service_sync)
+        elements = ElementsCheck(self._netfilter, service_sync, maps.period)
         return hooks, TableCheck(self._nat_watch, hooks.period), maps, elements
 
     def _api_servers_file(self) -> ApiServersFile:

@@ -63,7 +63,6 @@ from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.node_local import Answering
 from ebpflb.model.untracked import Untracked
 from ebpflb.options import Options
-from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve.status import AgentStatus
 
 # The messages of other threads to the agent's loop.
@@ -255,7 +254,6 @@ class Agent:
     host: HostChanges
     history: History
     api_servers_file: ApiServersFile
-    leave: Callable[[MapContents], None] = lambda contents: None  # to the next agent
     clock: Callable[[], float] = time.monotonic  # in seconds
 
     def __post_init__(self) -> None:
@@ -291,17 +289,10 @@ class Agent:
                 self._turn()
         finally:
             stopping.run_all(self.canary.withdraw, self.source.stop)
-        self._leave_contents()
         if cgroup_links.attached(StateDir(self.options.paths.state)):
             log.info("stopped; the loaded programs and maps keep serving")
         else:
             log.warning("stopped; no programs are pinned, so nothing serves until an agent starts")
-
-    def _leave_contents(self) -> None:
-        """Leave the maps' contents to the next agent, if nothing says that they may be others."""
-        is_known = self.in_sync and self.service_sync.complete and self.cluster.complete
-        if is_known and not (self.audit.drift or self.audit.errors):
-            self.leave(self.service_sync.planner.contents())
 
     def _turn(self) -> None:
         for message in self._wait():

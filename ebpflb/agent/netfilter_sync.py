@@ -12,33 +12,22 @@ former ones choose by former ids: their elements stay until then (plan.allocator
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import NamedTuple
 
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.translations import Translations
-from ebpflb.kernel.netfilter import elements, nft, table, watch
-from ebpflb.kernel.netfilter.elements import Change, Counts, Elements, read_backends, unpack
+from ebpflb.kernel.netfilter import nft, table, watch
+from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
 from ebpflb.kernel.netfilter.rules import table_options
 from ebpflb.kernel.netfilter.table import Keeper, NetfilterTable
 from ebpflb.model.addresses import Address
 from ebpflb.options import Options
-from ebpflb.plan import kept_contents
 from ebpflb.plan.entries import Flags, Translation
-from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan
 
 log = logging.getLogger(__name__)
 
 Element = tuple[int, Address, int]  # a Translation as the nft map has it
-
-
-class _Left(NamedTuple):
-    """The table has elements for all of these endpoints while ``generation`` is nftables' one."""
-
-    generation: bytes
-    endpoints: Counts
 
 
 class NetfilterSync:
@@ -61,26 +50,11 @@ class NetfilterSync:
         self._elements: Elements | None = None
         self._keeper = Keeper()
         self._former: set[int] = set()  # ids whose elements ``start`` must keep
-        self._left: _Left | None = None
 
     @property
     def flags(self) -> Flags:
         """The flags in map settings that let programs choose for netfilter."""
         return frozenset(self._flags)
-
-    def generation(self) -> bytes:
-        """Return what identifies the table and its elements; empty if that is unknown."""
-        with suppress(NodeError):
-            return nft.generation() if self.active else b""
-        return b""
-
-    def trust(self, generation: bytes, contents: MapContents) -> None:
-        """Let ``start`` keep the table's elements if nothing has changed since ``generation``.
-
-        ``contents`` is what the maps held then. ``generation`` is empty if it is unknown.
-        """
-        counted = kept_contents.endpoints(contents) if self._options.drops_invalid else ()
-        self._left = _Left(generation, elements.count(counted)) if generation else None
 
     def read_former(self) -> list[Translation]:
         """Return the elements of ids that are not in the maps, which ``start`` then keeps.
@@ -108,23 +82,14 @@ class NetfilterSync:
                 self._table = NetfilterTable(self._options)
                 self._elements = Elements(self._table.session, self._options)
             assert self._elements
-            left = self._take_left()
-            wanted = {} if left else dict(self._wanted.packed())
-            is_intact = self._table.is_owned and self._table.is_intact()
-            has_elements = is_intact or self._table.build()
+            wanted = dict(self._wanted.packed())
+            if not (self._table.is_owned and self._table.is_intact()):
+                self._table.build()
             if not self._table.is_owned:
                 self._keeper.open()
-            if left and has_elements:
-                self._elements.adopt(left)
-            else:
-                self._fill(wanted or dict(self._wanted.packed()))
+            self._fill(wanted)
             nft.delete(watch.FORMER)
             self.active, self._former = True, set()
-
-    def _take_left(self) -> Counts | None:
-        """Return the endpoints for which the table has elements, if that is known."""
-        left, self._left = self._left, None
-        return left.endpoints if left and left.generation == nft.generation() else None
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:
         """Make the elements equal to ``wanted``, except those of former ids.
@@ -144,7 +109,7 @@ class NetfilterSync:
 
     def end(self) -> None:
         """Leave new flows to the flow tables; ``release`` removes the table later."""
-        self.active, self._left = False, None
+        self.active = False
 
     def write(self, plan: Plan) -> None:
         """Write the plan's elements, before the maps are written. Raises KernelError."""

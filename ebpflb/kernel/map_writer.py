@@ -75,7 +75,6 @@ class MapWriter:
         self.capacity = capacity_of(maps)
         self.host_netns = 0
         self.netfilter: Translations | None = None
-        self.left: MapContents | None = None  # by the last agent, until it is read
         no_frontends = maps["no_frontends"]
         assert isinstance(no_frontends, MappedArray)
         self.no_frontends = NoFrontends(no_frontends)
@@ -87,13 +86,10 @@ class MapWriter:
     def read_contents(self) -> MapContents:
         """Return the content of the maps, which an earlier agent may have written.
 
-        Entries that no agent can have written are removed. What the last agent has left is not
-        read; the audit compares it.
+        Entries that no agent can have written are removed.
         """
-        contents, self.left = self.left, None
-        if contents is None:
-            valid = valid_contents.ValidContents(self.maps, self.capacity, repair=True)
-            contents = valid.read_back()
+        valid = valid_contents.ValidContents(self.maps, self.capacity, repair=True)
+        contents = valid.read_back()
         self.no_frontends.load(chain(contents.frontends(), contents.range_lists))
         self.no_frontends.repair()
         return contents

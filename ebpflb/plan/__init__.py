@@ -17,8 +17,6 @@ frontends        the entries of map services: which service port has which front
 port_ranges      ranges of ports: which service port gets each, and the lists of each address
 removed_endpoints  which endpoints were removed, and when
 
-kept_contents    the actual state as bytes, which an agent that stops leaves to the next one
-
 comparison       compares the maps with the plan
 
 service_page     a Service as the operator sees it, by the content of the maps

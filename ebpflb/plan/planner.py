@@ -208,7 +208,6 @@ class Planner:
         self.former_ids = self.space.former_ids = FormerIds(contents.former_translations)
         self.backend_changes: list[BackendChange] = []
         self._made: dict[PortName, MadeTables] = {}  # tables made ahead for the next plan
-        self._ending: set[Translation] = set()  # in quarantine
         self.plan = Plan()
         self._load(contents)
 
@@ -265,28 +264,12 @@ class Planner:
         for translation in self.former_ids.take_left():
             if translation.id < self.capacity.backend_ids:
                 self.quarantine.add(partial(self.backend_ids.free, translation.id))
-            self._quarantine(translation)
+            self.quarantine.add(partial(self._end_translation, translation))
 
     def take_backend_changes(self) -> list[BackendChange]:
         """Return all changes since the last call; call this after the plans were written."""
         changes, self.backend_changes = self.backend_changes, []
         return changes
-
-    def contents(self) -> MapContents:
-        """Return what the maps hold after all plans were written, as if it were read back.
-
-        Leftovers are what waits in quarantine and what its end removes.
-        """
-        ranges = self.source_ranges.quarantined.values()
-        ending = [each for each in self._ending if each.id < self.capacity.backend_ids]
-        return MapContents(
-            entries=self.actual,
-            leftover_backend_ids={translation.id for translation in ending},
-            leftover_translations=ending,
-            leftover_source_ranges=[each for part in ranges for each in part],
-            cluster_ips=set(self.cluster_ips.counts),
-            range_lists=self.frontends.ranges.listed(),
-        )
 
     @property
     def cluster_ips(self) -> ClusterIps:
@@ -357,7 +340,7 @@ class Planner:
             self.backend_ids.mark_used(id)
             self._free_backend_id(id)
         for translation in contents.leftover_translations:
-            self._quarantine(translation)
+            self.quarantine.add(partial(self._end_translation, translation))
 
     def _still_lacks(self, name: PortName, lack: Lack) -> Lack | None:
         if lack.part == RANGES:
@@ -436,14 +419,9 @@ class Planner:
             self.quarantine.add(partial(self.slots.free, old.block))
         for translation in old.translations(but=used_ids):
             self._free_backend_id(translation.id)
-            self._quarantine(translation)
-
-    def _quarantine(self, translation: Translation) -> None:
-        self._ending.add(translation)
-        self.quarantine.add(partial(self._end_translation, translation))
+            self.quarantine.add(partial(self._end_translation, translation))
 
     def _end_translation(self, translation: Translation) -> None:
-        self._ending.discard(translation)
         self.plan.removed_translations.append(translation)
 
     def _free_service_id(self, id: int) -> None:

@@ -41,7 +41,7 @@ class TableKind(NamedTuple):
 
     scheduler: str
     size: int
-    backends: Sequence[DesiredBackend]
+    backends: tuple[DesiredBackend, ...]
 
     def making(self) -> Generator[None, None, list["array[int]"]]:
         """Compute the table of each of LISTS, in steps."""
@@ -67,7 +67,7 @@ class ServiceEntries(NamedTuple):
     id: int
     block: Range
     services: dict[Frontend, ServiceEntry]
-    backends: Sequence[DesiredBackend]
+    backends: tuple[DesiredBackend, ...]
     ids: tuple[int, ...]
     source_ranges: frozenset[SourceRange] = frozenset()
     lasts: Lasts = NO_LASTS

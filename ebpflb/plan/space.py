@@ -322,9 +322,7 @@ class Space:
             return found
         known = zip(desired.backends, old.ids_for(desired), strict=True)
         kept = replace(desired, backends=tuple(backend for backend, id in known if id))
-        return self._allocate_slots(kept, old, lacks) or _Backends(
-            tuple(old.backends), old.block, old.ids
-        )
+        return self._allocate_slots(kept, old, lacks) or _Backends(old.backends, old.block, old.ids)
 
     def _allocate_slots(
         self, desired: DesiredService, old: ServiceEntries, lacks: list[Lack]

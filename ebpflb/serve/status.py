@@ -31,7 +31,8 @@ from ebpflb.version import VERSION
 log = logging.getLogger(__name__)
 
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
-_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls", ".contents"}
+_FORMER_FILE = ".contents"  # of a version that left the maps' content to the next agent
+_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls", _FORMER_FILE}
 _LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal take 15 MB
 _LOST = "`ebpflb monitor` and `doctor` cannot reach this agent until it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
@@ -205,7 +206,8 @@ def _make_private(folder: Path) -> None:
 def remove(paths: Paths) -> None:
     """Remove all files of an agent that no longer runs; a directory in place of a file stays."""
     sockets = (paths.socket_file, paths.monitor_socket)
-    files = (paths.status_file, paths.lock_file, paths.ports_file, paths.contents_file, *sockets)
+    former = paths.run / f"{paths.name}{_FORMER_FILE}"
+    files = (paths.status_file, paths.lock_file, paths.ports_file, former, *sockets)
     recorded = paths.run.glob(f"{glob.escape(paths.name)}.*history*")
     for path in (*files, *(path for path in recorded if path.is_symlink() or not path.is_dir())):
         path.unlink(missing_ok=True)

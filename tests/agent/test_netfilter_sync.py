@@ -11,7 +11,6 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
 
 import pytest
 
@@ -28,7 +27,6 @@ from ebpflb.kernel.netfilter.transaction import Session
 from ebpflb.model.drift import Part
 from ebpflb.options import ConntrackOptions, Options, Paths
 from ebpflb.plan.entries import NO_SLOT, Backend, Translation
-from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan
 from tests.kernel.maps.small import small_maps
 from tests.kernel.node import nodes
@@ -128,58 +126,6 @@ def test_start_after_another_agent(sync: NetfilterSync, maps: dict[str, Map]) ->
     assert run("nft", "--handle", "list", "tables") == before
     assert "9 " not in endpoints()
     other.close()
-
-
-def left(*backends: Translation) -> MapContents:
-    """What the last agent leaves of its backends."""
-    return MapContents(leftover_translations=list(backends))
-
-
-@pytest.mark.usefixtures("is_owned")
-def test_elements_as_the_last_agent_left_them(sync: NetfilterSync, maps: dict[str, Map]) -> None:
-    """They are not read, and are known: an endpoint stays as long as any backend has it."""
-    put(maps, NEW)
-    sync.start()
-    generation = sync.generation()
-    sync.close()
-    other = NetfilterSync(maps, OPTIONS)
-    other.trust(generation, left(WEB, DNS, NEW))
-    with patch.object(Elements, "read", side_effect=AssertionError("they are read")):
-        other.start()
-    other.write(Plan(removed_translations=[WEB]))
-    assert "8080" in endpoints()
-    other.write(Plan(removed_translations=[NEW]))
-    assert "8080" not in endpoints()
-    assert elements() == {DNS}
-    other.close()
-
-
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("change", ["add table inet other", "flush map inet ebpflb backends4"])
-def test_elements_after_another_change(
-    sync: NetfilterSync, maps: dict[str, Map], change: str
-) -> None:
-    """Whatever has changed in nftables, the elements are read, and as the maps have them."""
-    sync.start()
-    generation = sync.generation()
-    sync.close()
-    run("nft", *change.split())
-    other = NetfilterSync(maps, OPTIONS)
-    other.trust(generation, left(WEB, DNS))
-    other.start()
-    assert elements() == {WEB, DNS}
-    other.close()
-
-
-@pytest.mark.usefixtures("is_owned")
-@pytest.mark.parametrize("known", [True, False])
-def test_no_table_was_left(sync: NetfilterSync, maps: dict[str, Map], known: bool) -> None:
-    """It is made whole, even if nftables has the generation that the last agent knew by chance."""
-    run("nft", "add", "table", "inet", "other")
-    sync.trust(nft.generation() if known else b"", left(WEB, DNS))
-    assert sync.generation() == b"", "an engine that does not serve knows no elements"
-    sync.start()
-    assert elements() == {WEB, DNS}
 
 
 @pytest.mark.usefixtures("is_owned")
@@ -319,13 +265,9 @@ def test_elements_that_differ(sync: NetfilterSync) -> None:
     may have chosen it a moment ago.
     """
     services: Any = Services(1, 2, 8)
-    maps = Mock(period=1.0, compared=True)
-    check = ElementsCheck(sync, services, maps)
+    check = ElementsCheck(sync, services, 1.0)
     assert not check.possible
     sync.start()
-    maps.compared = False
-    assert not check.possible, "the elements follow from the maps"
-    maps.compared = True
     assert check.possible
     assert [drift for step in check.steps() for drift in step] == []
     damage()

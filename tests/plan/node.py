@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan import kept_contents, tables
+from ebpflb.plan import tables
 from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import FIRST_BACKENDS, Frontend, ServiceEntry
@@ -69,21 +69,15 @@ class PlannedNode:
         self.write_rows(list(writes(plan)), stop)
         return plan
 
-    def restart(
-        self, stop: int | None = None, *, damaged: bool = False, clean: bool = False
-    ) -> Plan:
+    def restart(self, stop: int | None = None, *, damaged: bool = False) -> Plan:
         """A new agent on the same maps, with the same desired state. It makes netfilter's table as
         the maps have it: no program that chose before is still running then.
 
-        ``damaged``: somebody else has changed what decides about that. ``clean``: the former agent
-        has left the contents, so neither the maps nor netfilter's table are read.
+        ``damaged``: somebody else has changed what decides about that.
         """
         self.readers.clear()
-        if clean:
-            contents = kept_contents.decode(kept_contents.encode(self.planner.contents()))
-        else:
-            contents = self.maps.read_back()
-            self.maps.translations = self.maps.wanted_translations()
+        contents = self.maps.read_back()
+        self.maps.translations = self.maps.wanted_translations()
         self.nameless = self.maps.translations.keys() - self.maps.backend_names.keys()
         if not damaged:
             self._check_translations()

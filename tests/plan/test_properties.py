@@ -61,27 +61,6 @@ def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
 
 @given(histories.steps)
 @settings(max_examples=scaled(100), deadline=None)
-def test_clean_restart_knows_the_maps(steps: list[Step]) -> None:
-    """What an agent leaves to the next one at a clean stop, at any time, is what the maps hold: the
-    next one ends what was in quarantine, and writes nothing else.
-    """
-    node = PlannedNode()
-    histories.run(node, steps)
-    left, read = node.planner.contents(), node.maps.read_back()
-    assert (left.entries, left.cluster_ips) == (read.entries, read.cluster_ips)
-    assert sorted(left.leftover_source_ranges) == sorted(read.leftover_source_ranges)
-    plan = node.restart(clean=True)
-    assert not (plan.slots or plan.services or plan.tables or plan.translations)
-    check_tidy(node)
-    node.wait_for_quarantine()
-    assert node.maps.translations == node.maps.wanted_translations()
-    assert node.maps.view() == from_nothing(node).view()
-    assert not node.restart(clean=True)
-    check_tidy(node)
-
-
-@given(histories.steps)
-@settings(max_examples=scaled(100), deadline=None)
 def test_crash_anywhere(steps: list[Step]) -> None:
     """After a crash between any two writes, one complete plan mends everything."""
     node = PlannedNode()

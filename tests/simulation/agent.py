@@ -309,7 +309,7 @@ class Life:
         )
 
     def _audit(self, nodes: NodeSync, on_drift: Callable[[list[Drift]], None]) -> Audit:
-        elements = ElementsCheck(self.netfilter, self.service_sync, self.maps_check)
+        elements = ElementsCheck(self.netfilter, self.service_sync, self.maps_check.period)
         checks: list[Any] = [HooksCheck(nodes, _LOCK, lambda: None), self.maps_check, elements]
         return Audit(checks, on_drift, clock=self.clock)
 

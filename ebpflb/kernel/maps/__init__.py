@@ -9,8 +9,7 @@ no_frontends       bits that tell programs where no frontend is, so that they sk
 port_ranges        finds the range of ports that a destination is in
 frontend_keys      which addresses and ports are frontends, for very many connections
 state_dir          the state directory, where maps and links are pinned
-state_record       what the agent records there: its directories, sizes of maps, and how it stopped
-clean_stop         what the maps hold after a clean stop, for the next agent
+state_record       what the agent records there: its directories and the sizes of the maps
 bpffs              where the bpffs is mounted that holds state directories, and why it is not seen
 sockets            what the maps remember of sockets, at their places and in the hash
 ring               reads a ring buffer

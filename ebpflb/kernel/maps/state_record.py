@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent records in its state directory: its directories, sizes of maps, and how it stopped.
+"""What an agent records in its state directory: its directories and sizes of maps.
 
 A bpffs has no ordinary files, but symbolic links; so a record is the text of a link without a
 target:
 
     <state-dir>/run-dir   -> "<run-dir>:<state-dir>"
     <state-dir>/map-sizes -> "backends=262144,flows=1048576"
-    <state-dir>/contents -> the digest of the file that a clean stop leaves (clean_stop.py)
 
 The state directory's name is recorded too, as the agent sees it: inside a container the same
 directories may lie below a mount point such as /host. Sizes are recorded when maps have them; a
@@ -23,7 +22,6 @@ from ebpflb.options import Paths
 
 RECORD = "run-dir"
 SIZES_LINK = "map-sizes"
-DIGEST_LINK = "contents"
 
 
 def write_record(paths: Paths) -> None:
@@ -71,22 +69,3 @@ def read_sizes(state: Path) -> MapSizes:
     with suppress(OSError, ValueError):
         return map_sizes.parse(os.readlink(state / SIZES_LINK))
     return ()
-
-
-def write_digest(state: Path, digest: str) -> None:
-    """Record the digest of the maps' contents, until an agent takes it. Raises OSError."""
-    (state / DIGEST_LINK).unlink(missing_ok=True)
-    (state / DIGEST_LINK).symlink_to(digest)
-
-
-def take_digest(state: Path) -> str:
-    """Remove the recorded digest and return it; "" if there is none.
-
-    Raises OSError, also if it cannot be removed.
-    """
-    try:
-        digest = os.readlink(state / DIGEST_LINK)
-    except FileNotFoundError:
-        return ""
-    (state / DIGEST_LINK).unlink()
-    return digest

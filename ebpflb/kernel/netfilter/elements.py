@@ -150,23 +150,6 @@ def read_backends() -> dict[int, bytes]:
     }
 
 
-Counts = dict[int, dict[int, int]]  # version of IP -> endpoint as a number -> its backends
-
-
-def count(endpoints: Iterable[tuple[int, int, int]]) -> Counts:
-    """Count endpoints: version of IP, address as a number, port.
-
-    Those without a port are in no set.
-    """
-    counts: Counts = {4: {}, 6: {}}
-    for version, address, port in endpoints:
-        if not port:
-            continue
-        its, key = counts[version], address << 16 | port
-        its[key] = its.get(key, 0) + 1
-    return counts
-
-
 class Elements:
     """Write and compare elements. Methods raise Refused, also if the table is missing.
 
@@ -183,7 +166,8 @@ class Elements:
                 4: ElementSet("endpoints4", 8, 0),
                 6: ElementSet("endpoints6", 20, 0),
             }
-        self._counts: Counts = {4: {}, 6: {}}
+        # version of IP -> endpoint as a number -> its backends
+        self._counts: dict[int, dict[int, int]] = {4: {}, 6: {}}
 
     def read(self) -> dict[int, bytes]:
         """Return the endpoint of each backend's id in the kernel (see ``unpack``)."""
@@ -192,10 +176,6 @@ class Elements:
         for endpoint in found.values():
             self._hold(endpoint)
         return found
-
-    def adopt(self, counts: Counts) -> None:
-        """Take the elements in the kernel for those that ``count`` was given."""
-        self._counts = counts
 
     def write(
         self,
