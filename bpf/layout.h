@@ -20,7 +20,6 @@
 #include "layout/connection.h"
 #include "layout/counters.h"
 #include "layout/node.h"
-#include "layout/port_range.h"
 #include "layout/choice.h"
 #include "layout/gate.h"
 #include "layout/endpoint_health.h"

@@ -8,8 +8,7 @@ enum chosen {
 	CHOSEN = 0xeb000000,	/* the packet has a choice ... */
 	CHOSEN_MASK = 0xff000000,	/* ... if these bits are so */
 	CHOSEN_MASQUERADE = 0x00800000,	/* the backend sees this node as its client */
-	CHOSEN_KEEP_PORT = 0x00400000,	/* only the address is translated (docs/port-ranges.md) */
-	CHOSEN_ID = 0x003fffff,	/* the backend's id */
+	CHOSEN_ID = 0x007fffff,	/* the backend's id */
 };
 
 /* The choice for the datagrams of one flow: netfilter translates the first one, and counts all. */

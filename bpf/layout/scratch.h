@@ -36,7 +36,7 @@ struct selection {
 	__u8 is_local_client;	/* client_is_local (core/client.h) */
 	__u8 is_assigned;	/* a datagram socket keeps the backend that it has */
 	__u8 is_pending;	/* session affinity is to be remembered once the client is known */
-	__u8 keeps_port;	/* the backend has any port: it gets the one that the client asked for */
+	__u8 pad;
 };
 SIZE(struct selection, 120);
 

@@ -56,11 +56,8 @@ static __always_inline enum verdict egress_from_node(const struct packet *packet
 
 	if (!packet->opens)
 		return VERDICT_PASSED;
-	if (frontend_may_exist(&frontend)) {
-		range_take(&frontend, &service);
-		if (service_read(&frontend, &service, NULL) == FOUND)
-			return egress_to_service(packet, &service);
-	}
+	if (frontend_may_exist(&frontend) && service_read(&frontend, &service, NULL) == FOUND)
+		return egress_to_service(packet, &service);
 	return selected_verdict(selected_without_service(&frontend.address));
 }
 

@@ -70,7 +70,6 @@ static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
 	if (ctx->ingress_ifindex != ctx->ifindex || frontend.protocol != TCP || packet->opens ||
 	    packet->piece == LATER)
 		return VERDICT_PASSED;
-	range_take(&frontend, &service);
 	if (service_read(&frontend, &service, NULL) != FOUND) {
 		forwarded_reply(packet);
 		return VERDICT_PASSED;

@@ -129,15 +129,15 @@ static __always_inline bool request_is_exempt(const struct request *request,
 	return true;
 }
 
-/* Makes the decision, from top to bottom; the frontend may be the range that the request's is in. */
+/* Makes the decision, from top to bottom. */
 static __always_inline enum selected select_once(const struct request *request,
-						 const struct frontend *frontend,
 						 struct selection *selection)
 {
 	const struct service *service = &selection->service;
 	struct backend *backend = &selection->backend;
 	const struct service *element;
-	enum found found = service_find(frontend, request->netns, &selection->service, &element);
+	enum found found = service_find(request->frontend, request->netns, &selection->service,
+					&element);
 	enum admission admission;
 	struct range range;
 	__u16 list;
@@ -160,25 +160,14 @@ static __always_inline enum selected select_once(const struct request *request,
 			  : select_none(request, service);
 }
 
-/* A backend of a range of ports has port 0. Without a branch, which the verifier would follow twice. */
-static __always_inline void select_port(const struct request *request, struct selection *selection)
-{
-	struct backend *backend = &selection->backend;
-	__u32 is_any = ((__u32)backend->port - 1) >> 31;
-
-	selection->keeps_port = is_any;
-	backend->port |= request->frontend->port & -is_any;
-}
-
 /*
  * Whether a service may have the frontend; for a packet ingress has already checked this. Nearly all
  * cluster IPs have one, so the bits of no_frontends would be one more cache miss there.
  */
-static __always_inline bool service_may_exist(const struct request *request,
-					      const struct frontend *frontend)
+static __always_inline bool service_may_exist(const struct request *request)
 {
-	return request->tuple || address_may_have_use(&frontend->address) ||
-	       frontend_may_exist(frontend);
+	return request->tuple || address_may_have_use(&request->frontend->address) ||
+	       frontend_may_exist(request->frontend);
 }
 
 /*
@@ -189,20 +178,14 @@ static __always_inline bool service_may_exist(const struct request *request,
 static __always_inline enum selected select_backend(const struct request *request,
 						    struct selection *selection)
 {
-	struct frontend frontend = *request->frontend;
 	enum selected selected = NO_SERVICE;
 
-	if (service_may_exist(request, &frontend)) {
-		range_take(&frontend, &selection->service);
-		FORGET_VALUE(frontend.protocol, request->socket);
-		selected = select_once(request, &frontend, selection);
-	}
+	if (service_may_exist(request))
+		selected = select_once(request, selection);
 	if (selected == SELECT_RECYCLED) {
 		verdict_count(VERDICT_RETRIED);
-		selected = select_once(request, &frontend, selection);
+		selected = select_once(request, selection);
 	}
-	if (selected == SELECTED)
-		select_port(request, selection);
 	return selected == NO_SERVICE ? selected_without_service(&request->frontend->address)
 				      : selected;
 }

@@ -25,13 +25,9 @@ static __always_inline void stale_datagram_report(struct tuple *tuple)
 static __always_inline void stale_datagram_report(struct tuple *tuple)
 {
 	struct frontend endpoint = tuple_frontend(tuple);
-	__u32 *left = LOOKUP(__u32, stale_endpoints, &endpoint), reports;
+	__u32 *left = LOOKUP(__u32, stale_endpoints, &endpoint);
+	__u32 reports = left ? *left : 0;
 
-	if (!left) {
-		endpoint.port = 0;	/* of a range of ports */
-		left = LOOKUP(__u32, stale_endpoints, &endpoint);
-	}
-	reports = left ? *left : 0;
 	if (!reports)
 		return;
 	*left = reports - 1;	/* another CPU may write the same: then one more is reported */

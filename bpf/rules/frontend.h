@@ -3,8 +3,8 @@
  * Which service has this frontend? (kube-proxy.md 4)
  *
  * A frontend is matched exactly. Only if there is none, and the address is this node's, a NodePort
- * is looked up, and last the ranges of ports of the address (docs/port-ranges.md). On loopback,
- * frontends are served in the node's own namespace alone: a pod's loopback is not the node's.
+ * is looked up. On loopback, frontends are served in the node's own namespace alone: a pod's
+ * loopback is not the node's.
  */
 #ifndef EBPFLB_RULES_FRONTEND_H
 #define EBPFLB_RULES_FRONTEND_H
@@ -19,7 +19,6 @@
 enum found { ABSENT, FOUND, RECYCLED };
 
 #define FRONTEND_PLACES 1048576	/* bits of no_frontends; behind them is one for each port */
-#define RANGES_BIT FRONTEND_PLACES	/* that of port 0: of all lists of ranges of ports */
 
 /* Whether it is the loopback of another namespace, or a packet's, which no frontend is for. */
 static __always_inline bool address_is_foreign_loopback(const struct address *address, __u64 netns)
@@ -63,29 +62,15 @@ static __always_inline __u32 frontend_bit(const struct frontend *frontend)
 	return number_mix(mixed) % FRONTEND_PLACES;
 }
 
-/* The list of the ranges of ports of its address and protocol (layout/port_range.h). */
-static __always_inline struct frontend ranges_of(const struct frontend *frontend)
-{
-	return (struct frontend){ .address = frontend->address,
-				  .protocol = frontend->protocol | IN_RANGE };
-}
-
-static __always_inline bool ranges_may_exist(const struct frontend *frontend)
-{
-	struct frontend list = ranges_of(frontend);
-
-	return !no_frontend_at(RANGES_BIT) && !no_frontend_at(frontend_bit(&list));
-}
-
 /*
- * Whether a frontend, a NodePort, or a range may have this address, port and protocol; if not, no map
- * has to be asked. The agent clears a bit before it writes the first frontend with that bit, and sets
- * it after it has removed the last one (ebpflb/kernel/maps/no_frontends.py).
+ * Whether a frontend, or a NodePort, may have this address, port and protocol; if not, no map has to
+ * be asked. The agent clears a bit before it writes the first frontend with that bit, and sets it after
+ * it has removed the last one (ebpflb/kernel/maps/no_frontends.py).
  */
 static __always_inline bool frontend_may_exist(const struct frontend *frontend)
 {
 	return !no_frontend_at(FRONTEND_PLACES + BE16(frontend->port)) ||
-	       !no_frontend_at(frontend_bit(frontend)) || ranges_may_exist(frontend);
+	       !no_frontend_at(frontend_bit(frontend));
 }
 
 static __always_inline struct frontend nodeport_of(const struct frontend *frontend)
@@ -134,58 +119,6 @@ static __always_inline enum found service_read(const struct frontend *frontend,
 	return FOUND;
 }
 
-/*
- * Returns the first port of the range that has this port, or 0 (layout/port_range.h). Without branches,
- * which the verifier would follow: a difference is negative where the port is outside.
- */
-static __always_inline __u32 ranges_find(const struct service *ranges, __s64 port)
-{
-	const word *words = (const word *)&ranges->affinity_seconds;
-	__s64 found = 0;
-
-	UNROLL
-	for (int i = 0; i < MOST_RANGES; i++) {
-		__s64 first = words[i] >> 16, last = words[i] & 0xffff;
-		__s64 outside = (port - first) | (last - port);
-
-		found |= first & ~(outside >> 63);
-	}
-	return found;
-}
-
-/* Makes of a frontend with this port the range that has the port, if there is one. */
-static __always_inline void range_find(struct frontend *frontend, struct service *service)
-{
-	struct frontend list = ranges_of(frontend);
-	struct service *ranges;
-	__u32 first;
-
-	ranges = LOOKUP(struct service, services, &list);
-	if (!ranges || !COPY_CHECKED(service, &list, ranges))
-		return;
-	first = ranges_find(service, BE16(frontend->port));
-	if (!first)
-		return;
-	frontend->port = BE16(first);
-	frontend->protocol |= IN_RANGE;
-}
-
-/*
- * The same, unless a service has the port itself, or the NodePort. Call it before the service is looked
- * up; it writes over `service`. No range is at a loopback address.
- */
-static __always_inline void range_take(struct frontend *frontend, struct service *service)
-{
-	struct frontend nodeport = nodeport_of(frontend);
-
-	if (!ranges_may_exist(frontend) || LOOKUP(struct service, services, frontend))
-		return;
-	if (!LOOKUP(struct service, services, &nodeport) ||
-	    !LOOKUP(__u32, node_addresses, &frontend->address))
-		range_find(frontend, service);
-}
-
-/* Without the ranges of ports. */
 static __always_inline enum found service_find(const struct frontend *frontend, __u64 netns,
 					       struct service *service,
 					       const struct service **element)

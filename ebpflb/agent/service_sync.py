@@ -29,7 +29,7 @@ from ebpflb.model.endpoints import (
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, ServicePort
 from ebpflb.plan.desired import DesiredService, desired_service
-from ebpflb.plan.entries import NO_LASTS, Prefix, protocol_name
+from ebpflb.plan.entries import Prefix, protocol_name
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts
@@ -293,9 +293,7 @@ class ServiceSync:
         for name, change in changes.items():
             if isinstance(change, Watched):
                 frontends = frozenset(self.planner.claims.frontends_of(name))
-                of_all = self.planner.claims.desired[name].lasts if frontends else NO_LASTS
-                lasts = {each: of_all[each] for each in frontends} if of_all else NO_LASTS
-                changes[name] = change._replace(frontends=frontends, lasts=lasts)
+                changes[name] = change._replace(frontends=frontends)
         return changes
 
     def write(self) -> None:
@@ -429,7 +427,6 @@ class ServiceSync:
 
     def _set_contested(self) -> None:
         """Note contested frontends; only some are named, so that thousands take no time."""
-        claims = self.planner.claims
         found = {
             f"{frontend}/{protocol_name(frontend.protocol)}": ", ".join(
                 [
@@ -437,11 +434,10 @@ class ServiceSync:
                     *(f"not {it.namespace}/{it.service}" for it in others),
                 ]
             )
-            for frontend, (owner, *others) in islice(claims.contested.items(), MAX_LISTED)
+            for frontend, (owner, *others) in islice(
+                self.planner.claims.contested.items(), MAX_LISTED
+            )
         }
-        for each in islice(claims.ranges.contested(), MAX_LISTED):
-            at = f"{each.frontend.text(each.last)}/{protocol_name(each.frontend.protocol)}"
-            found[at] = f"{each.owner.owner} has ports of it, not {each.name.owner}"
         for frontend, text in found.items():
             if self.contested.get(frontend) != text and self._may_warn(text):
                 log.warning("frontend %s is claimed by several Services: %s", frontend, text)

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.history.past import Past, PastMap, State, moment
+from ebpflb.history.past import Past, State, moment
 from ebpflb.history.segments import Reset, Sync
-from ebpflb.kernel.maps.port_ranges import range_at
 from ebpflb.model.addresses import host_port
 from ebpflb.options import Paths
 from ebpflb.plan.entries import (
@@ -18,11 +17,9 @@ from ebpflb.plan.entries import (
     Frontend,
     ServiceEntry,
     frontend_kind,
-    ranges_in,
     service_name,
     service_of,
 )
-from ebpflb.plan.port_ranges import last_ports
 from ebpflb.plan.service_entries import used_lists
 
 _SERVICES = "services"
@@ -139,14 +136,7 @@ def _touched(state: State, sync: Sync) -> set[int]:
             found |= {id for key in keys if (id := state.service_id(key)) is not None}
             after.apply([write])
             found |= {id for id, frontends in after.frontends.items() if frontends}
-    return (found | _listed(state, after)) - {0}
-
-
-def _listed(state: State, after: State) -> set[int]:
-    """Return the ids of services with a range in a list that is written."""
-    services, lists = state.map(_SERVICES), after.map(_SERVICES)
-    ranges = last_ports({at: ranges_in(it) for at, it in lists.items() if at.is_list})
-    return {entry.id for at in ranges if (entry := services.get(at))}
+    return found
 
 
 def _view(state: State, id: int) -> _View | None:
@@ -170,16 +160,12 @@ def _view(state: State, id: int) -> _View | None:
             for each in found
             if each.service == id
         },
-        {
-            _frontend(services, at, it): (it.flags, it.affinity_seconds)
-            for at, it in entries.items()
-        },
+        {_frontend(at, it): (it.flags, it.affinity_seconds) for at, it in entries.items()},
     )
 
 
-def _frontend(services: PastMap, at: Frontend, entry: ServiceEntry) -> str:
-    found = range_at(services, at) if at.is_range else None
-    return f"{frontend_kind(at, entry.flags)} {at.text(found.last if found else 0)}"
+def _frontend(at: Frontend, entry: ServiceEntry) -> str:
+    return f"{frontend_kind(at, entry.flags)} {at}"
 
 
 def _service(before: _View | None, after: _View | None) -> ServiceChange | None:

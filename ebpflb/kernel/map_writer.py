@@ -11,7 +11,6 @@ restore_secret    writes again the secret of the packets' random choices
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, NamedTuple
 from typing import Protocol as TypingProtocol
 
@@ -90,7 +89,7 @@ class MapWriter:
         """
         valid = valid_contents.ValidContents(self.maps, self.capacity, repair=True)
         contents = valid.read_back()
-        self.no_frontends.load(chain(contents.frontends(), contents.range_lists))
+        self.no_frontends.load(contents.frontends())
         self.no_frontends.repair()
         return contents
 
@@ -132,11 +131,8 @@ class MapWriter:
     def _moves_frontends(self, plan: Plan) -> bool:
         """Whether UDP frontends get another service, or their first one."""
         former = self.maps["services"].get
-        udp = ((f, new) for f, new in plan.services if f.transport == Protocol.UDP)
-        return any(
-            not (old := former(f)) or old.id != new.id or (f.is_list and old != new)
-            for f, new in udp
-        )
+        udp = ((f, new.id) for f, new in plan.services if f.protocol == Protocol.UDP)
+        return any(not (old := former(f)) or old.id != id for f, id in udp)
 
     def _reused_ids(self, plan: Plan) -> list[int]:
         """Return ids of removed backends that new backends get.

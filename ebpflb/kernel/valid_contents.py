@@ -93,11 +93,9 @@ class ValidContents:
         return valid_items(self._maps[name], is_valid, repair=self._repair)
 
     def _is_service(self, frontend: Frontend, entry: ServiceEntry) -> bool:
-        if frontend.is_list:
-            return not entry.id and frontend.transport in _PROTOCOLS
         lists = (entry.cluster, entry.local)
         return (
-            (frontend.transport in _PROTOCOLS or frontend[1:] == (0, WHOLE))
+            (frontend.protocol in _PROTOCOLS or frontend[1:] == (0, WHOLE))
             and 0 < entry.id < self._capacity.service_ids
             and self._fits(entry.block)
             and sum(entry.tables) <= self._capacity.choices

@@ -48,9 +48,7 @@ def family(value: Address | Network) -> Family:
 
 
 def host_port(address: Address, port: int) -> str:
-    """Return ADDRESS:PORT; "*" instead of port 0, which stands for any."""
-    host = f"[{address!s}]" if address.version == 6 else str(address)
-    return f"{host}:{port or '*'}"
+    return f"[{address!s}]:{port}" if address.version == 6 else f"{address!s}:{port}"
 
 
 def parse_address(text: str, wanted: Family | None = None) -> Address:

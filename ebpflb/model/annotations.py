@@ -7,7 +7,6 @@ message about an annotation is recognized by its beginning (``is_about_one``).
 
 from collections.abc import Collection, Iterator
 from ipaddress import ip_address
-from itertools import pairwise
 from typing import NamedTuple
 
 from ebpflb.errors import quoted
@@ -357,77 +356,6 @@ def show_networks(ranges: tuple[Network, ...]) -> str:
     return ",".join(map(str, ranges))
 
 
-# Ranges of ports on which a Service answers at its external addresses, beside its ports: by its
-# annotation. The endpoint gets the port that the client asked for (docs/port-ranges.md).
-
-PORTS_ANNOTATION = "ebpflb.io/ports"
-MOST_RANGES = 8  # of a Service; and of an address and protocol, of all Services
-_HIGHEST_PORT = 65535
-_PORT_PROTOCOLS = ("TCP", "UDP", "SCTP")
-
-
-class PortRange(NamedTuple):
-    """Ports from ``first`` to ``last``, both included."""
-
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
-
-    def overlaps(self, other: "PortRange") -> bool:
-        return self.first <= other.last and other.first <= self.last
-
-
-PortRanges = dict[str, tuple[PortRange, ...]]
-"""Protocol -> its ranges, in the order of their ports."""
-
-
-def read_port_ranges(service: objects.Service, warnings: list[str]) -> PortRanges:
-    """Return the ranges; none if a part of the value is invalid, which adds a warning."""
-    text = service.metadata.annotation(PORTS_ANNOTATION)
-    if text is None:
-        return {}
-    try:
-        return _parse_port_ranges(text)
-    except ValueError as error:
-        where = annotation_field(PORTS_ANNOTATION)
-        warnings.append(f"{where}: {error}, so the Service has no ranges of ports")
-        return {}
-
-
-def _parse_port_ranges(text: str) -> PortRanges:
-    parts = text.split(",")
-    if len(parts) > MOST_RANGES:
-        raise ValueError(f"{quoted(text)} has more than {MOST_RANGES} ranges")
-    found: dict[str, list[PortRange]] = {}
-    for part in parts:
-        protocol, ports = _parse_port_range(part.strip())
-        found.setdefault(protocol, []).append(ports)
-    return {protocol: _apart(sorted(ranges)) for protocol, ranges in found.items()}
-
-
-def _parse_port_range(text: str) -> tuple[str, PortRange]:
-    ports, has_protocol, protocol = text.partition("/")
-    first, _, last = ports.partition("-")
-    if not has_protocol:
-        protocol = "TCP"  # as of a Service's ports
-    elif protocol.upper() not in _PORT_PROTOCOLS:
-        raise ValueError(f"{quoted(text)} has none of the protocols tcp, udp and sctp")
-    if not all(part.isascii() and part.isdecimal() and len(part) <= 5 for part in (first, last)):
-        raise ValueError(f"{quoted(text)} is not a range such as 10000-20000/udp")
-    if not 1 <= int(first) <= int(last) <= _HIGHEST_PORT:
-        raise ValueError(f"{quoted(text)} is not a range within 1-{_HIGHEST_PORT}")
-    return protocol.upper(), PortRange(int(first), int(last))
-
-
-def _apart(ranges: list[PortRange]) -> tuple[PortRange, ...]:
-    for one, other in pairwise(ranges):
-        if one.overlaps(other):
-            raise ValueError(f"{one} and {other} overlap")
-    return tuple(ranges)
-
-
 # The names of all annotations of Services and of slices.
 
 OF_SERVICES = frozenset(
@@ -439,7 +367,6 @@ OF_SERVICES = frozenset(
         HEALTH_ANNOTATION,
         NODE_LOCAL_ANNOTATION,
         FAILOVER_ANNOTATION,
-        PORTS_ANNOTATION,
     }
 )
 OF_SLICES = frozenset({WEIGHT_ANNOTATION})
@@ -454,7 +381,6 @@ class ServiceAnnotations(NamedTuple):
     endpoint_health: str
     node_local: tuple[Address, ...]
     passthrough: bool
-    port_ranges: PortRanges
 
 
 def read(
@@ -479,7 +405,6 @@ def read(
         read_endpoint_health(service, endpoint_health, warnings),
         read_node_local(service, node_local_addresses, warnings),
         read_passthrough(service, warnings),
-        read_port_ranges(service, warnings),
     )
 
 

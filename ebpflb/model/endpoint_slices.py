@@ -142,13 +142,7 @@ def reused(slice: StoredSlice, former: StoredSlice) -> StoredSlice:
 
 
 def port_numbers(slice: StoredSlice, name: services.PortName) -> Iterator[int]:
-    """Yield the port numbers of the slice's endpoints for a service port.
-
-    For ranges of ports it is 0: the endpoints get the port that the client asked for.
-    """
-    if name.is_ranges:
-        yield 0
-        return
+    """Yield the port numbers of the slice's endpoints for a service port."""
     yield from slice.ports.get((name.port, name.protocol.name), ())
 
 

@@ -30,7 +30,6 @@ from ebpflb.model.annotations import (
     KEPT,
     RANDOM,
     OnRemoval,
-    PortRange,
     annotation_field,
 )
 from ebpflb.model.events import Key
@@ -272,14 +271,10 @@ class Protocol(IntEnum):
 
 
 PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
-ANY_PORT = "*"  # the name of the service port that has a Service's ranges; the API allows no such
 
 
 class PortName(NamedTuple):
-    """The identity of a service port; contains the port's name, not its number.
-
-    A Service's ranges of ports of one protocol are one service port, named ANY_PORT.
-    """
+    """The identity of a service port; contains the port's name, not its number."""
 
     namespace: str
     service: str
@@ -289,10 +284,6 @@ class PortName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.owner}:{self.port}" if self.port else str(self.owner)
-
-    @property
-    def is_ranges(self) -> bool:
-        return self.port == ANY_PORT
 
     @property
     def owner(self) -> Key:
@@ -320,7 +311,6 @@ class ServicePort:
     ``passthrough``: what finds no endpoint at an external address goes on to the router.
     ``whole_addresses``: those of its addresses for which it stands as a whole: for pings, and for
     ports that no Service has.
-    ``ranges``: instead of ``port``, the ports at its external addresses.
     """
 
     name: PortName
@@ -345,7 +335,6 @@ class ServicePort:
     node_local: Address | None = None
     passthrough: bool = False
     whole_addresses: tuple[Address, ...] = ()
-    ranges: tuple[PortRange, ...] = ()
 
     @property
     def externally_accessible(self) -> bool:
@@ -353,14 +342,8 @@ class ServicePort:
 
     @property
     def places(self) -> list[tuple[Address, int]]:
-        """The addresses and ports of its frontends; a NodePort has the unspecified address.
-
-        A range counts as its first port.
-        """
-        external = (*self.external_ips, *self.load_balancer_ips)
-        if self.ranges:
-            return [(address, ports.first) for address in external for ports in self.ranges]
-        addresses = (self.cluster_ip, *external)
+        """The addresses and ports of its frontends; a NodePort has the unspecified address."""
+        addresses = (self.cluster_ip, *self.external_ips, *self.load_balancer_ips)
         nodeport = [(type(self.cluster_ip)(0), self.node_port)] if self.node_port else []
         return [*((address, self.port) for address in addresses), *nodeport]
 
@@ -430,67 +413,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
         for family, cluster_ip in cluster_ips.items()
         for port, protocol in spec_ports
     )
-    return _with_ranges(ports, annotated, warnings)
-
-
-def _with_ranges(
-    ports: tuple[ServicePort, ...],
-    annotated: annotations.ServiceAnnotations,
-    warnings: list[str],
-) -> ParsedService:
-    """Add the service ports of the Service's ranges of ports."""
-    ranges = _range_ports(ports, annotated, warnings)
-    return ParsedService(ports + ranges, tuple(map(errors.one_line, warnings)))
-
-
-def _range_ports(
-    ports: tuple[ServicePort, ...],
-    annotated: annotations.ServiceAnnotations,
-    warnings: list[str],
-) -> tuple[ServicePort, ...]:
-    """Return a service port for each protocol that has ranges, at the external addresses."""
-    if not annotated.port_ranges:
-        return ()
-    first = _first_ports(ports)
-    if not any(port.external_ips or port.type == "LoadBalancer" for port in first.values()):
-        field = annotation_field(annotations.PORTS_ANNOTATION)
-        warnings.append(f"{field}: has no effect: the Service has no external addresses")
-    return tuple(
-        _range_port(port, PROTOCOLS[protocol], ranges, annotated)
-        for port in ports
-        if port is first[port.name.family] and (port.external_ips or port.load_balancer_ips)
-        for protocol, ranges in sorted(annotated.port_ranges.items())
-    )
-
-
-def _first_ports(ports: tuple[ServicePort, ...]) -> dict[Family, ServicePort]:
-    """Return the first port of each family."""
-    return {port.name.family: port for port in reversed(ports)}
-
-
-def _range_port(
-    port: ServicePort,
-    protocol: Protocol,
-    ranges: tuple[PortRange, ...],
-    annotated: annotations.ServiceAnnotations,
-) -> ServicePort:
-    """Return the port of these ranges of a Service, by one of its other ports.
-
-    An endpoint may have no listener at one of so many ports, so connections that fail there do not
-    tell anything about its health.
-    """
-    return replace(
-        port,
-        name=port.name._replace(port=ANY_PORT, protocol=protocol),
-        port=0,
-        node_port=0,
-        nodeport_source_ranges=(),
-        health_check_node_port=0,
-        on_removal=annotated.on_removal if protocol is Protocol.TCP else KEPT,
-        endpoint_health=HEALTH_OFF,
-        node_local=None,
-        ranges=ranges,
-    )
+    return ParsedService(ports, tuple(map(errors.one_line, warnings)))
 
 
 def _health_of(kind: str, protocol: Protocol) -> str:
@@ -515,7 +438,7 @@ def with_whole_addresses(
     ports: tuple[ServicePort, ...], which: WholeAddresses
 ) -> tuple[ServicePort, ...]:
     """Let the first port of each family stand for the Service's addresses."""
-    first = _first_ports(ports)
+    first = {port.name.family: port for port in reversed(ports)}
     return tuple(
         replace(it, whole_addresses=_whole(it, which)) if it is first[it.name.family] else it
         for it in ports
@@ -624,8 +547,6 @@ def _ports(
             warnings.append(f"{field}.nodePort: missing, so it has none: a manifest must name it")
         protocol = field_checks.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
         name = field_checks.short(f"{field}.name", port.name or "")
-        if name == ANY_PORT:
-            raise errors.InvalidObject(f"{field}.name", f'"{name}" is not a port name')
         if (name, protocol) in checked:
             raise errors.InvalidObject(f"{field}.name", f'a second {protocol.name} port "{name}"')
         checked[name, protocol] = port

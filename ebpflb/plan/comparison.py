@@ -61,26 +61,21 @@ def compare_service(planner: Planner, name: PortName, read: Read) -> Iterator[Wr
             yield None
             continue
         field, row = found_row
-        key, _ = row
+        key, wanted = row
         if field == "services" and planner.frontends.owners.get(key) != name:
             continue
-        yield _compare(field, row, read)
-    for at in {each.ranges for each in entries.lasts} if entries else ():
-        if at in planner.frontends.ranges.lists:
-            yield _compare("services", (at, planner.frontends.ranges.entry(at)), read)
-
-
-def _compare(field: str, row: tuple[Any, Any], read: Read) -> Wrong | None:
-    key, wanted = row
-    found = read[field](key)
-    return None if found == wanted else Wrong(field, row, MISSING if found is None else DIFFERS)
+        found = read[field](key)
+        if found == wanted:
+            yield None
+        else:
+            yield Wrong(field, row, MISSING if found is None else DIFFERS)
 
 
 def surplus(planner: Planner, name: str, keys: Iterable[Any]) -> Iterator[Wrong]:
     """Yield the keys of a map, read just now, that are not planned."""
-    planned, lists = _planned(planner)[name], planner.frontends.ranges.lists
+    planned = _planned(planner)[name]
     for key in keys:
-        if key not in planned and not (name == "services" and key in lists):
+        if key not in planned:
             yield Wrong(f"{_REMOVED}{name}", key, NOT_PLANNED)
 
 

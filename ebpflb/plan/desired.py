@@ -9,7 +9,7 @@ both lists has one slot. The order does not depend on whether an endpoint is on 
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import islice, product
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from ebpflb.model import devices
 from ebpflb.model.addresses import Address, Family, Network, family
-from ebpflb.model.annotations import DEFAULT_WEIGHT, PortRange
+from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
 from ebpflb.model.endpoints import Selection
 from ebpflb.model.neighbours import Neighbourhood
@@ -28,7 +28,6 @@ from ebpflb.model.services import PortName, ServicePort
 from ebpflb.model.untracked import NO_UNTRACKED, Untracked
 from ebpflb.plan import tables
 from ebpflb.plan.entries import (
-    IN_RANGE,
     NO_PREFIX,
     NO_V4,
     NO_V6,
@@ -37,7 +36,6 @@ from ebpflb.plan.entries import (
     DeviceEntry,
     Flags,
     Frontend,
-    Lasts,
     PodDevice,
     Prefix,
     RouteKey,
@@ -88,7 +86,7 @@ class DesiredService:
 
     ``created`` decides which service port gets a frontend that several claim (see ``Claims``).
     ``source_ranges`` and ``nodeport_source_ranges`` are the clients that "restricted" VIPs and a
-    "restricted" NodePort admit. ``lasts`` are the last ports of frontends that are ranges.
+    "restricted" NodePort admit.
     """
 
     name: PortName
@@ -98,7 +96,6 @@ class DesiredService:
     backends: tuple[DesiredBackend, ...]
     source_ranges: tuple[Network, ...] = ()
     nodeport_source_ranges: tuple[Network, ...] = ()
-    lasts: Lasts = field(default_factory=dict)
 
     def serves(self, frontend: Frontend) -> bool:
         """Whether there is a backend at the frontend for clients outside."""
@@ -129,15 +126,7 @@ def desired_service(
         backends=backends + listener,
         source_ranges=_source_ranges(port, primary.get(port.name.family)),
         nodeport_source_ranges=port.nodeport_source_ranges if port.node_port else (),
-        lasts=dict(_lasts(frontends, port.ranges)),
     )
-
-
-def _lasts(
-    frontends: Iterable[Frontend], ranges: tuple[PortRange, ...]
-) -> Iterator[tuple[Frontend, int]]:
-    last = dict(ranges)
-    return ((frontend, last[frontend.port]) for frontend in frontends if frontend.is_range)
 
 
 def _listener(
@@ -150,12 +139,12 @@ def _listener(
 
 
 def _untracked(frontends: dict[Frontend, Flags], untracked: Untracked) -> dict[Frontend, Flags]:
-    """Mark the frontends whose packets rules in raw exempt; of a range its first port counts."""
+    """Mark the frontends whose packets rules in raw exempt."""
     if not untracked.destinations:
         return frontends
     return {
-        f: flags | {"untracked"} if untracked.has(f.address, f.port, f.transport) else flags
-        for f, flags in frontends.items()
+        frontend: flags | {"untracked"} if untracked.has(*frontend) else flags
+        for frontend, flags in frontends.items()
     }
 
 
@@ -167,13 +156,11 @@ def _frontends(port: ServicePort, has_any: bool, *, has_listener: bool) -> dict[
     protocol, usual = int(port.name.protocol), (port.scheduler, has_any, has_listener)
     external = _flags(*usual, external=True, local=port.external_local)
     routed = external | _flags(*usual, passthrough=port.passthrough)
-    found = dict.fromkeys(_at(port.external_ips, port), routed)
+    found = {Frontend(ip, port.port, protocol): routed for ip in port.external_ips}
     if port.load_balancer_ips:
         restricted = bool(port.source_ranges)
         balanced = routed | _flags(*usual, load_balancer=True, restricted=restricted)
-        found |= dict.fromkeys(_at(port.load_balancer_ips, port), balanced)
-    if port.ranges:
-        return found
+        found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
     if port.node_port:
         restricted = bool(port.nodeport_source_ranges)
         nodeport = external | _flags(*usual, nodeport=True, restricted=restricted)
@@ -186,16 +173,6 @@ def _frontends(port: ServicePort, has_any: bool, *, has_listener: bool) -> dict[
     for address in port.whole_addresses:
         found[Frontend(address, 0, WHOLE)] = found[Frontend(address, port.port, protocol)]
     return found
-
-
-def _at(addresses: Iterable[Address], port: ServicePort) -> Iterator[Frontend]:
-    """Yield the frontends at these external addresses."""
-    protocol = int(port.name.protocol)
-    for address in addresses:
-        if not port.ranges:
-            yield Frontend(address, port.port, protocol)
-        for ports in port.ranges:
-            yield Frontend(address, ports.first, protocol | IN_RANGE)
 
 
 @cache

@@ -6,14 +6,14 @@ packs these values into the structs and refuses to start if Python and C disagre
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address, Family, Network, family
-from ebpflb.model.annotations import DEFAULT_WEIGHT, MOST_RANGES, PortRange
+from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.endpoint_slices import EndpointName
 from ebpflb.model.packet_path import KERNEL_UDP_STREAM_TIMEOUT, KERNEL_UDP_TIMEOUT
 from ebpflb.model.services import PortName, Protocol
@@ -23,7 +23,7 @@ Flags = frozenset[str]
 BackendName = EndpointName  # the endpoint that a backend id stands for
 
 NAME_BYTES = 64  # of each part of a BackendName in a map (struct backend_name)
-MORE = "…"
+_MORE = "…"
 
 
 def stored_name(name: EndpointName) -> BackendName:
@@ -40,21 +40,16 @@ def _cut(part: str) -> str:
     packed = text.encode()
     if len(packed) <= NAME_BYTES:
         return text
-    return packed[: NAME_BYTES - len(MORE.encode())].decode(errors="ignore") + MORE
+    return packed[: NAME_BYTES - len(_MORE.encode())].decode(errors="ignore") + _MORE
 
 
 NO_SLOT = 2**32 - 1  # the slot of a removed backend: beyond the array, so a look-up finds nothing
-
-
-IN_RANGE = 64  # enum port_range in bpf/layout/port_range.h
 
 
 class Frontend(NamedTuple):
     """The address of a service; for a NodePort the unspecified address of its family.
 
     With port 0 and protocol WHOLE it stands for the address itself (bpf/path/vip.h).
-    With IN_RANGE in its protocol it is the first port of a range, and with port 0 the list of the
-    address's ranges (bpf/layout/port_range.h).
     """
 
     address: Address
@@ -62,37 +57,10 @@ class Frontend(NamedTuple):
     protocol: int
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, last: int = 0) -> str:
-        """ADDRESS:PORT; ``last`` is the last port of a range, 0 if unknown."""
         if not self.port:
             return str(self.address)
         host = f"[{self.address}]" if self.address.version == 6 else str(self.address)
-        return f"{host}:{self.port}{f'-{last or MORE}' if self.is_range else ''}"
-
-    @property
-    def is_range(self) -> bool:
-        """Whether it is a range, or an address's list of ranges."""
-        return bool(self.protocol & IN_RANGE)
-
-    @property
-    def is_list(self) -> bool:
-        return self.is_range and not self.port
-
-    @property
-    def transport(self) -> int:
-        """The number of the protocol, also of a range."""
-        return self.protocol & ~IN_RANGE
-
-    @property
-    def ranges(self) -> "Frontend":
-        """The list of the ranges of its address and protocol."""
-        return self._replace(port=0, protocol=self.protocol | IN_RANGE)
-
-
-Lasts = Mapping[Frontend, int]
-NO_LASTS: Lasts = {}
+        return f"{host}:{self.port}"
 
 
 class Range(NamedTuple):
@@ -133,25 +101,8 @@ class ServiceEntry(NamedTuple):
         return Range(self.cluster.base, self.slots)
 
 
-def ranges_entry(ranges: Iterable[PortRange]) -> ServiceEntry:
-    """Return the value of an address's list of at most MOST_RANGES ranges."""
-    words = [first << 16 | last for first, last in ranges]
-    words += [0] * (MOST_RANGES - len(words))
-    cluster, local, table = map(Range, words[2::2], words[3::2])
-    return ServiceEntry(0, frozenset(), words[0], words[1], cluster, local, table)
-
-
-def ranges_in(entry: ServiceEntry) -> list[PortRange]:
-    """The inverse of ``ranges_entry``."""
-    words = entry.affinity_seconds, entry.slots, *entry.cluster, *entry.local, *entry.table
-    return [PortRange(word >> 16, word & 0xFFFF) for word in words if word]
-
-
 class Backend(NamedTuple):
-    """One slot; a reader checks ``service`` and ``id`` to notice that the slot was reused.
-
-    Port 0 stands for the port that the client asked for.
-    """
+    """One slot; a reader checks ``service`` and ``id`` to notice that the slot was reused."""
 
     address: Address
     port: int
@@ -162,10 +113,7 @@ class Backend(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """The address to which netfilter sends packets if the backend with this id was chosen.
-
-    With port 0 packets keep their port.
-    """
+    """The address to which netfilter sends packets if the backend with this id was chosen."""
 
     id: int
     address: Address
@@ -181,8 +129,7 @@ class Chosen(IntEnum):
     PREFIX = 0xEB000000
     MASK = 0xFF000000
     MASQUERADE = 0x00800000
-    KEEP_PORT = 0x00400000
-    ID = 0x003FFFFF
+    ID = 0x007FFFFF
 
 
 class BackendLoad(NamedTuple):
@@ -329,7 +276,6 @@ class Settings(NamedTuple):
 NODE_PORT = "NodePort"
 LOOPBACK = "Loopback"  # --local-api-server
 ADDRESS = "Address"  # --answer-pings, --load-balancer-unknown-ports
-RANGES = "Ranges"  # of ports (ebpflb.io/ports), of an address and protocol
 WHOLE = 1  # the protocol of an address as a whole: ICMP's number
 _PROTOCOLS = frozenset(Protocol)
 
@@ -348,14 +294,11 @@ def protocol_name(number: int) -> str:
     """The protocol's name, or its number if no agent or program writes such a protocol."""
     if number == WHOLE:
         return "ICMP"
-    number &= ~IN_RANGE
     return Protocol(number).name if number in _PROTOCOLS else f"protocol {number}"
 
 
 def frontend_kind(frontend: Frontend, flags: Flags) -> str:
     """The kind of the frontend's address, in Kubernetes' words if Kubernetes has it."""
-    if frontend.is_list:
-        return RANGES
     if not frontend.port:
         return ADDRESS
     if frontend.address.is_unspecified:

@@ -289,12 +289,11 @@ class StaleCandidates(NamedTuple):
     """Connections to a frontend that may be stale: all, or only those that ``backend`` answers.
 
     ``backend`` is an address and a port; an unspecified address means any, as in a NodePort's
-    frontend. ``last`` is the last port of a range, whose backends have port 0: any; otherwise 0.
+    frontend.
     """
 
     frontend: Frontend
     backend: tuple[Address, int] | None
-    last: int = 0
 
 
 class Connection(NamedTuple):

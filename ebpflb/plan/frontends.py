@@ -13,15 +13,12 @@ from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.allocators import Quarantine
 from ebpflb.plan.entries import (
-    NO_LASTS,
     CoveringPrefixes,
     Frontend,
-    Lasts,
     Prefix,
     ServiceEntry,
     SourceRange,
 )
-from ebpflb.plan.port_ranges import Lists, RangeLists
 
 # The entries of map source_ranges: which clients restricted frontends admit.
 #
@@ -178,7 +175,6 @@ class Frontends:
         self.udp_moved = False  # whether a UDP frontend has moved from one service port to another
         self._given_up: set[Frontend] = set()  # UDP frontends without a service port
         self.cluster_ips = ClusterIps(cluster_ips)
-        self.ranges = RangeLists()
 
     def load(self, name: PortName, services: Mapping[Frontend, ServiceEntry]) -> None:
         """Note entries of this service port that the map already holds."""
@@ -186,13 +182,12 @@ class Frontends:
         for frontend, service in services.items():
             self.cluster_ips.point(frontend, service)
 
-    def load_leftovers(self, frontends: Iterable[Frontend], lists: Lists) -> None:
-        """Note frontends of no service port that the map already holds, and all lists of ranges.
+    def load_leftovers(self, frontends: Iterable[Frontend]) -> None:
+        """Note frontends of no service port that the map already holds.
 
         The first plan removes unneeded ones.
         """
         self.removed.update(frontends)
-        self.ranges.load(lists, self.owners)
 
     def has(self, frontend: Frontend) -> bool:
         """Whether the map has an entry for the frontend, of any service port.
@@ -204,19 +199,15 @@ class Frontends:
     @property
     def free(self) -> int:
         """The number of entries that still fit into the map."""
-        return self.capacity - len(self.owners) - len(self.removed) - len(self.ranges.lists)
+        return self.capacity - len(self.owners) - len(self.removed)
 
     def change(
         self,
         name: PortName,
         old: Mapping[Frontend, ServiceEntry],
         new: Mapping[Frontend, ServiceEntry],
-        lasts: Lasts = NO_LASTS,
     ) -> list[tuple[Frontend, ServiceEntry]]:
-        """Replace the service port's entries ``old`` with ``new``; return the entries to write.
-
-        ``lasts``: the last ports of those that are ranges.
-        """
+        """Replace the service port's entries ``old`` with ``new``; return the entries to write."""
         owner = self.owners.get
         written = [(f, s) for f, s in new.items() if old.get(f) != s or owner(f) != name]
         for frontend, service in written:
@@ -224,8 +215,6 @@ class Frontends:
         self.udp_moved |= any(self._passes_on(f, name) for f, _ in written)
         self._given_up.difference_update(new)
         self.remove(name, old.keys() - new.keys())
-        if lasts:
-            self.ranges.replace(lasts, [f for f in lasts if self.has(f) and owner(f) != name])
         self.owners.update(dict.fromkeys(new, name))
         self.removed -= new.keys()
         return written
@@ -236,7 +225,7 @@ class Frontends:
         return moved
 
     def _passes_on(self, frontend: Frontend, to: PortName) -> bool:
-        return frontend.transport == Protocol.UDP and (
+        return frontend.protocol == Protocol.UDP and (
             frontend in self._given_up or self.owners.get(frontend, to) != to
         )
 
@@ -246,11 +235,9 @@ class Frontends:
             if self.owners.get(frontend) == name:
                 del self.owners[frontend]
                 self.removed.add(frontend)
-                if frontend.transport == Protocol.UDP and len(self._given_up) < self.capacity:
+                if frontend.protocol == Protocol.UDP and len(self._given_up) < self.capacity:
                     self._given_up.add(frontend)
                 self.cluster_ips.point(frontend, None)
-                if frontend.is_range:
-                    self.ranges.remove(frontend)
 
     def take_removed(self) -> list[Frontend]:
         """Return the entries to remove since the last call."""

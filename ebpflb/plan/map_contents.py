@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ebpflb.model.addresses import Address
-from ebpflb.model.annotations import PortRange
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredBackend
 from ebpflb.plan.entries import (
@@ -22,14 +21,11 @@ from ebpflb.plan.entries import (
     Backend,
     BackendName,
     Frontend,
-    Lasts,
     Range,
     ServiceEntry,
     SourceRange,
     Translation,
-    ranges_in,
 )
-from ebpflb.plan.port_ranges import Lists, last_ports
 from ebpflb.plan.service_entries import ServiceEntries
 
 UNKNOWN_NAME = BackendName("", "")
@@ -53,7 +49,6 @@ class MapContents:
     leftover_tables: set[Range] = field(default_factory=set)
     leftover_source_ranges: list[SourceRange] = field(default_factory=list)
     cluster_ips: set[Address] = field(default_factory=set)
-    range_lists: Lists = field(default_factory=dict)
     # the entries of backend_slots that must be written
     wrong_backend_slots: list[tuple[int, int]] = field(default_factory=list)
 
@@ -77,18 +72,19 @@ def read_back(
 
     The callables look up a part of their map, in the order of ``service_names``.
     """
-    by_id, lists = _by_id(services)
-    lasts = last_ports(lists)
+    by_id: dict[int, dict[Frontend, ServiceEntry]] = defaultdict(dict)
+    for frontend, service in services:
+        by_id[service.id][frontend] = service
     ranges_of: dict[int, set[SourceRange]] = defaultdict(set)
     for range in source_ranges:
         ranges_of[range.service].add(range)
-    contents = MapContents(cluster_ips=set(cluster_ips), range_lists=lists)
+    contents = MapContents(cluster_ips=set(cluster_ips))
     used: set[int] = set()
     for service_id, name in service_names.items():
         if name in contents.entries:
             contents.leftover_service_ids.add(service_id)
         else:
-            found = _service_entries(service_id, by_id[service_id], lasts, slots, backend_names)
+            found = _service_entries(service_id, by_id[service_id], slots, backend_names)
             if len(set(found.ids)) < len(found.ids) or not used.isdisjoint(found.ids):
                 found = found._replace(block=Range(0, 0), backends=(), ids=())
             used.update(found.ids)
@@ -101,20 +97,6 @@ def read_back(
     _find_leftovers(contents, by_id, ranges_of, backend_names)
     contents.leftover_translations = _translations(contents, slots, backend_slots)
     return contents
-
-
-def _by_id(
-    services: Iterable[tuple[Frontend, ServiceEntry]],
-) -> tuple[dict[int, dict[Frontend, ServiceEntry]], dict[Frontend, list[PortRange]]]:
-    """Return the frontends of each service id, and the lists of ranges of ports."""
-    by_id: dict[int, dict[Frontend, ServiceEntry]] = defaultdict(dict)
-    lists: dict[Frontend, list[PortRange]] = {}
-    for frontend, service in services:
-        if frontend.is_list:
-            lists[frontend] = ranges_in(service)
-        else:
-            by_id[service.id][frontend] = service
-    return by_id, lists
 
 
 def _translations(
@@ -134,7 +116,6 @@ def _translations(
 def _service_entries(
     service_id: int,
     services: dict[Frontend, ServiceEntry],
-    lasts: Lasts,
     slots: Callable[[Range], list[Backend]],
     backend_names: Mapping[int, BackendName],
 ) -> ServiceEntries:
@@ -150,9 +131,7 @@ def _service_entries(
     backends = tuple(
         DesiredBackend(*b[:3], backend_names.get(b.id, UNKNOWN_NAME), b.weight) for b in found
     )
-    its = {each: lasts[each] for each in services if each in lasts}
-    ids = tuple(b.id for b in found)
-    return ServiceEntries(service_id, block, services, backends, ids, lasts=its)
+    return ServiceEntries(service_id, block, services, backends, tuple(b.id for b in found))
 
 
 def _check_backend_slots(

@@ -38,7 +38,6 @@ from ebpflb.plan.entries import (
 )
 from ebpflb.plan.frontends import ClusterIps, Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.port_ranges import RangeClaims
 from ebpflb.plan.service_entries import (
     NO_ENTRIES,
     BackendChange,
@@ -46,7 +45,7 @@ from ebpflb.plan.service_entries import (
     ServiceEntries,
     Totals,
 )
-from ebpflb.plan.space import EVERYONE, RANGES, UNLIMITED, Lack, Shares, Space, too_many_ranges
+from ebpflb.plan.space import EVERYONE, UNLIMITED, Lack, Shares, Space
 
 # A plan says what to write into the maps, and in which order. Making a plan writes nothing.
 
@@ -114,7 +113,6 @@ class Claims:
         self.claimants: dict[Frontend, list[PortName]] = {}
         # The frontends that several claim; the winner comes first.
         self.contested: dict[Frontend, list[PortName]] = {}
-        self.ranges = RangeClaims()
 
     def update(self, changes: Mapping[PortName, DesiredService | None]) -> set[PortName]:
         """Apply changes; return the service ports whose frontends may have changed.
@@ -132,21 +130,10 @@ class Claims:
         """Return the frontends that a service port claims and gets."""
         desired = self.desired.get(name)
         frontends = desired.frontends.items() if desired else ()
-        return {f: flags for f, flags in frontends if self.owner(f, name) == name}
-
-    def owner(self, frontend: Frontend, name: PortName) -> PortName | None:
-        """Return the service port that gets a frontend which ``name`` claims.
-
-        None: nobody, because there are too many ranges at its address.
-        """
-        if not frontend.is_range:
-            return self.claimants[frontend][0]
-        return name if self.ranges.has(name, frontend) else self.ranges.rival(name, frontend)
+        return {f: flags for f, flags in frontends if self.claimants[f][0] == name}
 
     def _withdraw(self, name: PortName) -> set[PortName]:
         former = self.desired.pop(name, None)
-        if former and former.lasts:
-            return self.ranges.replace(name)
         rivals: set[PortName] = set()
         for frontend in former.frontends if former else ():
             names = self.claimants[frontend]
@@ -160,8 +147,6 @@ class Claims:
 
     def _claim(self, desired: DesiredService) -> set[PortName]:
         self.desired[desired.name] = desired
-        if desired.lasts:
-            return self.ranges.replace(desired.name, desired.created, desired.lasts)
         rivals: set[PortName] = set()
         for frontend in desired.frontends:
             names = self.claimants.setdefault(frontend, [])
@@ -282,19 +267,8 @@ class Planner:
         """
         return self.space.used_entries() | {"cluster_ips": len(self.cluster_ips.counts)}
 
-    def _finish_range_lists(self) -> None:
-        lists = self.frontends.ranges.take_changes()
-        if lists.moved:
-            stays = [row for row in self.plan.services if row[0] not in lists.moved]
-            moves = [row for row in self.plan.services if row[0] in lists.moved]
-            self.plan.services = [*stays, *lists.early, *moves]
-        self.plan.services += lists.written
-        self.plan.removed_services += lists.removed
-
     def _finish(self) -> None:
         """Add the writes that depend on all changes of a plan."""
-        if self.frontends.ranges.has_changes:
-            self._finish_range_lists()
         self.plan.removed_services += self.frontends.take_removed()
         added, removed = self.cluster_ips.take_changes()
         self.plan.cluster_ips += [(address, 1) for address in added]
@@ -318,7 +292,7 @@ class Planner:
         former = (translation.id for translation in contents.former_translations)
         self.backend_ids.mark_all_used([id for id in former if id < self.capacity.backend_ids])
         self._load_leftovers(contents)
-        self.frontends.load_leftovers(contents.leftover_services, contents.range_lists)
+        self.frontends.load_leftovers(contents.leftover_services)
         self._load_wrong_backend_slots(dict(contents.wrong_backend_slots))
         self.source_ranges.load_leftovers(contents.leftover_source_ranges)
 
@@ -343,30 +317,19 @@ class Planner:
             self.quarantine.add(partial(self._end_translation, translation))
 
     def _still_lacks(self, name: PortName, lack: Lack) -> Lack | None:
-        if lack.part == RANGES:
-            return self._lacks_range(name)
         return self.space.lack(name, lack.part, lack.more)
 
     def _plan_service(self, name: PortName) -> None:
-        new, lack = None, self._lacks_range(name)
+        new, lack = None, None
         if frontends := self.claims.frontends_of(name):
             old = self.actual.get(name, NO_ENTRIES)
-            new, lacks = self.space.fit(self.claims.desired[name], frontends, old)
-            lack = lacks or lack
+            new, lack = self.space.fit(self.claims.desired[name], frontends, old)
         self.waiting.set(name, lack)
         if new:
             self._change(name, new)
         else:
             self._remove(name)
         self._made.pop(name, None)
-
-    def _lacks_range(self, name: PortName) -> Lack | None:
-        """Return that an address has too many ranges of ports, if a range lacks its place there."""
-        desired = self.claims.desired.get(name)
-        for frontend in desired.lasts if desired else ():
-            if self.claims.owner(frontend, name) is None:
-                return too_many_ranges(frontend)
-        return None
 
     def _remove(self, name: PortName) -> None:
         old = self.actual.pop(name, None)
@@ -385,8 +348,7 @@ class Planner:
         self._write(name, old, new)
         if new.block != old.block:
             self._free_block(old, used_ids=frozenset(new.ids))
-        moved = new.services.keys() != old.services.keys() or new.lasts != old.lasts
-        if new.block != old.block or moved:
+        if new.block != old.block or new.services.keys() != old.services.keys():
             self.backend_changes.append(BackendChange.between(name, old, new))
 
     def _count(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
@@ -411,7 +373,7 @@ class Planner:
         known = {id: backend.name for id, backend in zip(old.ids, old.backends, strict=True)}
         named = ((id, each.name) for id, each in zip(new.ids, new.backends, strict=True))
         self.plan.backend_names += [pair for pair in named if known.get(pair[0]) != pair[1]]
-        self.plan.services += self.frontends.change(name, old.services, new.services, new.lasts)
+        self.plan.services += self.frontends.change(name, old.services, new.services)
         self.source_ranges.change(new.id, new.source_ranges, restricted=new.restricted)
 
     def _free_block(self, old: ServiceEntries, used_ids: frozenset[int]) -> None:

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from ebpflb.model.addresses import Address
 from ebpflb.model.annotations import LONGEST_GRACE
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import IN_RANGE, NO_LASTS, Frontend, Lasts
+from ebpflb.plan.entries import Frontend
 
 # The service ports whose connections are reset, and how an agent saves them for the next agent.
 
@@ -40,7 +40,6 @@ class Watched(NamedTuple):
     after_terminating: float = 0.0
     terminating: frozenset[Endpoint] = frozenset()
     usable: frozenset[Endpoint] = frozenset()
-    lasts: Lasts = NO_LASTS
 
     def due(self, endpoint: Endpoint, since: float) -> float:
         """When connections are to be reset to an endpoint removed, or terminating, since then."""
@@ -55,14 +54,11 @@ class WatchedPort(Struct, frozen=True):
     name: PortName
     grace: Annotated[float, Meta(ge=0, le=LONGEST_GRACE)]
     frontends: tuple[tuple[str, Annotated[int, Meta(ge=0, lt=1 << 16)]], ...]  # address and port
-    lasts: tuple[Annotated[int, Meta(ge=0, lt=1 << 16)], ...] = ()  # of ranges, for each frontend
 
     def __post_init__(self) -> None:
         """Raises ValueError for an invalid address, as another agent's status may contain."""
         for address, _ in self.frontends:
             ip_address(address)
-        if len(self.lasts) not in (0, len(self.frontends)):
-            raise ValueError("lasts: not one for each frontend")
 
 
 class WatchedPorts(UserDict[PortName, Watched]):
@@ -79,7 +75,7 @@ class WatchedPorts(UserDict[PortName, Watched]):
     def __setitem__(self, name: PortName, watched: Watched) -> None:
         former = self.data.get(name)
         super().__setitem__(name, watched)
-        if former is None or (*former[:2], former.lasts) != (*watched[:2], watched.lasts):
+        if former is None or former[:2] != watched[:2]:
             self._ports[name] = _port(name, watched)
             self._saved = None
 
@@ -98,21 +94,19 @@ class WatchedPorts(UserDict[PortName, Watched]):
 
 def restore_watched(ports: Iterable[WatchedPort]) -> dict[PortName, Watched]:
     """The inverse of ``saved``."""
-    return {each.name: _watched(each) for each in ports}
+    return {each.name: Watched(each.grace, _frontends(each)) for each in ports}
 
 
 def _port(name: PortName, watched: Watched) -> WatchedPort:
-    ordered = sorted(watched.frontends, key=lambda each: (str(each.address), each.port))
-    frontends = tuple((str(each.address), each.port) for each in ordered)
-    lasts = tuple(watched.lasts[each] for each in ordered) if watched.lasts else ()
-    return WatchedPort(name, watched.grace, frontends, lasts)
+    frontends = sorted((str(each.address), each.port) for each in watched.frontends)
+    return WatchedPort(name, watched.grace, tuple(frontends))
 
 
-def _watched(port: WatchedPort) -> Watched:
-    protocol = port.name.protocol | (IN_RANGE if port.lasts else 0)
-    frontends = [Frontend(ip_address(it), number, protocol) for it, number in port.frontends]
-    lasts = dict(zip(frontends, port.lasts, strict=True)) if port.lasts else NO_LASTS
-    return Watched(port.grace, frozenset(frontends), lasts=lasts)
+def _frontends(port: WatchedPort) -> frozenset[Frontend]:
+    return frozenset(
+        Frontend(ip_address(address), number, port.name.protocol)
+        for address, number in port.frontends
+    )
 
 
 class Gone(NamedTuple):
@@ -127,7 +121,6 @@ class Gone(NamedTuple):
     frontends: frozenset[Frontend]
     since: float
     terminating: bool = False
-    lasts: Lasts = NO_LASTS
 
 
 class Deleted(NamedTuple):
@@ -207,8 +200,6 @@ class RemovedEndpoints:
         An endpoint that is not listed counts as removed now.
         """
         watched = self.watched.get(name)
-        if name.is_ranges:
-            endpoint = endpoint[0], 0
         if watched and endpoint not in watched.endpoints:
             self._since[name].setdefault(endpoint, now)
 
@@ -228,7 +219,7 @@ class RemovedEndpoints:
             watched = self.watched[name]
             due = {at: since for at, since in times.items() if watched.due(at, since) <= now}
             gone += [
-                Gone(name, at, watched.frontends, since, at in watched.terminating, watched.lasts)
+                Gone(name, at, watched.frontends, since, at in watched.terminating)
                 for at, since in due.items()
             ]
             if due:
@@ -255,18 +246,18 @@ class RemovedEndpoints:
         for name in [*self.deleted]:
             self._forget_deleted(name)
 
-    def by_frontend(self) -> Iterator[tuple[Frontend, int, PortName]]:
-        """Yield the frontends of all watched service ports, with the last port of a range."""
+    def by_frontend(self) -> Iterator[tuple[Frontend, PortName]]:
+        """Yield the frontends of all watched service ports."""
         for name, watched in self.watched.items():
             for frontend in watched.frontends:
-                yield frontend, watched.lasts.get(frontend, 0), name
+                yield frontend, name
 
     def _delete(
         self, name: PortName, before: Watched | None, now: float, *, is_former: bool
     ) -> bool:
         if before is None:
             return False
-        self.watched[name] = Watched(before.grace, before.frontends, lasts=before.lasts)
+        self.watched[name] = Watched(before.grace, before.frontends)
         self.deleted.add(name)
         for endpoint in before.endpoints:
             self._since[name][endpoint] = now

@@ -19,12 +19,10 @@ from ebpflb.plan import tables
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
     FIRST_BACKENDS,
-    NO_LASTS,
     NO_TABLE,
     Backend,
     Flags,
     Frontend,
-    Lasts,
     Range,
     ServiceEntry,
     SourceRange,
@@ -61,7 +59,7 @@ class ServiceEntries(NamedTuple):
     """The map entries of one service port.
 
     ``backends`` and their ``ids`` are in the order of the slots in ``block``; ``services`` are the
-    values in map services, by frontend. ``lasts`` are the last ports of those that are ranges.
+    values in map services, by frontend.
     """
 
     id: int
@@ -70,7 +68,6 @@ class ServiceEntries(NamedTuple):
     backends: tuple[DesiredBackend, ...]
     ids: tuple[int, ...]
     source_ranges: frozenset[SourceRange] = frozenset()
-    lasts: Lasts = NO_LASTS
 
     @property
     def valid(self) -> ServiceEntry | None:
@@ -219,10 +216,9 @@ def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandi
     for frontend, service in new.services.items():
         if not frontend.port or not (new.ids or "passthrough" in service.flags):
             continue
-        last = new.lasts.get(frontend, 0)
         is_known = old.ids and frontend in old.services and not _passed_through(frontend, old, new)
-        for backend in gone if is_known and last == old.lasts.get(frontend, 0) else [None]:
-            yield StaleCandidates(frontend, backend, last)
+        for backend in gone if is_known else [None]:
+            yield StaleCandidates(frontend, backend)
 
 
 def _passed_through(frontend: Frontend, old: ServiceEntries, new: ServiceEntries) -> bool:
@@ -246,8 +242,6 @@ def service_entries(
     """Return the entries for the desired state with these ids, this block and this first table."""
     services = _services(service_id, desired, frontends, block, ids, table)
     new = ServiceEntries(service_id, block, services, desired.backends, ids)
-    if desired.lasts:
-        new = new._replace(lasts={f: desired.lasts[f] for f in frontends})
     return new._replace(source_ranges=source_ranges(service_id, desired)) if new.restricted else new
 
 

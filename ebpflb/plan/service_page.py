@@ -32,7 +32,6 @@ from ebpflb.plan.entries import (
     NODE_PORT,
     Flags,
     Frontend,
-    Lasts,
     frontend_kind,
     service_name,
 )
@@ -188,18 +187,14 @@ def programmed_port(name: PortName, entries: ServiceEntries) -> PortPage:
         Protocol(name.protocol).name,
         entries.id,
         affinity,
-        [frontend_row(each, flags, entries, entries.lasts) for each, flags in wanted.items()],
+        [frontend_row(frontend, flags, entries) for frontend, flags in wanted.items()],
         _slot_rows(entries),
         scheduler_of(next(iter(wanted.values()), frozenset())),
     )
 
 
 def frontend_row(
-    frontend: Frontend,
-    flags: Flags,
-    entries: ServiceEntries,
-    lasts: Lasts,
-    problem: str = "",
+    frontend: Frontend, flags: Flags, entries: ServiceEntries, problem: str = ""
 ) -> FrontendRow:
     """Return the row of a frontend; ``problem`` is "" if the maps have the frontend."""
     kind, policy = frontend_kind(frontend, flags), _POLICIES["local" in flags]
@@ -208,8 +203,7 @@ def frontend_row(
         problem = _without_endpoint(kind, flags)
     if "passthrough" in flags:
         policy = f"{policy}/{PASSTHROUGH}"
-    last = lasts.get(frontend, 0)
-    return FrontendRow(kind, frontend.text(last), policy, count, problem)
+    return FrontendRow(kind, str(frontend), policy, count, problem)
 
 
 def _without_endpoint(kind: str, flags: Flags) -> str:
@@ -259,7 +253,7 @@ class PortFacts(NamedTuple):
     port: ServicePort
     desired: DesiredService | None  # None: not planned yet
     entries: ServiceEntries
-    owners: Mapping[Frontend, PortName | None]  # frontend that it wants -> who gets it, if anybody
+    owners: Mapping[Frontend, PortName]  # frontend that it wants -> the service port that gets it
     not_programmed: str
 
 
@@ -280,7 +274,7 @@ def port_facts(port: ServicePort, planner: Planner) -> PortFacts:
         port,
         desired,
         planner.actual.get(name, NO_ENTRIES),
-        {f: claims.owner(f, name) for f in (desired.frontends if desired else ())},
+        {f: claims.claimants[f][0] for f in (desired.frontends if desired else ())},
         lack.reason if (lack := planner.waiting.lacks.get(name)) else "",
     )
 
@@ -304,7 +298,7 @@ def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:
     page.problem = _no_space(facts)
     if facts.desired:
         page.frontends = [
-            frontend_row(f, flags, facts.entries, facts.desired.lasts, _missing_frontend(f, facts))
+            frontend_row(f, flags, facts.entries, _missing_frontend(f, facts))
             for f, flags in facts.desired.frontends.items()
             if f.port or facts.owners[f] == facts.port.name
         ]
@@ -361,14 +355,14 @@ def _not_programmed(facts: PortFacts) -> str:
     if facts.not_programmed:
         return _no_space(facts)
     if facts.desired and facts.port.name not in facts.owners.values():
-        older = sorted({str(name.owner) for name in facts.owners.values() if name})
+        older = sorted({str(name.owner) for name in facts.owners.values()})
         return f"{UnusedReason.CLAIMED}: {', '.join(older)}"
     return UnusedReason.NOT_WRITTEN
 
 
 def _missing_frontend(frontend: Frontend, facts: PortFacts) -> str:
     owner = facts.owners[frontend]
-    if owner and owner != facts.port.name:
+    if owner != facts.port.name:
         return f"claimed by the older service {owner.owner}"
     if frontend in facts.entries.services:
         return ""

@@ -20,13 +20,12 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from ebpflb.model.annotations import MOST_RANGES
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity, FormerIds, IdAllocator, Quarantine, SlotAllocator
 from ebpflb.plan.desired import DesiredBackend, DesiredService
-from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range, protocol_name
+from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
 from ebpflb.plan.frontends import Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.service_entries import (
@@ -56,15 +55,6 @@ class Lack(NamedTuple):
     part: str
     more: int
     reason: str  # for the operator
-
-
-RANGES = "ranges"  # instead of a map: the places in an address's list of ranges
-
-
-def too_many_ranges(frontend: Frontend) -> Lack:
-    protocol = protocol_name(frontend.protocol)
-    what = f"older Services have {MOST_RANGES} ranges of {protocol} ports at {frontend.address}"
-    return Lack(EVERYONE, RANGES, 1, what)
 
 
 class Waiting:
@@ -193,7 +183,7 @@ class Space:
         ids = {"backend_slots": self.backend_ids.used, "service_stats": self.service_ids.used}
         free = ("slots", "choices")
         return {
-            "services": len(self.frontends.owners) + len(self.frontends.ranges.lists),
+            "services": len(self.frontends.owners),
             "source_ranges": len(self.ranges.present),
             **{part: self.sizes[part] - self._free[part]() for part in free},
             **{part: len(used) for part, used in ids.items()},

@@ -65,7 +65,7 @@ def _services(snapshot: Snapshot) -> list[Row]:
         {
             "service": snapshot.service(service.id),
             "kind": frontend_kind(frontend, service.flags),
-            "frontend": frontend.text(snapshot.lasts.get(frontend, 0)),
+            "frontend": str(frontend),
             "id": service.id,
             "cluster_slots": _slot_range(service.cluster),
             "local_slots": _slot_range(service.local),

@@ -18,7 +18,6 @@ from ebpflb.errors import NodeError, in_words
 from ebpflb.kernel import monitoring
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
-from ebpflb.kernel.maps.port_ranges import range_read
 from ebpflb.kernel.maps.records import MonitorEvent
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import FLOW_KINDS, FRAME, HOOKS, MonitorAnswer, MonitorQuestion
@@ -125,12 +124,10 @@ class EventNames:
         if frontend is None:
             return 0
         zero = ip_address("0.0.0.0" if frontend.address.version == 4 else "::")
-        services = self._maps["services"]
         for candidate in (frontend, frontend._replace(address=zero)):
-            if found := services.get(candidate):
+            if found := self._maps["services"].get(candidate):
                 return int(found.id)
-        found = range_read(services, frontend)
-        return found.id if found else 0
+        return 0
 
     def _of_process(self, netns: int, process: int) -> NetnsOwner | None:
         """Its process may have ended, and its number may be another's."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
-from ebpflb.kernel.maps.port_ranges import range_read
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Address, family, host_port
@@ -228,12 +227,11 @@ def _find(maps: Mapping[str, Map], frontend: Frontend) -> _Service | None:
     services, anywhere = maps["services"], ANY[family(frontend.address)]
     found: ServiceEntry | None = services.get(frontend)
     found = found or services.get(frontend._replace(address=anywhere))
-    found = found or range_read(services, frontend)
     if found is None:
         return None
     base, size = found.block
     slots = (maps["slots"].get(slot) for slot in range(base, base + size))
-    backends = {(b.address, b.port or frontend.port): b for b in slots if b.service == found.id}
+    backends = {(b.address, b.port): b for b in slots if b.service == found.id}
     return _Service(found.id, maps["service_names"].get(found.id), backends)
 
 

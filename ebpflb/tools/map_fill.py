@@ -30,7 +30,7 @@ def map_fill(maps: Mapping[str, Map]) -> list[MapFill]:
 
     Of arrays, only the elements that Services have now are counted. Raises KernelError.
     """
-    services = [entry for at, entry in maps["services"].items() if not at.is_list]
+    services = [entry for _, entry in maps["services"].items()]
     counts = {
         **{name: maps[name].count() for name in _COUNTED},
         "slots": _size(entry.block for entry in services),

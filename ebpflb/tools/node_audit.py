@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +80,7 @@ def wrong_bits(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]:
     bits = maps["no_frontends"]
     assert isinstance(bits, MappedArray)
     wanted = NoFrontends(bits)
-    wanted.load(chain(found.frontends(), found.range_lists))
+    wanted.load(found.frontends())
     yield from (Drift(Part.MAP, f"map no_frontends: #{at}", DIFFERS) for at in wanted.wrong())
 
 

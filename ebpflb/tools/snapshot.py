@@ -16,16 +16,7 @@ from ebpflb.kernel.maps.records import ServiceCounters
 from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.addresses import host_port
 from ebpflb.model.services import PortName, likely_service
-from ebpflb.plan.entries import (
-    Backend,
-    BackendName,
-    Frontend,
-    Lasts,
-    ServiceEntry,
-    ranges_in,
-    service_name,
-)
-from ebpflb.plan.port_ranges import last_ports
+from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry, service_name
 
 Row = dict[str, Any]
 
@@ -42,17 +33,6 @@ class Snapshot:
 
     @cached_property
     def services(self) -> dict[Frontend, ServiceEntry]:
-        """The services by frontend; lists of ranges are left out."""
-        return {at: entry for at, entry in self._services.items() if not at.is_list}
-
-    @cached_property
-    def lasts(self) -> Lasts:
-        """The last ports of frontends that are ranges."""
-        lists = {at: ranges_in(entry) for at, entry in self._services.items() if at.is_list}
-        return last_ports(lists)
-
-    @cached_property
-    def _services(self) -> dict[Frontend, ServiceEntry]:
         return dict(self._valid.services())
 
     @cached_property

@@ -87,9 +87,9 @@ def test_of_an_endpoint_slice_that_changes_in_nothing_else(harness: Harness) -> 
     assert said == ["abc", "1.5", "1.5"]
 
 
-@pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", HOSTILE])
+@pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", "ports", HOSTILE])
 def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
-    """As a misspelt one: it begins as ours do. The first of several is named, others' are not."""
+    """As a misspelt or removed one: it begins as ours do. The first of several is named."""
     names = {objects.OURS + name: "maglev", objects.OURS + "zzz": "1", "example.org/weight": "1"}
     web = service("a", "10.96.0.1")
     web["metadata"]["annotations"] = names

@@ -125,6 +125,6 @@ def test_family() -> None:
 
 @given(some.ip_addresses(), some.integers(0, 65535))
 def test_an_endpoint_is_written_as_its_address(address: Address, port: int) -> None:
-    """IPv6 in brackets; port 0 is any."""
+    """IPv6 in brackets."""
     host = f"[{address}]" if address.version == 6 else str(address)
-    assert addresses.host_port(address, port) == f"{host}:{port or '*'}"
+    assert addresses.host_port(address, port) == f"{host}:{port}"

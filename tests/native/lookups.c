@@ -6,10 +6,7 @@
 
 int lookup_service(const void *frontend, __u64 netns, void *service)
 {
-	struct frontend found = *(const struct frontend *)frontend;
-
-	range_take(&found, service);
-	return service_find(&found, netns, service, NULL) == FOUND;
+	return service_find(frontend, netns, service, NULL) == FOUND;
 }
 
 int may_exist(const void *frontend)

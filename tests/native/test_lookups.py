@@ -12,9 +12,8 @@ from ebpflb.agent.stale_udp import lookups
 from ebpflb.agent.stale_udp.lookups import ServedFrontends
 from ebpflb.agent.stale_udp.socket_search import replacements
 from ebpflb.kernel.maps import layout
-from ebpflb.kernel.maps.no_frontends import PLACES, bit_of
-from ebpflb.model.annotations import MOST_RANGES, PortRange
-from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry, ranges_entry
+from ebpflb.kernel.maps.no_frontends import bit_of
+from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
 from tests.native.kernel import Kernel
 from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place
@@ -84,67 +83,22 @@ def test_service_find(
         assert lookups.service_find(views(node), at) == expected
 
 
-edges = some.lists(some.integers(1, 90), max_size=2 * MOST_RANGES, unique=True)
-
-
-external = some.sampled_from([it for it in (*V4, *V6) if it[:3] in ("192", "200")]).map(ip_address)
-
-
-@given(
-    ranges=some.dictionaries(some.tuples(external, some.sampled_from([6, 17])), edges),
-    owned=some.sets(external),
-    served=some.sets(frontends, max_size=4),
-    asked=some.lists(
-        some.builds(Frontend, addresses, some.integers(1, 99), some.sampled_from([6, 17]))
-    ),
-)
-def test_ranges(
-    new_node: NewNode,
-    ranges: dict[tuple[Any, int], list[int]],
-    owned: set[Any],
-    served: set[Frontend],
-    asked: list[Frontend],
-) -> None:
-    """The range that has the port; a frontend with this very port, or a NodePort, comes before."""
-    node = new_node()
-    node.owns(*map(str, owned))
-    places = set(served)
-    for (address, protocol), numbers in ranges.items():
-        its = sorted(numbers)[: len(numbers) // 2 * 2]
-        pairs = [PortRange(*each) for each in zip(its[::2], its[1::2], strict=True)]
-        listed = Frontend(address, 0, protocol).ranges
-        node.put("services", listed, ranges_entry(pairs))
-        places |= {listed._replace(port=each.first) for each in pairs}
-    for id, at in enumerate(sorted(places, key=str), 1):
-        block = Range(id, 1)
-        node.put("services", at, ServiceEntry(id, frozenset(), 0, 1, block, block))
-    for at in (*asked, *served):
-        key = node.kernel.tables["services"].key.pack(at)
-        expected = call(node, "lookup_service", key, HOST, found="services")
-        assert lookups.service_find(views(node), at) == expected
-        if at in served and not at.address.is_unspecified:
-            assert expected == node.kernel.get("services", at)
-
-
 @given(
     served=some.sets(frontends, max_size=12),
-    listed=some.sets(frontends.map(lambda it: it.ranges).filter(lambda it: int(it.address))),
     asked=some.lists((frontends | everywhere).filter(lambda it: int(it.address)), min_size=1),
 )
 def test_where_no_frontend_is(
-    new_node: NewNode, served: set[Frontend], listed: set[Frontend], asked: list[Frontend]
+    new_node: NewNode, served: set[Frontend], asked: list[Frontend]
 ) -> None:
-    """C finds the bits that the agent clears: of each frontend and list of ranges, no others."""
-    node, bits = new_node(), {bit_of(each) for each in served | listed}
-    bits |= {PLACES} if listed else set()  # the bit of all lists
+    """C finds the bits that the agent clears: of each frontend, and no others."""
+    node, bits = new_node(), {bit_of(each) for each in served}
     for at in asked:
         own = at._replace(address=ip_address("::"))
-        for bit in (bit_of(at), bit_of(own), bit_of(at.ranges), PLACES):
+        for bit in (bit_of(at), bit_of(own)):
             word = 2**64 - 1 - sum(1 << each % 64 for each in bits if each // 64 == bit // 64)
             node.put("no_frontends", bit // 64, word)
         key = node.kernel.tables["services"].key.pack(at)
-        in_range = PLACES in bits and bit_of(at.ranges) in bits
-        expected = bit_of(at) in bits or bit_of(own) in bits or in_range
+        expected = bit_of(at) in bits or bit_of(own) in bits
         assert bool(node.kernel.run("may_exist", key, netns=HOST)) == expected
 
 

@@ -153,7 +153,7 @@ def test_the_end_of_an_earlier_removal_is_not_that_of_a_later_one() -> None:
 def test_a_deleted_service_loses_all_endpoints_and_is_known_until_they_are_due() -> None:
     removed = serving(ONE)
     assert not removed.update(WEB, DELETED, 5.0)
-    assert [*removed.by_frontend()] == [(VIP, 0, WEB)]
+    assert [*removed.by_frontend()] == [(VIP, WEB)]
     assert removed.take_due(15.0) == gone(ONE)
     assert not removed.watched
 

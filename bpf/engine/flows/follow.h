@@ -45,7 +45,6 @@ static __always_inline bool flow_has_frontend(const struct tuple *request_tuple,
 	if (known->frontend_moves == moves)
 		return true;
 	barrier();	/* the agent writes the services before it adds to the moves */
-	range_take(&frontend, &service);
 	if (service_find(&frontend, NO_NETNS, &service, NULL) != FOUND)
 		return true;
 	if (service.id != known->service)

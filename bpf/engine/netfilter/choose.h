@@ -208,7 +208,7 @@ static __always_inline struct outcome leave_to_netfilter(struct __sk_buff *ctx,
 							 const struct settings *settings,
 							 const struct selection *selection)
 {
-	__u32 chosen = CHOSEN | selection->backend.id | selection->keeps_port * CHOSEN_KEEP_PORT;
+	__u32 chosen = CHOSEN | selection->backend.id;
 	enum masquerade_reason masquerade;
 
 	if (!netfilter_takes(packet, settings, &selection->service))

@@ -31,24 +31,18 @@ ResetCounts = Counter[tuple[Frontend, Endpoint]]
 class FrontendNames:
     """The service ports that watch these frontends; a NodePort's address is unspecified.
 
-    ``ports`` are the frontends' ports: connections to other ports need no closer look. A range
-    comes with its last port, other frontends with 0.
+    ``ports`` are the frontends' ports: connections to other ports need no closer look.
     """
 
-    def __init__(self, maps: Maps, frontends: Iterable[tuple[Frontend, int, PortName]]) -> None:
+    def __init__(self, maps: Maps, frontends: Iterable[tuple[Frontend, PortName]]) -> None:
         self._maps = maps
         self._names: dict[Frontend, list[PortName]] = defaultdict(list)
-        self._ranges: dict[Frontend, list[tuple[range, PortName]]] = defaultdict(list)
-        for frontend, last, name in frontends:
-            if last:
-                self._ranges[frontend.ranges].append((range(frontend.port, last + 1), name))
-            else:
-                self._names[frontend].append(name)
+        for frontend, name in frontends:
+            self._names[frontend].append(name)
 
     @property
     def ports(self) -> frozenset[int]:
-        in_ranges = {ports for its in self._ranges.values() for ports, _ in its}
-        return frozenset(frontend.port for frontend in self._names).union(*in_ranges)
+        return frozenset(frontend.port for frontend in self._names)
 
     def has(self, frontend: Frontend, _endpoint: Endpoint) -> bool:
         """Whether the frontend is watched, for any backend."""
@@ -58,13 +52,11 @@ class FrontendNames:
         """Return the service ports that a client reaches at this address."""
         if frontend in self._names:
             return self._names[frontend]
-        if self._maps["services"].get(frontend) is not None:
-            return []
         nodeport = frontend._replace(address=ANY[family(frontend.address)])
-        if nodeport in self._names and node_serves(self._maps, frontend.address):
-            return self._names[nodeport]
-        ranges = self._ranges.get(frontend.ranges, ())
-        return [name for ports, name in ranges if frontend.port in ports]
+        if nodeport not in self._names or not node_serves(self._maps, frontend.address):
+            return []
+        is_another = self._maps["services"].get(frontend) is not None
+        return [] if is_another else self._names[nodeport]
 
 
 class GoneConnections:
@@ -79,12 +71,8 @@ class GoneConnections:
     def __init__(self, maps: Maps, gone: Iterable[Gone], is_gone: Callable[[Gone], bool]) -> None:
         self._is_gone = is_gone
         self._gone = {(each.service, each.endpoint): each for each in gone}
-        frontends = [
-            (at, each.lasts.get(at, 0), each.service)
-            for each in self._gone.values()
-            for at in each.frontends
-        ]
-        self._names = FrontendNames(maps, frontends)
+        pairs = [(f, each.service) for each in self._gone.values() for f in each.frontends]
+        self._names = FrontendNames(maps, pairs)
         self._served = ServedFrontends(maps)
         self._known: dict[tuple[Frontend, Endpoint], Gone | None] = {}
 
@@ -105,8 +93,7 @@ class GoneConnections:
 
     def _find(self, frontend: Frontend, endpoint: Endpoint) -> Iterator[Gone]:
         for name in self._names.of(frontend):
-            place = (endpoint[0], 0) if name.is_ranges else endpoint
-            gone = self._gone.get((name, place))
+            gone = self._gone.get((name, endpoint))
             if gone and not self._is_served(frontend, gone):
                 yield gone
 

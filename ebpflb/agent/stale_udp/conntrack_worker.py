@@ -52,16 +52,15 @@ class StaleConnections:
 
         The kernel searches its whole table. Raises NodeError.
         """
-        (frontend, backend, last), serving = candidates, _Serving(self.maps)
+        (frontend, backend), serving = candidates, _Serving(self.maps)
         backends = serving.at(frontend)
         if not backends or backend in backends:
             return Counts()
-        if backend and not last:  # the kernel's filter compares one port
-            count = conntrack.delete_answered(frontend, backend)
-            if count is not None:
-                return Counts({family(frontend.address): count})
+        count = conntrack.delete_answered(frontend, backend) if backend else None
+        if count is not None:
+            return Counts({family(frontend.address): count})
         answered_by = backend[0] if backend else None
-        return self._delete(conntrack.connections_to(frontend, answered_by, last), serving)
+        return self._delete(conntrack.connections_to(frontend, answered_by), serving)
 
     def delete_flows(self, flows: Iterable[Tuple]) -> Counts:
         """Delete the stale ones among the entries of these UDP flows; return how many per family.
@@ -126,9 +125,7 @@ class _Serving:
         if frontend not in self._known:
             service, backends = self._frontends.find(frontend) or (None, ())
             whole = service and all(each.service == service.id for each in backends)
-            port = 0 if frontend.is_range else frontend.port
-            places = {(b.address, b.port or port) for b in backends}
-            self._known[frontend] = places if whole else set()
+            self._known[frontend] = {(b.address, b.port) for b in backends} if whole else set()
             if service and not backends and "passthrough" in service.flags:
                 self._known[frontend] = {(frontend.address, frontend.port)}
         return self._known[frontend]

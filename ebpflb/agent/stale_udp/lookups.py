@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.port_ranges import range_read
 from ebpflb.kernel.maps.records import PeerFrontend
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.services import Protocol
@@ -36,7 +35,7 @@ def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
     if service is None and node_serves(maps, frontend.address):
         nodeport = frontend._replace(address=ANY[family(frontend.address)])
         service = maps["services"].get(nodeport)
-    return service or range_read(maps["services"], frontend)
+    return service
 
 
 def node_serves(maps: Maps, address: Address) -> bool:
@@ -113,8 +112,7 @@ class ServedFrontends:
         service, backends = found
         if any(backend.service != service.id for backend in backends):
             return SocketState.SERVED
-        at = entry.frontend.port
-        serves = any((b.address, b.port or at) == (entry.address, entry.port) for b in backends)
+        serves = any((b.address, b.port) == (entry.address, entry.port) for b in backends)
         return SocketState.SERVED if serves else SocketState.STALE
 
     def _backends(self, service: ServiceEntry) -> tuple[Backend, ...]:

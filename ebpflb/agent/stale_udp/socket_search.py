@@ -103,7 +103,7 @@ class Rebinder:
         found = frontends.find(frontend)
         if found is None or are_neighbours(stale.client[0], stale.backend[0]):
             return False
-        candidates = replacements(*found, stale.client, frontend.port)
+        candidates = replacements(*found, stale.client)
         return any(self._write(stale, backend, now) for backend in candidates)
 
     def _write(self, stale: StaleFlow, backend: Backend, now: int) -> bool:
@@ -132,17 +132,13 @@ class Rebinder:
 
 
 def replacements(
-    service: ServiceEntry,
-    backends: Sequence[Backend],
-    client: tuple[Address, int],
-    kept_port: int = 0,
+    service: ServiceEntry, backends: Sequence[Backend], client: tuple[Address, int]
 ) -> Iterator[Backend]:
     """Yield the backends to which a stale flow of this client may go, best first.
 
     They are those that a socket of the client could get; ``backends`` are all in the service's
     slots. Under session affinity all flows of a client go to the same backend. The client itself is
-    left out: a flow to itself would need a masquerade, which sockets do not have. Backends of a
-    range of ports get ``kept_port``.
+    left out: a flow to itself would need a masquerade, which sockets do not have.
     """
     slots = socket_range(service)
     first = slots.base - service.block.base
@@ -151,8 +147,7 @@ def replacements(
     affine = address.packed + (b"" if service.affinity_seconds else port.to_bytes(2, "big"))
     start = zlib.crc32(affine) % len(allowed) if allowed else 0
     candidates = (*allowed[start:], *allowed[:start])
-    others = (backend for backend in candidates if backend.address != address)
-    return (each if each.port else each._replace(port=kept_port) for each in others)
+    return (backend for backend in candidates if backend.address != address)
 
 
 def are_neighbours(one: Address, other: Address) -> bool:

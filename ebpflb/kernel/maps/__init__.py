@@ -6,7 +6,6 @@ records            the keys and values of each map as Python objects
 bpf_map            a map as a collection of values; a plan's entries are written here
 creation           creates a map as its line in maps.h defines it
 no_frontends       bits that tell programs where no frontend is, so that they skip the look-up
-port_ranges        finds the range of ports that a destination is in
 frontend_keys      which addresses and ports are frontends, for very many connections
 state_dir          the state directory, where maps and links are pinned
 state_record       what the agent records there: its directories and the sizes of the maps

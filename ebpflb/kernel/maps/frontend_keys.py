@@ -12,9 +12,8 @@ from ipaddress import ip_address
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import MAPPED, MAPS, ffi
 from ebpflb.model.addresses import Address
-from ebpflb.model.annotations import PortRange
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import IN_RANGE, Frontend, ranges_in
+from ebpflb.plan.entries import Frontend
 
 _AT = {name: ffi.offsetof("struct frontend", name) for name in ("address", "port", "protocol")}
 _SIZE = MAPS["services"].key_size
@@ -37,17 +36,13 @@ class FrontendKeys:
         if (protocol, address, port) in self._keys:
             return True
         nodeport = protocol, _ANY[len(address)], port
-        if nodeport in self._keys and address in self._node_addresses:
-            return True
-        ranges = self._ranges.get((protocol, address), ())
-        return any(each.first <= port <= each.last for each in ranges)
+        return nodeport in self._keys and address in self._node_addresses
 
     def frontend(self, protocol: Protocol, address: Address, port: int) -> Frontend:
         """Return the frontend of this destination, which is one; a NodePort has no address."""
-        nodeport = protocol, _ANY[len(address.packed)], port
-        if (protocol, address.packed, port) in self._keys or nodeport not in self._keys:
+        if (protocol, address.packed, port) in self._keys:
             return Frontend(address, port, protocol)
-        return Frontend(ip_address(nodeport[1]), port, protocol)
+        return Frontend(ip_address(_ANY[len(address.packed)]), port, protocol)
 
     @cached_property
     def _keys(self) -> set[tuple[int, bytes, int]]:
@@ -56,16 +51,6 @@ class FrontendKeys:
             for keys, _ in self._maps["services"].slices()
             for address, port, protocol in _KEY.iter_unpack(keys)
         }
-
-    @cached_property
-    def _ranges(self) -> dict[tuple[int, bytes], list[PortRange]]:
-        services, found = self._maps["services"], {}
-        for protocol, packed, port in self._keys:
-            if protocol & IN_RANGE and not port:
-                at = Frontend(ip_address(packed), 0, protocol)
-                if entry := services.get(at):
-                    found[at.transport, packed] = ranges_in(entry)
-        return found
 
     @cached_property
     def _node_addresses(self) -> set[bytes]:

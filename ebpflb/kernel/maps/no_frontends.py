@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The map no_frontends: its bits tell programs where no frontend is, so that they skip the look-up.
 
-Each frontend has a bit: a hash of its address, port and protocol, or for a NodePort its port. An
-address's list of ranges of ports also has the bit of port 0, so that programs look for lists only
-if there is one. A bit is set while no frontend has it. In a new map no bit is set, so programs look
-everything up. A bit is cleared before a frontend is written, and set after it was removed.
+Each frontend has a bit: a hash of its address, port and protocol, or for a NodePort its port. A bit
+is set while no frontend has it. In a new map no bit is set, so programs look everything up. A bit
+is cleared before a frontend is written, and set after the frontend was removed.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from struct import pack
 
 from ebpflb.kernel.maps.bpf_map import MappedArray
@@ -36,7 +35,7 @@ class NoFrontends:
     def load(self, frontends: Iterable[Frontend]) -> None:
         """Set the complete list of frontends in map services. ``repair`` writes the bits."""
         self._known = set(frontends)
-        self._counts = Counter(_bits(self._known))
+        self._counts = Counter(map(bit_of, self._known))
         self._words = [_ALL] * WORDS
         for bit in self._counts:
             self._words[bit // 64] &= ~(1 << bit % 64)
@@ -45,7 +44,7 @@ class NoFrontends:
         """Clear the bits of frontends that map services will get."""
         new = {each for each in frontends if each not in self._known}
         self._known |= new
-        taken = Counter(_bits(new))
+        taken = Counter(map(bit_of, new))
         self._flip(bit for bit in taken if not self._counts[bit])
         self._counts.update(taken)
 
@@ -53,7 +52,7 @@ class NoFrontends:
         """Set the bits of frontends that map services no longer has."""
         gone = self._known.intersection(frontends)
         self._known -= gone
-        freed = Counter(_bits(gone))
+        freed = Counter(map(bit_of, gone))
         self._counts.subtract(freed)
         self._flip(bit for bit in freed if not self._counts[bit])
 
@@ -78,13 +77,6 @@ class NoFrontends:
             self._words[bit // 64] ^= 1 << bit % 64
             changed.add(bit // 64)
         self._map.write([(at, self._words[at]) for at in changed])
-
-
-def _bits(frontends: Iterable[Frontend]) -> Iterator[int]:
-    for each in frontends:
-        yield bit_of(each)
-        if each.is_list:
-            yield PLACES
 
 
 def bit_of(frontend: Frontend) -> int:

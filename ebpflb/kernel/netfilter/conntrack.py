@@ -129,14 +129,12 @@ def family(address: Address) -> int:
 def tuple_to(frontend: Frontend) -> TuplePart:
     """Return the part of connections to a frontend that a filter can compare.
 
-    The ports of a range are left out. IPv6 addresses are left out: the kernel's filter (5.9 to 6.18
-    at least) takes those entries whose IPv6 address differs. Unspecified addresses are left out:
-    they mean any.
+    IPv6 addresses are left out: the kernel's filter (5.9 to 6.18 at least) takes those entries
+    whose IPv6 address differs. Unspecified addresses are left out: they mean any.
     """
-    address, port, _ = frontend
+    address, port, protocol = frontend
     known = address if address.version == 4 and not address.is_unspecified else None
-    compared = None if frontend.is_range else port
-    return TuplePart(frontend.transport, destination=known, destination_port=compared)
+    return TuplePart(protocol, destination=known, destination_port=port)
 
 
 def matching_filter(original: TuplePart, reply: TuplePart | None = None) -> bytes:
@@ -222,21 +220,18 @@ def connections(
     return (entry for entry in listed if not entry.status & without)
 
 
-def connections_to(
-    frontend: Frontend, backend: Address | None = None, last: int = 0
-) -> Iterator[Connection]:
+def connections_to(frontend: Frontend, backend: Address | None = None) -> Iterator[Connection]:
     """Yield the entries with this original destination; an unspecified address means any.
 
-    With ``last`` the frontend is a range of ports, which ends there.
     With ``backend`` most entries that other addresses answer are left out. The kernel leaves out
     other destinations, if it can (5.9). Raises NodeError.
     """
-    to, first, _ = frontend
+    to, wanted_port, protocol = frontend
     answered = _source_attribute(backend) if backend else b""
 
     def is_wanted(number: int, address: bytes, port: int) -> bool:
         is_it = to.is_unspecified or address == to.packed
-        return is_it and number == frontend.transport and first <= port <= (last or first)
+        return is_it and (number, port) == (protocol, wanted_port)
 
     return _listed(matching_filter(tuple_to(frontend)), family(to), is_wanted, answered)
 

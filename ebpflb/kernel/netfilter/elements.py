@@ -2,7 +2,6 @@
 """The elements of the netfilter engine's nft table: the endpoint of each backend's id.
 
 backends4, backends6    backend's id -> address and port
-addresses4, addresses6  backend's id -> address: packets keep their port
 endpoints4, endpoints6  the same addresses and ports, once each (with ``drops_invalid``)
 """
 
@@ -119,32 +118,18 @@ def unpack(endpoint: bytes) -> tuple[Address, int]:
 
 
 def _describe(endpoint: bytes) -> str:
-    if len(endpoint) in _ADDRESS_SIZES:
-        return f"{ip_address(endpoint)} at any port"
     address, port = unpack(endpoint)
     return f"{address} port {port}"
 
 
 BACKEND_SETS = {4: ElementSet("backends4", 4, 8), 6: ElementSet("backends6", 4, 20)}
-ADDRESS_SETS = {4: ElementSet("addresses4", 4, 4), 6: ElementSet("addresses6", 4, 16)}
-_ADDRESS_SIZES = (4, 16)
-_ANY_PORT = bytes(_PORT.size)  # of an endpoint whose packets keep their port
-
-
-def _element(endpoint: bytes) -> tuple[ElementSet, bytes]:
-    """Return the set that translates to an endpoint, and the data of its elements there."""
-    version = _version(endpoint)
-    if endpoint.endswith(_ANY_PORT):
-        return ADDRESS_SETS[version], endpoint.removesuffix(_ANY_PORT)
-    return BACKEND_SETS[version], endpoint
 
 
 def read_backends() -> dict[int, bytes]:
     """Return the endpoint of each backend's id in the kernel (see ``unpack``). Raises Refused."""
     return {
-        _ID.unpack(key)[0]: endpoint if sets is BACKEND_SETS else endpoint + _ANY_PORT
-        for sets in (BACKEND_SETS, ADDRESS_SETS)
-        for backends in sets.values()
+        _ID.unpack(key)[0]: endpoint
+        for backends in BACKEND_SETS.values()
         for message in dump(TABLE, GET_ELEMENTS, backends.names())
         for key, endpoint in backends.decode(message)
     }
@@ -201,28 +186,27 @@ class Elements:
     ) -> Iterator[Change]:
         """Move the endpoints of replaced backends from ``old`` to ``released``."""
         for number, address, port in new:
-            endpoint = pack(address, port)
+            endpoint, version = pack(address, port), address.version
             if self._hold(endpoint):
-                yield Change(self.endpoint_sets[address.version], endpoint, None, b"")
-            element_set, data = _element(endpoint)
-            previous = None
-            if number in old and _element(old[number])[0] is element_set:
-                released.append(old[number])
-                previous = _element(old.pop(number))[1]
-            yield Change(element_set, _ID.pack(number), previous, data)
+                yield Change(self.endpoint_sets[version], endpoint, None, b"")
+            previous = old.get(number)
+            if previous is not None and len(previous) == len(endpoint):
+                released.append(old.pop(number))
+            else:
+                previous = None
+            yield Change(BACKEND_SETS[version], _ID.pack(number), previous, endpoint)
 
     def _remove(self, old: dict[int, bytes], released: list[bytes]) -> Iterator[Change]:
         """Yield the removals; endpoints are removed last."""
         for number, endpoint in old.items():
-            element_set, data = _element(endpoint)
-            yield Change(element_set, _ID.pack(number), data, None)
+            yield Change(BACKEND_SETS[_version(endpoint)], _ID.pack(number), endpoint, None)
         for endpoint in chain(released, old.values()):
             if self._release(endpoint):
                 yield Change(self.endpoint_sets[_version(endpoint)], endpoint, b"", None)
 
     def _hold(self, endpoint: bytes) -> bool:
         """Count a backend; return whether its endpoint is new in the set."""
-        if not self.endpoint_sets or endpoint.endswith(_ANY_PORT):
+        if not self.endpoint_sets:
             return False
         counts, key = self._counts[_version(endpoint)], _to_key(endpoint)
         counts[key] = counts.get(key, 0) + 1
@@ -286,12 +270,11 @@ class Elements:
         difference is checked again at once before it is yielded.
         """
         ids = [_ID.pack(id) for id in wanted]
-        for backends in (*BACKEND_SETS.values(), *ADDRESS_SETS.values()):
+        for version, backends in BACKEND_SETS.items():
 
-            def backend(key: bytes, its: ElementSet = backends) -> bytes | None:
+            def backend(key: bytes, version: int = version) -> bytes | None:
                 found = wanted.get(_ID.unpack(key)[0])
-                element_set, data = _element(pack(*found)) if found else (None, None)
-                return data if element_set is its else None
+                return pack(*found) if found and found[0].version == version else None
 
             yield from _compare(backends, iter(ids), backend)
         for version, endpoints in self.endpoint_sets.items():

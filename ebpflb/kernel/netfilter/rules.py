@@ -128,11 +128,9 @@ def _sets(options: TableOptions) -> Iterator[tuple[str, Tree]]:
     """Yield sets without a size: then the kernel's hash table grows with its elements."""
     for family in _FAMILIES:
         endpoint = family.data_type << _CONCATENATED | _PORT, family.address_size + 4
-        address = family.data_type, family.address_size
-        for name, data in (("backends", endpoint), ("addresses", address)):
-            name += str(family.version)
-            more = {6: to_number(data[0]), 7: to_number(data[1]), 13: _HOST_ORDER}
-            yield name, {**_set(name, (_CLASS_ID, 4), _MAP), **more}
+        name = f"backends{family.version}"
+        data = {6: to_number(endpoint[0]), 7: to_number(endpoint[1]), 13: _HOST_ORDER}
+        yield name, {**_set(name, (_CLASS_ID, 4), _MAP), **data}
         if options.drops_invalid:
             name = f"endpoints{family.version}"
             yield name, _set(name, endpoint)
@@ -191,14 +189,11 @@ def _choice_rules(options: TableOptions) -> Iterator[Rule]:
     choice = (_load_meta(_PRIORITY), _mask(Chosen.MASK), _compare(_word(Chosen.PREFIX)))
     yield Rule("choose", "packets with a choice", (*choice, _goto("translate")))
     marked = _load_meta(_MARK), _mask(rest, mark), _set_meta(_MARK)
-    yield Rule("translate", "mark for masquerade", (*_has_flag(Chosen.MASQUERADE), *marked))
+    masqueraded = _mask(Chosen.MASQUERADE), _compare(_word(Chosen.MASQUERADE))
+    yield Rule("translate", "mark for masquerade", (_load_meta(_PRIORITY), *masqueraded, *marked))
     for protocol, number in _protocols(options).items():
         for family in _FAMILIES:
-            packets = *_has_flag(Chosen.KEEP_PORT, 0), *_is_protocol(number)
-            yield _translation(family, protocol, packets, f"backends{family.version}")
-    for family in _FAMILIES:
-        name = f"addresses{family.version}"
-        yield _translation(family, "any port of", _has_flag(Chosen.KEEP_PORT), name)
+            yield _translation(family, protocol, number)
     yield Rule("translate", "the endpoint was removed", (_count(), _drop()))
 
 
@@ -210,11 +205,11 @@ def _protocols(options: TableOptions) -> dict[str, int]:
     return {name: it for name, it in _PROTOCOLS.items() if options.sctp or name != "SCTP"}
 
 
-def _translation(family: _Family, what: str, packets: tuple[Tree, ...], map_name: str) -> Rule:
-    look_up = _load_meta(_PRIORITY), _mask(Chosen.ID), _look_up(map_name, _REGISTER)
-    translate = _translate(family, has_port=map_name.startswith("backends"))
-    comment = f"translate {what} IPv{family.version}"
-    return Rule("translate", comment, (*packets, *look_up, translate))
+def _translation(family: _Family, protocol: str, number: int) -> Rule:
+    backends = _look_up(f"backends{family.version}", _REGISTER)
+    look_up = _load_meta(_PRIORITY), _mask(Chosen.ID), backends
+    comment = f"translate {protocol} IPv{family.version}"
+    return Rule("translate", comment, (*_is_protocol(number), *look_up, _translate(family)))
 
 
 def _masquerade_rules(options: TableOptions) -> Iterator[Rule]:
@@ -277,24 +272,19 @@ def set_priority(value: int) -> tuple[Tree, ...]:
     return _load_value(_REGISTER, _word(value)), _set_meta(_PRIORITY)
 
 
-def _has_flag(flag: int, value: int | None = None) -> tuple[Tree, ...]:
-    return _load_meta(_PRIORITY), _mask(flag), _compare(_word(flag if value is None else value))
-
-
 def _is_protocol(number: int) -> tuple[Tree, ...]:
     return _load_meta(_L4_PROTOCOL), _compare(bytes([number]))
 
 
-def _translate(family: _Family, *, has_port: bool) -> Tree:
-    port = {kind: to_number(family.port_register) for kind in (5, 6)} if has_port else {}
+def _translate(family: _Family) -> Tree:
     return _expression(
         "nat",
         {
             1: to_number(1),  # NFT_NAT_DNAT
             2: to_number(family.number),
             **{kind: to_number(_REGISTER) for kind in (3, 4)},
-            **port,
-            7: to_number(_MAPS_ADDRESS | (_MAPS_PORT if has_port else 0)),
+            **{kind: to_number(family.port_register) for kind in (5, 6)},
+            7: to_number(_MAPS_ADDRESS | _MAPS_PORT),
         },
     )
 

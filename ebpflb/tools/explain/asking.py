@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.port_ranges import range_at, range_read
 from ebpflb.kernel.node import clients, namespaces, routes
 from ebpflb.model.addresses import Address, host_port, parse_address
 from ebpflb.model.services import PROTOCOLS, PortName, Protocol
@@ -115,7 +114,7 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
     names: dict[int, PortName] = dict(maps["service_names"].items())
     entries: list[tuple[Frontend, ServiceEntry]] = list(maps["services"].items())
     own = [
-        (_one_port(maps, at, wanted), entry, name)
+        (at, entry, name)
         for at, entry in entries
         if (name := names.get(entry.id)) and not at.address.is_unspecified
         if name.owner == (wanted.namespace, wanted.name)
@@ -134,16 +133,6 @@ def find_frontend(maps: Mapping[str, Map], wanted: NamedService) -> Frontend:
             raise NodeError(f"{wanted} has no port {asked}: its ports are {', '.join(ports)}")
         raise NodeError(f"{wanted} has these ports: {', '.join(ports)}; name one of them")
     return min(fitting, key=_is_further)[0]
-
-
-def _one_port(maps: Mapping[str, Map], at: Frontend, wanted: NamedService) -> Frontend:
-    """Return the frontend, or of a range its wanted port, else the first one."""
-    if not at.is_range:
-        return at
-    plain = at._replace(protocol=at.transport)
-    port = int(wanted.port) if wanted.port.isdecimal() else 0
-    asked = range_at(maps["services"], plain._replace(port=port))
-    return plain._replace(port=port) if asked and asked.first == at.port else plain
 
 
 def _is_further(found: tuple[Frontend, ServiceEntry]) -> tuple[bool, int, int]:
@@ -189,8 +178,7 @@ class MapFacts:
         """Return the ids of services with this frontend, by address or as a NodePort."""
         nodeport = frontend._replace(address=type(frontend.address)(0))
         found = (self.service_at(frontend), self.service_at(nodeport))
-        in_range = range_read(self.maps["services"], frontend)
-        return [service.id for service in (*found, in_range) if service]
+        return [service.id for service in found if service]
 
     def service(self, number: int) -> str:
         return one_line(service_name(self.maps["service_names"].get(number), number))

@@ -221,7 +221,7 @@ class PacketWay:
         backend = self.facts.backend(chosen.value & Chosen.ID) if chosen else None
         if chosen is None or backend is None:
             return recording.ends_of(handled.frame)
-        return self._to(backend.address, backend.port or self.asked.port)
+        return self._to(backend.address, backend.port)
 
     def _known(self) -> Connection | None:
         """Return the client's open connection in conntrack, if netfilter translates it."""
@@ -236,8 +236,7 @@ class PacketWay:
         block = noted.service.block
         endpoint = known.reply.source, known.reply.source_port
         for backend in map(self.facts.slot, range(block.base, block.base + block.size)):
-            port = backend and (backend.port or self.asked.port)
-            if backend and (backend.address, port) == endpoint:
+            if backend and (backend.address, backend.port) == endpoint:
                 return backend.id
         return None
 

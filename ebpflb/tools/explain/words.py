@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from ebpflb.kernel import recording
 from ebpflb.kernel.maps.layout import VERDICTS, address_from
-from ebpflb.kernel.maps.port_ranges import range_at
 from ebpflb.kernel.maps.records import AffinityKey
 from ebpflb.kernel.recording import Step
 from ebpflb.model.annotations import LEAST_CONNECTIONS, MAGLEV, RANDOM, ROUND_ROBIN, SOURCE_HASH
@@ -150,21 +149,9 @@ class Words:
     def _service(self, step: Step) -> Row:
         key = self.asked._replace(address=step.address)
         self.service = self.facts.service_at(key)
-        if self.service is None:
-            return self._range(step)
         what = frontend_kind(key, self.service.flags) if self.service else "frontend"
         row = f"{key}/{Protocol(key.protocol).name}"
         return Row("frontend", f"{what} of {self.facts.service(step.value)}", "services", row)
-
-    def _range(self, step: Step) -> Row:
-        found = range_at(self.facts.maps["services"], self.asked)
-        name, protocol = self.facts.service(step.value), Protocol(self.asked.protocol).name
-        if found is None:  # it was removed meanwhile
-            return Row("frontend", f"frontend of {name}", "services", f"{self.asked}/{protocol}")
-        key = self.asked.ranges._replace(port=found.first)
-        self.service = self.facts.service_at(key)
-        says = f"range of ports of {name}: the endpoint gets port {self.asked.port}"
-        return Row("frontend", says, "services", f"{key.text(found.last)}/{protocol}")
 
     def _address_use(self, step: Step) -> Row:
         says, name, row = _USES[step.value]
@@ -259,8 +246,7 @@ class Words:
         masquerades = step.value & Chosen.MASQUERADE
         said = f"netfilter translates to {self._endpoint(self.backend)}"
         said += ", and masquerades" if masquerades else ""
-        elements = "addresses" if step.value & Chosen.KEEP_PORT else "backends"
-        name = f"{elements}{step.address.version}"
+        name = f"backends{step.address.version}"
         return Row("DNAT", said, name, f"#{self.backend}")
 
     def _opened(self, step: Step) -> Row:

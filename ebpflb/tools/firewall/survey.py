@@ -85,7 +85,7 @@ def frontends(maps: Mapping[str, Map]) -> Iterator[Frontend]:
     node = [address for address in node if not (address.is_loopback or address.is_link_local)]
     endpoints = {it.service: (number(it.address), it.port) for it in snapshot.slots.values()}
     for key, service in snapshot.services.items():
-        if service.id not in endpoints or not key.port or key.is_range:
+        if service.id not in endpoints or not key.port:
             continue
         kind, version = frontend_kind(key, service.flags), key.address.version
         if kind == NODE_PORT:

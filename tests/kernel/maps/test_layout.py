@@ -16,9 +16,8 @@ from ebpflb.kernel import bpf, declarations
 from ebpflb.kernel.maps import bpf_map, layout, records
 from ebpflb.kernel.maps.records import AssignmentKey, Record, record
 from ebpflb.model.addresses import Address
-from ebpflb.model.annotations import MOST_RANGES
-from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import FIRST_BACKENDS, IN_RANGE, Chosen, Frontend, Range, ServiceEntry
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import FIRST_BACKENDS, Chosen, Frontend, Range, ServiceEntry
 
 WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
 FLAGS = {
@@ -298,17 +297,6 @@ def test_persistent_maps_depend_on_nothing_else() -> None:
         (text,) = (text for text in texts if f"\n{struct} {{" in text)
         words = FLAGS.get(struct)
         assert not words or f"enum {struct.removeprefix('struct ')}_flag {{" in text
-
-
-def test_ranges_of_ports() -> None:
-    """plan/entries.py and bpf/layout/port_range.h agree; no protocol has the bit of ranges."""
-    expected = {IN_RANGE: "IN_RANGE", MOST_RANGES: "MOST_RANGES"}
-    assert layout.ffi.typeof("enum port_range").elements == expected
-    assert not any(protocol & IN_RANGE for protocol in Protocol)
-    first, after = (
-        layout.ffi.offsetof("struct service", it) for it in ("affinity_seconds", "check")
-    )
-    assert after - first == 4 * MOST_RANGES
 
 
 def test_first_backends() -> None:

@@ -17,7 +17,6 @@ from tests.kernel.variants import needs_root
 pytestmark = needs_root
 
 WEB, OTHER = (Frontend(ip_address(f"172.30.0.{n}"), 80, 6) for n in (1, 2))
-ANY_LIST = Frontend(ip_address("0.0.0.0"), 0, 6)  # has the bit of port 0
 NODEPORTS = [
     Frontend(ip_address(any), 30080, protocol) for any in ("0.0.0.0", "::") for protocol in (6, 17)
 ]
@@ -119,16 +118,3 @@ def test_any_changes(opened: MappedArray, changes: list[tuple[bool, set[Frontend
         fresh = NoFrontends(opened)
         fresh.load(there)
         assert not fresh.wrong()
-
-
-def test_lists_of_ranges(opened: MappedArray) -> None:
-    """A list has its own bit, and while there is any the bit that all share is not set."""
-    made, lists = NoFrontends(opened), [WEB.ranges, OTHER.ranges]
-    made.load(lists[:1])
-    made.repair()
-    made.before_writing(lists[1:])
-    for gone in lists:
-        assert not is_none(opened, gone) and not is_none(opened, ANY_LIST)
-        made.after_removing([gone])
-        assert is_none(opened, gone)
-    assert is_none(opened, ANY_LIST) and is_none(opened, WEB)

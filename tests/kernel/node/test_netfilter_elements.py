@@ -69,24 +69,6 @@ def test_write(elements: Elements) -> None:
         assert _compare(elements, DNS) == []
 
 
-def test_backends_that_keep_the_port(elements: Elements) -> None:
-    """They are in maps of addresses, and in no set of endpoints; an id may change its kind."""
-    kept: list[Backend] = [(5, IPv4Address("10.0.0.5"), 0), (6, IPv6Address("fd00::6"), 0)]
-    elements.write([WEB, *kept])
-    assert _read(elements) == {WEB, *kept}
-    assert _compare(elements, WEB, *kept) == []
-    assert "10.0.0.5" in _shown("addresses4") and "fd00::6" in _shown("addresses6")
-    assert "10.0.0.5" not in _shown("backends4") + _shown("endpoints4")
-    changed: list[Backend] = [(1, WEB[1], 0), (5, kept[0][1], 80)]
-    (missing, *_) = map(str, _compare(elements, *changed, kept[1]))
-    assert missing == "backends4: backend 1 should not exist"
-    elements.write(changed, [WEB, kept[0]])
-    assert _read(elements) == {*changed, kept[1]}
-    assert _compare(elements, *changed, kept[1]) == []
-    elements.write([], [*changed, kept[1]])
-    assert _read(elements) == set() and "10.0.0" not in _shown("endpoints4")
-
-
 @pytest.mark.parametrize("new", ["10.0.0.9", "10.0.0.2", "fd00::9"])
 def test_replaces(elements: Elements, new: str) -> None:
     """An id is removed and added with another endpoint, also one of the other family."""

@@ -27,7 +27,7 @@ from tests.kernel.node.nodes import run
 NAME = f"ebpflb-test-{os.getpid()}-netfilter"
 CLIENT, ENDPOINT = f"{NAME}-client", f"{NAME}-endpoint"
 OPTIONS = TableOptions(0x4000, (20000, 20099), drops_invalid=True, sctp=True)
-MASQUERADE, PORT_KEPT = 0x800000, 0x400000
+MASQUERADE = 0x800000
 HERE_AND_THERE = "02:00:00:00:00:01", "02:00:00:00:00:02"
 PORT, SERVICE_PORT = 8080, 80
 
@@ -188,16 +188,6 @@ def test_privileged_ports(addresses: Addresses) -> None:
 
 
 @FAMILIES
-def test_keeps_the_port(table: NetfilterTable, addresses: Addresses) -> None:
-    """With that flag only the address is translated, by the maps of addresses."""
-    _choose(addresses, PORT_KEPT, 7)
-    table.close()  # so that nft(8) may write
-    name = "addresses4" if addresses is V4 else "addresses6"
-    run("nft", "add", "element", *_names(name), f"{{ 0:7 : {addresses.endpoint} }}")
-    _ask(addresses, socket.SOCK_DGRAM, to=SERVICE_PORT)
-
-
-@FAMILIES
 @pytest.mark.usefixtures("elements")
 def test_sctp(addresses: Addresses) -> None:
     """An SCTP packet gets the endpoint's address and port."""
@@ -233,7 +223,7 @@ def test_sctp_is_an_option() -> None:
 
 
 @FAMILIES
-@pytest.mark.parametrize("flags", [0, MASQUERADE, PORT_KEPT])
+@pytest.mark.parametrize("flags", [0, MASQUERADE])
 @pytest.mark.usefixtures("elements")
 def test_a_choice_without_an_element(addresses: Addresses, flags: int) -> None:
     """The packet is dropped, though the node itself has a socket at its destination; a packet
@@ -327,8 +317,8 @@ def test_as_nft_prints_it() -> None:
             f"elements = {{ 0:1 : {V4.endpoint} . {PORT} }}",
             f"elements = {{ 0:2 : {V6.endpoint} . 53 }}",
             "meta priority & ff00:0 == eb00:0 goto translate",
-            "dnat ip to meta priority & 3f:ffff map @backends4",
-            "dnat ip6 to meta priority & 3f:ffff map @addresses6",
+            "dnat ip to meta priority & 7f:ffff map @backends4",
+            "dnat ip6 to meta priority & 7f:ffff map @backends6",
             "masquerade to :20000-20099 fully-random",
             'counter packets 0 bytes 0 drop comment "ebpflb: the endpoint was removed"',
         ):
@@ -405,7 +395,7 @@ def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept:
         ("masquerade-marked", "20000-20099", "20000-20098"),
         ("masquerade-marked", "fully-random", "fully-random,persistent"),
         ("choose", "goto translate", "jump translate"),
-        ("translate", "dnat ip to meta priority & 3f:ffff", "dnat ip to meta priority & f:ffff"),
+        ("translate", "dnat ip to meta priority & 7f:ffff", "dnat ip to meta priority & f:ffff"),
         ("untranslated", "drop", "accept"),
         ("translate", "the endpoint was removed", "another comment"),
     ],
@@ -525,7 +515,7 @@ def test_the_probe_leaves_nothing(node: None) -> None:
 
 def test_the_probe_finds_an_obstacle(monkeypatch: pytest.MonkeyPatch, node: None) -> None:
     """A packet that is not translated, or a table that is refused, is told in a sentence."""
-    monkeypatch.setattr(probe, "BACKEND_ID", 1 << 22)
+    monkeypatch.setattr(probe, "BACKEND_ID", 1 << 23)
     assert "was not delivered" in (probe.netfilter_obstacle() or "")
     monkeypatch.undo()
     monkeypatch.setattr(rules, "base_chain", lambda *_: {})
