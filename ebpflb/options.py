@@ -246,6 +246,11 @@ class Paths:
         return self.run / f"{self.name}.ports"
 
     @property
+    def failure_file(self) -> Path:
+        """Its time says when an agent ended because a part of it kept failing."""
+        return self.run / f"{self.name}.failed"
+
+    @property
     def api_servers_file(self) -> Path:
         return self.cache / f"{self.name}.api-servers.json"
 

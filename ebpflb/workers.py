@@ -2,8 +2,8 @@
 """Threads that repeat their work until they are stopped.
 
 They wait for a time (PeriodicWorker, DueWorker), for work in steps (StepWorker), for descriptors
-(DescriptorWorker), or for somebody who asks (Count). An exception that ends a thread ends the agent
-(stopping.FailedThreads). A Poller keeps a thread alive whose check fails, and reports the failure.
+(DescriptorWorker), or for somebody who asks (Count). An unexpected exception ends no thread: its
+work is tried again, and the failure is a condition of the agent (stopping.Parts).
 """
 
 import logging
@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from ebpflb.errors import EbpflbError, NodeError, in_words
+from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.model.events import SourceStatus
+from ebpflb.stopping import RETRY_SECONDS, parts
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +49,28 @@ def readable(sources: Iterable[_Readable], seconds: float) -> list[_Readable]:
 
 
 class Worker(ABC):
-    """Run ``run`` in a thread; it returns soon after ``stopped`` is set."""
+    """Run ``run`` in a thread; it returns soon after ``stopped`` is set.
+
+    After an unexpected exception ``run`` is called again.
+    """
 
     patience: ClassVar[float | None] = None  # seconds that ``stop`` waits for the thread's end
 
     def __init__(self, name: str) -> None:
         self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self.run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._has_waited = False  # a DescriptorWorker, in the current call of ``run``
+
+    def _run(self) -> None:
+        while not parts.attempt(self.thread.name, self.run):
+            self._has_waited = False
+            if self.stopped.wait(RETRY_SECONDS):
+                return
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether ``run`` is called again after an exception: what it was told may be lost."""
+        return parts.is_failing(self.thread.name)
 
     @abstractmethod
     def run(self) -> None:
@@ -93,19 +109,15 @@ class PeriodicWorker(Worker):
         pause = 0.0 if self._steady else self.interval
         while not self.stopped.wait(pause):
             begun = time.monotonic()
-            self._try()
+            parts.attempt(self.thread.name, self._turn)
             pause = self.interval - (time.monotonic() - begun if self._steady else 0.0)
 
-    def _try(self) -> None:
+    def _turn(self) -> None:
         try:
             self.turn()
             self._error = None
-        except Exception as error:
-            text = in_words(error)
-            if text != self._error:
-                expected = isinstance(error, EbpflbError | OSError)
-                log.error("%s: %s", self._failing, text, exc_info=None if expected else error)
-            self._error = text
+        except (EbpflbError, OSError) as error:
+            self._error = log_once(log.error, f"{self._failing}: %s", in_words(error), self._error)
 
 
 class DueWorker(Worker):
@@ -127,7 +139,7 @@ class DueWorker(Worker):
 
     @abstractmethod
     def turn(self) -> None:
-        """Do the due work. Raises nothing."""
+        """Do the due work."""
 
     def stop(self) -> None:
         self.stopped.set()
@@ -137,7 +149,8 @@ class DueWorker(Worker):
 
     def run(self) -> None:
         while self._wait():
-            self.turn()
+            if not parts.attempt(self.thread.name, self.turn):
+                self.stopped.wait(RETRY_SECONDS)
 
     def _wait(self) -> bool:
         """Return True when something is due; False at the stop."""
@@ -200,7 +213,13 @@ class DescriptorWorker(Worker):
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def wait(self, sources: Iterable[_Source], seconds: float) -> list[_Source]:
-        """Return the readable sources: none after ``seconds``, or after ``wake``."""
+        """Return the readable sources: none after ``seconds``, or after ``wake``.
+
+        Everything since the last call counts as a turn that has succeeded.
+        """
+        if self._has_waited:
+            parts.succeeded(self.thread.name)
+        self._has_waited = True
         waited_for: list[int | _Source] = [self._woken, *sources]
         ready = readable(waited_for, seconds)
         if self._woken in ready:
@@ -255,15 +274,12 @@ class Count(Generic[_Value]):
             self.thread.join()
 
     def _run(self) -> None:
-        try:
-            value = self._count()
-        except Exception:
-            log.exception(
-                "counting the %s failed; trying again in %g s", self._name, self._interval
-            )
-        else:
-            if not self.stopped.is_set():
-                self._value = value
+        parts.attempt(self._name, self._take)
+
+    def _take(self) -> None:
+        value = self._count()
+        if not self.stopped.is_set():
+            self._value = value
 
 
 class Poller:
@@ -276,15 +292,12 @@ class Poller:
         self._error: str | None = None
 
     def __call__(self) -> bool:
-        """Return whether it succeeded.
-
-        Raises nothing, because the end of the thread would go unnoticed.
-        """
+        """Return whether it succeeded."""
         failure = None
         try:
             self._poll()
-        except Exception as error:
-            failure = in_words(error) if isinstance(error, NodeError | OSError) else repr(error)
+        except (EbpflbError, OSError) as error:
+            failure = in_words(error)
         if failure != self._error:
             self._error = failure
             self._emit(SourceStatus(self._source, failure))

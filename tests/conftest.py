@@ -19,11 +19,14 @@ from hypothesis import HealthCheck, settings
 
 from ebpflb.kernel import sources
 from ebpflb.kernel.programs.compiler import compile_source
+from ebpflb.model.events import PartStatus
 from ebpflb.options import Paths
+from ebpflb.stopping import parts
 
 pytest.register_assert_rewrite("tests.kit")  # a failure there shows values, too
 
 from tests.kit import once  # noqa: E402
+from tests.kit.failing import Failing  # noqa: E402
 from tests.load import scaled  # noqa: E402
 
 settings.register_profile(
@@ -229,6 +232,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # the order above, not by the number of tests
     return Scheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def no_part_fails() -> Iterator[None]:
+    """No part of an agent in this process fails unexpectedly, except where a test expects it."""
+    failed = list[PartStatus]()
+    parts.connect(failed.append, lambda: None, Path("/nowhere/record"))
+    yield
+    assert [each for each in failed if parts.is_failing(each.part)] == []
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[Failing]:
+    """What is reported of parts that fail, which the test expects."""
+    made = Failing(tmp_path / "record")
+    parts.connect(made.told.append, made.stopped.set, made.record)
+    yield made
+    parts.connect(lambda status: None, lambda: None, made.record)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent ends when a thread of it fails, and each step of an end is taken."""
+"""A part that fails stops no other, and each step of the agent's end is taken."""
 
+import os
 import threading
-from collections.abc import Iterator
+import time
 
 import pytest
 
 from ebpflb import stopping
 from ebpflb.errors import NodeError
+from ebpflb.model.events import PartStatus
+from ebpflb.stopping import Parts
+from tests.kit.failing import Failing
 
 
 def fail(error: Exception) -> None:
@@ -31,39 +35,92 @@ def test_each_is_run_and_what_fails_is_logged(caplog: pytest.LogCaptureFixture) 
     assert [bool(each.exc_info) for each in caplog.records] == [False, False, True]
 
 
-@pytest.fixture
-def usual_hook() -> Iterator[None]:
-    """After the test exceptions of threads are pytest's again."""
-    former = threading.excepthook
-    yield
-    threading.excepthook = former
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-@pytest.mark.usefixtures("usual_hook")
-def test_a_thread_that_fails_ends_the_agent(caplog: pytest.LogCaptureFixture) -> None:
-    """If a thread fails, the agent ends, with one line that names the thread and the error.
+def connected(failing: Failing, clock: Clock) -> Parts:
+    """Those of a new agent."""
+    made = Parts(clock)
+    made.connect(failing.told.append, failing.stopped.set, failing.record)
+    return made
 
-    The traceback is for -v=4 and more.
-    """
-    caplog.set_level("DEBUG")
-    stopped = threading.Event()
-    failed = stopping.FailedThreads(stopped.set)
-    thread = threading.Thread(target=fail, args=[ValueError("out of\nrange")], name="removals")
-    thread.start()
-    thread.join()
-    assert stopped.is_set() and failed.name == "removals"
-    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("CRITICAL", "thread removals failed, so the agent exits: ValueError: out of range"),
-        ("DEBUG", "thread removals"),
+
+def test_a_part_that_fails_is_told_at_once_and_until_it_works(
+    failing: Failing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each error once, with its traceback in the log; the exception goes no further."""
+    parts = connected(failing, Clock())
+    for _ in range(2):
+        assert not parts.attempt("sweep", lambda: fail(KeyError("x")))
+    assert not parts.attempt("sweep", lambda: fail(ValueError("out of\nrange")))
+    assert parts.attempt("sweep", list)
+    assert parts.attempt("sweep", list)
+    assert failing.told == [
+        PartStatus("sweep", "KeyError: 'x'"),
+        PartStatus("sweep", "ValueError: out of range"),
+        PartStatus("sweep", None),
     ]
-    assert caplog.records[1].exc_info
+    assert [bool(each.exc_info) for each in caplog.records] == [True, True, False]
+    assert not failing.stopped.is_set()
 
 
-@pytest.mark.usefixtures("usual_hook")
-def test_a_thread_that_ends_is_no_failure() -> None:
-    """Most end with the agent."""
-    failed = stopping.FailedThreads(lambda: pytest.fail("stopped"))
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    thread.join()
-    assert not failed.name
+def test_the_agent_ends_for_a_part_that_fails_for_a_minute(failing: Failing) -> None:
+    """Without a success in between."""
+    clock = Clock()
+    parts = connected(failing, clock)
+    for now, is_success in ((0, False), (59, False), (60, True), (70, False), (129, False)):
+        clock.now = now
+        parts.attempt("sweep", list if is_success else lambda: fail(KeyError("x")))
+        assert not failing.stopped.is_set()
+    clock.now = 130
+    parts.attempt("sweep", lambda: fail(KeyError("x")))
+    assert failing.stopped.is_set() and parts.ended_for == "sweep"
+
+
+def fail_for_long(failing: Failing) -> bool:
+    """Whether a new agent ends for it."""
+    failing.stopped.clear()
+    clock = Clock()
+    parts = connected(failing, clock)
+    for _ in range(1000):
+        clock.now += 1
+        parts.attempt("sweep", lambda: fail(KeyError("x")))
+    assert parts.is_failing("sweep")
+    return failing.stopped.is_set()
+
+
+def test_the_agent_ends_for_its_parts_at_most_once_in_ten_minutes(failing: Failing) -> None:
+    """Whichever agent that was; a clock that was set back is no reason to wait for long."""
+    assert fail_for_long(failing)
+    assert not fail_for_long(failing)
+    ended = failing.record.stat().st_mtime
+    os.utime(failing.record, (0, ended - stopping.END_EVERY))
+    assert fail_for_long(failing)
+    os.utime(failing.record, (0, time.time() + 3600))
+    assert fail_for_long(failing)
+
+
+def test_an_agent_that_cannot_record_its_end_goes_on(failing: Failing) -> None:
+    """Otherwise it would end again and again."""
+    failing.record = failing.record / "missing"
+    assert not fail_for_long(failing)
+
+
+def test_a_thread_that_ends_by_an_exception_ends_the_agent(
+    failing: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be tried again in this process."""
+    monkeypatch.setattr(threading, "excepthook", stopping.parts.thread_ended)
+    for name in ("serve", "compile"):
+        thread = threading.Thread(target=fail, args=[ValueError("no")], name=name)
+        thread.start()
+        thread.join()
+    assert failing.told == [
+        PartStatus("serve", "ValueError: no"),
+        PartStatus("compile", "ValueError: no"),
+    ]
+    assert failing.stopped.is_set() and stopping.parts.ended_for == "serve"

@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
+from ebpflb import workers
 from ebpflb.errors import NodeError
-from ebpflb.stopping import FailedThreads
 from ebpflb.workers import DescriptorWorker, DueWorker, PeriodicWorker, StepWorker
+from tests.kit.failing import Failing
 
 PATIENCE = 60.0  # seconds
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is tried again without a pause."""
+    monkeypatch.setattr(workers, "RETRY_SECONDS", 0.0)
 
 
 class Counting(DueWorker):
@@ -106,20 +113,22 @@ class Repeating(PeriodicWorker):
 
 @pytest.mark.parametrize("steady", [True, False])
 def test_turns_that_fail_are_logged_once_and_repeated(
-    steady: bool, caplog: pytest.LogCaptureFixture
+    steady: bool, failing: Failing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is expected in one line, a mistake of the program with its traceback."""
+    """What is expected in one line; a mistake of the program is told to the agent."""
     worker = Repeating(steady=steady)
     worker.failures = [NodeError("a"), NodeError("a"), KeyError("b"), None, NodeError("a")]
     worker.start()
     assert worker.done.wait(PATIENCE)
     worker.stop()
-    assert [each.getMessage() for each in caplog.records] == [
+    said = [each.getMessage() for each in caplog.records]
+    assert said == [
         "repeating failed: a",
-        "repeating failed: 'b'",
+        "repeating failed, trying again: KeyError: 'b'",
+        "repeating works again",
         "repeating failed: a",
     ]
-    assert [bool(each.exc_info) for each in caplog.records] == [False, True, False]
+    assert [each.error for each in failing.told] == ["KeyError: 'b'", None]
 
 
 class Waiting(DescriptorWorker):
@@ -153,21 +162,50 @@ def test_descriptors_and_wakes_are_waited_for() -> None:
         assert not worker.thread.is_alive()
 
 
-def test_a_worker_that_fails_ends_the_agent() -> None:
-    """As any thread of it: what it did is not done any more."""
-    former, stopped = threading.excepthook, threading.Event()
+class Due(Counting):
+    """Its first turns fail, and stay due."""
+
+    failures = 2
+
+    def turn(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise KeyError("due")
+        super().turn()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_turn_that_fails_is_due_again(failing: Failing) -> None:
+    worker = Due()
+    worker.next = 0.0
+    worker.start()
+    assert worker.took.wait(PATIENCE)
+    worker.stop()
+    assert [each.error for each in failing.told] == ["KeyError: 'due'", None]
+
+
+class Reading(Waiting):
+    """Fails for each x."""
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            if self.wait([self.source], math.inf) and self.source.recv(1) == b"x":
+                raise KeyError("x")
+            self.read.put([])
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_worker_that_fails_begins_again(failing: Failing) -> None:
+    """It works again when it has read something without a failure: to wait is no success."""
     here, there = socket.socketpair()
-    here.close()
-    there.close()
-    try:
-        failed = FailedThreads(stopped.set)
-        worker = Waiting(here)
+    with here, there:
+        worker = Reading(here)
         worker.start()
-        assert stopped.wait(PATIENCE)
+        there.send(b"xx")
+        there.send(b"y")
+        assert worker.read.get(timeout=PATIENCE) == []
         worker.stop()
-    finally:
-        threading.excepthook = former
-    assert failed.name == "waiting"
+    assert [each.error for each in failing.told] == ["KeyError: 'x'", None]
 
 
 def test_steps_end_at_a_halt() -> None:
@@ -204,16 +242,25 @@ def test_steps_end_at_a_halt() -> None:
     assert taken == ["first", "other"]
 
 
-def test_a_failed_step_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``halt`` returns although a step has ended the thread."""
-    monkeypatch.setattr(threading, "excepthook", lambda failure: None)
+@pytest.mark.usefixtures("at_once")
+def test_a_failed_step_holds_nothing_up(failing: Failing) -> None:
+    """``halt`` returns, the steps that are left are not taken, and others can be begun."""
+    ended = threading.Event()
 
     def steps() -> Iterator[None]:
         yield from iter([None])
         raise ValueError
 
+    def others() -> Iterator[None]:
+        yield None
+        ended.set()
+
     worker = StepWorker("steps")
     worker.begin(steps())
-    worker.thread.join(PATIENCE)
-    assert not worker.thread.is_alive()
+    with worker.changed:
+        assert worker.changed.wait_for(lambda: worker.due == math.inf, PATIENCE)
     worker.halt()
+    worker.begin(others())
+    assert ended.wait(PATIENCE)
+    worker.stop()
+    assert [each.error for each in failing.told] == ["ValueError: ValueError", None]

@@ -57,7 +57,7 @@ class ApiServerWatch:
 
     def set(self, places: Collection[Place]) -> None:
         """Watch these servers, at most MOST, and no others."""
-        wanted = sorted(places)[:MOST]
+        wanted = sorted(places, key=str)[:MOST]
         with self._lock:
             gone = [self._watched.pop(place) for place in self._watched.keys() - set(wanted)]
             new = [place for place in wanted if place not in self._watched]

@@ -29,6 +29,7 @@ from ebpflb.model.drift import Drift, Part
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import Wrong
 from ebpflb.serve.agent_lock import AgentLock
+from ebpflb.stopping import parts
 
 # The comparisons of the agent's audit.
 
@@ -255,6 +256,7 @@ class RepeatedCheck:
         self._ended = -math.inf
         self._is_repeated = False
         self._retry = FIRST_RETRY
+        self._part = f"audit of the {check.name}"
 
     def wake(self) -> None:
         """Make the next comparison due now, except for the rest after the last one."""
@@ -271,6 +273,10 @@ class RepeatedCheck:
             self._handle(found)
         except (EbpflbError, OSError) as error:
             self._fail(error)
+            return
+        except Exception as error:
+            self._fail(error)
+            parts.failed(self._part, error)
             return
         self._spent += self._clock() - begun
         if ended:
@@ -307,13 +313,14 @@ class RepeatedCheck:
         if self.drift and not self._found:
             log.info("audit: the %s are as planned again", self.check.name)
         self.drift, self.error, self._steps = self._found, None, None
+        parts.succeeded(self._part)
         self._retry = FIRST_RETRY
         self.completed, self._ended = self.completed + 1, self._clock()
         self._is_repeated = bool(self._found) and not self._report_only and not self._is_repeated
         rest = 0.0 if self._is_repeated else max(self.check.period, SHARE * self._spent)
         self.due = self._clock() + rest
 
-    def _fail(self, error: EbpflbError | OSError) -> None:
+    def _fail(self, error: Exception) -> None:
         line = f"audit: the {self.check.name} cannot be compared or repaired: %s"
         self.error = log_once(log.error, line, in_words(error), self.error)
         self._steps, self._is_repeated = None, False

@@ -187,7 +187,7 @@ def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str
         yield NOTHING_SERVED
     yield from cluster.warnings_of(key)
     if key == KUBERNETES:
-        for address, port in sorted(cluster.silent):
+        for address, port in sorted(cluster.silent, key=str):
             yield f"the API server {address}, port {port}, does not answer this node"
     for slice in cluster.slices_of.get(key, ()):
         if wrong := cluster.invalid.get((Kind.ENDPOINT_SLICE, slice)):

@@ -56,7 +56,16 @@ from ebpflb.model.api_servers import Silent
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import in_force
 from ebpflb.model.endpoint_health import Outcomes
-from ebpflb.model.events import Changed, Disturbed, Event, Kind, Removed, Replaced, SourceStatus
+from ebpflb.model.events import (
+    Changed,
+    Disturbed,
+    Event,
+    Kind,
+    PartStatus,
+    Removed,
+    Replaced,
+    SourceStatus,
+)
 from ebpflb.model.fast_forward import EachPacketRules
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.model.neighbours import Neighbourhood
@@ -64,6 +73,7 @@ from ebpflb.model.node_local import Answering
 from ebpflb.model.untracked import Untracked
 from ebpflb.options import Options
 from ebpflb.serve.status import AgentStatus
+from ebpflb.stopping import parts
 
 # The messages of other threads to the agent's loop.
 
@@ -84,6 +94,7 @@ Message = (
     | Disturbed
     | EachPacketRules
     | Neighbourhood
+    | PartStatus
     | ConnectionsReset
     | Silent
     | Outcomes
@@ -232,6 +243,32 @@ log = logging.getLogger(__name__)
 WRITE_RETRY_SECONDS = 1.0  # between two attempts to write
 
 
+class _Part:
+    """A part of each turn. If it fails, nothing else does, and it rests before the next attempt.
+
+    ``due``: when a turn is needed, by the clock, if no message comes before.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], object],
+        due: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self.name, self.turn, self._due, self._clock = name, turn, due, clock
+        self._rests_until = -math.inf
+
+    @property
+    def due(self) -> float:
+        return max(self._due(), self._rests_until)
+
+    def take_turn(self) -> None:
+        now = self._clock()
+        if now >= self._rests_until and not parts.attempt(self.name, self.turn):
+            self._rests_until = now + stopping.RETRY_SECONDS
+
+
 @dataclass(eq=False)
 class Agent:
     """One node's agent. Other threads may read ``status``, the last published one."""
@@ -262,6 +299,7 @@ class Agent:
         self.last_sync = -math.inf  # when it ended; all times are of the monotonic clock
         self.next_check = self.clock() + self.options.sync_period
         self.source_errors: dict[str, str] = {}
+        self.failing_parts: dict[str, str] = {}
         self.kube_proxy: str | None = None  # a kube-proxy that runs on this node, or its leftovers
         self.kube_proxy_runs = False
         self.ports_not_reserved: str | None = None
@@ -269,6 +307,26 @@ class Agent:
         self.publisher = Publisher(self.options, self.reporter)
         about = self.options, self.cluster, self.node_sync, self.service_sync
         self.canary = CanarySync(*about, self._write_canary, self.clock)
+        self.parts_before = (
+            self._part("programs", self._load_programs, lambda: self.loader.due),
+            self._part("canary", self._withdraw_canary, lambda: self.canary.due),
+            self._part("endpoint health", self._look_at_endpoints, self._look_at_endpoints_due),
+            self._part("node-local", self._look_at_listeners, lambda: self.node_local.due),
+        )
+        self.parts_after = (
+            self._part("engine", self._choose_engine, self._choose_engine_due),
+            self._part("audit", self.audit.turn, lambda: self.audit.due),
+            self._part("history", self._commit_history),
+            self._part("status", self._publish),
+        )
+
+    def _part(
+        self,
+        name: str,
+        turn: Callable[[], object],
+        due: Callable[[], float] = lambda: math.inf,
+    ) -> "_Part":
+        return _Part(name, turn, due, self.clock)
 
     @property
     def status(self) -> AgentStatus:
@@ -299,27 +357,43 @@ class Agent:
             self._take(message)
         if self.stopped:
             return
-        now = self.clock()
-        if now >= self.loader.due and self.loader.try_again():
-            self.node_sync.programs_loaded()
-            self.in_sync = False
-        if now >= self.canary.due:
-            self.canary.withdraw()
-        if self.cluster.watched or self.endpoint_health.watching:
-            self.endpoint_health.turn()
-        if self.cluster.node_local.changed:
-            self.node_local.turn()
+        for part in self.parts_before:
+            part.take_turn()
         self._sync_if_due()
         self.service_sync.turn()
-        self._choose_engine()
-        self.audit.turn()
         if self.node_sync.take_new_devices():
             self.stale_udp.check_connections()
-        self.history.commit(keep=self._has_changes(), error=self.sync_error)
-        self.publisher.publish(make_status(self), in_force=in_force(self.audit.drift))
+        for part in self.parts_after:
+            part.take_turn()
         if self.node_sync.attached and self.cluster.complete:
             end_startup()
             self.reporter.turned()
+
+    def _load_programs(self) -> None:
+        if self.clock() >= self.loader.due and self.loader.try_again():
+            self.node_sync.programs_loaded()
+            self.in_sync = False
+
+    def _withdraw_canary(self) -> None:
+        if self.clock() >= self.canary.due:
+            self.canary.withdraw()
+
+    def _look_at_endpoints(self) -> None:
+        if self.cluster.watched or self.endpoint_health.watching:
+            self.endpoint_health.turn()
+
+    def _look_at_endpoints_due(self) -> float:
+        return self.endpoint_health.due if self.endpoint_health.watching else math.inf
+
+    def _look_at_listeners(self) -> None:
+        if self.cluster.node_local.changed:
+            self.node_local.turn()
+
+    def _publish(self) -> None:
+        self.publisher.publish(make_status(self), in_force=in_force(self.audit.drift))
+
+    def _commit_history(self) -> None:
+        self.history.commit(keep=self._has_changes(), error=self.sync_error)
 
     def _serve_kept_api_servers(self) -> None:
         """On a node without maps: whoever needs an API server need not wait for its answer."""
@@ -336,12 +410,8 @@ class Agent:
 
     def _wait(self) -> list[Message]:
         """Return all messages in the inbox; wait for the first one until something else is due."""
-        due = min(self._next_sync(), self.next_check, self.audit.due, self.loader.due)
-        due = min(due, self.service_sync.due, self.canary.due, self.node_sync.engine.due)
-        if self.endpoint_health.watching:
-            due = min(due, self.endpoint_health.due)
-        if self.cluster.node_local.changed:
-            due = min(due, self.node_local.due)
+        of_parts = (part.due for part in (*self.parts_before, *self.parts_after))
+        due = min(self._next_sync(), self.service_sync.due, *of_parts)
         return self.burst.waiting(max(due - self.clock(), 0.0))
 
     def _take(self, message: Message) -> None:
@@ -362,6 +432,10 @@ class Agent:
                 if error:
                     self.source_errors[source] = error
                 log.warning("%s: %s", source, error or "recovered")
+            case PartStatus(part, error):
+                self.failing_parts.pop(part, None)
+                if error:
+                    self.failing_parts[part] = error
             case Detection():
                 found = message._replace(left=self.options.left_to_kube_proxy)
                 self.kube_proxy, self.kube_proxy_runs = found.message, found.running
@@ -500,12 +574,15 @@ class Agent:
             complete=not self.service_sync.backlog,
         )
 
+    def _choose_engine_due(self) -> float:
+        return min(self.next_check, self.node_sync.engine.due)
+
     def _choose_engine(self) -> None:
         """Decide the engine once per sync period, since bridge settings change without an event.
 
         The engine is also decided when a reason for another engine has lasted long enough.
         """
-        if self.clock() >= min(self.next_check, self.node_sync.engine.due):
+        if self.clock() >= self._choose_engine_due():
             self.next_check = self.clock() + self.options.sync_period
             self.node_sync.choose_engine()
 

@@ -191,8 +191,8 @@ class Monitoring(DescriptorWorker):
             try:
                 self._turn()
             except Exception:
-                log.exception("monitor: unexpected")
                 self._forget_all()
+                raise
 
     def _turn(self) -> None:
         assert self._listening

@@ -66,7 +66,7 @@ class NodeLocalWatch(PeriodicWorker):
         self._silent = {each: self._silent[each] for each in wanted & self._silent.keys()}
         answering = frozenset(it for it in wanted if self._still_answers(it, found[it]))
         if answering != self._answering:
-            for each in sorted(answering ^ self._answering):
+            for each in sorted(answering ^ self._answering, key=str):  # of both families
                 self._say(each, found.get(each, "no Service names it"), answering)
             self._answering = answering
             self._emit(Answering(answering))

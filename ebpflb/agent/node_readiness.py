@@ -17,7 +17,7 @@ from urllib.parse import quote
 from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.event_recorder import RateLimit, WritingServer
 from ebpflb.cluster.retry import Backoff, Timing
-from ebpflb.errors import in_words, log_once
+from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.model.node_readiness import (
     CONDITION,
     NOT_READY,
@@ -142,7 +142,7 @@ class NodeReadiness(PeriodicWorker):
                 assert self._make_server is not None
                 self._server = self._make_server()
             self._server.patch(path, patch.content_type, patch.body)
-        except Exception as error:  # of any kind: the thread must not end
+        except (EbpflbError, OSError) as error:
             self._failed(error)
             return False
         self.error, self._is_rejected = None, False

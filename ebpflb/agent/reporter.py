@@ -189,6 +189,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         last_received={kind: rfc3339(at) for kind, at in agent.source.received().items()},
         service_ports=service_sync.service_ports,
         backends=service_sync.backends,
+        failing_parts=dict(agent.failing_parts),
         node_unknown=agent.reporter.check_node(agent.cluster, agent.options.source),
         source_errors=dict(agent.source_errors),
         invalid_objects=_invalid_objects(agent.cluster),

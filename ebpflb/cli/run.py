@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -26,7 +27,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import process, sysctls
 from ebpflb.options import Options, Paths, flags_of
 from ebpflb.serve import agent_lock
-from ebpflb.stopping import FailedThreads
+from ebpflb.stopping import parts
 from ebpflb.tools import pins
 from ebpflb.tools.requirements import missing_requirements, required_results
 
@@ -108,7 +109,8 @@ def serve_until_stopped(
     process.adjust_oom_score(options.oom_score_adj)
     process.raise_file_limit()
     state, inbox = StateDir(options.paths.state, options.map_sizes), Inbox()
-    failed = FailedThreads(lambda: inbox.put(Stop()))
+    parts.connect(inbox.put, lambda: inbox.put(Stop()), options.paths.failure_file)
+    threading.excepthook = parts.thread_ended
     _stop_on_signals_and_changes(lambda: inbox.put(Stop()), watch)
     try:
         with build_agent(options, flags, lock, inbox) as agent:
@@ -124,8 +126,8 @@ def serve_until_stopped(
         raise ConfigurationError(
             f"{watch.path} has changed: exiting to be restarted with the new file"
         )
-    if failed.name:
-        raise NodeError(f"thread {failed.name} failed: exiting to be restarted")
+    if parts.ended_for:
+        raise NodeError(f"{parts.ended_for} keeps failing: exiting to be restarted")
 
 
 def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | None) -> None:

@@ -29,6 +29,7 @@ GROUPS = {
         "lists_complete",
         "programs",
         "monitor",
+        "failing_parts",
         "ports_not_open",
         "removed_settings",
     ),

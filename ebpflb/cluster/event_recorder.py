@@ -22,9 +22,10 @@ from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.retry import Backoff, Timing
 from ebpflb.cluster.source import Observe, unobserved
-from ebpflb.errors import in_words, log_once
+from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.model.events import Key, Kind
 from ebpflb.redaction import redact
+from ebpflb.stopping import parts
 
 # How often something may be reported, so that no tenant fills the log or the API server.
 
@@ -212,18 +213,22 @@ class ApiRecorder(EventRecorder):
         for _ in range(ATTEMPTS):
             try:
                 self._create(path, body)
-            except Exception as error:  # of any kind: the thread must not end
-                line, reason = (
-                    "events cannot be sent to the API server: %s",
-                    redact(in_words(error)),
-                )
-                self._last_error = log_once(log.warning, line, reason, self._last_error)
+            except Exception as error:
+                self._failed(error)
                 if isinstance(error, RequestRejected) or self._stopped_within(backoff.next()):
                     return False
             else:
                 self._last_error = ""
+                parts.succeeded(self._thread.name)
                 return True
         return False
+
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, EbpflbError | OSError):
+            parts.failed(self._thread.name, error)
+            return
+        line, reason = "events cannot be sent to the API server: %s", redact(in_words(error))
+        self._last_error = log_once(log.warning, line, reason, self._last_error)
 
     def _create(self, path: str, body: bytes) -> None:
         if self._server is None:

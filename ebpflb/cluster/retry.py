@@ -6,7 +6,6 @@ failed. A failure is reported as ``SourceStatus`` once per error and followed by
 All times are in ``Timing``, so that a test can shorten them.
 """
 
-import logging
 import random
 import threading
 import time
@@ -14,11 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebpflb.cluster.source import Emit
-from ebpflb.errors import ClusterError, in_words
+from ebpflb.errors import ClusterError
 from ebpflb.model.events import Event, SourceStatus
 from ebpflb.redaction import redact
-
-log = logging.getLogger(__name__)
+from ebpflb.stopping import parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +111,9 @@ class RetryLoop:
         except ClusterError as error:
             self._report(str(error))
         except Exception as error:
-            # An error in this program; otherwise the thread would end unnoticed.
-            log.exception("%s: unexpected", self.source)
-            self._report(f"{type(error).__name__}: {in_words(error)}")
+            parts.failed(self.source, error)
         else:
+            parts.succeeded(self.source)
             return 0.0
         return self._backoff.next()
 
@@ -141,6 +138,7 @@ class RetryLoop:
     def clear_error(self) -> None:
         """Report that the source can be read: the last error is over."""
         had_error = self._error is not None
+        parts.succeeded(self.source)
         self._report(None)
         if had_error:
             self._on_recovery(self)

@@ -10,7 +10,6 @@ does not count as changed.
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 from inotify_simple import INotify, flags
@@ -57,13 +56,17 @@ class ConfigWatch(DescriptorWorker):
             return None
         return inotify
 
+    def stop(self) -> None:
+        super().stop()
+        if self._inotify:
+            self._inotify.close()
+
     def run(self) -> None:
         moved = False
-        with self._inotify or nullcontext():
-            while not (moved or self._has_changed()):
-                moved = self._is_moved()
-                if self.stopped.is_set():
-                    return
+        while not (moved or self._has_changed()):
+            moved = self._is_moved()
+            if self.stopped.is_set():
+                return
         self.changed = True
         self._on_change()
 

@@ -32,6 +32,7 @@ from ebpflb.model.events import Changed, Kind, ObjectEvent, Removed, Replaced
 from ebpflb.model.services import PortName
 from ebpflb.options import Paths
 from ebpflb.plan.entries import service_name
+from ebpflb.stopping import parts
 from ebpflb.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -230,6 +231,12 @@ class History:
         self.checkpoint.start()
 
     def _read(self) -> None:
+        parts.attempt("history", self._write_checkpoint)
+        part = self._limit // segments.PARTS  # of records, whatever the checkpoint's size
+        size = self._segment.size if self._segment else 0
+        self.full_at = size + part
+
+    def _write_checkpoint(self) -> None:
         try:
             for name, opened in self._maps.items():
                 for keys, values in opened.slices():
@@ -239,11 +246,6 @@ class History:
             self._append(Whole(self._clock()))
         except EbpflbError as error:
             log.warning("history: %s: no checkpoint could be written", error)
-        except Exception:
-            log.exception("history: unexpected error: no checkpoint could be written")
-        part = self._limit // segments.PARTS  # of records, whatever the checkpoint's size
-        size = self._segment.size if self._segment else 0
-        self.full_at = size + part
 
 
 def _cause(event: ObjectEvent) -> WriteCause:

@@ -85,6 +85,13 @@ class SourceStatus(Struct, frozen=True):
     error: str | None
 
 
+class PartStatus(Struct, frozen=True):
+    """A part of the agent failed by an unexpected exception; ``error`` is None once it works."""
+
+    part: str
+    error: str | None
+
+
 class Disturbed(Struct, frozen=True):
     """An object that this check of the audit compares may have been removed."""
 

@@ -21,6 +21,7 @@ class Cause(StrEnum):
     NO_ANSWER = "agent does not answer"
     STALLED = "loop stalled"
     LATE = "changes late"
+    FAILING_PARTS = "parts of the agent failing"
     PROGRAMS = "programs of an earlier version"
     LISTS = "lists not complete"
     NODE_UNKNOWN = "node unknown"
@@ -97,6 +98,12 @@ def _not_in_force(status: AgentStatus) -> Iterator[Condition]:
 
 
 def _not_received(status: AgentStatus) -> Iterator[Condition]:
+    yield from _named(
+        Cause.FAILING_PARTS,
+        status.failing_parts,
+        "a part of the agent fails",
+        "parts of the agent fail",
+    )
     if not status.lists_complete:
         text = "not all of Services, EndpointSlices and the Node have been received yet"
         yield Condition(Cause.LISTS, f"{text}: nothing is written before then")

@@ -26,6 +26,7 @@ import h11
 
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.addresses import Family
+from ebpflb.stopping import parts
 
 # HTTP/1.1: requests and responses as values; h11 reads and writes their bytes.
 #
@@ -300,8 +301,8 @@ class Listener:
                     pass
         except OSError as error:  # the client closed the connection, or the time is over
             log.debug("%s: %s", self._name, error)
-        except Exception:
-            log.exception("%s: unexpected", self._name)
+        except Exception as error:
+            parts.failed(self._name, error)
 
     async def _exchange(
         self, connection: HttpConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -327,16 +328,21 @@ class Listener:
         if isinstance(request, Response):  # a refusal
             return request
         try:
-            if quick := self._quick.get(request.path):
-                return quick(request)
-            if self._slow:
-                loop = asyncio.get_running_loop()
-                threads = None if self._slow is True else self._slow
-                return await loop.run_in_executor(threads, self._handler, request)
-            return self._handler(request)
-        except Exception:
-            log.exception("%s: unexpected", request.path)
+            response = await self._answer(request)
+        except Exception as error:
+            parts.failed(self._name, error)
             return Response(500, b"internal error\n")
+        parts.succeeded(self._name)
+        return response
+
+    async def _answer(self, request: Request) -> Response:
+        if quick := self._quick.get(request.path):
+            return quick(request)
+        if self._slow:
+            loop = asyncio.get_running_loop()
+            threads = None if self._slow is True else self._slow
+            return await loop.run_in_executor(threads, self._handler, request)
+        return self._handler(request)
 
 
 def _is_on_loopback(writer: asyncio.StreamWriter) -> bool:

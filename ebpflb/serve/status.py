@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _FORMER_FILE = ".contents"  # of a version that left the maps' content to the next agent
-_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls", _FORMER_FILE}
+_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".sysctls", ".failed", _FORMER_FILE}
 _LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal take 15 MB
 _LOST = "`ebpflb monitor` and `doctor` cannot reach this agent until it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
@@ -62,6 +62,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     last_received: Mapping[str, str] = {}  # kind -> when the source last sent anything about it
     service_ports: int = 0
     backends: int = 0
+    failing_parts: Mapping[str, str] = {}  # part of the agent -> the unexpected exception
     node_unknown: str | None = None  # if no Node has this node's name
     source_errors: Mapping[str, str] = {}  # source -> its error
     invalid_objects: Mapping[str, str] = {}  # object -> its error
@@ -207,7 +208,8 @@ def remove(paths: Paths) -> None:
     """Remove all files of an agent that no longer runs; a directory in place of a file stays."""
     sockets = (paths.socket_file, paths.monitor_socket)
     former = paths.run / f"{paths.name}{_FORMER_FILE}"
-    files = (paths.status_file, paths.lock_file, paths.ports_file, former, *sockets)
+    kept = (paths.ports_file, paths.failure_file, former)
+    files = (paths.status_file, paths.lock_file, *kept, *sockets)
     recorded = paths.run.glob(f"{glob.escape(paths.name)}.*history*")
     for path in (*files, *(path for path in recorded if path.is_symlink() or not path.is_dir())):
         path.unlink(missing_ok=True)

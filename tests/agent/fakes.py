@@ -54,6 +54,7 @@ from ebpflb.serve import status
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus
+from ebpflb.stopping import parts
 from tests.plan.simulation import Maps, writes
 
 Json = dict[str, Any]
@@ -391,6 +392,8 @@ class Harness:
             clock=self.clock,
             **self._others(cluster),
         )
+        record = self.options.paths.failure_file
+        parts.connect(self.agent.inbox.put, lambda: self.agent.inbox.put(Stop()), record)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb run --kubeconfig` from end to end: the real agent on a fake API server."""
 
+import socket
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ import msgspec
 import pytest
 from pyroute2 import netns
 
+from ebpflb import http_get
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
@@ -129,3 +132,45 @@ def test_the_kept_api_servers_are_served_before_one_answers(
     with server_on(cluster, port) as api:
         fill(api, cluster, "web-2", "web-3")
         wait_until("the lists count", lambda: answering(pod) == {"web-2", "web-3"})
+
+
+FAILING_AGENT = Path(__file__).parents[1] / "kit/failing_agent.py"
+# Workers that begin their work without a reason from outside, with these options.
+OPTIONS = "--node-readiness=condition", "--fast-forward=auto", "--packet-path=netfilter"
+WORKERS = {
+    *("devices", "each-packet", "ended connections", "events", "kube-proxy", "monitor"),
+    *("moved-udp-flows", "netfilter-table", "node readiness", "node-local", "stale-conntrack"),
+    *("stale-udp", "sweep", "untracked"),
+}
+
+
+def test_services_are_served_while_every_worker_fails(cluster: Cluster, tmp_path: Path) -> None:
+    """From the start: endpoints change, /livez is 200, and the status names each worker."""
+    agent, pod = cluster.agent, cluster.sockets(cluster.client)
+    agent.under = [sys.executable, "-P", str(FAILING_AGENT)]
+    with server_on(cluster) as api:
+        agent.options = (*OPTIONS, "--kubeconfig", str(api.kubeconfig(tmp_path)))
+        agent.begin()
+        fill(api, cluster, "web-1", "web-2")
+        wait_until("it is served", lambda: answering(pod) == {"web-1", "web-2"})
+        wait_until("all are named", lambda: failing_parts(cluster).keys() >= WORKERS)
+        fill(api, cluster, "web-3")
+        wait_until("endpoints changed", lambda: answering(pod) == {"web-3"})
+        assert f"{api.url}/apis/networking.k8s.io/v1/servicecidrs" in failing_parts(cluster)
+        assert set(failing_parts(cluster).values()) == {"TypeError: a mistake"}
+        assert livez(cluster) == 200
+        assert agent.process and agent.process.poll() is None
+
+
+def failing_parts(cluster: Cluster) -> dict[str, str]:
+    last = status.read(cluster.agent.paths)
+    return dict(last.failing_parts) if last else {}
+
+
+def livez(cluster: Cluster) -> int:
+    netns.pushns(cluster.node.netns)
+    try:
+        with socket.create_connection(("127.0.0.1", 10256)) as connection:
+            return http_get.get(connection, "/livez")[0]
+    finally:
+        netns.popns()

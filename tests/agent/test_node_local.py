@@ -79,6 +79,7 @@ class Asked:
 
 
 DNS = Listener(ip_address("169.254.20.10"), 53, Protocol.UDP)
+DNS6 = Listener(ip_address("fd00::10"), 53, Protocol.TCP)
 ANSWERS, NOBODY = [frozenset({DNS})], [frozenset[Listener]()]
 
 
@@ -91,6 +92,14 @@ def test_silence_counts_twice_and_a_refusal_at_once(monkeypatch: pytest.MonkeyPa
     assert [asked.turn(it) for it in ("", None, "", "")] == [[], [], [], NOBODY]
     assert [asked.turn(it) for it in ("", None, "refused")] == [[], ANSWERS, NOBODY]
     assert asked.watch.counts == {"answering": 0, "silent": 1}
+
+
+def test_listeners_of_both_families_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DNS cache has an address of each family, and may answer by TCP too."""
+    both = frozenset({DNS, DNS6, DNS._replace(protocol=Protocol.TCP)})
+    asked = Asked(monkeypatch, *both)
+    asked.watch.set(both)
+    assert [asked.turn(it) for it in (None, "refused")] == [[], NOBODY]
 
 
 def test_an_earlier_agents_listener_serves_until_it_is_asked(

@@ -11,6 +11,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.lab.hosts import Host, Lab
+from ebpflb.serve import status
 from tests.kit.lab_cluster import PREFIX, LabCluster
 
 pytestmark = pytest.mark.usefixtures("started_anew")
@@ -58,23 +59,34 @@ def test_bind_address_hard_fail(cluster: LabCluster, node: Host, port: int) -> N
 
 FAILING = """
 import sys
+from ebpflb import stopping
 from ebpflb.cli import main
-from ebpflb.kernel.node.device_watch import DeviceWatch
-DeviceWatch.run = lambda self: [][1023]
+from ebpflb.kernel.netfilter.untracked import UntrackedWatch
+stopping.END_AFTER = 0.0
+UntrackedWatch.turn = lambda self: [][1023]
 sys.argv = ["ebpflb", *sys.argv[sys.argv.index("run"):]]
 main()
 """
 
 
-def test_a_thread_that_fails_ends_the_agent(cluster: LabCluster, node: Host) -> None:
-    """In order and with status 1, so that it is restarted; each line is without Python's frames."""
+def test_an_agent_ends_for_a_part_that_fails_and_the_next_serves(
+    cluster: LabCluster, node: Host
+) -> None:
+    """In order and with status 1, so that it is restarted; not again for ten minutes."""
     agent = cluster.add_agent(node)
     agent.under = [sys.executable, "-P", "-c", FAILING]
     with suppress(NodeError):  # it may end before it is ready
         cluster.start()
     assert agent.process and agent.process.wait(120) == 1
-    lines = [line for line in agent.log().splitlines() if "thread devices failed" in line]
-    assert lines[0].endswith("so the agent exits: IndexError: list index out of range")
-    assert lines[1:] == ["ebpflb: thread devices failed: exiting to be restarted"]
+    said = [line.split(" ", 2)[-1] for line in agent.log().splitlines() if "untracked" in line]
+    assert said[0] == "untracked failed, trying again: IndexError: list index out of range"
+    assert "untracked keeps failing, so the agent exits, to be restarted" in said
+    assert (
+        agent.log().splitlines()[-1] == "ebpflb: untracked keeps failing: exiting to be restarted"
+    )
     assert " stopped; " in agent.log()
-    assert "Traceback" not in agent.log()
+    agent.start()
+    cluster.publish()
+    last = status.read(agent.paths)
+    assert last and last.failing_parts == {"untracked": "IndexError: list index out of range"}
+    assert agent.process.poll() is None

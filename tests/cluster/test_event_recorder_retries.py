@@ -9,12 +9,14 @@ import pytest
 from ebpflb.cluster import event_recorder
 from ebpflb.cluster.event_recorder import ApiRecorder
 from ebpflb.errors import ClusterError
+from ebpflb.model.events import PartStatus
 from tests.cluster.event_log import NODE, QUICK
 from tests.kit.api_server import WAIT_SECONDS
+from tests.kit.failing import Failing
 
 
-def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
-    """Any failure is one log line, and the event and all later ones are sent afterwards."""
+def test_unforeseen(failing: Failing, caplog: pytest.LogCaptureFixture) -> None:
+    """After any failure the event and all later ones are sent; a mistake of ours is told."""
     sent: list[str] = []
     failures = [RuntimeError("can't start new thread"), ClusterError("away")]
 
@@ -30,10 +32,12 @@ def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
         _record(sending, f"the {number}th")
     sending.stop()
     assert sent == ["the 0th", "the 1th"]
-    assert caplog.messages == [
-        "events cannot be sent to the API server: can't start new thread",
-        "events cannot be sent to the API server: away",
+    assert "events cannot be sent to the API server: away" in caplog.messages
+    assert failing.told == [
+        PartStatus("events", "RuntimeError: can't start new thread"),
+        PartStatus("events", None),
     ]
+    caplog.clear()
 
 
 def test_gives_up_in_the_end() -> None:

@@ -21,11 +21,12 @@ from ebpflb.cluster.api import Server
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.retry import RetryLoop
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Kind
+from ebpflb.model.events import Kind, PartStatus
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from tests.cluster.event_log import QUICK, Begin, EventLog
 from tests.kit.api_server import FakeApiServer
+from tests.kit.failing import Failing
 
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.c2VjcmV0.dG9rZW4"
 PASSWORD = "correct horse"
@@ -182,7 +183,7 @@ def test_passwords_of_urls_are_not_said(
 
 
 def test_an_unexpected_error_does_not_quote_what_it_was_about(
-    events: EventLog, said: pytest.LogCaptureFixture
+    events: EventLog, failing: Failing, said: pytest.LogCaptureFixture
 ) -> None:
     """Errors such as a codec's, whose repr has the whole text, are not quoted."""
     redaction.remember(TOKEN)
@@ -191,7 +192,7 @@ def test_an_unexpected_error_does_not_quote_what_it_was_about(
         raise ValueError(f"Invalid header value b'Bearer {TOKEN}\\n'")
 
     RetryLoop("it", events, QUICK, threading.Event()).run_once(fail)
-    assert events.error() == "ValueError: Invalid header value b'Bearer ***\\n'"
+    assert failing.told == [PartStatus("it", "ValueError: Invalid header value b'Bearer ***\\n'")]
     assert "Traceback" in said.text
     said.clear()
 

@@ -200,7 +200,7 @@ def test_timeout_is_twice_the_sync_period(serve: Serve) -> None:
 def test_a_task_that_fails_ends_the_agent(
     server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a thread does (stopping.FailedThreads): nothing else would notice. One that is cancelled
+    """As a thread does (stopping.Parts): nothing else would notice. One that is cancelled
     has done its work.
     """
     failed: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()

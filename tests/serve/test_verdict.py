@@ -70,6 +70,11 @@ def test_ok() -> None:
             "a setting has no effect: --one: was removed",
         ),
         ({"stale_udp_error": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
+        (
+            {"failing_parts": {"sweep": "KeyError: 1"}},
+            Cause.FAILING_PARTS,
+            "a part of the agent fails: sweep: KeyError: 1",
+        ),
         ({"sync_error": "map services: no space"}, Cause.SYNC_ERROR, "map services: no space"),
         (
             {"last_received": {"Node": (NOW - OLD_AFTER - timedelta(minutes=1)).isoformat()}},

@@ -210,16 +210,15 @@ class ResetWorker(DueWorker):
         return max(self._earliest, min([self.removed.due(), *(each.due for each in self.passes)]))
 
     def turn(self) -> None:
-        """Do the due work; a failure is logged, and tried again."""
+        """Do the due work; what failed is tried again."""
         begun, pause = self._cpu_clock(), _PASS_RETRY_SECONDS
         try:
             self.search_and_end()
             pause = _PAUSE_FACTOR * (self._cpu_clock() - begun)
         except (EbpflbError, OSError) as error:
             log.warning("connections to removed endpoints cannot be reset: %s", error)
-        except Exception:
-            log.exception("resetting connections to removed endpoints failed")
-        self._earliest = self._clock() + pause
+        finally:
+            self._earliest = self._clock() + pause
 
     def search_and_end(self) -> None:
         with self.changed:

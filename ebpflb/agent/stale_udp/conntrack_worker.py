@@ -227,8 +227,8 @@ class StaleConnectionsWorker(DueWorker):
         except (EbpflbError, OSError) as error:
             self._fail(taken, in_words(error))
         except Exception as error:
-            log.exception("deleting stale UDP flows from conntrack failed")
             self._fail(taken, f"{type(error).__name__}: {in_words(error)}")
+            raise
 
     def _take(self, now: float) -> _Wanted:
         """Return one due search, or all if there are many.

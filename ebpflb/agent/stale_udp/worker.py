@@ -216,8 +216,8 @@ class StaleUdpWorker(DueWorker):
         except (EbpflbError, OSError) as error:
             self._fail(search, in_words(error))
         except Exception as error:
-            log.exception("searching for stale UDP sockets failed")
             self._fail(search, f"{type(error).__name__}: {in_words(error)}")
+            raise
         else:
             self._earliest = self._clock() + _PAUSE_FACTOR * (self._clock() - begun)
             self._error, self.pause = None, FIRST_RETRY

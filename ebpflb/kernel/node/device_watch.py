@@ -287,6 +287,9 @@ class DeviceWatch(DescriptorWorker):
         super().start()
 
     def run(self) -> None:
+        if self.has_failed:
+            self._table.note_loss()
+            self._poll()
         while not self.stopped.is_set():
             changes = self.wait([self.changes], self._table.poll_seconds)
             if changes:
