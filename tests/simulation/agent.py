@@ -42,6 +42,7 @@ from ebpflb.model import addresses
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.drift import Drift
+from ebpflb.model.events import PartStatus
 from ebpflb.model.node_readiness import OFF
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options, Paths
@@ -49,6 +50,7 @@ from ebpflb.plan import tables
 from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
+from ebpflb.stopping import parts
 from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeServiceHealth,
@@ -207,10 +209,16 @@ def simulated(
         (tables, "PLACES", 2),
         *((addresses, name, _remembered(name)) for name in ("parse_network", "parse_address")),
     ]
+    parts.connect(_fail, lambda: None, Path("/nowhere/record"))
     with ExitStack() as stack:
         for module, name, value in replaced:
             stack.enter_context(patch.object(module, name, value))
         yield
+
+
+def _fail(status: PartStatus) -> None:
+    """A mistake of the program ends the schedule, which has found it."""
+    assert not status.error, f"{status.part}: {status.error}"
 
 
 def _others(history: History, cluster: ClusterState, clock: Callable[[], float]) -> dict[str, Any]:
