@@ -19,17 +19,22 @@ from ebpflb.model.kube_proxy import NFT_TABLE, IptablesTable, Option, read_optio
 PRIORITIES = {"raw": -300, "mangle": -150, "nat": NAT_DST, "filter": 0, "security": 50}
 _SETS = ("set", "map")
 _BUILT_IN = ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING")
+_L4_PROTOCOLS = ("tcp", "udp", "sctp", "dccp", "udplite", "icmp", "icmpv6")
 _LONGEST_RULE, _LONGEST_COMMENT = 160, 60  # characters shown
 OTHER_FORM = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of output
 
 
-def tables(unread: list[str], *, only_raw: bool = False) -> Iterator[Table]:
+RAW, FORWARD = "raw", "filter"  # tables of iptables
+
+
+def tables(unread: list[str], only: str = "") -> Iterator[Table]:
     """Yield all tables except ebpflb's, and kube-proxy's in its mode by nftables.
 
-    ``only_raw``: only those with rules that packets pass before conntrack. Adds a line to
-    ``unread`` for each tool whose rules exist and cannot be read.
+    ``only``: RAW for those with rules that packets pass before conntrack, FORWARD for those with
+    rules that forwarded packets pass at iptables' table filter. Adds a line to ``unread`` for each
+    tool whose rules exist and cannot be read.
     """
-    names = ["raw"] if only_raw else list(PRIORITIES)
+    names = [only] if only else list(PRIORITIES)
     of_iptables = set[nft.Name]()
     for tool in iptables.tools():
         try:
@@ -44,20 +49,20 @@ def tables(unread: list[str], *, only_raw: bool = False) -> Iterator[Table]:
                 family = iptables.NFT_FAMILY[tool.family]
                 of_iptables |= {nft.Name(family, table.name) for table in found}
     try:
-        yield from _tables_of_nft(of_iptables, only_raw=only_raw)
+        yield from _tables_of_nft(of_iptables, only)
     except NodeError as error:
         unread.append(str(error))
     except OTHER_FORM:
         unread.append("nft: its output cannot be read")
 
 
-def _tables_of_nft(of_iptables: set[nft.Name], *, only_raw: bool) -> Iterator[Table]:
+def _tables_of_nft(of_iptables: set[nft.Name], only: str) -> Iterator[Table]:
+    known = {RAW: nft.raw_tables, FORWARD: nft.forward_tables, "": nft.tables}[only]
     if not child.find("nft"):
-        known = nft.raw_tables() if only_raw else nft.tables()
-        if any(is_foreign(it.table) for it in known - of_iptables):
+        if any(is_foreign(it.table) for it in known() - of_iptables):
             raise NodeError("nft: it has rules, and nft is not installed here")
         return
-    for name in sorted(nft.raw_tables()) if only_raw else _listed():
+    for name in sorted(known()) if only else _listed():
         if name not in of_iptables and is_foreign(name.table):
             yield read_nft(_nft("list", "table", *name))
 
@@ -117,7 +122,8 @@ def read_nft(listed: str) -> Table:
 
 def _nft_chain(value: dict[str, Any]) -> Chain:
     hook = value.get("hook", "") if value["family"] != "bridge" else ""
-    return Chain(value["name"], hook, int(value.get("prio", 0)), value.get("type") == "nat")
+    policy = str(value.get("policy", "")).upper()
+    return Chain(value["name"], hook, int(value.get("prio", 0)), value.get("type") == "nat", policy)
 
 
 class _NftReader:
@@ -152,7 +158,7 @@ class _NftReader:
             if kind == "match":
                 yield from self._conditions(**body)
             elif kind in ("jump", "goto"):
-                yield Option("-j", body["target"])
+                yield Option("-j" if kind == "jump" else "-g", body["target"])
             elif kind in ("accept", "drop", "reject"):
                 yield Option("-j", kind.upper())
             elif kind == "mangle" and "payload" in body["key"]:
@@ -171,8 +177,8 @@ class _NftReader:
                 yield Option(name, f"{right}-65535")
             else:
                 yield Option(name, ",".join(self._values(right, column)), op in ("!=", "!"))
-            if name == "dport" and part["payload"]["protocol"] != "th":
-                yield Option("protocol", part["payload"]["protocol"])
+            if (protocol := part.get("payload", {}).get("protocol")) in _L4_PROTOCOLS:
+                yield Option("protocol", protocol)
 
     def _elements(self, value: Any) -> Any:
         """Return the elements of a set of the rule, or of a named one."""

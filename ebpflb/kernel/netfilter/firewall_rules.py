@@ -80,7 +80,7 @@ class Rule(Struct, frozen=True, dict=True):
 class Chain(Struct):
     """``hook`` is netfilter's name in lower case, "" for a chain that only other chains jump to.
 
-    Only iptables' own chains have a ``policy``.
+    Only base chains have a ``policy``: ACCEPT or DROP.
     """
 
     name: str

@@ -14,7 +14,7 @@ from ebpflb.kernel.netlink import attributes, from_text, text
 # Numbers of attributes: NFTA_TABLE_NAME, NFTA_CHAIN_*, NFTA_RULE_*, NFTA_HOOK_*, NFTA_GEN_ID.
 _TABLE, _CHAIN_NAME, _CHAIN_HOOK, _RULE_CHAIN, _RULE_HANDLE = 1, 3, 4, 2, 3
 _HOOK_NUMBER, _HOOK_PRIORITY, _GENERATION = 1, 2, 1
-_PREROUTING = 0  # NF_INET_PRE_ROUTING
+_PREROUTING, _FORWARD = 0, 2  # NF_INET_*
 CONNTRACK = -200  # NF_IP_PRI_CONNTRACK
 NO_SUCH_THING = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT}
 
@@ -32,17 +32,27 @@ def tables() -> set[Name]:
 
 def raw_tables() -> set[Name]:
     """Return the tables with a chain in PREROUTING before conntrack. Raises NodeError."""
+    return _tables_at(lambda hook, priority: hook == _PREROUTING and priority < CONNTRACK)
+
+
+def forward_tables() -> set[Name]:
+    """Return the tables with a chain in FORWARD. Raises NodeError."""
+    return _tables_at(lambda hook, _: hook == _FORWARD)
+
+
+def _tables_at(is_there: Callable[[int, int], bool]) -> set[Name]:
     return {
         Name(family, from_text(found[_TABLE]))
         for family in TABLE_FAMILIES
         for found in map(attributes, _dump(Name(family, ""), transaction.GET_CHAIN))
-        if _CHAIN_HOOK in found and _is_raw(attributes(found[_CHAIN_HOOK]))
+        if _CHAIN_HOOK in found and is_there(*_place(attributes(found[_CHAIN_HOOK])))
     }
 
 
-def _is_raw(hook: Mapping[int, bytes]) -> bool:
+def _place(hook: Mapping[int, bytes]) -> tuple[int, int]:
+    """Return the number of a base chain's hook, and its priority."""
     priority = int.from_bytes(hook[_HOOK_PRIORITY], signed=True)
-    return int.from_bytes(hook[_HOOK_NUMBER]) == _PREROUTING and priority < CONNTRACK
+    return int.from_bytes(hook[_HOOK_NUMBER]), priority
 
 
 def rules(names: Iterable[Name]) -> set[tuple[Name, bytes]]:

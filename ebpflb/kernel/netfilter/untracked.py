@@ -20,7 +20,7 @@ from functools import reduce
 from ipaddress import ip_network
 
 from ebpflb.kernel.netfilter import iptables, nft
-from ebpflb.kernel.netfilter.firewall_reader import tables
+from ebpflb.kernel.netfilter.firewall_reader import RAW, tables
 from ebpflb.kernel.netfilter.firewall_rules import Chain, Rule, Table
 from ebpflb.model.addresses import number
 from ebpflb.model.services import Protocol
@@ -48,7 +48,7 @@ def untracked(unread: list[str]) -> Untracked:
 
     Adds a line to ``unread`` for each tool whose rules exist and cannot be read.
     """
-    found = tables(unread, only_raw=True)
+    found = tables(unread, RAW)
     return Untracked(frozenset(each for table in found for each in destinations(table)))
 
 

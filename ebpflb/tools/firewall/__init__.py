@@ -3,6 +3,7 @@
 
 survey      compares the rules with the Services; which rules act on each packet of a connection
 forwarding  whether FORWARD drops traffic that only kube-proxy's rules accept
+walk        what the rules of a hook do with a packet
 
 The rules are read by ebpflb.kernel.netfilter.firewall_reader.
 """

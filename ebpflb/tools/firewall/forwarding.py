@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether iptables' FORWARD drops requests of clients outside to pods of this node, by its rules.
+"""Whether FORWARD drops requests of clients outside to pods of this node, by its rules.
 
 kube-proxy's chains accept the traffic that it masquerades, in its modes by iptables and ipvs.
 ebpflb has no such rule, and does not masquerade traffic that stays on the node. If no other rule
 accepts requests to pods, they time out as soon as ebpflb serves; with --masquerade-local-backends,
-when kube-proxy's rules are gone. Any rule that may accept such a request counts as accepting it,
-whatever rules before it do.
+when kube-proxy's rules are gone. Only what every packet meets counts: not a drop that depends on
+what is not known of the packet, and not one for a single pod.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,42 +13,21 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.netfilter.firewall_reader import read_iptables
-from ebpflb.kernel.netfilter.firewall_rules import Rule, Table
-from ebpflb.kernel.netfilter.iptables import Tool, tools
+from ebpflb.kernel.netfilter.firewall_reader import FORWARD, tables
+from ebpflb.kernel.netfilter.firewall_rules import Chain, Table
+from ebpflb.kernel.netfilter.iptables import tools
 from ebpflb.kernel.node import device_watch, routes
-from ebpflb.model.addresses import Address, Network, number, parse_address, parse_network
-from ebpflb.model.kube_proxy import Option, is_chain, read_options
+from ebpflb.model.addresses import Address, parse_address
+from ebpflb.model.kube_proxy import IptablesTable, is_chain, read_options
 from ebpflb.model.services import Protocol
 from ebpflb.tools import pins
+from ebpflb.tools.firewall.walk import Packet, Verdict, may_drop, verdicts
 
 _MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search
-_DROPS = {"DROP", "REJECT"}
-_SILENT = {"-j", "-m", "--comment", "--reject-with"}
-_KUBE_MARK = "0x4000/0x4000"
 
 Endpoint = tuple[Address, int]
-
-
-class Request(Struct, frozen=True):
-    """A new TCP connection of a client outside to a pod, by the devices ``came_by`` and ``leaves``.
-
-    ``near`` are the addresses of the node at the first device; ``inside`` those at other devices,
-    and the pod's: networks with them have no clients outside. ``marked``: with the mark that
-    kube-proxy's chains test.
-    """
-
-    pod: Address
-    port: int
-    leaves: str
-    came_by: str
-    near: frozenset[Address]
-    inside: frozenset[Address]
-    marked: bool = True
 
 
 class Dropping(NamedTuple):
@@ -68,125 +47,92 @@ class Dropping(NamedTuple):
 
 def dropping(state_directory: Path) -> list[Dropping]:
     """Return the traffic that FORWARD drops, or may drop, in this thread's network namespace."""
-    found = list[Dropping]()
-    for tool in tools():
-        try:
-            if read := tool.table("filter"):
-                found += _judged(tool, read_iptables(read, tool.name), state_directory)
-        except (EbpflbError, OSError) as error:
-            says = f"unknown whether FORWARD drops requests to pods: {in_words(error)}"
-            found.append(Dropping(tool.name, False, says, f"look at `{tool.family} -S FORWARD`"))
-    return found
+    unread = list[str]()
+    found = [each for table in tables(unread, FORWARD) for each in _judged(table, state_directory)]
+    return found + [_unknown(*line.split(": ", 1)) for line in unread]
 
 
-def _judged(tool: Tool, table: Table, state_directory: Path) -> Iterator[Dropping]:
-    """Yield at most one result, for the first pod whose requests are dropped."""
-    if not drops_by_default(table):
-        return
-    for request in _requests(tool, state_directory):
-        if accepts(table, request, with_kube_proxy=False):
-            continue
-        held = accepts(table, request, with_kube_proxy=True)
-        who = "only kube-proxy's chains accept" if held else "no rule accepts"
-        says = f"FORWARD drops by default, and {who} requests from outside to pods"
-        rule = f"{tool.family} -I FORWARD -d PODS -j ACCEPT"
-        then = "they time out with ebpflb" if held else "NodePorts time out"
-        remedy = f"{then}: {rule}, and the same with -s (PODS: the pods' network)"
-        yield Dropping(tool.name, not held, f"{says}, such as {request.pod}", remedy)
-        return
+def _unknown(tool: str, why: str) -> Dropping:
+    says = f"unknown whether FORWARD drops requests to pods: {why}"
+    return Dropping(tool, False, says, "look at `iptables -S FORWARD` and `nft list ruleset`")
 
 
-def drops_by_default(table: Table) -> bool:
-    """Whether the policy or an unconditional rule drops what no rule accepts."""
-    forward = table.chains.get("FORWARD")
-    return forward is not None and (
-        forward.policy == "DROP"
-        or any(
-            rule.targets & _DROPS and _SILENT.issuperset(rule.names)
-            for chain in table.chains.values()
-            for rule in chain.rules
-        )
-    )
-
-
-def accepts(table: Table, request: Request, *, with_kube_proxy: bool) -> bool:
-    """Whether FORWARD may accept a request, if also kube-proxy's chains count or not."""
-    reached = table.reached_from(
-        table.chains["FORWARD"],
-        lambda rule: _may_match(rule, request),
-        with_kube_proxy=with_kube_proxy,
-    )
-    return any("ACCEPT" in rule.targets for _, rule in reached)
-
-
-def _may_match(rule: Rule, request: Request) -> bool:
-    """Whether the rule may match the request; a rule that cannot be read may."""
+def _judged(table: Table, state_directory: Path) -> Iterator[Dropping]:
+    """Yield at most one result for each chain, for the first pod whose requests are dropped."""
+    at = [chain for chain in table.chains.values() if chain.hook == "forward"]
+    at = [chain for chain in at if may_drop(table, chain)]
     try:
-        return rule.matches(Protocol.TCP, number(request.pod), request.port) and all(
-            _may_hold(option, request) for option in rule.options
-        )
-    except ValueError:
-        return True
+        packets = list(_packets(table.family, state_directory)) if at else []
+    except (EbpflbError, OSError) as error:
+        yield _unknown(table.title.partition(",")[0], in_words(error))
+        return
+    for chain in at:
+        results = (_result(table, chain, packet) for packet in packets)
+        yield from islice((each for each in results if each), 1)
 
 
-def _may_hold(option: Option, request: Request) -> bool:
-    """Whether a condition, other than on the destination, may hold. Raises ValueError."""
-    if option.name == "-s":
-        return option.negated or _has_clients(parse_network(option.value), request)
-    if option.name == "-i":
-        holds = _is_device(request.came_by, option.value)
-    elif option.name == "-o":
-        holds = _is_device(request.leaves, option.value)
-    elif option.name == "--mark":
-        holds = request.marked or option.value != _KUBE_MARK
-    elif option.name in ("--ctstate", "--state"):
-        holds = not {"NEW", "DNAT"}.isdisjoint(option.value.split(","))
-    else:
-        return True
-    return holds != option.negated
+def _result(table: Table, chain: Chain, packet: Packet) -> Dropping | None:
+    """Return what is dropped for certain, unless by a rule for this pod alone."""
+    found = verdicts(table, chain, packet)
+    if found.keys() != {Verdict.DROP}:
+        return None
+    by = f" ({rule.text})" if (rule := found[Verdict.DROP]) else ""
+    held = verdicts(table, chain, packet, with_kube_proxy=True).keys() != {Verdict.DROP}
+    who = "only kube-proxy's chains accept" if held else "no rule accepts"
+    says = f"{chain.name} drops by default{by}, and {who} requests from outside to pods"
+    then = "they time out with ebpflb" if held else "NodePorts time out"
+    remedy = f"{then}: {_rule_for(table, chain)}, and the same for what pods send"
+    name = table.title.partition(",")[0]
+    return Dropping(name, not held, f"{says}, such as {packet.address}", remedy)
 
 
-def _has_clients(network: Network, request: Request) -> bool:
-    """Whether clients outside may be in this network."""
-    is_inside = any(address in network for address in request.inside)
-    return not is_inside or any(address in network for address in request.near)
+def _rule_for(table: Table, chain: Chain) -> str:
+    """Return a command that accepts requests to PODS, the pods' network."""
+    if table.title.startswith("table"):
+        version = "ip6" if table.family == "ip6" else "ip"
+        where = f"{table.title.removeprefix('table ')} {chain.name}"
+        return f"nft insert rule {where} {version} daddr PODS accept"
+    return f"{table.title.partition('-')[0]} -I FORWARD -d PODS -j ACCEPT (PODS: their network)"
 
 
-def _is_device(name: str, pattern: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith("+") else name == pattern
-
-
-def _requests(tool: Tool, state_directory: Path) -> Iterator[Request]:
+def _packets(family: str, state_directory: Path) -> Iterator[Packet]:
     """Yield requests to some pods with a Service for clients outside.
 
     Raises NodeError if the pods are unknown.
     """
-    version = 6 if tool.family == "ip6tables" else 4
+    for version in {"ip": (4,), "ip6": (6,)}.get(family, (4, 6)):
+        yield from _packets_of(version, state_directory)
+
+
+def _packets_of(version: int, state_directory: Path) -> Iterator[Packet]:
     devices = device_watch.list_devices().devices
     own = {address for device in devices for address in device.addresses}
     uplink = next(routes.default_devices(version), 0)
     near = {a for device in devices if device.index == uplink for a in device.addresses}
     came_by = next((device.name for device in devices if device.index == uplink), "")
-    endpoints, marked = _endpoints(tool, state_directory)
+    endpoints, marked, dnat = _endpoints(version, state_directory)
     pods = sorted(each for each in endpoints if each[0].version == version and each[0] not in own)
     for address, port in islice(pods, _MOST_PODS):
         route = routes.route_to(address)
         if came_by and route.ifindex not in (0, uplink):
             inside = frozenset(own - near | {address})
-            yield Request(address, port, route.device, came_by, frozenset(near), inside, marked)
+            way = route.device, came_by, frozenset(near), inside
+            yield Packet(address, port, *way, marked, dnat)
 
 
-def _endpoints(tool: Tool, state_directory: Path) -> tuple[set[Endpoint], bool]:
-    """Return the endpoints for clients outside, and whether requests to them are masqueraded.
+def _endpoints(version: int, state_directory: Path) -> tuple[set[Endpoint], bool, bool]:
+    """Return the endpoints for clients outside, and whether requests to them are masqueraded, and
+    translated by conntrack.
 
     Raises NodeError.
     """
     with pins.maps_if_any(state_directory) as maps:
         if maps is None:
-            return _endpoints_of_kube_proxy(tool), True
+            return _endpoints_of_kube_proxy(version), True, True
         flags = maps["settings"].get(0).flags
         marked = "shadow" in flags or {"netfilter", "masquerade_here"} <= flags
-        return _endpoints_in_maps(maps), marked
+        dnat = not flags.isdisjoint({"shadow", "netfilter"})
+        return _endpoints_in_maps(maps), marked, dnat
 
 
 def _endpoints_in_maps(maps: Mapping[str, Map]) -> set[Endpoint]:
@@ -200,18 +146,24 @@ def _endpoints_in_maps(maps: Mapping[str, Map]) -> set[Endpoint]:
     return {(s.address, s.port) for s in islice(slots, _MOST_SLOTS) if "here" in s.flags}
 
 
-def _endpoints_of_kube_proxy(tool: Tool) -> set[Endpoint]:
+def _endpoints_of_kube_proxy(version: int) -> set[Endpoint]:
     """Return kube-proxy's endpoints, in its mode by iptables. Raises NodeError."""
-    table = tool.table("nat")
-    if table is None or "KUBE-NODEPORTS" not in table.chains:
+    family = "iptables" if version == 4 else "ip6tables"
+    found = [tool.table("nat") for tool in tools() if tool.family == family]
+    mine = [table for table in found if table and "KUBE-NODEPORTS" in table.chains]
+    if not mine:
         raise NodeError("pods are only known while an agent runs")
+    return {each for table in mine for each in _endpoints_in(table)}
+
+
+def _endpoints_in(table: IptablesTable) -> Iterator[Endpoint]:
     if all(rule.chain != "KUBE-NODEPORTS" for rule in table.rules):
-        return set()
+        return
     options = [
         {option.name: option.value for option in read_options(rule.text)}
         for rule in table.rules
         if is_chain(rule.chain)
     ]
     destinations = [it.get("--to-destination", "") for it in options if it.get("-p") == "tcp"]
-    pairs = [destination.rpartition(":") for destination in destinations if destination]
-    return {(parse_address(host.strip("[]")), int(port)) for host, _, port in pairs}
+    for host, _, port in (each.rpartition(":") for each in destinations if each):
+        yield parse_address(host.strip("[]")), int(port)

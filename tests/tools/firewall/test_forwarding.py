@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rules of FORWARD may accept a request of a client outside to a pod, and which cannot."""
+"""What FORWARD does with a request of a client outside to a pod, by the rules of known programs."""
 
+import json
+import re
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
+from ebpflb.kernel.netfilter.firewall_reader import read_nft
 from ebpflb.kernel.netfilter.firewall_rules import Table
-from ebpflb.tools.firewall.forwarding import Request, accepts, drops_by_default
+from ebpflb.tools.firewall.walk import Packet, Verdict, may_drop, verdicts
 from tests.tools.firewall.services import of_iptables
 
+ACCEPT, DROP, DROP_OF_ONE = Verdict.ACCEPT, Verdict.DROP, Verdict.DROP_OF_ONE
+POD = "10.244.1.7/32"
 KUBE = (
     "-A FORWARD -j KUBE-FORWARD",
     "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP",
@@ -17,10 +23,17 @@ KUBE = (
 )
 DOCKER = (
     "-A FORWARD -j DOCKER-USER",
-    "-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    "-A FORWARD -o docker0 -j DOCKER",
-    "-A FORWARD -i docker0 ! -o docker0 -j ACCEPT",
+    "-A FORWARD -j DOCKER-FORWARD",
+    "-A DOCKER-FORWARD -j DOCKER-CT",
+    "-A DOCKER-FORWARD -j DOCKER-ISOLATION-STAGE-1",
+    "-A DOCKER-FORWARD -j DOCKER-BRIDGE",
+    "-A DOCKER-FORWARD -i docker0 -j ACCEPT",
+    "-A DOCKER-CT -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A DOCKER-ISOLATION-STAGE-1 -i docker0 ! -o docker0 -j DOCKER-ISOLATION-STAGE-2",
+    "-A DOCKER-ISOLATION-STAGE-2 -o docker0 -j DROP",
+    "-A DOCKER-BRIDGE -o docker0 -j DOCKER",
     "-A DOCKER -d 172.17.0.2/32 ! -i docker0 -o docker0 -p tcp -m tcp --dport 80 -j ACCEPT",
+    "-A DOCKER ! -i docker0 -o docker0 -j DROP",
     "-A DOCKER-USER -j RETURN",
 )
 PODMAN = (
@@ -28,67 +41,240 @@ PODMAN = (
     "-A FORWARD -s 10.88.0.0/16 -j ACCEPT",
 )
 CNI_FIREWALL = (  # of the plugin "firewall": requests to pods are left to others
-    "-A FORWARD -d 10.244.1.7/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-    "-A FORWARD -s 10.244.1.7/32 -j ACCEPT",
+    f"-A FORWARD -d {POD} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    f"-A FORWARD -s {POD} -j ACCEPT",
 )
-NEITHER = {
-    "Docker": DOCKER,
-    "Podman": PODMAN,
-    "the plugin firewall": CNI_FIREWALL,
-    "another port": ("-A FORWARD -p tcp -m multiport --dports 22,443 -j ACCEPT",),
-    "another protocol": ("-A FORWARD -p udp -j ACCEPT", "-A FORWARD ! -p tcp -j ACCEPT"),
-    "all but the uplink": ("-A FORWARD ! -i eth+ -j ACCEPT",),
-    "only established": ("-A FORWARD -m state ! --state NEW,INVALID -j ACCEPT",),
+UFW = (
+    "-A FORWARD -j ufw-before-logging-forward",
+    "-A FORWARD -j ufw-before-forward",
+    "-A FORWARD -j ufw-after-forward",
+    "-A FORWARD -j ufw-after-logging-forward",
+    "-A FORWARD -j ufw-reject-forward",
+    "-A FORWARD -j ufw-track-forward",
+    "-A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT",
+    "-A ufw-before-forward -j ufw-user-forward",
+    "-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG",
+    "-A ufw-skip-to-policy-forward -j DROP",
+    "-A ufw-skip-to-policy-input -j DROP",
+    "-A INPUT -j ufw-skip-to-policy-input",
+)
+UFW_ROUTE = ("-A ufw-user-forward -o cni0 -j ACCEPT",)
+CALICO = (
+    "-A FORWARD -j cali-FORWARD",
+    "-A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT",
+    "-A FORWARD -j MARK --set-xmark 0x10000/0x10000",
+    "-A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000",
+    "-A cali-FORWARD -m mark --mark 0x0/0x10000 -j cali-from-hep-forward",
+    "-A cali-FORWARD -i cali+ -j cali-from-wl-dispatch",
+    "-A cali-FORWARD -o cni0 -j cali-to-wl-dispatch",
+    "-A cali-to-wl-dispatch -o cni0 -g cali-tw-cali1",
+    '-A cali-to-wl-dispatch -m comment --comment "Unknown interface" -j DROP',
+    "-A cali-tw-cali1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A cali-tw-cali1 -m conntrack --ctstate INVALID -j DROP",
+    "-A cali-tw-cali1 -j cali-pri-kns",
+    "-A cali-tw-cali1 -m mark --mark 0x10000/0x10000 -j RETURN",
+    '-A cali-tw-cali1 -m comment --comment "Drop if no profiles matched" -j DROP',
+    "-A cali-pri-kns -j MARK --set-xmark 0x10000/0x10000",
+    "-A cali-from-wl-dispatch -j DROP",
+    "-A cali-from-hep-forward -j RETURN",
+)
+KUBE_ROUTER = (
+    "-A FORWARD -j KUBE-ROUTER-FORWARD",
+    f"-A KUBE-ROUTER-FORWARD -d {POD} -j KUBE-POD-FW-A",
+    "-A KUBE-ROUTER-FORWARD -m mark --mark 0x20000/0x20000 -j ACCEPT",
+    "-A KUBE-POD-FW-A -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A KUBE-POD-FW-A -m conntrack --ctstate INVALID -j DROP",
+    f"-A KUBE-POD-FW-A -d {POD} -m addrtype --src-type LOCAL -j ACCEPT",
+    "-A KUBE-POD-FW-A -m mark ! --mark 0x10000/0x10000 -m limit --limit 10/min -j NFLOG",
+    "-A KUBE-POD-FW-A -m mark ! --mark 0x10000/0x10000 -j REJECT",
+    "-A KUBE-POD-FW-A -j MARK --set-xmark 0x20000/0x20000",
+)
+KUBE_NETWORK_POLICIES = (
+    "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A FORWARD -m set --match-set podips dst -j NFQUEUE --queue-num 100 --queue-bypass",
+)
+ESTABLISHED = "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+REJECT = "-A FORWARD -j REJECT --reject-with icmp-host-prohibited"
+DROPPED = {  # by policy, if not said otherwise
+    "nothing": ("DROP",),
+    "Docker": ("DROP", *DOCKER),
+    "Podman": ("DROP", *PODMAN),
+    "the plugin firewall": ("DROP", *CNI_FIREWALL),
+    "ufw": ("DROP", *UFW),
+    "ufw, reject": ("ACCEPT", *UFW, "-A ufw-reject-forward -j REJECT"),
+    "another port": ("DROP", "-A FORWARD -p tcp -m multiport --dports 22,443 -j ACCEPT"),
+    "another protocol": ("DROP", "-A FORWARD -p udp -j ACCEPT", "-A FORWARD ! -p tcp -j ACCEPT"),
+    "all but the uplink": ("DROP", "-A FORWARD ! -i eth+ -j ACCEPT"),
+    "only established": ("DROP", "-A FORWARD -m state ! --state NEW,INVALID -j ACCEPT"),
+    "a last rule": ("ACCEPT", ESTABLISHED, REJECT),
+    "a drop before": ("ACCEPT", "-A FORWARD -o cni0 -j DROP", "-A FORWARD -j ACCEPT"),
+    "the pods' network": ("ACCEPT", "-A FORWARD -d 10.244.0.0/16 -j DROP"),
+    "a chain": ("ACCEPT", "-A FORWARD -j END", "-A END -j DROP"),
+    "a goto": ("DROP", "-A FORWARD -g END", "-A FORWARD -j ACCEPT", "-A END -p udp -j DROP"),
 }
-ACCEPTING = {
-    "Flannel": ("-A FORWARD -j FLANNEL-FWD", "-A FLANNEL-FWD -d 10.244.0.0/16 -j ACCEPT"),
-    "Calico": ("-A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT",),
-    "Cilium": ("-A FORWARD -o cni+ -m comment --comment any->cluster -j ACCEPT",),
-    "clients' network": ("-A FORWARD -s 198.51.100.0/24 -j ACCEPT",),
-    "the node's network": ("-A FORWARD -s 192.0.2.0/24 -j ACCEPT",),
-    "translated": ("-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT",),
-    "a rule behind a drop": ("-A FORWARD -o cni0 -j DROP", "-A FORWARD -j ACCEPT"),
-    "a drop of others": ("-A FORWARD -s 203.0.113.9/32 -j DROP", "-A FORWARD -j ACCEPT"),
-    "an unreadable match": ("-A FORWARD -d 10.244.1.x -j ACCEPT",),
-    "a loop": ("-A FORWARD -j END", "-A END -j END", "-A FORWARD -i eth0 -j ACCEPT"),
+ACCEPTED = {
+    "Flannel": ("DROP", "-A FORWARD -j FLANNEL-FWD", "-A FLANNEL-FWD -d 10.244.0.0/16 -j ACCEPT"),
+    "Cilium": ("DROP", "-A FORWARD -o cni+ -m comment --comment any->cluster -j ACCEPT"),
+    "translated": ("DROP", "-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"),
+    "ufw, a route": ("DROP", *UFW, *UFW_ROUTE),
+    "ufw, routed": ("ACCEPT", *UFW),
+    "an input of its own": ("ACCEPT", "-A INPUT -j DROP"),
+    "a chain that nothing uses": ("ACCEPT", "-A OLD -j DROP"),
+    "a drop of other traffic": (
+        "ACCEPT",
+        "-A FORWARD -o docker0 -j DROP",
+        "-A FORWARD -p udp -j DROP",
+    ),
+    "a loop": ("DROP", "-A FORWARD -j END", "-A END -j END", "-A FORWARD -i eth0 -j ACCEPT"),
+}
+MAYBE = {  # it depends on what is not known of the packet
+    "Calico": ("DROP", *CALICO),
+    "kube-network-policies": ("DROP", *KUBE_NETWORK_POLICIES),
+    "clients' network": ("DROP", "-A FORWARD -s 198.51.100.0/24 -j ACCEPT"),
+    "the node's network": ("DROP", "-A FORWARD -s 192.0.2.0/24 -j ACCEPT"),
+    "a drop of some clients": ("ACCEPT", "-A FORWARD -s 203.0.113.9/32 -j DROP"),
+    "an unreadable match": ("DROP", "-A FORWARD -d 10.244.1.x -j ACCEPT"),
+    "a rate": ("ACCEPT", "-A FORWARD -m limit --limit 9/sec -j ACCEPT", "-A FORWARD -j DROP"),
 }
 
 
-def table(*rules: str, policy: str = "DROP") -> Table:
-    chains = {rule.split()[1] for rule in rules} - {"FORWARD"}
-    heads = [f":FORWARD {policy} [0:0]", *(f":{chain} - [0:0]" for chain in chains)]
+TARGETS = {"ACCEPT", "DROP", "REJECT", "RETURN", "MARK", "LOG", "NFLOG", "NFQUEUE"}
+
+
+def table(policy: str, *rules: str) -> Table:
+    chains = {name for rule in rules for name in re.findall(r"-[Ajg] ([\w-]+)", rule)}
+    chains -= {"FORWARD", "INPUT", *TARGETS}
+    heads = [f":FORWARD {policy} [0:0]", ":INPUT ACCEPT [0:0]"]
+    heads += [f":{chain} - [0:0]" for chain in chains]
     (parsed,) = of_iptables("\n".join(["*filter", *heads, *rules, "COMMIT"]))
     return parsed
 
 
-def request(*, marked: bool = True) -> Request:
+def request(*, marked: bool = True, dnat: bool = True) -> Packet:
     """By eth0 to a pod behind cni0, beside docker0 and a bridge of Podman."""
     pod, node = ip_address("10.244.1.7"), ip_address("192.0.2.1")
     bridges = map(ip_address, ("10.244.1.1", "172.17.0.1", "10.88.0.1"))
-    return Request(pod, 8080, "cni0", "eth0", frozenset({node}), frozenset({pod, *bridges}), marked)
+    inside = frozenset({pod, *bridges})
+    return Packet(pod, 8080, "cni0", "eth0", frozenset({node}), inside, marked, dnat)
 
 
-@pytest.mark.parametrize("rules", NEITHER.values(), ids=NEITHER)
-def test_only_kube_proxys_rules_accept(rules: tuple[str, ...]) -> None:
-    """What is about other packets does not count; kube-proxy's chains do while they are there."""
-    assert not accepts(table(*rules), request(), with_kube_proxy=False)
-    both = table(*KUBE, *rules)
-    assert not accepts(both, request(), with_kube_proxy=False)
-    assert accepts(both, request(), with_kube_proxy=True)
-    assert not accepts(both, request(marked=False), with_kube_proxy=True)
+def outcome(
+    of: Table, packet: Packet | None = None, *, with_kube_proxy: bool = False
+) -> set[Verdict]:
+    (chain,) = (it for it in of.chains.values() if it.hook == "forward")
+    found = verdicts(of, chain, packet or request(), with_kube_proxy=with_kube_proxy)
+    assert may_drop(of, chain) or DROP not in found
+    return set(found)
 
 
-@pytest.mark.parametrize("rules", ACCEPTING.values(), ids=ACCEPTING)
-def test_another_rule_accepts(rules: tuple[str, ...]) -> None:
-    """Also one that may accept only some requests."""
-    assert accepts(table(*rules), request(), with_kube_proxy=False)
-    assert accepts(table(*DOCKER, *rules), request(), with_kube_proxy=False)
+@pytest.mark.parametrize("rules", DROPPED.values(), ids=DROPPED)
+def test_dropped_by_default(rules: tuple[str, ...]) -> None:
+    """Whoever asks; kube-proxy's chains accept while they are there, what they have marked."""
+    assert outcome(table(*rules)) == {DROP}
+    policy, *others = rules
+    both = table(policy, *KUBE, *others)
+    assert outcome(both) == {DROP}
+    assert outcome(both, with_kube_proxy=True) == {ACCEPT}
+    assert outcome(both, request(marked=False), with_kube_proxy=True) == {DROP}
 
 
-def test_the_policy() -> None:
-    """It decides what no rule does; a last rule may do the same."""
-    assert not drops_by_default(table(policy="ACCEPT"))
-    reject = "-A FORWARD -j REJECT --reject-with icmp-host-prohibited"
-    for found in (table(), table(*DOCKER, reject, policy="ACCEPT")):
-        assert drops_by_default(found)
-        assert not accepts(found, request(), with_kube_proxy=False)
+@pytest.mark.parametrize("rules", ACCEPTED.values(), ids=ACCEPTED)
+def test_accepted(rules: tuple[str, ...]) -> None:
+    """The policy counts, and no rule that the request does not reach."""
+    assert outcome(table(*rules)) == {ACCEPT}
+
+
+@pytest.mark.parametrize("rules", MAYBE.values(), ids=MAYBE)
+def test_either(rules: tuple[str, ...]) -> None:
+    """Nothing is wrong by default then."""
+    assert outcome(table(*rules)) == {ACCEPT, DROP}
+
+
+def test_the_flow_tables_translate_without_conntrack() -> None:
+    """A rule for what conntrack has translated does not accept there."""
+    assert outcome(table(*ACCEPTED["translated"]), request(dnat=False)) == {DROP}
+
+
+@pytest.mark.parametrize("policy", ["ACCEPT", "DROP"])
+def test_a_drop_for_one_pod_is_that_pods(policy: str) -> None:
+    """As network policies have it, in a chain for the pod or by a rule."""
+    assert DROP_OF_ONE in outcome(table("ACCEPT", *KUBE_ROUTER))
+    assert DROP not in outcome(table("ACCEPT", *KUBE_ROUTER))
+    assert outcome(table(policy, f"-A FORWARD -d {POD} -j DROP")) == {DROP_OF_ONE}
+    chain = (f"-A FORWARD -d {POD} -j ONE", "-A ONE -s 203.0.113.0/24 -j ACCEPT", "-A ONE -j DROP")
+    assert outcome(table(policy, *chain)) == {ACCEPT, DROP_OF_ONE}
+
+
+def payload(protocol: str, field: str) -> dict[str, Any]:
+    return {"payload": {"protocol": protocol, "field": field}}
+
+
+def match(left: object, right: object) -> dict[str, Any]:
+    return {"match": {"op": "==", "left": left, "right": right}}
+
+
+STATE, STATUS = {"ct": {"key": "state"}}, {"ct": {"key": "status"}}
+IIFNAME, OIFNAME = ({"meta": {"key": f"{way}ifname"}} for way in "io")
+KNOWN = match(STATE, ["established", "related"]), {"accept": None}
+ADMIN_PROHIBITED = ({"reject": {"type": "icmpx", "expr": "admin-prohibited"}},)
+FIREWALLD: dict[str, list[Any]] = {
+    "filter_FORWARD": [
+        KNOWN,
+        (match(STATUS, "dnat"), {"accept": None}),
+        (match(IIFNAME, "lo"), {"accept": None}),
+        (match(STATE, "invalid"), {"drop": None}),
+        (
+            match(payload("ip6", "daddr"), {"set": [{"prefix": {"addr": "::", "len": 96}}]}),
+            *ADMIN_PROHIBITED,
+        ),
+        ({"jump": {"target": "filter_FORWARD_ZONES"}},),
+        ADMIN_PROHIBITED,
+    ],
+    "filter_FORWARD_ZONES": [
+        (match(IIFNAME, "eth0"), {"goto": {"target": "filter_FWD_public"}}),
+        ({"goto": {"target": "filter_FWD_public"}},),
+    ],
+    "filter_FWD_public": [
+        ({"jump": {"target": "filter_FWD_public_allow"}},),
+        (match({"meta": {"key": "l4proto"}}, {"set": ["icmp", "ipv6-icmp"]}), {"accept": None}),
+    ],
+    "filter_FWD_public_allow": [],
+}
+TRUSTED = [(match(OIFNAME, "cni0"), {"accept": None})]
+NETWORK_POLICIES = {
+    "forward": [
+        (match(payload("icmpv6", "type"), "nd-neighbor-solicit"), {"accept": None}),
+        KNOWN,
+        (match(payload("ip", "daddr"), "@podips"), {"queue": {"num": 100, "flags": "bypass"}}),
+    ]
+}
+
+
+def of_nft(chains: dict[str, list[Any]], policy: str = "accept") -> Table:
+    """The first chain is the base chain."""
+    place = {"family": "inet", "table": "t"}
+    base = {"type": "filter", "hook": "forward", "prio": 10, "policy": policy}
+    objects: list[Any] = [{"table": {"family": "inet", "name": "t"}}]
+    objects.append({"set": {**place, "name": "podips", "elem": ["10.244.1.7", "10.244.1.8"]}})
+    for at, name in enumerate(chains):
+        objects.append({"chain": {**place, "name": name, **(base if not at else {})}})
+    for name, rules in chains.items():
+        for handle, rule in enumerate(rules):
+            objects.append({"rule": {**place, "chain": name, "handle": handle, "expr": list(rule)}})
+    return read_nft(json.dumps({"nftables": objects}))
+
+
+def test_firewalld() -> None:
+    """It accepts what conntrack has translated, and rejects other requests to a zone's devices."""
+    there = of_nft(FIREWALLD)
+    assert outcome(there) == {ACCEPT}
+    assert outcome(there, request(dnat=False)) == {DROP}
+    trusting = of_nft(FIREWALLD | {"filter_FWD_public_allow": TRUSTED})
+    assert outcome(trusting, request(dnat=False)) == {ACCEPT}
+
+
+def test_a_policy_of_nft_and_a_queue() -> None:
+    assert outcome(of_nft({"forward": [KNOWN]}, "drop")) == {DROP}
+    assert outcome(of_nft(NETWORK_POLICIES)) == {ACCEPT}
+    assert outcome(of_nft(NETWORK_POLICIES, "drop")) == {ACCEPT}

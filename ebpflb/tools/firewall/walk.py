@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rules of a hook do with a packet: all rules that it reaches, in their order.
+
+A rule may ask for what is not known of the packet: marks, sets, rates, the client's address. Such a
+rule may match or not, so there may be several results.
+"""
+
+from enum import Enum, auto
+
+from msgspec import Struct
+
+from ebpflb.kernel.netfilter.firewall_rules import Chain, Rule, Table
+from ebpflb.model import kube_proxy
+from ebpflb.model.addresses import Address, number, parse_network
+from ebpflb.model.kube_proxy import Option
+from ebpflb.model.services import Protocol
+
+_SILENT = {  # matched already, or no condition
+    *("-d", "--dst-range", "daddr", "--dport", "--dports", "dport"),
+    *("-p", "protocol", "nexthdr", "l4proto", "--syn"),
+    *("-j", "-g", "-m", "--comment", "--reject-with", "--log-prefix", "--log-level"),
+    *("comment", "counter", "log", "return", "queue"),
+}
+_KUBE_MARK = "0x4000/0x4000"
+_TAKING = {"ACCEPT", "QUEUE", "NFQUEUE", "queue"}  # a program that is asked may accept
+_DROPPING = {"DROP", "REJECT"}
+_RETURNING = {"RETURN", "return"}
+
+
+class Packet(Struct, frozen=True):
+    """The first packet of a connection of a client outside, by the devices ``came_by``, ``leaves``.
+
+    ``leaves`` is "" before routing. ``near`` are the addresses of the node at the first device;
+    ``inside`` those at other devices, and the pod's: networks with them have no clients outside.
+    ``marked``: with the mark that kube-proxy's chains test; ``dnat``: conntrack has translated it.
+    """
+
+    address: Address
+    port: int
+    leaves: str
+    came_by: str
+    near: frozenset[Address]
+    inside: frozenset[Address]
+    marked: bool = True
+    dnat: bool = True
+    protocol: int = Protocol.TCP
+
+
+class Verdict(Enum):
+    ACCEPT = auto()
+    DROP = auto()
+    DROP_OF_ONE = auto()  # by a rule for this destination alone, as network policies have them
+    NEXT = auto()  # no rule of the chain decides
+
+
+Verdicts = dict[Verdict, Rule | None]
+"""The possible verdicts, each with the first rule that leads to it; None: the chain's policy."""
+
+
+def verdicts(
+    table: Table, chain: Chain, packet: Packet, *, with_kube_proxy: bool = False
+) -> Verdicts:
+    """Return what may become of the packet at a base chain; kube-proxy's chains count on request.
+
+    A rule that cannot be read may match.
+    """
+    found = _Walk(table, packet, with_kube_proxy=with_kube_proxy).chain(chain.name)
+    if Verdict.NEXT in found:
+        del found[Verdict.NEXT]
+        found.setdefault(Verdict.DROP if chain.policy == "DROP" else Verdict.ACCEPT, None)
+    return found
+
+
+def may_drop(table: Table, chain: Chain) -> bool:
+    """Whether anything in the chain, or in those that it leads to, drops."""
+    rules = (rule for _, rule in table.reached_from(chain))
+    return chain.policy == "DROP" or any(_DROPPING & rule.targets for rule in rules)
+
+
+class _Walk:
+    """A chain does the same with the packet from wherever it is reached."""
+
+    def __init__(self, table: Table, packet: Packet, *, with_kube_proxy: bool) -> None:
+        self._table, self._packet, self._with_kube_proxy = table, packet, with_kube_proxy
+        self._known: dict[str, Verdicts] = {}
+
+    def chain(self, name: str) -> Verdicts:
+        if name not in self._known:
+            self._known[name] = {Verdict.NEXT: None}  # a loop, which netfilter refuses
+            self._known[name] = self._of_rules(self._table.chains[name].rules)
+        return dict(self._known[name])
+
+    def _of_rules(self, rules: list[Rule]) -> Verdicts:
+        found: Verdicts = {}
+        for rule in rules:
+            match = matches(rule, self._packet)
+            if match is False:
+                continue
+            of_rule, goes_on = self._of_rule(rule)
+            for verdict, by in of_rule.items():
+                found.setdefault(verdict, by)
+            if match and not goes_on:
+                return found
+        found.setdefault(Verdict.NEXT, None)
+        return found
+
+    def _of_rule(self, rule: Rule) -> tuple[Verdicts, bool]:
+        """Return the verdicts of a rule that matches, and whether the next rule may follow."""
+        actions = rule.targets | rule.names
+        if actions & _TAKING:
+            return {Verdict.ACCEPT: rule}, False
+        if actions & _DROPPING:
+            one = is_about_one(rule, self._packet.address)
+            return {Verdict.DROP_OF_ONE if one else Verdict.DROP: rule}, False
+        if actions & _RETURNING:
+            return {Verdict.NEXT: rule}, False
+        for target in rule.targets & self._table.chains.keys():
+            if self._with_kube_proxy or not kube_proxy.is_chain(target):
+                return self._of_jump(rule, self.chain(target))
+        return {}, True
+
+    def _of_jump(self, rule: Rule, found: Verdicts) -> tuple[Verdicts, bool]:
+        """After a jump, not after a goto, the packet comes back from the chain."""
+        comes_back = Verdict.NEXT in found and "-g" not in rule.names
+        if comes_back:
+            del found[Verdict.NEXT]
+        if Verdict.DROP in found and is_about_one(rule, self._packet.address):
+            found[Verdict.DROP_OF_ONE] = found.pop(Verdict.DROP)
+        return found, comes_back
+
+
+def is_about_one(rule: Rule, address: Address) -> bool:
+    """Whether the rule names this destination by its address, not by a network."""
+    try:
+        alone = number(address), number(address)
+        return any(alone in each.ranges for each in rule.conditions if not each.negated)
+    except ValueError:
+        return False
+
+
+def matches(rule: Rule, packet: Packet) -> bool | None:
+    """Whether the rule matches the packet; None if that is not known."""
+    try:
+        hold = [_holds(option, packet) for option in rule.options]
+        if rule.asks_for_original:
+            hold.append(None)
+        else:
+            hold.append(rule.matches(packet.protocol, number(packet.address), packet.port))
+    except ValueError:
+        return None
+    return False if False in hold else None if None in hold else True
+
+
+def _holds(option: Option, packet: Packet) -> bool | None:
+    """Whether a condition, other than on the destination, holds. Raises ValueError."""
+    if option.name in _SILENT:
+        return True
+    holds = _holds_if_not_negated(option.name, option.value, packet)
+    return holds if holds is None else holds != option.negated
+
+
+def _holds_if_not_negated(name: str, value: str, packet: Packet) -> bool | None:
+    values = value.split(",")
+    match name:
+        case "-s" | "saddr":
+            return _any([_is_client(each, packet) for each in values])
+        case "-i" | "iif" | "iifname":
+            return any(_is_device(packet.came_by, each) for each in values)
+        case "-o" | "oif" | "oifname":
+            return any(_is_device(packet.leaves, each) for each in values)
+        case "--mark" if value == _KUBE_MARK:
+            return packet.marked
+        case "--ctstate" | "--state" | "state" | "--ctstatus" | "status":
+            return _has_state({each.upper() for each in values}, packet)
+        case "nfproto":
+            return f"ipv{packet.address.version}" in values
+    return None
+
+
+def _has_state(states: set[str], packet: Packet) -> bool:
+    return "NEW" in states or ("DNAT" in states and packet.dnat)
+
+
+def _is_client(network: str, packet: Packet) -> bool | None:
+    """Whether the client is in this network; None if it may be. Raises ValueError."""
+    parsed = parse_network(network)
+    if parsed.version != packet.address.version:
+        return False
+    if not parsed.prefixlen:
+        return True
+    is_inside = any(address in parsed for address in packet.inside)
+    has_clients = not is_inside or any(address in parsed for address in packet.near)
+    return None if has_clients else False
+
+
+def _any(hold: list[bool | None]) -> bool | None:
+    return True if True in hold else None if None in hold else False
+
+
+def _is_device(name: str, pattern: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern[-1:] in ("+", "*") else name == pattern
