@@ -36,6 +36,7 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.agent.uplink_canary import UplinkCanary
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import (
     ApiRecorder,
@@ -120,6 +121,7 @@ class _Builder:
     ) -> None:
         self._options, self._lock, self._inbox, self._stack = options, lock, inbox, stack
         self._metrics = Metrics()
+        self._uplink_canary = UplinkCanary(inbox.put)
         stack.callback(self._metrics.close)
         several = options.keeps_api_servers
         self._api_servers = ApiServers(options.api_servers, are_several=several)
@@ -139,6 +141,7 @@ class _Builder:
         self._node_sync = NodeSync(
             options, self._datapath, self._cluster, self._engine, self._flowtable
         )
+        self._servers.health.set_in_force(self._node_sync.is_reached)
         self._service_sync = ServiceSync(
             self._datapath, self._cluster, self._node_sync, record_lack=self._servers.record_lack
         )
@@ -204,7 +207,7 @@ class _Builder:
         )
         families = sysctls.supported_families()
         about = options, self._recorder(), pages, metrics.answered
-        local = local_pages(inbox.put)
+        local = local_pages(inbox.put, self._uplink_canary.report)
         return HttpServers(*about, families=families, local=local, waiting=lambda: inbox.age)
 
     def _recorder(self) -> EventRecorder:
@@ -269,7 +272,7 @@ class _Builder:
         sweeper = Sweeper(maps, flow_timeouts(options.conntrack), self._ends.flow.run)
         monitoring = Monitoring(options.paths, datapath, agent.node_sync, inbox.put)
         self._start(sweeper, UnreleasedSockets(maps, options.paths.cache))
-        self._start(agent.stale_udp, agent.on_removal)
+        self._start(agent.stale_udp, agent.on_removal, agent.uplink_canary)
         self._start(EndedConnections(maps, options.paths.cache))
         self._start(agent.endpoint_health.watch)
         self._start(agent.node_local.watch, UntrackedWatch(inbox.put, agent.cluster.untracked))
@@ -305,6 +308,7 @@ class _Builder:
             node_local=self._node_local(),
             node_readiness=self._node_readiness(),
             stale_udp=self._stale_udp(),
+            uplink_canary=self._uplink_canary,
             on_removal=self._reset_worker(),
             reporter=reporter,
             loader=self._loader,

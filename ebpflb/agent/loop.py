@@ -37,6 +37,7 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Publisher, Reporter, make_status
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.agent.uplink_canary import UplinkCanary
 from ebpflb.cluster.source import Source
 from ebpflb.errors import KernelError
 from ebpflb.history.recorder import (
@@ -284,6 +285,7 @@ class Agent:
     node_local: NodeLocalSync
     node_readiness: NodeReadiness
     stale_udp: StaleUdpWorker
+    uplink_canary: UplinkCanary
     on_removal: ResetWorker
     reporter: Reporter
     loader: ProgramLoader
@@ -363,6 +365,7 @@ class Agent:
         self.service_sync.turn()
         if self.node_sync.take_new_devices():
             self.stale_udp.check_connections()
+            self.uplink_canary.look_at(self.node_sync.uplinks)
         for part in self.parts_after:
             part.take_turn()
         if self.node_sync.attached and self.cluster.complete:
@@ -390,7 +393,8 @@ class Agent:
             self.node_local.turn()
 
     def _publish(self) -> None:
-        self.publisher.publish(make_status(self), in_force=in_force(self.audit.drift))
+        is_in_force = in_force(self.audit.drift) and self.node_sync.is_reached
+        self.publisher.publish(make_status(self), in_force=is_in_force)
 
     def _commit_history(self) -> None:
         self.history.commit(keep=self._has_changes(), error=self.sync_error)
@@ -545,6 +549,7 @@ class Agent:
     def _write_node(self) -> None:
         if self.node_sync.changed or self.node_sync.not_served or not self.in_sync:
             self.node_sync.write(self.service_sync.cover_service_cidrs())
+            self.uplink_canary.look_at(self.node_sync.uplinks)
 
     def _take_of_node(self, message: DevicesChanged | Neighbourhood | EachPacketRules) -> None:
         match message:
