@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import engine_choice, loop
-from ebpflb.agent.api_servers import ApiServersFile, ApiServerWatch
+from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
     TABLE_NAME,
@@ -61,7 +61,7 @@ from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.neighbour_watch import NeighbourWatch
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
-from ebpflb.model.api_servers import KeptApiServers, Silent
+from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.model.fast_forward import FORWARD_AUTO, FORWARD_OFF
@@ -259,7 +259,6 @@ class _Builder:
             options.node_name,
             bind_address=options.bind_address,
             admission=options.admission,
-            keeps_api_servers=options.keeps_api_servers,
         )
         cluster.set_untracked(untracked([]))  # what cannot be read is said by the watch
         return cluster
@@ -352,15 +351,15 @@ class _Builder:
         return hooks, TableCheck(self._nat_watch, hooks.period), maps, elements
 
     def _api_servers_file(self) -> ApiServersFile:
-        """Return the file; its API servers are watched, and asked when the agent's own are gone."""
-        watch = ApiServerWatch(lambda places: self._inbox.put(Silent(places)))
-        self._stack.callback(stopping.run_all, watch.stop)
+        """Return the file; its API servers are asked when the agent's own are gone."""
 
         def on_change(found: KeptApiServers) -> None:
             self._api_servers.name(found.urls)
-            watch.set(found.endpoints)
 
-        return ApiServersFile(self._options.paths.api_servers_file, on_change)
+        file = ApiServersFile(self._options.paths.api_servers_file, on_change)
+        if self._options.keeps_api_servers:
+            file.read()
+        return file
 
     def _reset_worker(self) -> ResetWorker:
         """Return the worker; with --shadow conntrack's connections belong to a kube-proxy."""
@@ -382,7 +381,6 @@ class _Builder:
         metrics, maps, options = self._metrics, self._maps, self._options
         metrics.read(self._datapath, lambda: agent.service_sync.planner, lambda: agent.status)
         metrics.health(self._servers.health)
-        metrics.api_servers_silent(lambda: len(agent.cluster.silent))
         metrics.node_local(lambda: agent.node_local.watch.counts)
         health = agent.endpoint_health
         metrics.set_aside(lambda: health.count, lambda: health.times)

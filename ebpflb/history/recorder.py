@@ -67,7 +67,6 @@ NEIGHBOURS = WriteCause("changed", "neighbours and routes of pods")
 CANARY = WriteCause("tried", "the canary")
 NODE_LOCAL = WriteCause("changed", "which node-local listeners answer")
 UNTRACKED = WriteCause("changed", "rules in raw")
-API_SERVERS = WriteCause("changed", "which API servers answer this node")
 _FAST = 1  # of zlib's levels
 
 
