@@ -82,6 +82,11 @@ PARTS = {
             (Panel("amid entries of others", "ms"), Panel("amid entries of the same", "ms")),
         ),
         Part(
+            "ended", "bench.ended_sockets",
+            "How long a connected UDP socket keeps a removed endpoint, by pods",
+            "--rounds 100", "--pods 20 --rounds 5", (Panel("from the new slice", "ms"),),
+        ),
+        Part(
             "programming", "bench.programming",
             "Network programming latency, as ClusterLoader2 reads it and exact",
             "--seconds 30", "--seconds 5", (Panel("10 pods", "ms"), Panel("100 pods", "ms")),

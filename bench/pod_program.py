@@ -117,6 +117,18 @@ def name_peer(where: Where, count: int) -> None:
             client.getpeername()
 
 
+def await_end(where: Where) -> int:
+    """Connects a UDP socket, prints that it has, and returns when the agent has ended it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.connect(where)
+        print("true", flush=True)
+        try:
+            client.recv(64)
+        except ConnectionAbortedError:
+            return time.monotonic_ns()
+        raise AssertionError("an answer, although no endpoint sends any")
+
+
 def wait_for(where: Where, name: str, pause: float = PAUSE) -> int:
     """Connects until NAME replies, twice in succession; returns the time of the first of these.
 
@@ -145,7 +157,7 @@ def _name(where: Where) -> str:
 
 COMMANDS: dict[str, Callable[..., object]] = {
     command.__name__: command
-    for command in (take_turns, scatter, send, send_bursts, name_peer, wait_for)
+    for command in (take_turns, scatter, send, send_bursts, name_peer, await_end, wait_for)
 }
 
 

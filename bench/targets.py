@@ -35,3 +35,4 @@ COLD_START, WARM_RESTART, WARM_WRITES = 4, 4, 0
 FIRST_ANSWER_P50, FIRST_ANSWER_P99 = 7, 50
 CPU_A_CHANGE = 1.0  # at 100 changes a second or more
 LAST_DATAGRAM = 50  # from a slice to the last datagram that a removed endpoint gets
+ENDED_SOCKET = 500  # from a slice to the error of a connected UDP socket, beside 110 pods

@@ -73,7 +73,7 @@ _ENDED_SOCKET = record("struct ended_socket")
 _NETNS = columns("struct socket_entry", netns="Q")
 
 _Opened = tuple[int | None, SockDiag]
-_EachNamespace = Callable[[Callable[[], _Opened]], Iterator[tuple[bool, _Opened]]]
+_EachNamespace = Callable[[Callable[[], _Opened]], Iterator[_Opened]]
 
 
 def _open() -> _Opened:
@@ -151,7 +151,7 @@ class UnreleasedSockets(MissedEnds):
     def _missing(self, remembered: Mapping[int, int]) -> set[int]:
         """Return the sockets that the kernel does not list; a removed namespace has none."""
         listed: dict[int, set[int]] = {}
-        for _, (cookie, diag) in self.each_namespace(_open):
+        for cookie, diag in self.each_namespace(_open):
             with diag:
                 if cookie is not None:
                     sockets = (diag.cookies(each) for each in (Protocol.TCP, Protocol.UDP))

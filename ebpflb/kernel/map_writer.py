@@ -129,7 +129,9 @@ class MapWriter:
             choices.write_run(table.first, table.places)
 
     def _moves_frontends(self, plan: Plan) -> bool:
-        """Whether UDP frontends get another service, or their first one."""
+        """Whether UDP frontends get another service, their first one, or none any more."""
+        if any(frontend.protocol == Protocol.UDP for frontend in plan.removed_services):
+            return True
         former = self.maps["services"].get
         udp = ((f, new.id) for f, new in plan.services if f.protocol == Protocol.UDP)
         return any(not (old := former(f)) or old.id != id for f, id in udp)

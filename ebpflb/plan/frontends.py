@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Quarantine
 from ebpflb.plan.entries import (
     CoveringPrefixes,
@@ -172,8 +172,6 @@ class Frontends:
         self.capacity = capacity
         self.owners: dict[Frontend, PortName] = {}
         self.removed: set[Frontend] = set()
-        self.udp_moved = False  # whether a UDP frontend has moved from one service port to another
-        self._given_up: set[Frontend] = set()  # UDP frontends without a service port
         self.cluster_ips = ClusterIps(cluster_ips)
 
     def load(self, name: PortName, services: Mapping[Frontend, ServiceEntry]) -> None:
@@ -212,22 +210,10 @@ class Frontends:
         written = [(f, s) for f, s in new.items() if old.get(f) != s or owner(f) != name]
         for frontend, service in written:
             self.cluster_ips.point(frontend, service)
-        self.udp_moved |= any(self._passes_on(f, name) for f, _ in written)
-        self._given_up.difference_update(new)
         self.remove(name, old.keys() - new.keys())
         self.owners.update(dict.fromkeys(new, name))
         self.removed -= new.keys()
         return written
-
-    def take_udp_moved(self) -> bool:
-        """Whether a UDP frontend has moved since the last call."""
-        moved, self.udp_moved = self.udp_moved, False
-        return moved
-
-    def _passes_on(self, frontend: Frontend, to: PortName) -> bool:
-        return frontend.protocol == Protocol.UDP and (
-            frontend in self._given_up or self.owners.get(frontend, to) != to
-        )
 
     def remove(self, name: PortName, frontends: Iterable[Frontend]) -> None:
         """Remove the frontends, except those that another service port has taken over meanwhile."""
@@ -235,8 +221,6 @@ class Frontends:
             if self.owners.get(frontend) == name:
                 del self.owners[frontend]
                 self.removed.add(frontend)
-                if frontend.protocol == Protocol.UDP and len(self._given_up) < self.capacity:
-                    self._given_up.add(frontend)
                 self.cluster_ips.point(frontend, None)
 
     def take_removed(self) -> list[Frontend]:

@@ -193,32 +193,41 @@ def _slot(backend: DesiredBackend) -> tuple[Address, int, Flags, int]:
 class BackendChange(NamedTuple):
     """A service port got other backends or frontends.
 
-    ``former_ids`` and ``new_ids`` are the ids of its backends, () if it has none. ``candidates``
-    are UDP connections that may no longer lead where new ones do. Where no backend serves they keep
-    the former one, except at frontends with "passthrough".
+    ``ids`` are those of the backends that it has lost, and of all former ones if it has lost a
+    frontend: sockets that are connected to them may be stale. ``candidates`` are UDP connections
+    that may no longer lead where new ones do.
     """
 
     name: PortName
-    former_ids: tuple[int, ...]
-    new_ids: tuple[int, ...]
+    ids: frozenset[int]
     candidates: frozenset[StaleCandidates] = frozenset()
 
     @classmethod
     def between(cls, name: PortName, old: ServiceEntries, new: ServiceEntries) -> "BackendChange":
+        has_all_frontends = old.services.keys() <= new.services.keys()
+        kept = frozenset(new.ids if has_all_frontends else ())
         may_be_stale = _candidates(old, new) if name.protocol == Protocol.UDP else ()
-        return cls(name, old.ids, new.ids, frozenset(may_be_stale))
+        return cls(name, frozenset(old.ids) - kept, frozenset(may_be_stale))
 
 
 def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandidates]:
-    """Yield the connections that may be stale; for a frontend that was not served before, all."""
-    kept = set(new.ids)
+    """Yield the connections that may be stale: at known frontends those to removed backends.
+
+    At a frontend that the service port did not serve before, or that it has lost, they are all.
+    """
+    kept = {*new.ids}
     gone = [b.endpoint for b, id in zip(old.backends, old.ids, strict=True) if id not in kept]
-    for frontend, service in new.services.items():
-        if not frontend.port or not (new.ids or "passthrough" in service.flags):
-            continue
-        is_known = old.ids and frontend in old.services and not _passed_through(frontend, old, new)
-        for backend in gone if is_known else [None]:
-            yield StaleCandidates(frontend, backend)
+    for frontend in {**old.services, **new.services}:
+        if frontend.port:
+            for backend in gone if _is_known(frontend, old, new) else [None]:
+                yield StaleCandidates(frontend, backend)
+
+
+def _is_known(frontend: Frontend, old: ServiceEntries, new: ServiceEntries) -> bool:
+    """Whether the service port served the frontend before, and has it still."""
+    if frontend not in old.services or frontend not in new.services:
+        return False
+    return bool(old.ids) and not _passed_through(frontend, old, new)
 
 
 def _passed_through(frontend: Frontend, old: ServiceEntries, new: ServiceEntries) -> bool:

@@ -140,10 +140,8 @@ def _bridged_pods() -> CheckResult:
 
 def _stale_sockets() -> Iterator[CheckResult]:
     """What ending sockets of removed backends needs (kube-proxy.md 11.1, on_removal)."""
-    can_list, can_destroy = sock_diag.can_list(), sock_diag.can_destroy()
-    rebound = "pods' sockets are moved to another backend; the node's own keep the removed one"
-    lost = rebound if can_list else "UDP sockets keep a removed backend: modprobe udp_diag"
-    yield feature("destroying UDP sockets", can_destroy, "4.9, INET_DIAG_DESTROY", lost)
+    lost = "connected UDP sockets keep a removed endpoint (modprobe udp_diag)"
+    yield feature("destroying UDP sockets", sock_diag.can_destroy(), "4.9, INET_DIAG_DESTROY", lost)
     lost = "with on-removal: reset, sockets keep a removed endpoint (modprobe tcp_diag)"
     yield feature(
         "destroying TCP sockets", sock_diag.can_destroy_tcp(), "4.5, INET_DIAG_DESTROY", lost

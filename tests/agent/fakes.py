@@ -20,7 +20,6 @@ from ebpflb.agent.on_removal.reset_worker import ResetWorker
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.agent.stale_udp.worker import RemovedBackends, removed_backends
 from ebpflb.cluster import decoding
 from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.history.segments import WriteCause
@@ -315,29 +314,16 @@ class FakeServiceHealth:
         self.addresses.append(addresses)
 
 
-class FakeUplinkCanary:
-    """Records the uplinks that it is told of."""
-
-    def __init__(self) -> None:
-        self.lost: dict[str, str] = {}
-        self.uplinks: Any = None
-
-    def look_at(self, uplinks: Any) -> None:
-        self.uplinks = uplinks
-
-
 class FakeStaleUdpWorker:
     """Records its calls."""
 
     def __init__(self) -> None:
-        self.removed: list[RemovedBackends] = []
+        self.changes: list[BackendChange] = []
         self.checks_of_everything = self.checks_of_connections = 0
-        self.frontends_moved = False
         self.error: str | None = None
 
-    def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool) -> None:
-        self.frontends_moved |= frontends_moved
-        self.removed += filter(None, [removed_backends(changes)])
+    def check(self, changes: Iterable[BackendChange]) -> None:
+        self.changes += changes
 
     def check_connections(self) -> None:
         self.checks_of_connections += 1
@@ -361,7 +347,6 @@ class Harness:
         self.metrics = Metrics()
         self.service_health = FakeServiceHealth()
         self.stale_udp = FakeStaleUdpWorker()
-        self.uplink_canary = FakeUplinkCanary()
         self.source = FakeSource()
         self.events: list[str] = []
         self.annotations: list[ObjectWarning] = []  # events about them
@@ -416,7 +401,6 @@ class Harness:
             "source": self.source,
             "device_watch": FakeDeviceWatch(),
             "stale_udp": self.stale_udp,
-            "uplink_canary": self.uplink_canary,
             "on_removal": ResetWorker({}, (), {}),
             "history": history,
             "endpoint_health": endpoint_health(cluster, *to),

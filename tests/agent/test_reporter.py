@@ -217,7 +217,7 @@ def test_stale_flows(serving: Harness) -> None:
         name.target: id for id, name in serving.datapath.maps.backend_names.items() if name.target
     }
     serving.send(changed(Kind.ENDPOINT_SLICE, datagrams("10.1.0.8")[1]))
-    assert serving.stale_udp.removed[-1].replaced == {ids["10.1.0.7"]}
+    assert serving.stale_udp.changes[-1].ids == {ids["10.1.0.7"]}
 
 
 def test_minimal_sync_period(harness: Harness) -> None:

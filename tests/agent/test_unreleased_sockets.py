@@ -42,9 +42,9 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def each(what: Callable[[], Any]) -> Iterator[tuple[bool, Any]]:
+def each(what: Callable[[], Any]) -> Iterator[Any]:
     """Our own namespace alone."""
-    yield True, what()
+    yield what()
 
 
 @pytest.fixture

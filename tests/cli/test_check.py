@@ -182,7 +182,7 @@ LACKS = [
     (probe, "coarse_clock", False, "coarse clock", "the exact clock"),
     (probe, "route_source", False, "source of a route", "reads all routes"),
     (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program attached briefly"),
-    (sock_diag, "can_destroy", False, "destroying UDP sockets", "moved to another backend"),
+    (sock_diag, "can_destroy", False, "destroying UDP sockets", "keep a removed endpoint"),
     (
         process,
         "capabilities",

@@ -174,7 +174,7 @@ def test_a_program_may_be_opening_a_flow(
 
 
 def test_frontend_moves(datapath: Datapath) -> None:
-    """They grow after a UDP frontend got a service that it had not, and not with other writes."""
+    """They grow after a UDP frontend got another service, or none; not with other writes."""
 
     def moved(*plans: Plan) -> list[bool]:
         found = []
@@ -194,6 +194,8 @@ def test_frontend_moves(datapath: Datapath) -> None:
     assert moved(service(1), service(1), service(1, size=2)) == [True, False, False]
     assert moved(service(2), service(2), Plan()) == [True, False, False]
     assert moved(service(3, protocol=6), service(4, protocol=6)) == [False, False]
+    frontends = [frontend for frontend, _ in service(2).services + service(4, protocol=6).services]
+    assert moved(*(Plan(removed_services=[each]) for each in frontends)) == [True, False]
 
 
 def test_frontend_moves_after_a_failure(

@@ -20,7 +20,6 @@ SEPARATE_TESTS = {
 SEPARATE_PARAMETERS = {
     "tests/network/test_killed_amid_changes.py",
     "tests/network/test_packets_setups.py",
-    "tests/network/test_stale_rebound.py",
 }
 
 

@@ -57,7 +57,6 @@ PROTOTYPES = "\n".join(
 LOOKUPS = """
 int lookup_service(const void *frontend, __u64 netns, void *service);
 int may_exist(const void *frontend);
-int lookup_backend(__u32 service, __u32 id, void *backend);
 int pass_packet(const void *packet);
 int follow_packet(const void *packet, void *to);
 int copy_service(const void *frontend, const void *value, void *copy);

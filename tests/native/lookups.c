@@ -14,11 +14,6 @@ int may_exist(const void *frontend)
 	return frontend_may_exist(frontend);
 }
 
-int lookup_backend(__u32 service, __u32 id, void *backend)
-{
-	return backend_find(service, id, backend);
-}
-
 /* A packet of a known flow passes; false if there is none, or the entry is another's. */
 int pass_packet(const void *packet)
 {

@@ -10,16 +10,14 @@ from hypothesis import strategies as some
 
 from ebpflb.agent.stale_udp import lookups
 from ebpflb.agent.stale_udp.lookups import ServedFrontends
-from ebpflb.agent.stale_udp.socket_search import replacements
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.no_frontends import bit_of
-from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import Frontend, Range, ServiceEntry
 from tests.native.kernel import Kernel
 from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place
 
 WEB = "172.30.0.1:53/udp"
-CLIENT = ip_address("10.1.0.200"), 40000
 DRAWS = 8  # evenly spread they meet each of up to 6 backends
 
 NewNode = Callable[[], NativeNode]
@@ -32,10 +30,6 @@ frontends = some.builds(
 )
 everywhere = some.builds(
     Frontend, some.ip_addresses(), some.integers(1, 65535), some.sampled_from([6, 17, 132])
-)
-numbers = some.integers(1, 6)
-backends = some.builds(
-    Backend, addresses, some.just(53), some.just(frozenset()), numbers, numbers, numbers
 )
 
 
@@ -103,29 +97,6 @@ def test_where_no_frontend_is(
 
 
 @given(
-    slots=some.dictionaries(some.integers(0, 8), backends),
-    backend_slots=some.dictionaries(numbers, some.integers(0, 8) | some.just(NO_SLOT)),
-    service=numbers,
-    id=numbers,
-)
-def test_backend_find(
-    new_node: NewNode,
-    slots: dict[int, Backend],
-    backend_slots: dict[int, int],
-    service: int,
-    id: int,
-) -> None:
-    """Backends at their place, removed ones, and slots that belong to others by now."""
-    node = new_node()
-    for slot, backend in slots.items():
-        node.put("slots", slot, backend)
-    for each, slot in backend_slots.items():
-        node.put("backend_slots", each, slot)
-    expected = call(node, "lookup_backend", service, id, found="slots")
-    assert lookups.backend_find(views(node), service, id) == expected
-
-
-@given(
     flags=some.sets(some.sampled_from(["local", "external"])),
     cluster=some.sets(some.integers(1, 6)),
     local=some.sets(some.integers(1, 6)),
@@ -134,13 +105,16 @@ def test_backend_find(
 def test_socket_range(
     new_node: NewNode, flags: set[str], cluster: set[int], local: set[int], leaving: set[int]
 ) -> None:
-    """A stale flow may go to the backends that a connect hook gives sockets, and to no other."""
+    """It is the range of slots from which a connect hook gives sockets their backends."""
     node = new_node()
     lists = [[f"10.1.0.{n}:5353" for n in sorted(each)] for each in (cluster, local, leaving)]
     node.publish(1, {WEB: " ".join(flags)}, cluster=lists[0], local=lists[1], leaving=lists[2])
     found = ServedFrontends(views(node)).find(frontend(WEB))
     assert found
-    allowed = {(backend.address, backend.port) for backend in replacements(*found, CLIENT)}
+    service, backends = found
+    given = lookups.socket_range(service)
+    first = given.base - service.block.base
+    allowed = {(each.address, each.port) for each in backends[first : first + given.size]}
     assert given_to_sockets(node) == allowed
 
 

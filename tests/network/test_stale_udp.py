@@ -62,32 +62,18 @@ def test_udp_is_preserved_when_the_server_pod_cycles(
     assert exchange(client).name == other.name
 
 
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])
 def test_udp_is_preserved_when_the_pod_is_recreated(
-    cluster: Cluster, changes: Changes, client: Socket, vip: str
+    cluster: Cluster, changes: Changes, client: Socket, vip: str, is_deleted: bool
 ) -> None:
-    """With the policy Local, and no endpoint at all in between."""
+    """With the policy Local, and no endpoint or no Service in between: the socket is ended then."""
     one, other, _ = cluster.web
     policy = {"internalTrafficPolicy": "Local"}
     changes.apply(dual_stack_web(one, **policy))
     assert connect(client, vip).name == one.name
-    changes.apply(dual_stack_web(**policy))
-    assert exchange(client).name == one.name
+    changes.publish(*([] if is_deleted else [dual_stack_web(**policy)]))
+    assert is_ended(client)
     changes.publish(dual_stack_web(other, **policy))
-    assert is_ended(client)
-    assert connect(client, vip).name == other.name
-
-
-def test_udp_is_preserved_when_the_service_is_recreated(
-    cluster: Cluster, changes: Changes, client: Socket, vip: str
-) -> None:
-    """A deleted service's flows stay, until it is created again with other endpoints."""
-    one, other, _ = cluster.web
-    changes.apply(dual_stack_web(one))
-    assert connect(client, vip).name == one.name
-    changes.apply()
-    assert exchange(client).name == one.name
-    changes.publish(dual_stack_web(other))
-    assert is_ended(client)
     assert connect(client, vip).name == other.name
 
 

@@ -54,7 +54,6 @@ from ebpflb.stopping import parts
 from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeServiceHealth,
-    FakeUplinkCanary,
     endpoint_health,
     node_local,
 )
@@ -299,7 +298,6 @@ class Life:
             audit=self._audit(nodes, self.history.explaining(on_drift)),
             clock=clock,
             stale_udp=self.workers.stale_udp,
-            uplink_canary=FakeUplinkCanary(),  # type: ignore[arg-type]
             on_removal=self.workers.on_removal,
             **_others(self.history, cluster, clock),
         )

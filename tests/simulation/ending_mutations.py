@@ -13,7 +13,7 @@ from ebpflb.agent.on_removal.resets import FlowConnections
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp import conntrack_worker
 from ebpflb.agent.stale_udp.conntrack_worker import StaleConnections, StaleConnectionsWorker
-from ebpflb.agent.stale_udp.lookups import ServedFrontends, SocketState
+from ebpflb.agent.stale_udp.lookups import ServedFrontends
 from ebpflb.agent.stale_udp.socket_search import Counts, SocketEnder
 from ebpflb.kernel.maps import occupancy, sweep
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
@@ -115,7 +115,9 @@ def failed_deletions_are_given_up() -> Any:
 
 def stale_flows_of_conntrack_stay() -> Any:
     return patch.multiple(
-        StaleConnections, delete=lambda self, candidates: Counts(), delete_all=lambda self: Counts()
+        StaleConnections,
+        delete=lambda self, candidates: Counts(),
+        delete_all=lambda self, removed: Counts(),
     )
 
 
@@ -125,7 +127,7 @@ def flows_of_serving_backends_are_deleted() -> Any:
 
 
 def sockets_of_serving_backends_are_stale() -> Any:
-    return patch.object(ServedFrontends, "state_of", lambda self, entry: SocketState.STALE)
+    return patch.object(ServedFrontends, "is_stale", lambda self, entry: True)
 
 
 OF_ENDINGS: list[Mutation] = [

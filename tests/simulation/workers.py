@@ -60,9 +60,9 @@ class Workers:
         end_flow: EndFlow,
         clock: Clock,
     ) -> None:
-        def each_namespace(_: object) -> Iterator[tuple[bool, Any]]:
-            yield True, OpenSockets(None)
-            yield False, OpenSockets(clients, clock)
+        def each_namespace(*_: object) -> Iterator[Any]:
+            yield OpenSockets(None)
+            yield OpenSockets(clients, clock)
 
         kinds = (
             SocketConnections(maps, each_namespace, lambda: True),

@@ -5,48 +5,49 @@ import pytest
 
 from ebpflb.kernel.netfilter.firewall_reader import tables
 from ebpflb.kernel.netfilter.iptables import Tool
+from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes, rules
-from tests.tools.firewall.services import search, services, where
+from tests.tools.firewall.services import SETTINGS, search, services, where
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
 tools = pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
-flows = pytest.mark.parametrize("early", [False, True], ids=["netfilter", "flows"])
+engines = pytest.mark.parametrize("engine", list(Engine))
 
 
-def found(*, early: bool) -> list[str]:
+def found(engine: Engine) -> list[str]:
     """The rules that are named, of all that is in this namespace."""
     unread = list[str]()
-    named = search(list(tables(unread)), services(early=early))
+    named = search(list(tables(unread)), services(SETTINGS[engine]))
     assert not unread
     return [": ".join(where(line)) for line in named]
 
 
-@flows
+@engines
 @tools
-def test_kube_proxy(tool: Tool, early: bool) -> None:
+def test_kube_proxy(tool: Tool, engine: Engine) -> None:
     """None of its rules, whatever its mode, nor ebpflb's own."""
     nodes.load(tool, rules.IPTABLES_MODE)
     nodes.load_nft()
-    own = "type filter hook prerouting priority -300; tcp dport 30080 drop"
+    own = "type filter hook prerouting priority -300; tcp dport 30080 counter"
     nodes.run("nft", "-f", "-", said=f"table inet ebpflb-nat {{ chain hold {{ {own} ; }} ; }}")
-    assert not found(early=early)
+    assert not found(engine)
 
 
-@flows
+@engines
 @tools
-def test_kubelet_and_cnis(tool: Tool, early: bool) -> None:
+def test_kubelet_and_cnis(tool: Tool, engine: Engine) -> None:
     """None of kubelet's, Calico's and portmap's, for ports and addresses that no service has."""
     calico = rules.CALICO.replace("30080", "30099")
     nodes.load(tool, rules.KUBELET, rules.PORTMAP, calico)
-    assert not found(early=early)
+    assert not found(engine)
 
 
-@flows
+@engines
 @tools
-def test_a_neighbours_rule_for_a_nodeport(tool: Tool, early: bool) -> None:
-    """A firewall's rule that drops NodePorts is, where they are not translated yet."""
+def test_a_neighbours_rule_for_a_nodeport(tool: Tool, engine: Engine) -> None:
+    """A firewall's rule for NodePorts is on flows, where kube-proxy has not translated them yet."""
     nodes.load(tool, rules.UFW, rules.KUBELET, rules.OPERATOR)
-    assert not found(early=early)
-    text = "-p tcp -m multiport --dports 30000:32767 -j DROP"
+    assert not found(engine)
+    text = "-p tcp -m multiport --dports 30000:32767 -j ACCEPT"
     nodes.load(tool, f"*raw\n:own - [0:0]\n-A PREROUTING -j own\n-A own {text}\nCOMMIT\n")
-    assert found(early=early) == ([] if early else [f"own: {text}"])
+    assert found(engine) == ([f"own: {text}"] if engine is Engine.FLOWS else [])

@@ -55,7 +55,6 @@ ALL_TESTS = (
     "tests/kernel/node/test_flowtable.py",
     "tests/agent/stale_udp/test_socket_search.py",
     "tests/agent/stale_udp/test_worker.py",
-    "tests/agent/stale_udp/test_rebind.py",
     "tests/packet",
     "tests/kernel/node/test_ipvs.py",
     # these share two nodes with each engine
@@ -85,7 +84,6 @@ LONG = (
     "tests/kernel/attach/test_neighbours.py",  # 29
     "tests/kernel/node/test_flowtable.py",  # 20; 147 with that of tests/network on 6.12
     "tests/agent/stale_udp/test_worker.py",  # 30
-    "tests/agent/stale_udp/test_rebind.py",  # 13
     "tests/packet/test_half_open.py",  # 93
     "tests/packet/test_least_connections.py",  # 26
     "tests/packet/test_mutations.py",  # 26

@@ -18,7 +18,12 @@ from contextlib import ExitStack
 
 from ebpflb.agent.on_removal.reset_worker import ResetCounts, WantedConnections
 from ebpflb.agent.stale_udp.lookups import Maps
-from ebpflb.agent.stale_udp.socket_search import Answers, EachNamespace
+from ebpflb.agent.stale_udp.socket_search import (
+    EachNamespace,
+    Sockets,
+    namespaces_of,
+    peers_where,
+)
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.maps.layout import MAPS, ffi
@@ -295,14 +300,15 @@ class SocketConnections:
         self._can: bool | None = None  # not tried yet
 
     def found(self, wanted: WantedConnections) -> Iterable[tuple[Frontend, Endpoint]]:
-        entries = self._entries(wanted).values()
+        entries = self._peers(wanted).values()
         return {(entry.frontend, (entry.address, entry.port)) for entry in entries}
 
     def reset(self, wanted: WantedConnections, *, is_last: bool) -> ResetCounts:
-        entries, ended = self._entries(wanted), ResetCounts()
+        peers, ended = self._peers(wanted), ResetCounts()
+        entries = {peer.socket: entry for peer, entry in peers.items()}
         if not entries or not self._can_end(len(entries)):
             return ended
-        for _, diag in self._each_namespace(SockDiag):
+        for diag in self._each_namespace(SockDiag, namespaces_of(self._maps, peers)):
             with diag:
                 for entry in _end(diag, entries):
                     ended[entry.frontend, (entry.address, entry.port)] += 1
@@ -310,15 +316,12 @@ class SocketConnections:
                 break
         return ended
 
-    def _entries(self, wanted: WantedConnections) -> dict[int, PeerFrontend]:
-        """Return the wanted entries by the cookie of the socket."""
-
-        def ask(entry: PeerFrontend) -> bool:
+    def _peers(self, wanted: WantedConnections) -> Sockets:
+        def is_wanted(entry: PeerFrontend) -> bool:
             is_tcp = entry.frontend.protocol == Protocol.TCP
             return is_tcp and wanted.has(entry.frontend, (entry.address, entry.port))
 
-        answers = Answers(self._maps, ask)
-        return {peer.socket: entry for peer, entry in answers.entries(wanted=True).items()}
+        return peers_where(self._maps, is_wanted)
 
     def _can_end(self, count: int) -> bool:
         if self._can is None:

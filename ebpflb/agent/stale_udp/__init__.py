@@ -5,22 +5,21 @@ A connect hook gives a UDP socket the address of a backend, and from then on the
 socket's datagrams directly to that backend. When the backend is removed from the service no hook
 can send the socket elsewhere: the socket is stale. kube-proxy deletes the conntrack entries of such
 flows; here the socket itself is ended: its owner gets ECONNABORTED (EDESTADDRREQ if it sends first)
-and connects again, to a backend that serves. Sockets keep a removed backend as long as no other
-backend serves their frontend. TCP and SCTP sockets are left alone.
+and connects again, to a backend that serves. If none does, or the frontend was removed, the socket
+is ended all the same: the backend's address may be a stranger's by now. TCP and SCTP sockets are
+left alone.
 
 The steps:
 
-1. After each sync the agent passes on which backends the plans removed from UDP service ports
-   (plan.service_entries.BackendChange); a thread (worker.py) does the rest.
+1. After each sync the agent passes on which backends and frontends the plans removed from UDP
+   service ports (plan.service_entries.BackendChange); a thread (worker.py) does the rest.
 2. The counters of those backends show whether any socket may still be connected to them. Only then
    the map of sockets is searched for entries whose backend no longer serves (socket_search.py,
    by the datapath's own look-ups: lookups.py).
-3. Only if there are any, the connected UDP sockets of every network namespace are listed by
+3. Only if there are any, the connected UDP sockets of their network namespaces are listed by
    sock_diag, found by their cookies, and ended by SOCK_DESTROY. Sockets that connected to the
    same backend directly are left alone.
-4. If the kernel cannot end sockets (no INET_DIAG_DESTROY), the packet path rewrites a pod's
-   datagrams to another backend instead (socket_search.py).
-5. A second pass follows a second later: a socket may have been inside a hook during the first one,
+4. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 
 Two other threads delete stale entries of conntrack, as kube-proxy does. They may be entries of the

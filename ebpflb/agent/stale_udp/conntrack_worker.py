@@ -4,13 +4,13 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from enum import Enum, auto
 from itertools import chain, islice
 from typing import NamedTuple
 
-from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends
+from ebpflb.agent.stale_udp.lookups import Maps, ServedFrontends, node_serves
 from ebpflb.agent.stale_udp.socket_search import Counts
 from ebpflb.errors import EbpflbError, KernelError, in_words, log_once
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
@@ -19,6 +19,7 @@ from ebpflb.kernel.maps.stale_endpoints import StaleEndpoints
 from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Address, Family, family
 from ebpflb.model.services import Protocol
+from ebpflb.plan.desired import ANY
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import (
     DESTINATION_NAT,
@@ -34,11 +35,12 @@ from ebpflb.workers import DescriptorWorker, DueWorker
 
 # Stale UDP flows in conntrack: their entries are deleted (kube-proxy.md 11.1).
 #
-# An entry is stale if its original destination is a frontend that has backends and its reply comes
-# from another address or port: from a removed backend, or from the frontend itself, if the entry
-# was created when the frontend had no backends. At a frontend with "passthrough" that has none, an
-# entry is stale that leads to a backend (docs/external-failover.md). The client's next datagram
-# opens a new flow. Entries of a kube-proxy that served before count too.
+# An entry is stale if its original destination is a frontend and its reply comes from another
+# address or port than those of the frontend's backends: from a removed backend, or from the
+# frontend itself, if the entry was created when the frontend had no backends. At a frontend without
+# backends, or that was removed, each translated entry is stale: its endpoint's address may be a
+# stranger's by now. The client's next datagram opens a new flow. Entries of a kube-proxy that
+# served before count too.
 
 
 class StaleConnections:
@@ -52,9 +54,10 @@ class StaleConnections:
 
         The kernel searches its whole table. Raises NodeError.
         """
-        (frontend, backend), serving = candidates, _Serving(self.maps)
+        frontend, backend = candidates
+        serving = _Serving(self.maps, {frontend})
         backends = serving.at(frontend)
-        if not backends or backend in backends:
+        if backends is None or backend in backends:
             return Counts()
         count = conntrack.delete_answered(frontend, backend) if backend else None
         if count is not None:
@@ -78,14 +81,19 @@ class StaleConnections:
         entries = chain(conntrack.find(requests), conntrack.find(answers, conntrack.REPLY))
         return self._delete(entries, _Serving(self.maps))
 
-    def delete_all(self) -> Counts:
+    def delete_all(self, removed: Collection[Frontend] = ()) -> Counts:
         """Delete all stale entries, and TCP entries that were created while nothing translated.
 
-        Otherwise like ``delete``. All entries of UDP are read.
+        ``removed`` are frontends that were removed. Otherwise like ``delete``. All entries of UDP
+        are read.
         """
-        keys = FrontendKeys(self.maps)
+        keys, ports = FrontendKeys(self.maps), {frontend.port for frontend in removed}
         self._delete_openings(keys)
-        return self._delete(conntrack.connections(keys, Protocol.UDP), _Serving(self.maps))
+        listed = conntrack.connections(
+            lambda protocol, address, port: port in ports or keys(protocol, address, port),
+            Protocol.UDP,
+        )
+        return self._delete(listed, _Serving(self.maps, removed))
 
     def delete_untranslated(self) -> Counts:
         """Delete the entries created while nothing translated; otherwise like ``delete``."""
@@ -110,31 +118,48 @@ class StaleConnections:
 
 
 class _Serving:
-    """The backends of each frontend, read from the maps only once."""
+    """The backends of each frontend, read from the maps only once.
 
-    def __init__(self, maps: Maps) -> None:
-        self._frontends = ServedFrontends(maps)
-        self._known: dict[Frontend, set[tuple[Address, int]]] = {}
+    ``removed`` are frontends that may have been removed, and then have no backends.
+    """
 
-    def at(self, frontend: Frontend) -> set[tuple[Address, int]]:
+    def __init__(self, maps: Maps, removed: Collection[Frontend] = ()) -> None:
+        self._maps, self._frontends, self._removed = maps, ServedFrontends(maps), removed
+        self._known: dict[Frontend, set[tuple[Address, int]] | None] = {}
+
+    def at(self, frontend: Frontend) -> set[tuple[Address, int]] | None:
         """Return the backends of a frontend.
 
-        The result is empty if there are none, or if they are changing: a search follows. What is
+        None: it is not a frontend, or its backends are changing, and then a search follows. What is
         passed through is answered by the frontend's address itself.
         """
         if frontend not in self._known:
-            service, backends = self._frontends.find(frontend) or (None, ())
-            whole = service and all(each.service == service.id for each in backends)
-            self._known[frontend] = {(b.address, b.port) for b in backends} if whole else set()
-            if service and not backends and "passthrough" in service.flags:
-                self._known[frontend] = {(frontend.address, frontend.port)}
+            self._known[frontend] = self._find(frontend)
         return self._known[frontend]
 
+    def _find(self, frontend: Frontend) -> set[tuple[Address, int]] | None:
+        found = self._frontends.find(frontend)
+        if found is None:
+            return set() if self._was_removed(frontend) else None
+        service, backends = found
+        if any(each.service != service.id for each in backends):
+            return None
+        if not backends and "passthrough" in service.flags:
+            return {(frontend.address, frontend.port)}
+        return {(each.address, each.port) for each in backends}
+
+    def _was_removed(self, frontend: Frontend) -> bool:
+        nodeport = frontend._replace(address=ANY[family(frontend.address)])
+        is_nodeport = nodeport in self._removed and node_serves(self._maps, frontend.address)
+        return is_nodeport or frontend in self._removed
+
     def lacks_backend_of(self, entry: Connection) -> bool:
-        """Whether the frontend has backends, but not the one that answers."""
+        """Whether none of the frontend's backends answers; without backends: whether any does."""
         _, destination, _, port = entry.original
         backends = self.at(Frontend(destination, port, Protocol.UDP))
-        return bool(backends) and (entry.reply.source, entry.reply.source_port) not in backends
+        if not backends:
+            return backends is not None and entry.is_translated
+        return (entry.reply.source, entry.reply.source_port) not in backends
 
 
 log = logging.getLogger(__name__)
@@ -244,9 +269,9 @@ class StaleConnectionsWorker(DueWorker):
         return due
 
     def _delete(self, taken: _Wanted) -> Counts:
-        (first, *others) = taken
+        first, *others = taken
         if first is Whole.STALE or others:
-            return self.entries.delete_all()
+            return self.entries.delete_all({each.frontend for each in _candidates(taken)})
         if first is Whole.UNTRANSLATED:
             return self.entries.delete_untranslated()
         return self.entries.delete(first)
@@ -301,13 +326,17 @@ class StaleConnectionsWorker(DueWorker):
         self.error = log_once(log.warning, line, reason, self.error)
 
 
+def _candidates(wanted: Iterable[StaleCandidates | Whole]) -> Iterator[StaleCandidates]:
+    return (each for each in wanted if not isinstance(each, Whole))
+
+
 def _endpoints(wanted: _Wanted) -> set[tuple[Address, int]]:
-    return {it.backend for it in wanted if not isinstance(it, Whole) and it.backend}
+    return {each.backend for each in _candidates(wanted) if each.backend}
 
 
 def _families(taken: _Wanted) -> set[Family]:
     """Return the families that were searched."""
-    of_frontends = {family(it.frontend.address) for it in taken if not isinstance(it, Whole)}
+    of_frontends = {family(each.frontend.address) for each in _candidates(taken)}
     return of_frontends if len(of_frontends) == len(taken) else set(Family)
 
 

@@ -8,7 +8,6 @@ were nevertheless given to another service, the socket counts as served.
 """
 
 from collections.abc import Mapping
-from enum import Enum, auto
 
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import PeerFrontend
@@ -45,15 +44,6 @@ def node_serves(maps: Maps, address: Address) -> bool:
     return maps["node_addresses"].get(address) is not None
 
 
-def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
-    """Return the backend with this id, if it still belongs to the service. bpf/rules/backend.h."""
-    slot, slots = maps["backend_slots"].get(id), maps["slots"]
-    if slot >= slots.spec.entries:  # NOWHERE
-        return None
-    backend: Backend = slots.get(slot)
-    return backend if (backend.service, backend.id) == (service, id) else None
-
-
 def policy_is_local_only(service: ServiceEntry) -> bool:
     """Whether the policy Local applies to sockets, which count as pods. bpf/rules/policy.h."""
     return "local" in service.flags and "external" not in service.flags
@@ -71,14 +61,6 @@ def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool
 def socket_range(service: ServiceEntry) -> Range:
     """Return the slots from which a socket gets its backend. bpf/path/select_backend.h."""
     return service.local if policy_is_local_only(service) else service.cluster
-
-
-class SocketState(Enum):
-    """Whether the backend of a socket still serves."""
-
-    SERVED = auto()
-    STALE = auto()  # other backends serve the frontend, this one does not
-    ORPHANED = auto()  # no backend serves the frontend
 
 
 class ServedFrontends:
@@ -102,18 +84,18 @@ class ServedFrontends:
             return False
         return "restricted" not in service.flags or policy_admits(self.maps, service, frontend)
 
-    def state_of(self, entry: PeerFrontend) -> SocketState:
-        """Return the state of sockets that asked for this frontend and got this backend."""
+    def is_stale(self, entry: PeerFrontend) -> bool:
+        """Whether this backend no longer serves the sockets that asked for this frontend."""
         if entry.frontend.protocol != Protocol.UDP or is_untranslated(entry):
-            return SocketState.SERVED
+            return False
         found = self.find(entry.frontend)
-        if not (found and found[1]):
-            return SocketState.ORPHANED
+        if found is None:
+            return True
         service, backends = found
-        if any(backend.service != service.id for backend in backends):
-            return SocketState.SERVED
-        serves = any((b.address, b.port) == (entry.address, entry.port) for b in backends)
-        return SocketState.SERVED if serves else SocketState.STALE
+        return not any(
+            each.service != service.id or (each.address, each.port) == (entry.address, entry.port)
+            for each in backends
+        )
 
     def _backends(self, service: ServiceEntry) -> tuple[Backend, ...]:
         base, size = service.block

@@ -10,13 +10,14 @@ longer matters.
 from collections.abc import Iterator, Mapping
 from struct import pack
 
-from ebpflb.kernel.maps.bpf_map import BATCH, Map, Slices, pairs
+from ebpflb.kernel.maps.bpf_map import Map, Slices, pairs
 from ebpflb.kernel.maps.layout import MAPS, columns
 from ebpflb.kernel.maps.records import SocketEntry
 
 _ENTRY_SIZE = MAPS["sockets"].value_size
 _PLACE = columns("struct socket_place", socket="Q", entry=f"{_ENTRY_SIZE}s")
 _FEW_ARE_TAKEN = 8  # places that are read for each entry of a slice
+_SLICE = 512  # sockets: the places that are read for them stay in a CPU's cache
 
 
 class RememberedSockets:
@@ -34,7 +35,7 @@ class RememberedSockets:
         other: SocketEntry | None = self._others.get(cookie)
         return other
 
-    def slices(self, size: int = BATCH) -> Slices:
+    def slices(self, size: int = _SLICE) -> Slices:
         """Yield the cookies of up to ``size`` sockets, joined, and their packed entries.
 
         Raises KernelError.

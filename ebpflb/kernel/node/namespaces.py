@@ -9,16 +9,18 @@ another user's process CAP_SYS_PTRACE too.
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from fcntl import ioctl
+from functools import partial
 from pathlib import Path
 from socket import socket
 from struct import Struct
 from typing import TypeVar
 
 from ebpflb.kernel import bpf, libc, netlink
+from ebpflb.kernel.attach.netns_cookie import by_socket
 
 log = logging.getLogger(__name__)
 
@@ -33,29 +35,67 @@ _GENERIC = bytes(4)  # struct rtgenmsg, padded
 _NUMBER = Struct("=i")
 _NOT_LINKED = _NUMBER.pack(-1)  # NETNSA_NSID_NOT_ASSIGNED
 
+_Identity = tuple[int, int]
 _T = TypeVar("_T")
 
 
 class Namespaces:
-    """All namespaces that can be found; warns once if they may not be entered."""
+    """All namespaces that can be found; warns once if they may not be entered.
+
+    The cookie of a namespace is remembered when it is entered, so that later only those are entered
+    in which a caller looks for something.
+    """
 
     def __init__(self) -> None:
         self._warned = False
+        self._cookies: dict[_Identity, int | None] = {}
 
-    def each(self, function: Callable[[], _T]) -> Iterator[tuple[bool, _T]]:
-        """Call ``function`` in each, in our own first; yield whether it is our own, and the result.
+    def each(
+        self, function: Callable[[], _T], cookies: Collection[int] | None = None
+    ) -> Iterator[_T]:
+        """Call ``function`` in each namespace, in our own first; yield the results.
 
-        Namespaces that cannot be entered, because they were deleted or it is forbidden, are
-        skipped.
+        With ``cookies`` only in the namespaces that have them: those that are known to, then
+        unknown ones, and others as long as a cookie is not found; all of them before Linux 5.14,
+        which tells no cookies. Namespaces that cannot be entered, because they were deleted or it
+        is forbidden, are skipped.
         """
-        yield True, function()
-        for path in others():
+        left: set[int | None] | None = None if cookies is None else {*cookies}
+        yield from self._visit(function, left)
+        for path in self._others(left):
             try:
-                found = call_in(path, function)
+                found = call_in(path, partial(self._visit, function, left))
             except OSError as error:
                 self._warn(error)
             else:
-                yield False, found
+                yield from found
+
+    def _visit(self, function: Callable[[], _T], left: set[int | None] | None) -> list[_T]:
+        """Call the function if this thread's namespace is wanted; take its cookie from ``left``."""
+        cookie, place = by_socket(), identity(OWN_NETNS)
+        if place:
+            self._cookies[place] = cookie
+        if left is None or cookie is None:
+            return [function()]
+        is_wanted = cookie in left
+        left.discard(cookie)
+        return [function()] if is_wanted else []
+
+    def _others(self, left: set[int | None] | None) -> Iterator[Path]:
+        """Yield the others until none is wanted: with a wanted cookie, unknown ones, the rest."""
+        if left is not None and not left:
+            return
+        places = {place: path for path in others() if (place := identity(path))}
+        self._cookies = {at: it for at, it in self._cookies.items() if at in places}
+
+        def rank(place: _Identity) -> int:
+            known = self._cookies.get(place)
+            return 1 if known is None else 0 if known in (left or ()) else 2
+
+        for place in sorted(places, key=rank):
+            yield places[place]
+            if left is not None and not left:
+                return
 
     def _warn(self, error: OSError) -> None:
         if error.errno in (errno.EPERM, errno.EACCES) and not self._warned:
@@ -163,7 +203,7 @@ def _paths() -> Iterator[Path]:
             yield Path(entry.path) / "ns/net"
 
 
-def identity(path: Path) -> tuple[int, int] | None:
+def identity(path: Path) -> _Identity | None:
     """Return the identity of a namespace, however it is reached; None if it is gone."""
     try:
         found = path.stat()

@@ -169,13 +169,3 @@ def _is_ended(own: socket.socket, protocol: int) -> bool:
             if one.cookie == cookie:
                 diag.destroy(one)
     return own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
-
-
-def can_list() -> bool:
-    """Whether the kernel lists UDP sockets (module udp_diag); tries it."""
-    try:
-        with SockDiag() as diag:
-            list(diag.connected(socket.IPPROTO_UDP, 1))
-    except KernelError:
-        return False
-    return True

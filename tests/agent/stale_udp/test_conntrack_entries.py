@@ -6,7 +6,7 @@ import math
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from ipaddress import ip_address
 
 import pytest
@@ -128,10 +128,41 @@ def test_only_candidates(
 
 
 def test_nobody_serves(net: Namespace, world: World) -> None:
-    """A service without serving endpoints is not cleaned."""
+    """Of a service without endpoints the entries to a removed one are deleted.
+
+    The others are no state to anybody; they are deleted when an endpoint comes.
+    """
     world.serve()
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
+    tracked(str(VIP.address), VIP.port, "", source=4002)
+    assert deleted(world) == 1
+    assert [each.original.source_port for each in entries()] == [4002]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["its search", "all entries"])
+@pytest.mark.parametrize(("frontend", "node"), [(VIP, ""), (NODEPORT, NODE)], ids=str)
+def test_deleted_service(
+    net: Namespace, world: World, frontend: Frontend, node: str, many: bool
+) -> None:
+    """Entries to its endpoints are deleted; what nothing translates, and other hosts', are not."""
+    world.maps["services"].delete([VIP])
+    world.maps["node_addresses"].write([(ip_address(NODE), 1)])
+    address = node or str(frontend.address)
+    tracked(address, frontend.port, REMOVED, source=4001)
+    tracked(address, frontend.port, "", source=4002)
+    tracked(OTHER_HOST, frontend.port, REMOVED, source=4003)
+    connections = StaleConnections(world.maps)
+    if many:
+        connections.delete_all({frontend})
+    else:
+        connections.delete(StaleCandidates(frontend, None))
+    assert {each.original.source_port for each in entries()} == {4002, 4003}
+
+
+def test_foreign_entries(net: Namespace, world: World) -> None:
+    """What others translate, at addresses that are nobody's frontend, stays."""
+    world.maps["services"].delete([VIP])
     tracked(str(VIP.address), VIP.port, REMOVED)
-    tracked(str(VIP.address), VIP.port, "")
     assert deleted(world) == 0
 
 
@@ -227,10 +258,12 @@ def test_no_wait_for_sockets(net: Namespace, world: World, monkeypatch: pytest.M
     monkeypatch.setattr(conntrack_worker, "PASS_TIMES", (0.0,))  # none of the former change's
     go_on, searching = threading.Event(), threading.Event()
 
-    def each_namespace(what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
+    def each_namespace(
+        what: Callable[[], SockDiag], cookies: Collection[int]
+    ) -> Iterator[SockDiag]:
         searching.set()
         assert go_on.wait(60)
-        yield True, what()
+        yield what()
 
     world.worker.ender.each_namespace = each_namespace
     client = world.remember(world.direct())
@@ -403,12 +436,16 @@ def recorded(worker: StaleConnectionsWorker) -> list[StaleCandidates | Whole]:
     """What it searches for from now on; it finds nothing."""
     searched = list[StaleCandidates | Whole]()
 
-    def delete(candidates: StaleCandidates | Whole = Whole.STALE) -> Counts:
+    def delete(candidates: StaleCandidates) -> Counts:
         searched.append(candidates)
         return Counts()
 
+    def delete_all(removed: Collection[Frontend]) -> Counts:
+        searched.append(Whole.STALE)
+        return Counts()
+
     worker.entries.delete = delete  # type: ignore[method-assign]
-    worker.entries.delete_all = delete  # type: ignore[method-assign]
+    worker.entries.delete_all = delete_all  # type: ignore[assignment, method-assign]
     return searched
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from msgspec import structs
 
-from ebpflb.agent.stale_udp.worker import RemovedBackends, removed_backends
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import WHOLE
@@ -28,23 +27,23 @@ def udp(*backends: int, number: int = 1) -> DesiredService:
 
 
 NAME = udp().name
+ONE = frontend(1)._replace(protocol=Protocol.UDP)
+TWO = frontend(2)._replace(protocol=Protocol.UDP)
 
 
 @pytest.fixture
 def planner() -> Planner:
     """It has programmed "dns" with the backends 1 and 2."""
     made = Planner(CAPACITY)
-    removed_by(made, udp(1, 2))
+    lost_by(made, udp(1, 2))
     return made
 
 
-def removed_by(
-    planner: Planner, *ports: DesiredService | None, now: float = 0.0
-) -> RemovedBackends:
-    """What one plan removed."""
+def lost_by(planner: Planner, *ports: DesiredService | None, now: float = 0.0) -> set[int]:
+    """The ids whose sockets may be stale after one plan."""
     planner.plan_changes({port.name if port else NAME: port for port in ports}, now)
     planner.written(now)
-    return removed_backends(planner.take_backend_changes())
+    return {id for change in planner.take_backend_changes() for id in change.ids}
 
 
 def ids(planner: Planner, name: PortName = NAME) -> dict[int, int]:
@@ -55,53 +54,39 @@ def ids(planner: Planner, name: PortName = NAME) -> dict[int, int]:
 
 
 def test_one_ends(planner: Planner) -> None:
-    """A backend that is removed while another serves is reported once."""
+    """A backend that is removed is reported once."""
     gone = ids(planner)[1]
-    assert removed_by(planner, udp(2, 3)) == RemovedBackends(replaced=frozenset({gone}))
-    assert removed_by(planner, udp(2, 3)) == RemovedBackends()
+    assert lost_by(planner, udp(2, 3)) == {gone}
+    assert not lost_by(planner, udp(2, 3))
 
 
-def test_all_end(planner: Planner) -> None:
-    """Services with no serving endpoint are not cleaned, until they have one again."""
-    both = frozenset(ids(planner).values())
-    assert removed_by(planner, udp()) == RemovedBackends(orphaned=both)
-    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True)
-
-
-def test_service_is_deleted(planner: Planner) -> None:
-    """A deleted service's flows are not cleaned, unless it comes again."""
-    both = frozenset(ids(planner).values())
-    assert removed_by(planner, None) == RemovedBackends(orphaned=both)
-    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True)
+@pytest.mark.parametrize("left", [udp(), None], ids=["no endpoint", "no Service"])
+def test_all_end(planner: Planner, left: DesiredService | None) -> None:
+    """Also where no other backend serves: the address may be given to a stranger."""
+    both = {*ids(planner).values()}
+    assert lost_by(planner, left) == both
+    assert not lost_by(planner, udp(3))
 
 
 def test_target_port_changes(planner: Planner) -> None:
     """An endpoint at its old port is stale though its address still serves."""
-    gone = ids(planner)
+    gone = {*ids(planner).values()}
     moved = tuple(structs.replace(b, port=9090) for b in udp(1, 2).backends)
-    assert removed_by(planner, replace(udp(), backends=moved)).replaced == frozenset(gone.values())
-
-
-@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.SCTP])
-def test_other_protocols(protocol: Protocol) -> None:
-    """Backends of TCP and SCTP service ports do not count."""
-    planner = Planner(CAPACITY)
-    every = (udp(1, 2), udp(2), udp(), udp(3))
-    ports = [replace(port, name=NAME._replace(protocol=protocol)) for port in every]
-    for port in ports:
-        assert not removed_by(planner, port)
+    assert lost_by(planner, replace(udp(), backends=moved)) == gone
 
 
 def test_terminating_but_serving(planner: Planner) -> None:
     """An endpoint that is terminating and still serves its flows is not removed."""
     leaving = (*udp(2).backends, backend(1, SERVING))
-    assert not removed_by(planner, replace(udp(), backends=leaving))
+    assert not lost_by(planner, replace(udp(), backends=leaving))
 
 
-def test_service_changes_alone(planner: Planner) -> None:
-    """Mere changes of the Service object remove no backend."""
-    assert not removed_by(planner, replace(udp(1, 2), affinity_seconds=60))
-    assert not removed_by(planner, udp(1, 2, number=2))
+def test_frontends_change(planner: Planner) -> None:
+    """Where a frontend is lost sockets of all backends may be stale; otherwise none are."""
+    both = {*ids(planner).values()}
+    assert not lost_by(planner, replace(udp(1, 2), affinity_seconds=60))
+    assert not lost_by(planner, replace(udp(1, 2), frontends={ONE: frozenset(), TWO: frozenset()}))
+    assert lost_by(planner, udp(1, 2, number=2)) == both
 
 
 def candidates_after(planner: Planner, *ports: DesiredService | None) -> set[StaleCandidates]:
@@ -109,10 +94,6 @@ def candidates_after(planner: Planner, *ports: DesiredService | None) -> set[Sta
     planner.take_backend_changes()
     planner.plan_changes({port.name if port else NAME: port for port in ports}, 0.0)
     return {each for change in planner.take_backend_changes() for each in change.candidates}
-
-
-ONE = frontend(1)._replace(protocol=Protocol.UDP)
-TWO = frontend(2)._replace(protocol=Protocol.UDP)
 
 
 def test_connections_to_a_removed_backend_may_be_stale(planner: Planner) -> None:
@@ -129,7 +110,7 @@ def test_connections_to_a_removed_backend_may_be_stale(planner: Planner) -> None
 
 
 def test_no_connections_are_stale_when_backends_are_added(planner: Planner) -> None:
-    """Nor when a backend ends that still serves its flows, a frontend goes, or of TCP."""
+    """Nor when a backend ends that still serves its flows, or of TCP."""
     assert not candidates_after(planner, udp(1, 2, 3))
     leaving = (*udp(2, 3).backends, backend(1, SERVING))
     assert not candidates_after(planner, replace(udp(), backends=leaving))
@@ -138,12 +119,18 @@ def test_no_connections_are_stale_when_backends_are_added(planner: Planner) -> N
     assert not candidates_after(planner, replace(udp(2, number=2), name=tcp))
 
 
-def test_all_connections_may_be_stale_where_nobody_served(planner: Planner) -> None:
-    """They may lead to anyone who served before, or to nobody."""
-    assert not candidates_after(planner, udp())
+def test_connections_of_the_last_endpoint_may_be_stale(planner: Planner) -> None:
+    """Those to each removed backend; when a backend serves again, all."""
+    gone = {StaleCandidates(ONE, backend(number).endpoint) for number in (1, 2)}
+    assert candidates_after(planner, udp()) == gone
     assert candidates_after(planner, udp(3)) == {StaleCandidates(ONE, None)}
-    assert candidates_after(planner, udp(3, number=2)) == {StaleCandidates(TWO, None)}
-    assert not candidates_after(planner, None)
+
+
+def test_all_connections_to_a_lost_frontend_may_be_stale(planner: Planner) -> None:
+    """Where the Service goes, or changes its frontend."""
+    every = {StaleCandidates(ONE, None), StaleCandidates(TWO, None)}
+    assert candidates_after(planner, udp(1, 2, number=2)) == every
+    assert candidates_after(planner, None) == {StaleCandidates(TWO, None)}
     assert candidates_after(planner, udp(3, number=2)) == {StaleCandidates(TWO, None)}
 
 
@@ -162,7 +149,10 @@ def test_connections_where_packets_go_on_to_the_router(planner: Planner) -> None
         StaleCandidates(ONE, here.endpoint),
         StaleCandidates(TWO, here.endpoint),
     }
-    assert candidates_after(planner, port()) == {StaleCandidates(ONE, away.endpoint)}
+    assert candidates_after(planner, port()) == {
+        StaleCandidates(ONE, away.endpoint),
+        StaleCandidates(TWO, away.endpoint),
+    }
     every = {StaleCandidates(ONE, None), StaleCandidates(TWO, None)}
     assert candidates_after(planner, port(away)) == every
 
@@ -172,7 +162,7 @@ def test_no_connection_is_to_an_address_as_a_whole(planner: Planner) -> None:
     whole = frontend(1)._replace(port=0, protocol=WHOLE)
     port = replace(udp(3), frontends={ONE: frozenset(), whole: frozenset({"passthrough"})})
     assert {each.frontend for each in candidates_after(planner, port)} == {ONE}
-    assert not candidates_after(planner, replace(port, backends=()))
+    assert {each.frontend for each in candidates_after(planner, None)} == {ONE}
 
 
 def test_connections_to_a_frontend_that_moves_may_be_stale(planner: Planner) -> None:
@@ -192,21 +182,21 @@ def test_gathers(planner: Planner) -> None:
     gone = ids(planner)
     planner.plan_changes({NAME: udp(2, 3)}, 0)
     planner.plan_changes({NAME: udp(3)}, 0)
-    assert removed_backends(planner.take_backend_changes()).replaced == frozenset(gone.values())
+    lost = {id for change in planner.take_backend_changes() for id in change.ids}
+    assert lost == {*gone.values()}
 
 
 @given(histories.steps)
 @settings(max_examples=scaled(60), deadline=None)
 def test_every_history(steps: list[Step]) -> None:
-    """Whatever happens, the removed ids are those that some service had and none has."""
+    """Whatever happens, each id that some service port had and none has is reported."""
     node = PlannedNode()
     for step in steps:
         node.wait(step.seconds)
         before = living(node)
         node.change(as_udp(histories.changes(node, step.edits)))
-        removed = removed_backends(node.planner.take_backend_changes())
-        assert removed.replaced | removed.orphaned == before - living(node)
-        assert not removed.replaced & removed.orphaned
+        lost = {id for change in node.planner.take_backend_changes() for id in change.ids}
+        assert before - living(node) <= lost <= before
 
 
 def as_udp(changes: dict[PortName, DesiredService | None]) -> dict[PortName, DesiredService | None]:
@@ -219,26 +209,3 @@ def as_udp(changes: dict[PortName, DesiredService | None]) -> dict[PortName, Des
 
 def living(node: PlannedNode) -> set[int]:
     return {id for programmed in node.planner.actual.values() for id in programmed.ids}
-
-
-def moved(planner: Planner, *ports: DesiredService | None) -> bool:
-    """Whether one plan moves a frontend from one of the ports "dns" and "two" to the other."""
-    names = [NAME, NAME._replace(service="two")]
-    changes = {
-        name: port and replace(port, name=name) for name, port in zip(names, ports, strict=True)
-    }
-    planner.plan_changes(changes, 0.0)
-    planner.written(0.0)
-    return planner.frontends.take_udp_moved()
-
-
-def test_frontend_moves(planner: Planner) -> None:
-    """A frontend that passes to another port is told, at once or after nobody had it."""
-    assert not planner.frontends.take_udp_moved()
-    assert not moved(planner, udp(1, 2), udp(3, number=2))
-    assert moved(planner, udp(1, 2, number=2), udp(3, number=1))
-    assert not moved(planner, udp(1, 2, number=2), udp(3, number=1))
-    assert not moved(planner, udp(1, 2, number=5), udp(3, number=1))
-    assert moved(planner, udp(1, 2, number=5), udp(3, number=2))
-    assert not moved(planner, None, udp(3, number=2))
-    assert not planner.frontends.take_udp_moved()

@@ -6,42 +6,45 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.agent.stale_udp import socket_search
-from ebpflb.agent.stale_udp.lookups import ServedFrontends, SocketState
+from ebpflb.agent.stale_udp.lookups import ServedFrontends
 from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
-from ebpflb.plan.entries import Frontend
+from ebpflb.plan.entries import Backend, Frontend
 from tests.agent.stale_udp.world import ELSEWHERE, HERE, OLD, SERVICE, UDP, VIP, World
 from tests.kernel.variants import needs_root
 
 pytestmark = needs_root
 
+NODEPORT = Frontend(ip_address("0.0.0.0"), 30053, UDP)
+NODEPORT6 = NODEPORT._replace(address=ip_address("::"))
 FRONTENDS = [
     (VIP, VIP, True),
     (VIP, VIP._replace(port=54), False),
-    (VIP, VIP._replace(protocol=6), False),
-    (Frontend(ip_address("0.0.0.0"), 30053, UDP), "192.0.2.1", True),
-    (Frontend(ip_address("0.0.0.0"), 30053, UDP), "192.0.2.2", False),
-    (Frontend(ip_address("0.0.0.0"), 30053, UDP), "127.0.0.1", True),
-    (Frontend(ip_address("::"), 30053, UDP), "fd00::1", True),
-    (Frontend(ip_address("::"), 30053, UDP), "192.0.2.1", False),
+    (NODEPORT, NODEPORT._replace(address=ip_address("192.0.2.1")), True),
+    (NODEPORT, NODEPORT._replace(address=ip_address("192.0.2.2")), False),
+    (NODEPORT, NODEPORT._replace(address=ip_address("127.0.0.1")), True),
+    (NODEPORT6, NODEPORT6._replace(address=ip_address("fd00::1")), True),
+    (NODEPORT6, NODEPORT._replace(address=ip_address("192.0.2.1")), False),
 ]
 
 
-@pytest.mark.parametrize(("served", "asked", "stale"), FRONTENDS, ids=str)
-def test_frontends(world: World, served: Frontend, asked: Frontend | str, stale: bool) -> None:
-    """The service of a socket's frontend is found as the datapath does, NodePorts included."""
+@pytest.mark.parametrize(("served", "asked", "is_served"), FRONTENDS, ids=str)
+def test_frontends(world: World, served: Frontend, asked: Frontend, is_served: bool) -> None:
+    """A socket's frontend is found as the datapath does, NodePorts included; one without a service
+    has no backends, so its sockets are stale.
+    """
     world.maps["services"].delete([VIP])
     world.maps["node_addresses"].write([(ip_address(a), 1) for a in ("192.0.2.1", "fd00::1")])
-    world.serve(ELSEWHERE, frontend=served)
-    if isinstance(asked, str):
-        asked = Frontend(ip_address(asked), 30053, UDP)
-    state = ServedFrontends(world.maps).state_of(world.given._replace(frontend=asked))
-    assert (state is SocketState.STALE) == stale
+    world.serve(Backend(HERE, world.port, frozenset({"cluster"}), OLD, SERVICE), frontend=served)
+    asking = world.given._replace(frontend=asked)
+    assert ServedFrontends(world.maps).is_stale(asking) != is_served
+    world.serve(frontend=served)
+    assert ServedFrontends(world.maps).is_stale(asking)
 
 
 def test_torn(world: World) -> None:
     """If a slot belongs to another service by now, the socket counts as served."""
     world.maps["slots"].write([(0, ELSEWHERE._replace(service=SERVICE + 1))])
-    assert ServedFrontends(world.maps).state_of(world.given) is SocketState.SERVED
+    assert not ServedFrontends(world.maps).is_stale(world.given)
 
 
 def test_many(world: World) -> None:
@@ -53,6 +56,5 @@ def test_many(world: World) -> None:
     world.maps["sockets"].write([(socket, SocketEntry(of, SERVICE)) for socket, of in entries])
     other = Peer(1000, HERE, world.port)
     world.maps["peers"].write([(other, world.given)])
-    found, orphaned = socket_search.stale_sockets(world.maps)
+    found = socket_search.stale_sockets(world.maps)
     assert found.keys() == {other, *(peer for peer in peers if known[peer.socket % 3] != stream)}
-    assert not orphaned

@@ -3,13 +3,13 @@
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
 
 from ebpflb.agent.stale_udp import worker as stale_udp_worker
-from ebpflb.agent.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
+from ebpflb.agent.stale_udp.worker import StaleSearch, StaleUdpWorker
 from ebpflb.errors import KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
@@ -21,15 +21,13 @@ from tests.agent.stale_udp.world import (
     ELSEWHERE,
     HERE,
     OLD,
-    REPLACED,
-    SERVED_AGAIN,
+    REMOVED,
     SERVICE,
     VIP,
     World,
     error_of,
     is_ended,
-    orphaned,
-    replaced,
+    removed,
     settle,
 )  # fmt: skip
 from tests.kernel.variants import eventually, needs_root
@@ -43,7 +41,7 @@ pytestmark = [
 def test_ended(world: World) -> None:
     """The translated socket is ended and its entry deleted; sockets without entries stay."""
     client, direct, loose = world.remember(world.direct()), world.direct(), world.open()
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     assert is_ended(client)
     settle(world)
     assert error_of(direct) == error_of(loose) == 0
@@ -97,17 +95,10 @@ def test_connected_elsewhere(world: World) -> None:
     """A socket that has been connected to another peer since is left alone."""
     client = world.remember(world.direct())
     client.connect((str(HERE), 1))
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     settle(world)
     assert error_of(client) == 0
     assert world.known
-
-
-def test_frontend_moved(world: World) -> None:
-    """A frontend that passed to another service port is searched for, though no backend ended."""
-    client = world.remember(world.direct())
-    world.worker.check((), frontends_moved=True)
-    assert is_ended(client)
 
 
 @pytest.mark.parametrize("counters", [(0, 0), (5, 5)])
@@ -115,7 +106,7 @@ def test_nobody_holds_it(world: World, counters: tuple[int, int]) -> None:
     """If the counters show that no socket is open, nothing is searched."""
     client = world.remember(world.direct())
     world.count(OLD, *counters)
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     settle(world)
     assert world.walks == 0
     assert error_of(client) == 0
@@ -130,7 +121,7 @@ def test_what_the_counters_miss_is_found_later(
     monkeypatch.setattr(stale_udp_worker, "EVERYTHING_DELAY", 0.2)
     client = world.remember(world.direct())
     world.count(OLD, 2, 2)
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     assert is_ended(client)
 
 
@@ -153,19 +144,15 @@ def test_another_id(world: World) -> None:
     assert error_of(client) == 0
 
 
-def test_orphaned_and_served_again(world: World) -> None:
-    """Orphaned sockets wait until a backend serves; where there are none nothing is searched."""
-    world.worker.check_everything()
-    settle(world)
-    world.worker.check(SERVED_AGAIN)
-    settle(world)
-    world.serve()
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])
+def test_no_backend_left(world: World, is_deleted: bool) -> None:
+    """A socket is ended with the last backend, whose address a stranger may get."""
     client = world.remember(world.direct())
-    world.worker.check(orphaned(OLD))
-    settle(world)
-    assert (error_of(client), world.walks) == (0, 0)
-    world.serve(ELSEWHERE)
-    world.worker.check(SERVED_AGAIN)
+    if is_deleted:
+        world.maps["services"].delete([VIP])
+    else:
+        world.serve()
+    world.worker.check(REMOVED)
     assert is_ended(client)
 
 
@@ -177,7 +164,7 @@ def test_second_pass(world: World) -> None:
         world.remember(client)
 
     world.worker.on_search = remember  # after the first pass
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     assert is_ended(client)
 
 
@@ -191,13 +178,13 @@ def test_late(world: World) -> None:
 
     world.remember(world.open())
     world.worker.on_search = hold
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     assert begun.wait(60)
     client = world.remember(world.direct())
     walks = world.walks
     for number in range(1, 10):
-        world.worker.check(replaced(OLD + number))
-        world.worker.check(REPLACED)
+        world.worker.check(removed(OLD + number))
+        world.worker.check(REMOVED)
     go_on.set()
     assert is_ended(client)
     settle(world)
@@ -207,34 +194,52 @@ def test_late(world: World) -> None:
 def test_sought_in_vain(world: World) -> None:
     """A stale socket without a peer is searched twice, and not again with others."""
     world.remember(world.open())
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     settle(world)
     assert world.walks == 2
     client = world.direct()
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     settle(world)
     assert world.walks == 2
-    assert len(world.worker.not_found) == 1
+    assert len(world.worker.given_up) == 1
     world.maps["sockets"].delete([peer for peer, _ in world.maps["sockets"].items()])
     world.remember(client)
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     assert is_ended(client)
     settle(world)
-    assert not world.worker.not_found
+    assert not world.worker.given_up
+
+
+def test_only_where_a_stale_socket_is(world: World) -> None:
+    """The namespaces of stale sockets are asked for; any, if a socket has no entry of its own."""
+    asked, own = list[Collection[int]](), SocketEntry(world.given, SERVICE, netns=77)
+
+    def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
+        asked.append(cookies)
+        yield what()
+
+    world.worker.ender.each_namespace = each
+    world.maps["sockets"].write([(1, own), (2, own._replace(netns=78))])
+    world.maps["sockets_full"].write([(0, (0, 0, 2))])
+    world.maps["peers"].write([(Peer(3, HERE, world.port), world.given)])
+    world.count(OLD, 1, 0)
+    world.worker.check(REMOVED)
+    assert eventually(lambda: asked)
+    assert asked[0] == {77, 78, 0}
 
 
 def test_walk_ends(world: World) -> None:
     """After the last socket is found no more namespaces are entered."""
     entered: list[int] = []
 
-    def each(what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
+    def each(what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
         for number in range(3):
             entered.append(number)
-            yield number == 0, what()
+            yield what()
 
     world.worker.ender.each_namespace = each
     client = world.remember(world.direct())
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     assert is_ended(client)
     settle(world)
     assert entered == [0]
@@ -259,7 +264,7 @@ def test_failure(
         raise error
 
     world.maps["sockets"].slices = refuse  # type: ignore[assignment, method-assign]
-    world.worker.check(REPLACED)
+    world.worker.check(REMOVED)
     assert eventually(lambda: asked[0] > 3 and world.worker.error)
     assert "map" in str(world.worker.error)
     world.maps["sockets"].slices = slices  # type: ignore[method-assign]
@@ -274,20 +279,18 @@ def test_never_started(world: World) -> None:
     StaleUdpWorker(world.maps, world.each, world.socket_end.run).stop()
 
 
-@pytest.mark.parametrize("lists", [True, False])
-def test_said_at_start(
-    world: World, lists: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_kernel_that_ends_no_sockets(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the kernel lacks is logged once, with its effect."""
+    """What it lacks is logged once, with its effect, and no socket is searched for."""
     monkeypatch.setattr(sock_diag, "can_destroy", lambda: False)
-    monkeypatch.setattr(sock_diag, "can_list", lambda: lists)
     worker = StaleUdpWorker(world.maps, world.each, world.socket_end.run)
     worker.start()
+    worker.check_everything()
     worker.stop()
-    assert not worker.can_end
+    assert not worker.searches
     (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert ("those of pods are moved to another backend" in said) == lists
-    assert ("modprobe udp_diag" in said) != lists
+    assert "connected sockets keep a removed endpoint" in said
 
 
 def virtual(world: World, fail: bool = True) -> tuple[StaleUdpWorker, list[float]]:
@@ -320,17 +323,17 @@ def test_pauses_grow(world: World) -> None:
 def test_what_has_failed_joins_the_next_search(world: World) -> None:
     """It does not wait for its pause, and nothing of it is forgotten."""
     worker, now = virtual(world)
-    worker.check(replaced(5))
+    worker.check(removed(5))
     for _ in range(6):
         worker.turn()
         now[0] = worker.due
     found = list[StaleSearch]()
     worker.search_and_report = lambda search, begun: found.append(search)  # type: ignore[method-assign]
     now[0] -= 20
-    worker.check(replaced(6))
+    worker.check(removed(6))
     assert worker.due == now[0]
     worker.turn()
-    assert [each.removed.replaced for each in found] == [{5, 6}]
+    assert [each.backends for each in found] == [frozenset({5, 6})]
     now[0] = worker.due
     worker.turn()
-    assert [each.kind for each in found] == [SearchKind.FIRST, SearchKind.SECOND]
+    assert [each.is_first for each in found] == [True, False]

@@ -41,4 +41,4 @@ def entries() -> list[Connection]:
 
 
 def change(*candidates: StaleCandidates) -> list[BackendChange]:
-    return [BackendChange(NAME, (OLD,), (ELSEWHERE.id,), frozenset(candidates))]
+    return [BackendChange(NAME, frozenset({OLD}), frozenset(candidates))]

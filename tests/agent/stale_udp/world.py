@@ -4,12 +4,12 @@
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
-from ebpflb.agent.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
+from ebpflb.agent.stale_udp.worker import StaleSearch, StaleUdpWorker
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Counters, Map
 from ebpflb.kernel.maps.records import PeerFrontend, SocketEntry
@@ -44,7 +44,6 @@ class World:
     def __init__(self, made: dict[str, Map], cache: Path) -> None:
         self.maps, self.stack = made, ExitStack()
         self.socket_end = FrameProgram(precompile.SOCKET_END, made, cache)
-        self.away = False  # whether the sockets are to be thought of as a pod's
         self.walks = 0
         self.found: list[tuple[Family, int]] = []
         self.worker = StaleUdpWorker(
@@ -63,9 +62,9 @@ class World:
         self.socket_end.close()
         self.stack.close()
 
-    def each(self, what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
-        self.walks += 1
-        yield not self.away, what()
+    def each(self, what: Callable[[], SockDiag], cookies: Collection[int]) -> Iterator[SockDiag]:
+        self.walks += bool(cookies)
+        yield what()
 
     def open(self) -> socket.socket:
         return self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -128,18 +127,12 @@ def made(ns: Namespace, cache: Path) -> Iterator[World]:
 NAME = PortName("default", "dns", "dns", Protocol.UDP, Family.IPV4)
 
 
-def replaced(*ids: int, by: int = ELSEWHERE.id) -> list[BackendChange]:
-    """These backends are removed, and another one serves."""
-    return [BackendChange(NAME, ids, (by,))]
+def removed(*ids: int) -> list[BackendChange]:
+    """A service port loses these backends."""
+    return [BackendChange(NAME, frozenset(ids))]
 
 
-def orphaned(*ids: int) -> list[BackendChange]:
-    """These backends are removed, and no other serves."""
-    return [BackendChange(NAME, ids, ())]
-
-
-REPLACED = replaced(OLD)
-SERVED_AGAIN = [BackendChange(NAME, (), (ELSEWHERE.id,))]
+REMOVED = removed(OLD)
 
 
 def error_of(one: socket.socket) -> int:
@@ -161,8 +154,8 @@ def is_ended(one: socket.socket) -> bool:
 
 def pending(world: World) -> list[StaleSearch]:
     """The searches that follow changes at once and are still to come."""
-    later = SearchKind.RENEWAL, SearchKind.EVERYTHING
-    return [search for search in world.worker.searches if search.kind not in later]
+    searches = world.worker.searches
+    return [each for each in searches if each.is_first or each.backends is not None]
 
 
 def settle(world: World) -> None:

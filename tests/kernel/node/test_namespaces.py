@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.node import clients, namespaces
 from ebpflb.kernel.node.namespaces import OWN_NETNS, Namespaces
 from tests.kernel.node import nodes
@@ -51,15 +52,57 @@ def here() -> str:
 
 
 def test_each(named: list[str], nameless: str) -> None:
-    """Namespaces with names and with processes are walked once each; our own is first, and marked.
+    """Namespaces with names and with processes are walked once each; our own is first.
 
     Another test's process may change its namespace meanwhile: only ours are counted.
     """
-    found = list(Namespaces().each(here))
-    places = [place for _, place in found]
-    assert found[0] == (True, here())
-    assert [own for own, _ in found].count(True) == 1
+    places = list(Namespaces().each(here))
+    assert places[0] == here()
     assert [places.count(place) for place in (here(), *named, nameless)] == [1] * 4
+
+
+def cookie_of(name: str) -> int:
+    found = clients.cookie(Path("/run/netns", name))
+    if found is None:
+        pytest.skip("this kernel tells no cookies")
+    return found
+
+
+def test_by_cookie(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function is called where the cookies are, and only there; once known, nothing else is
+    entered for it.
+    """
+    wanted, entered = cookie_of(f"{PREFIX}-1"), list[str]()
+
+    def enter(path: Path, kind: int) -> None:
+        entered.append(path.name)
+        real(path, kind)
+
+    real, every = namespaces.enter, Namespaces()
+    assert list(every.each(here, {wanted})) == [named[1]]
+    monkeypatch.setattr(namespaces, "enter", enter)
+    assert list(every.each(here, {wanted})) == [named[1]]
+    assert entered == [f"{PREFIX}-1"]
+    own = by_socket()
+    assert own
+    assert list(every.each(here, {own})) == [here()]
+    assert list(every.each(here, ())) == []
+    assert entered == [f"{PREFIX}-1"]
+
+
+def test_cookie_that_is_nowhere(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is looked through: a new namespace may have the identity of a former one."""
+    wanted, every = cookie_of(f"{PREFIX}-1"), Namespaces()
+    monkeypatch.setattr(namespaces, "by_socket", lambda: 1)
+    assert list(every.each(here, {0})) == []
+    monkeypatch.undo()
+    assert list(every.each(here, {0, wanted})) == [named[1]]
+
+
+def test_kernel_without_cookies(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 5.14 all are entered."""
+    monkeypatch.setattr(namespaces, "by_socket", lambda: None)
+    assert {here(), *named} <= {*Namespaces().each(here, {1})}
 
 
 def test_stays_here(named: list[str]) -> None:
@@ -82,7 +125,7 @@ def test_vanished(named: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: P
     gone = Path("/proc/0/ns/net")
     others = [*namespaces.others(), tmp_path / "not-mounted", gone]
     monkeypatch.setattr(namespaces, "others", lambda: iter(others))
-    assert {*named} <= {place for _, place in Namespaces().each(here)}
+    assert {*named} <= {*Namespaces().each(here)}
 
 
 def test_nothing_else_is_opened(named: list[str], tmp_path: Path) -> None:
@@ -110,7 +153,7 @@ def test_lack_of_the_capability_is_logged_once(
     every = Namespaces()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert list(every.each(here)) == [(True, here())]
+            assert list(every.each(here)) == [here()]
     assert [record.message for record in caplog.records] == [
         "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing; stale UDP "
         "sockets of pods are not ended"

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A removed endpoint's address is given to a stranger: no flow to the Service reaches him.
+
+Upstream mended the same in kube-proxy (kubernetes#139628, #141371).
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from socket import AF_INET6, SOCK_DGRAM
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.lab import cni
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.manifests import Manifest
+from tests.kit import requests
+from tests.kit.lab_cluster import TARGET
+from tests.kit.parameters import both_engines, families
+from tests.kit.sockets import Socket
+from tests.kit.two_nodes import Frontends, TwoNodes
+
+pytestmark = both_engines
+
+NUMBER = 40
+FRONTENDS = Frontends(NUMBER)
+A_MOMENT = 0.1  # seconds in which a datagram arrives
+DATAGRAMS = 10
+
+
+class Place:
+    """An address of a pod that is an endpoint first, and is given to a stranger then."""
+
+    def __init__(self, two: TwoNodes) -> None:
+        self.two = two
+        self.pod = two.lab.pod(two.near, "leaver", 40)
+        self.stranger = two.lab.pod(two.near, "stranger", 41, hooked=False)
+        two.start_program(self.pod, "serve", self.pod.name, str(TARGET))
+        self.inbox = two.sockets(self.stranger).open(AF_INET6, SOCK_DGRAM)
+        self.inbox.bind(("::", TARGET))
+        self.inbox.settimeout(A_MOMENT)
+
+    def move(self, owner: Host, former: Host) -> None:
+        """Give the address to another owner, and tell everyone; also where it has moved already."""
+        for address, length in ((self.pod.v4, 24), (self.pod.v6, 64)):
+            with suppress(NodeError):
+                former.ip(f"address delete {address}/{length} dev eth0")
+        owner.ip(
+            f"address replace {self.pod.v4}/24 dev eth0",
+            f"address replace {self.pod.v6}/64 dev eth0 nodad",
+            *(f"route replace default via {gateway}" for gateway in cni.addresses(1, 1)),
+        )
+        for host in (self.two.near, self.two.hooked, self.two.unhooked):
+            host.ip("neighbour flush all")
+            host.ip("neighbour flush all", v6=True)
+
+    def received(self) -> int:
+        """The datagrams that the stranger has got since the last call."""
+        count = 0
+        with suppress(TimeoutError):
+            while self.inbox.recv(64):
+                count += 1
+        return count
+
+
+@pytest.fixture(scope="module")
+def place(two: TwoNodes) -> Place:
+    return Place(two)
+
+
+@pytest.fixture
+def leaver(two: TwoNodes, place: Place) -> Iterator[Host]:
+    """The pod that has the address, until a test gives it to the stranger."""
+    two.delete_flows("other_flows")
+    place.move(place.pod, place.stranger)
+    place.received()
+    yield place.pod
+
+
+def send(client: Socket, count: int = DATAGRAMS) -> None:
+    """A connected socket's datagrams; it may have been ended, or be refused."""
+    for _ in range(count):
+        with suppress(OSError):
+            client.send(b"?")
+
+
+def without_udp(published: list[Manifest]) -> list[Manifest]:
+    """The Service without its port of UDP; its endpoints are the same."""
+    service, *slices = published
+    service["spec"]["ports"] = [it for it in service["spec"]["ports"] if it["protocol"] != "UDP"]
+    return [service, *slices]
+
+
+def change(two: TwoNodes, pod: Host, how: str) -> None:
+    if how == "a frontend goes":  # first, and then the endpoint
+        two.publish(two.service("web", NUMBER, pod, type="ClusterIP", externalIPs=[]))
+    match how:
+        case "a port goes":
+            two.publish(without_udp(two.service("web", NUMBER, pod)))
+        case "the Service goes":
+            two.publish()
+        case _:
+            two.publish(two.service("web", NUMBER))
+
+
+LOSSES = ["the last endpoint goes", "the Service goes", "a port goes"]
+clients = pytest.mark.parametrize(
+    ("who", "kind", "how"),
+    [
+        *(("outside", "nodeport", how) for how in [*LOSSES, "a frontend goes"]),
+        *((who, "cluster", how) for who in ("hooked", "near", "unhooked") for how in LOSSES),
+    ],
+)
+
+
+@families
+@clients
+def test_udp(
+    two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, how: str, v6: bool
+) -> None:
+    """A connected socket of any client, from the change on; its own port stays the same."""
+    where = FRONTENDS.to(kind, two.near, v6=v6)
+    two.publish(two.service("web", NUMBER, leaver))
+    with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
+        client.connect(where)
+        client.send(b"?")
+        assert requests.receive(client).name == leaver.name
+        change(two, leaver, how)
+        place.move(place.stranger, leaver)
+
+        def is_over() -> bool:
+            send(client)
+            return not place.received()
+
+        wait_until("nothing reaches the stranger", is_over)
+        send(client)
+        assert not place.received()
