@@ -670,6 +670,7 @@ class Options:
             self.served,
             self.scheduler,
             self.local_api_server,
+            self.keeps_api_servers,
             self.endpoint_health,
             self.node_local_addresses,
             self.whole_addresses,
@@ -685,7 +686,7 @@ class Options:
 
     @property
     def keeps_api_servers(self) -> bool:
-        """Whether the endpoints of default/kubernetes are kept, and watched for life."""
+        """Whether the endpoints of default/kubernetes are kept, and their health is watched."""
         return bool(self.api_servers or self.local_api_server)
 
     @property

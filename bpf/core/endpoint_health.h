@@ -18,13 +18,20 @@
 
 #define FAILURES_COUNT (60 * SECOND)	/* from the first one on */
 
-static __always_inline void endpoint_opened(const struct service_client *client, __u32 backend)
+/* The client has reached the service, by whatever backend. */
+static __always_inline void service_reached(const struct service_client *client)
 {
-	struct backend_health *health = LOOKUP_NUMBER(struct backend_health, backend_health, backend);
 	__u32 yes = true;
 
 	if (!LOOKUP(__u32, service_clients, client))
 		bpf_map_update_elem(MAP(service_clients), client, &yes, BPF_ANY);
+}
+
+static __always_inline void endpoint_opened(const struct service_client *client, __u32 backend)
+{
+	struct backend_health *health = LOOKUP_NUMBER(struct backend_health, backend_health, backend);
+
+	service_reached(client);
 	if (!health || (health->has_opened && !health->first))
 		return;
 	health->first = 0;

@@ -97,8 +97,10 @@ static __always_inline void attempt_end(const struct tuple *reply, __u8 flags)
 	if (!attempt)
 		return;
 	client = client_in(attempt);
-	if (!(flags & TCP_RST))
+	if (!(flags & TCP_RST) && !attempt->has_failed)
 		endpoint_opened(&client, attempt->backend);
+	else if (!(flags & TCP_RST))
+		service_reached(&client);	/* the flow tables may have drawn another backend */
 	else if (!attempt->has_failed)
 		endpoint_failed(&client, attempt->backend);
 	bpf_map_delete_elem(MAP(attempts), &request);

@@ -11,7 +11,7 @@ program_loader    loads the programs, and tries again after a failure
 service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with the plan, and corrects differences
 reporter          health and metrics, from the loop's actions
-api_servers       keeps the API servers' addresses in a file, and notices that one is gone
+api_servers       keeps the API servers' addresses in a file
 endpoint_health   sets endpoints aside that do not answer this node
 endpoint_watch    reads what programs count of connections that fail to open
 node_local        asks the listeners on this node that Services name whether they answer

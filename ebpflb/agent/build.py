@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from ebpflb import stopping
 from ebpflb.agent import engine_choice, loop
-from ebpflb.agent.api_servers import ApiServersFile, ApiServerWatch
+from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import (
     ELEMENTS_NAME,
     TABLE_NAME,
@@ -36,6 +36,7 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.agent.uplink_canary import UplinkCanary
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.event_recorder import (
     ApiRecorder,
@@ -60,7 +61,7 @@ from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.neighbour_watch import NeighbourWatch
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
-from ebpflb.model.api_servers import KeptApiServers, Silent
+from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.model.fast_forward import FORWARD_AUTO, FORWARD_OFF
@@ -120,6 +121,7 @@ class _Builder:
     ) -> None:
         self._options, self._lock, self._inbox, self._stack = options, lock, inbox, stack
         self._metrics = Metrics()
+        self._uplink_canary = UplinkCanary(inbox.put)
         stack.callback(self._metrics.close)
         several = options.keeps_api_servers
         self._api_servers = ApiServers(options.api_servers, are_several=several)
@@ -139,6 +141,7 @@ class _Builder:
         self._node_sync = NodeSync(
             options, self._datapath, self._cluster, self._engine, self._flowtable
         )
+        self._servers.health.set_in_force(self._node_sync.is_reached)
         self._service_sync = ServiceSync(
             self._datapath, self._cluster, self._node_sync, record_lack=self._servers.record_lack
         )
@@ -204,7 +207,7 @@ class _Builder:
         )
         families = sysctls.supported_families()
         about = options, self._recorder(), pages, metrics.answered
-        local = local_pages(inbox.put)
+        local = local_pages(inbox.put, self._uplink_canary.report)
         return HttpServers(*about, families=families, local=local, waiting=lambda: inbox.age)
 
     def _recorder(self) -> EventRecorder:
@@ -256,7 +259,6 @@ class _Builder:
             options.node_name,
             bind_address=options.bind_address,
             admission=options.admission,
-            keeps_api_servers=options.keeps_api_servers,
         )
         cluster.set_untracked(untracked([]))  # what cannot be read is said by the watch
         return cluster
@@ -269,7 +271,7 @@ class _Builder:
         sweeper = Sweeper(maps, flow_timeouts(options.conntrack), self._ends.flow.run)
         monitoring = Monitoring(options.paths, datapath, agent.node_sync, inbox.put)
         self._start(sweeper, UnreleasedSockets(maps, options.paths.cache))
-        self._start(agent.stale_udp, agent.on_removal)
+        self._start(agent.stale_udp, agent.on_removal, agent.uplink_canary)
         self._start(EndedConnections(maps, options.paths.cache))
         self._start(agent.endpoint_health.watch)
         self._start(agent.node_local.watch, UntrackedWatch(inbox.put, agent.cluster.untracked))
@@ -305,6 +307,7 @@ class _Builder:
             node_local=self._node_local(),
             node_readiness=self._node_readiness(),
             stale_udp=self._stale_udp(),
+            uplink_canary=self._uplink_canary,
             on_removal=self._reset_worker(),
             reporter=reporter,
             loader=self._loader,
@@ -348,15 +351,15 @@ class _Builder:
         return hooks, TableCheck(self._nat_watch, hooks.period), maps, elements
 
     def _api_servers_file(self) -> ApiServersFile:
-        """Return the file; its API servers are watched, and asked when the agent's own are gone."""
-        watch = ApiServerWatch(lambda places: self._inbox.put(Silent(places)))
-        self._stack.callback(stopping.run_all, watch.stop)
+        """Return the file; its API servers are asked when the agent's own are gone."""
 
         def on_change(found: KeptApiServers) -> None:
             self._api_servers.name(found.urls)
-            watch.set(found.endpoints)
 
-        return ApiServersFile(self._options.paths.api_servers_file, on_change)
+        file = ApiServersFile(self._options.paths.api_servers_file, on_change)
+        if self._options.keeps_api_servers:
+            file.read()
+        return file
 
     def _reset_worker(self) -> ResetWorker:
         """Return the worker; with --shadow conntrack's connections belong to a kube-proxy."""
@@ -378,7 +381,6 @@ class _Builder:
         metrics, maps, options = self._metrics, self._maps, self._options
         metrics.read(self._datapath, lambda: agent.service_sync.planner, lambda: agent.status)
         metrics.health(self._servers.health)
-        metrics.api_servers_silent(lambda: len(agent.cluster.silent))
         metrics.node_local(lambda: agent.node_local.watch.counts)
         health = agent.endpoint_health
         metrics.set_aside(lambda: health.count, lambda: health.times)

@@ -22,9 +22,17 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.devices import Addresses, Device
 from ebpflb.model.services import PortName
 from ebpflb.options import Options
-from ebpflb.plan.canary import Canary, CanaryLease, service_ports, unused_cluster_ip
+from ebpflb.plan.canary import (
+    Canary,
+    CanaryLease,
+    UplinkReport,
+    frame_ports,
+    service_ports,
+    unused_cluster_ip,
+)
 from ebpflb.plan.desired import ANY, DesiredService
 from ebpflb.plan.entries import Frontend
 from ebpflb.serve.listener import NOT_FOUND, Handler, Request, Response
@@ -64,6 +72,7 @@ class CanarySync:
         self._options, self._cluster, self._node_sync = options, cluster, node_sync
         self._service_sync, self._write, self._clock = service_sync, write, clock
         self._id = ""
+        self._doctors, self._frames = _NONE, _NONE
         self.due = math.inf  # when the canary is withdrawn
 
     def begin(self, wish: CanaryWish) -> CanaryLease:
@@ -75,9 +84,7 @@ class CanarySync:
                 "no unused cluster IP is known: there is neither a ServiceCIDR nor enough "
                 "cluster IPs"
             )
-        full = self._write({k: v for each in made for k, v in service_ports(each).items()})
-        if full:
-            raise CanaryRefused(full)
+        self._put({k: v for each in made for k, v in service_ports(each).items()})
         self._id = secrets.token_hex(8)
         addresses = [str(each.cluster_ip) for each in made]
         lease = CanaryLease(self._id, addresses, ",".join(self._options.devices))
@@ -103,30 +110,68 @@ class CanarySync:
             return
 
     def _end(self) -> None:
-        held, self._id, self.due = bool(self._id), "", math.inf
-        if held and self._service_sync.has_canary and self._service_sync.complete:
-            self._write(_NONE)
+        self._id, self.due = "", math.inf
+        if self._doctors or self._frames:
+            self._put(_NONE)
 
-    def _check(self, wish: CanaryWish) -> None:
-        """Check whether a canary is possible. Raises CanaryRefused."""
+    def begin_frames(self) -> dict[Device, Addresses]:
+        """Write the frontends for frames; return the devices to probe, with addresses.
+
+        None with the flow tables, which translate at the device. Raises CanaryRefused, or
+        KernelError.
+        """
+        self._check_written()
+        if not self._node_sync.engine.is_netfilter:
+            return {}
+        self._put(self._doctors, frame_ports())
+        return self._node_sync.uplinks
+
+    def end_frames(self) -> bool:
+        """Withdraw the frontends for frames; return whether they were there until now.
+
+        Raises KernelError.
+        """
+        were_there = bool(self._frames) and self._service_sync.has_canary
+        if self._frames:
+            self._put(self._doctors)
+        return were_there
+
+    def _put(self, doctors: CanaryPorts, frames: CanaryPorts = _NONE) -> None:
+        """Have these service ports in the maps, or none if they do not fit.
+
+        Raises CanaryRefused, or KernelError.
+        """
+        self._doctors, self._frames = doctors, frames
+        if not self._service_sync.complete:  # the next write starts over, without a canary
+            return
+        if full := self._write({**doctors, **frames}):
+            self._doctors = self._frames = _NONE
+            raise CanaryRefused(full)
+
+    def _check_written(self) -> None:
+        """Raises CanaryRefused."""
         if self._options.shadow:
             raise CanaryRefused("the agent runs with --shadow: no connection is translated")
+        if not (
+            self._cluster.complete and self._service_sync.complete and self._node_sync.attached
+        ):
+            raise CanaryRefused("the agent has not written all Services yet: see `ebpflb status`")
+        self._check_space()
+
+    def _check(self, wish: CanaryWish) -> None:
+        """Check whether doctor's canary is possible. Raises CanaryRefused."""
         if not self._options.served.is_all:
             raise CanaryRefused(
                 "the agent serves some Services only (--namespaces, --services): an address that"
                 " is unused here may be one that kube-proxy serves"
             )
-        if not (
-            self._cluster.complete and self._service_sync.complete and self._node_sync.attached
-        ):
-            raise CanaryRefused("the agent has not written all Services yet: see `ebpflb status`")
+        self._check_written()
         if self._id:
             raise CanaryRefused(
                 "another `ebpflb doctor` is using the canary: try again when it has ended"
             )
         if self._has_nodeport(wish.nodeport):
             raise CanaryRefused(f"port {wish.nodeport} is a NodePort of a Service: try again")
-        self._check_space()
 
     def _check_space(self) -> None:
         planner = self._service_sync.planner
@@ -166,6 +211,7 @@ class CanarySync:
 # /v1/canary/begin?client=&endpoint=&node=&port=&nodeport=   the first three once for each family
 # /v1/canary/renew?id=
 # /v1/canary/end?id=
+# /v1/canary/uplinks                 probes each uplink now (agent/uplink_canary.py)
 
 _PORTS = range(1, 1 << 16)
 
@@ -176,17 +222,24 @@ _Do = Callable[[CanarySync], CanaryLease]
 class CanaryRequests:
     """A handler of the local socket, before ``others``; ``put`` belongs to the inbox."""
 
-    def __init__(self, put: Callable[[Call[CanaryLease]], None], others: Handler) -> None:
-        self._put, self._others = put, others
+    def __init__(
+        self,
+        put: Callable[[Call[CanaryLease]], None],
+        uplinks: Callable[[], UplinkReport],
+        others: Handler,
+    ) -> None:
+        self._put, self._uplinks, self._others = put, uplinks, others
 
     def respond(self, request: Request) -> Response:
         begins, _, what = request.path.rpartition("/")
         if begins != "/v1/canary":
             return self._others(request)
         known = {"begin": _begin, "renew": _renew, "end": _end}
-        if what not in known:
+        if what not in known and what != "uplinks":
             return NOT_FOUND
         try:
+            if what == "uplinks":
+                return answer(self._uplinks())
             return answer(self._carried_out(known[what](parse_qs(request.query))))
         except TimeoutError:
             return error(503, "the agent is busy or starting")
@@ -203,9 +256,9 @@ class CanaryRequests:
         return call.result()
 
 
-def local_pages(put: Callable[[Any], None]) -> Handler:
+def local_pages(put: Callable[[Any], None], uplinks: Callable[[], UplinkReport]) -> Handler:
     """Return the handler of the local socket; ``put`` belongs to the inbox."""
-    return CanaryRequests(put, Inspection(put).respond).respond
+    return CanaryRequests(put, uplinks, Inspection(put).respond).respond
 
 
 def _begin(query: _Query) -> _Do:

@@ -17,7 +17,6 @@ from urllib.parse import parse_qs
 import msgspec
 
 from ebpflb.model import services
-from ebpflb.model.api_servers import KUBERNETES
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Key, Kind
@@ -186,9 +185,6 @@ def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str
     elif not cluster.services.get(key):
         yield NOTHING_SERVED
     yield from cluster.warnings_of(key)
-    if key == KUBERNETES:
-        for address, port in sorted(cluster.silent, key=str):
-            yield f"the API server {address}, port {port}, does not answer this node"
     for slice in cluster.slices_of.get(key, ()):
         if wrong := cluster.invalid.get((Kind.ENDPOINT_SLICE, slice)):
             effect = cluster.effect(Kind.ENDPOINT_SLICE, slice)

@@ -37,10 +37,10 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Publisher, Reporter, make_status
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
+from ebpflb.agent.uplink_canary import UplinkCanary
 from ebpflb.cluster.source import Source
 from ebpflb.errors import KernelError
 from ebpflb.history.recorder import (
-    API_SERVERS,
     CANARY,
     DEVICES,
     NEIGHBOURS,
@@ -52,7 +52,6 @@ from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.model.addresses import host_port
-from ebpflb.model.api_servers import Silent
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import in_force
 from ebpflb.model.endpoint_health import Outcomes
@@ -96,7 +95,6 @@ Message = (
     | Neighbourhood
     | PartStatus
     | ConnectionsReset
-    | Silent
     | Outcomes
     | Answering
     | Untracked
@@ -284,6 +282,7 @@ class Agent:
     node_local: NodeLocalSync
     node_readiness: NodeReadiness
     stale_udp: StaleUdpWorker
+    uplink_canary: UplinkCanary
     on_removal: ResetWorker
     reporter: Reporter
     loader: ProgramLoader
@@ -342,7 +341,6 @@ class Agent:
         self.device_watch.start()
         try:
             self.loader.load()
-            self._serve_kept_api_servers()
             while not self.stopped:
                 self._turn()
         finally:
@@ -363,6 +361,7 @@ class Agent:
         self.service_sync.turn()
         if self.node_sync.take_new_devices():
             self.stale_udp.check_connections()
+            self.uplink_canary.look_at(self.node_sync.uplinks)
         for part in self.parts_after:
             part.take_turn()
         if self.node_sync.attached and self.cluster.complete:
@@ -390,23 +389,11 @@ class Agent:
             self.node_local.turn()
 
     def _publish(self) -> None:
-        self.publisher.publish(make_status(self), in_force=in_force(self.audit.drift))
+        is_in_force = in_force(self.audit.drift) and self.node_sync.is_reached
+        self.publisher.publish(make_status(self), in_force=is_in_force)
 
     def _commit_history(self) -> None:
         self.history.commit(keep=self._has_changes(), error=self.sync_error)
-
-    def _serve_kept_api_servers(self) -> None:
-        """On a node without maps: whoever needs an API server need not wait for its answer."""
-        kept = self.api_servers_file.read() if self.options.keeps_api_servers else None
-        if kept and not self.service_sync.planner.actual:
-            self.cluster.apply_kept(kept, str(self.api_servers_file.path))
-            log.info("serving default/kubernetes from the kept list until an API server answers")
-
-    def _end_provisional(self) -> None:
-        """Plan everything as at a start, when the first lists are complete."""
-        if self.cluster.provisional and self.cluster.complete:
-            self.cluster.provisional = self.in_sync = False
-            self.service_sync.must_start_over = True
 
     def _wait(self) -> list[Message]:
         """Return all messages in the inbox; wait for the first one until something else is due."""
@@ -422,7 +409,6 @@ class Agent:
                     self.service_sync.plan_all()  # repairs any fault of the plan, hours apart
                 self.reporter.event_applied(applied, self.cluster.node)
                 self.history.event(message, applied)
-                self._end_provisional()
             case DevicesChanged() | Neighbourhood() | EachPacketRules():
                 self._take_of_node(message)
             case DevicesAttached():
@@ -447,19 +433,16 @@ class Agent:
                     self.stale_udp.check_connections()
             case ConnectionsReset(name, (address, port), kind, count):
                 self.history.reset(name, host_port(address, port), f"{count} {kind}")
-            case Silent() | Outcomes() | Answering() | Untracked():
+            case Outcomes() | Answering() | Untracked():
                 self._take_seen(message)
             case Call():
                 message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():
                 self.stopped = True
 
-    def _take_seen(self, message: Silent | Outcomes | Answering | Untracked) -> None:
+    def _take_seen(self, message: Outcomes | Answering | Untracked) -> None:
         """Take what this node has seen itself about endpoints and frontends."""
         match message:
-            case Silent(places):
-                self.cluster.set_silent(places)
-                self.history.because(API_SERVERS)
             case Outcomes():
                 self.endpoint_health.take(message)
             case Answering(listeners):
@@ -473,7 +456,7 @@ class Agent:
         """Whether there is anything new to write; False before the needed lists are received."""
         services = bool(self.cluster.changed_services or self.service_sync.backlog)
         changed = services or self.node_sync.changed or not self.in_sync
-        return self.cluster.may_be_written and changed
+        return self.cluster.complete and changed
 
     def _next_sync(self) -> float:
         """When the next sync is due; infinity means only a message can make one necessary.
@@ -543,6 +526,7 @@ class Agent:
     def _write_node(self) -> None:
         if self.node_sync.changed or self.node_sync.not_served or not self.in_sync:
             self.node_sync.write(self.service_sync.cover_service_cidrs())
+            self.uplink_canary.look_at(self.node_sync.uplinks)
 
     def _take_of_node(self, message: DevicesChanged | Neighbourhood | EachPacketRules) -> None:
         match message:

@@ -32,7 +32,7 @@ from ebpflb.kernel.programs.loader import ProgramSet
 from ebpflb.model import devices, nodes
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.devices import Devices
+from ebpflb.model.devices import Addresses, Device, Devices
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
 from ebpflb.model.fast_forward import FORWARD_AUTO, EachPacketRules, why_off
@@ -154,6 +154,7 @@ class NodeSync:
         self._programmed = frozenset(datapath.recorded_devices)  # devices that have programs now
         self._ports_may_go = False  # whether ports had to wait until their masters had programs
         self._desired = self._desired_node()
+        self._own: set[int] = set()  # devices with the Node's addresses, which are to be served
         self._written: object = None  # the inputs of the last ``write``
         self._served: set[int] = set()  # devices that have programs
         self._has_new_devices = False
@@ -189,6 +190,7 @@ class NodeSync:
         Raises KernelError; then ``changed`` stays true.
         """
         inputs, self._desired = self._inputs(), self._desired_node()
+        self._own = {it.index for it in devices.of_node(self._desired.served, self.cluster.primary)}
         self._choose_engine()
         contents = self._contents()
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
@@ -282,10 +284,22 @@ class NodeSync:
         self.attached = True
 
     @property
+    def uplinks(self) -> dict[Device, Addresses]:
+        """The node's own devices that have programs now, with their addresses."""
+        served = tuple(each for each in self._desired.served if each.index in self._served)
+        return devices.uplinks(served, self.cluster.primary)
+
+    @property
     def flows_wait(self) -> bool:
         """Whether packets open no flows, because not all devices have their first programs yet."""
         is_attaching = self.attached and self.datapath.is_attaching
         return is_attaching and self.engine.path is not None and not self.engine.is_netfilter
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether requests to the Node's addresses are served, if only by an earlier agent."""
+        is_served = self.attached or bool(self._programmed)
+        return is_served and self._own <= self._programmed and not self.flows_wait
 
     @property
     def monitor(self) -> str | None:

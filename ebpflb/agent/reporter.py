@@ -199,6 +199,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         set_aside=agent.endpoint_health.listed,
         reset_on_removal=agent.on_removal.watched_ports,
         devices_not_served=node_sync.not_served,
+        choices_lost=agent.uplink_canary.lost if node_sync.engine.is_netfilter else {},
         devices_to_come=len(node_sync.datapath.devices_to_come),
         flows_wait=node_sync.flows_wait,
         ports_not_open=agent.reporter.servers.ports_not_open(),

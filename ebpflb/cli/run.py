@@ -66,9 +66,7 @@ def run(**values: Any) -> None:
         run_configuration.write(config, Path(values["write_config_to"]))
         return
     run_configuration.warn_about_ignored(config, values)
-    removed = run_options.removed_settings(click.get_current_context())
-    for name, text in removed.items():
-        log.warning("%s: %s", name, text)
+    removed = _removed_settings()
     common.require_capabilities()
     options = replace(_options(config, values), removed_settings=removed)
     if values["init_only"]:
@@ -79,6 +77,14 @@ def run(**values: Any) -> None:
         serve_until_stopped(
             options, watch, run_configuration.effective_flags(options, values), lock
         )
+
+
+def _removed_settings() -> dict[str, str]:
+    """Return the given settings that this version does not have any more, with a warning each."""
+    removed = run_options.removed_settings(click.get_current_context())
+    for name, text in removed.items():
+        log.warning("%s: %s", name, text)
+    return removed
 
 
 def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:

@@ -64,10 +64,9 @@ REMOVED = WriteCause("removed", "endpoint")
 AUDIT = WriteCause("audit", "what differed from the plan")
 DEVICES = WriteCause("changed", "devices and addresses")
 NEIGHBOURS = WriteCause("changed", "neighbours and routes of pods")
-CANARY = WriteCause("tried", "ebpflb doctor")
+CANARY = WriteCause("tried", "the canary")
 NODE_LOCAL = WriteCause("changed", "which node-local listeners answer")
 UNTRACKED = WriteCause("changed", "rules in raw")
-API_SERVERS = WriteCause("changed", "which API servers answer this node")
 _FAST = 1  # of zlib's levels
 
 

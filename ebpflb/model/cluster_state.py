@@ -16,7 +16,7 @@ from ebpflb.errors import InvalidObject, one_line
 from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import HEALTH_OFF
-from ebpflb.model.api_servers import KUBERNETES, KeptApiServers, Place
+from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.endpoints import (
     NONE_SET_ASIDE,
@@ -31,6 +31,7 @@ from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Rem
 from ebpflb.model.node_local import Listener, NodeLocalPorts
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.services import (
+    KUBERNETES,
     OF_KUBE_PROXY,
     Admission,
     PortName,
@@ -168,7 +169,6 @@ _Stored = TypeVar("_Stored")
 class ClusterState:
     """The state of the cluster as seen from one node.
 
-    ``keeps_api_servers``: the Service default/kubernetes never loses its last ready endpoint.
     ``bind_address`` is the primary address, and its family the primary one, whatever the Node says
     (kube-proxy.md 17).
     """
@@ -179,7 +179,6 @@ class ClusterState:
         *,
         bind_address: Address | None = None,
         admission: Admission = OF_KUBE_PROXY,
-        keeps_api_servers: bool = False,
     ) -> None:
         self.node_name = node_name
         self.admission = admission
@@ -195,14 +194,11 @@ class ClusterState:
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
         # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
         self.service_cidrs: frozenset[Network] = frozenset()
-        self._keeps_api_servers = keeps_api_servers
         self._held: set[Key] = set()  # slices of KUBERNETES that would leave it without endpoints
-        self.silent: frozenset[Place] = frozenset()  # API servers that do not answer this node
         self.watched: set[Key] = set()  # Services whose endpoints' health matters
         self.node_local = NodeLocalPorts()
         self.untracked = Untracked()  # what rules in raw exempt
         self._unhealthy: dict[PortName, dict[UnusedReason, frozenset[tuple[Address, int]]]] = {}
-        self.provisional = False  # only the kept API servers are known
         self.listed: set[Kind] = set()
         self.changed_services: set[Key] = set()  # to be planned again; the reader empties it
         self.invalid: dict[tuple[Kind, Key], str] = {}  # invalid object -> what is wrong with it
@@ -215,28 +211,11 @@ class ClusterState:
         """
         return self.listed >= _NEEDED
 
-    @property
-    def may_be_written(self) -> bool:
-        """Whether the state is whole; the kept API servers are until the first list arrives."""
-        return self.complete or (self.provisional and not self.listed)
-
-    def apply_kept(self, kept: KeptApiServers, source: str) -> None:
-        """Serve the API servers that an earlier agent knew, until the first lists arrive."""
-        for event in api_servers.as_lists(kept, source):
-            self._apply(event)
-        self.listed.clear()
-        self.provisional = True
-
     def api_servers(self) -> KeptApiServers | None:
         """Return the API servers; None if they are not known, or not to be kept."""
-        if not self._keeps_api_servers:
+        if not self.admission.keeps_api_servers:
             return None
-        return api_servers.keep(self.services.get(KUBERNETES, ()), self.slices_for(KUBERNETES))
-
-    def set_silent(self, silent: frozenset[Place]) -> None:
-        """Set which API servers do not answer this node: they get no new connections."""
-        self.silent = silent
-        self.changed_services.add(KUBERNETES)
+        return api_servers.keep(self.slices_for(KUBERNETES))
 
     def set_unhealthy(
         self, name: PortName, reason: UnusedReason, places: frozenset[tuple[Address, int]]
@@ -256,7 +235,7 @@ class ClusterState:
         """Return the endpoints of a service port that do not answer this node."""
         if unhealthy := self._unhealthy.get(name):
             return {place: it for it, places in unhealthy.items() for place in places}
-        return api_servers.set_aside(name, self.silent) if self.silent else NONE_SET_ASIDE
+        return NONE_SET_ASIDE
 
     def set_answering(self, answering: frozenset[Listener]) -> None:
         """Set which node-local listeners answer: sockets are connected to them."""
@@ -474,7 +453,7 @@ class ClusterState:
 
     def _is_last(self, key: Key) -> bool:
         """Whether all ready endpoints of KUBERNETES are in this slice."""
-        if not self._keeps_api_servers or key not in self.slices_of.get(KUBERNETES, ()):
+        if not self.admission.keeps_api_servers or key not in self.slices_of.get(KUBERNETES, ()):
             return False
         able = [each for each in self.slices_of[KUBERNETES] if self._has_ready(each)]
         return able == [key]

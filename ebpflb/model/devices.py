@@ -109,6 +109,7 @@ class Device(Struct, frozen=True):
 
 
 Devices = tuple[Device, ...]
+Addresses = tuple[Address, ...]
 
 KINDS_OF_PODS = frozenset({"veth", "netkit"})
 # A shaper's queue. A filter behind our ingress sends packets through it and back to the same place
@@ -188,17 +189,35 @@ def by_importance(devices: Devices, node: Mapping[Family, Address]) -> tuple[Dev
     devices, and those with another address. Pods' devices may have an address too; the newest pod,
     which is about to start, comes first.
     """
-    known, uplinks, own, others = by_index(devices), [], [], []
+    uplinks, own, others = of_node(devices, node), [], []
     for device in devices:
-        is_of_pod = device.kind in KINDS_OF_PODS
-        above = [device] if is_of_pod else with_masters(device, known)
-        if any(address in node.values() for each in above for address in each.addresses):
-            uplinks.append(device)
-        elif not is_of_pod and (device.sources or not device.kind):
+        if device in uplinks:
+            continue
+        if device.kind not in KINDS_OF_PODS and (device.sources or not device.kind):
             own.append(device)
         else:
             others.append(device)
     return (*uplinks, *own), tuple(reversed(others))
+
+
+def of_node(devices: Devices, node: Mapping[Family, Address]) -> Devices:
+    """Return the devices that have an address of the Node, or are a port of such a device."""
+    known, found = by_index(devices), []
+    for device in devices:
+        above = [device] if device.kind in KINDS_OF_PODS else with_masters(device, known)
+        if any(address in node.values() for each in above for address in each.addresses):
+            found.append(device)
+    return tuple(found)
+
+
+def uplinks(devices: Devices, node: Mapping[Family, Address]) -> dict[Device, Addresses]:
+    """Return the node's own devices that have addresses, or are ports of such, with these."""
+    known, (own, _) = by_index(devices), by_importance(devices, node)
+    found = {
+        device: tuple(it for each in with_masters(device, known) for it in each.sources)
+        for device in own
+    }
+    return {device: addresses for device, addresses in found.items() if addresses}
 
 
 def masquerade_addresses(

@@ -202,7 +202,6 @@ class UnusedReason(StrEnum):
     NOT_READY = "not ready"
     NOT_SERVING = "terminating, and no longer serving"
     OTHERS_READY = "terminating, while others are ready"
-    SILENT = "does not answer this node"
     LISTENER_SILENT = "does not answer on this node, so sockets get endpoints"
     SET_ASIDE = "set aside: connections from this node fail to open (--endpoint-health)"
     OTHER_NODES = "for other nodes, by its hints"

@@ -223,8 +223,9 @@ class Admission(Struct, frozen=True):
     ``scheduler`` and ``endpoint_health`` apply to Services without the annotation (annotations.py),
     which may name ``node_local_addresses``.
     Services that are not ``served`` belong to another proxy. ``local_api_server`` is a loopback
-    address and port at which the node's own processes reach the API servers. ``whole_addresses``:
-    for which addresses Services stand as a whole.
+    address and port at which the node's own processes reach the API servers.
+    ``keeps_api_servers``: the Service default/kubernetes never loses its last ready endpoint, and
+    has passive endpoint health. ``whole_addresses``: for which addresses Services stand as a whole.
     """
 
     serve_external_ips: bool = True
@@ -233,14 +234,16 @@ class Admission(Struct, frozen=True):
     served: ServedServices = ALL_SERVICES
     scheduler: str = annotations.RANDOM
     local_api_server: tuple[Address, int] | None = None
+    keeps_api_servers: bool = False
     endpoint_health: str = HEALTH_OFF
     node_local_addresses: tuple[Address, ...] = annotations.NODE_LOCAL_DNS
     whole_addresses: WholeAddresses = WholeAddresses.NONE
 
-    @property
-    def of_annotations(self) -> tuple[str, str, tuple[Address, ...]]:
-        """The arguments of ``annotations.read``."""
-        return self.scheduler, self.endpoint_health, self.node_local_addresses
+    def of_annotations(self, service: Key) -> tuple[str, str, tuple[Address, ...]]:
+        """Return the arguments of ``annotations.read``."""
+        is_kept = self.keeps_api_servers and service == KUBERNETES
+        health = annotations.HEALTH_PASSIVE if is_kept else self.endpoint_health
+        return self.scheduler, health, self.node_local_addresses
 
 
 OF_KUBE_PROXY = Admission()
@@ -293,6 +296,7 @@ class PortName(NamedTuple):
 
 # The service port whose endpoints are the cluster's API servers: a PortName without its family.
 API_SERVERS = ("default", "kubernetes", "https", Protocol.TCP)
+KUBERNETES = Key(*API_SERVERS[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +390,8 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     source_ranges = _source_ranges(spec, warnings)
     to_nodeports = _nodeport_ranges(service, admission, warnings)
     spec_ports = _ports(spec, warnings)
-    annotated = annotations.read(service, *admission.of_annotations, warnings)
+    defaults = admission.of_annotations(Key(namespace, name))
+    annotated = annotations.read(service, *defaults, warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),

@@ -8,12 +8,12 @@ the client, which runs in another network namespace, use the packet path (select
 """
 
 from collections.abc import Callable, Collection, Iterable
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 import msgspec
 
-from ebpflb.model.addresses import Address, Network, family
+from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import ANY, DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Frontend
@@ -23,6 +23,7 @@ CANARY_PROTOCOLS = (Protocol.TCP, Protocol.UDP)
 _YOUNGEST = "~"  # sorts after every creationTimestamp
 _CLUSTER_IP = frozenset({"endpoints", "restricted"})
 _NODEPORT = frozenset({"endpoints", "restricted", "external", "nodeport"})
+_FRAMES = frozenset({"endpoints", "external"})
 _BACKEND = frozenset({"cluster", "here"})
 _NEAR = 8  # bits: how far a new address may be from an existing cluster IP
 _DRAWS = 200  # attempts to find an unused address
@@ -54,6 +55,16 @@ class CanaryLease(msgspec.Struct):
     devices: str = ""
 
 
+class UplinkReport(msgspec.Struct):
+    """The agent's answer: device -> what is wrong there with requests that come in, "" if nothing.
+
+    ``lost``: the devices where requests are not translated; of others it may not be known.
+    """
+
+    uplinks: dict[str, str]
+    lost: list[str] = []
+
+
 def is_canary(name: PortName) -> bool:
     return name.namespace == NAMESPACE
 
@@ -78,6 +89,29 @@ def _port(canary: Canary, protocol: Protocol) -> DesiredService:
         ),
         source_ranges=tuple(map(ip_network, (canary.client, canary.node))),
         nodeport_source_ranges=(ip_network(canary.client),),
+    )
+
+
+# The canary of the agent itself: frames to these addresses, which no host has (RFC 7600, RFC 6666),
+# are put into each uplink's ingress. The program there chooses a backend that does not exist, and
+# the frames end before they are translated (kernel/netfilter/arrivals.py).
+FRAMES_TO = {Family.IPV4: ip_address("192.0.0.8"), Family.IPV6: ip_address("100::eb")}
+FRAME_PORT = 9  # discard
+
+
+def frame_ports() -> dict[PortName, DesiredService]:
+    """Return the desired state of the service ports for frames."""
+    return {desired.name: desired for desired in map(_frame_port, FRAMES_TO)}
+
+
+def _frame_port(of: Family) -> DesiredService:
+    to = FRAMES_TO[of]
+    return DesiredService(
+        name=PortName(NAMESPACE, "uplinks", "", Protocol.UDP, of),
+        created=_YOUNGEST,
+        frontends={Frontend(to, FRAME_PORT, Protocol.UDP): _FRAMES},
+        affinity_seconds=0,
+        backends=(DesiredBackend(to, FRAME_PORT, _BACKEND, BackendName("", NAMESPACE)),),
     )
 
 

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     SYNC_ERROR = "sync error"
     NOT_PROGRAMMED = "not programmed"
     DEVICES_NOT_SERVED = "devices not served"
+    CHOICES_LOST = "choices lost"
     INVALID_OBJECTS = "invalid objects"
     DRIFT = "drift"
     AUDIT_ERRORS = "audit errors"
@@ -130,6 +131,13 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
         status.devices_not_served,
         "a device is not served",
         "devices are not served",
+        unready=True,
+    )
+    yield from _named(
+        Cause.CHOICES_LOST,
+        status.choices_lost,
+        "a device's requests are not translated",
+        "devices' requests are not translated",
         unready=True,
     )
     if status.stale_udp_error:

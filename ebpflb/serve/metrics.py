@@ -156,10 +156,6 @@ class Metrics(KubeProxyMetrics):
         self._ready.set_function(lambda: health.ready)
         self._oldest.set_function(lambda: health.pulse.waiting)
 
-    def api_servers_silent(self, count: Callable[[], int]) -> None:
-        """Call ``count`` at each scrape: the API servers that do not answer this node."""
-        self._api_servers_silent.set_function(lambda: count())
-
     def set_aside(self, count: Callable[[], int], times: Callable[[], int]) -> None:
         """Call both at each scrape: endpoints that are set aside, and how often one was."""
         self._set_aside.set_function(lambda: count())
@@ -271,8 +267,6 @@ class Metrics(KubeProxyMetrics):
 
     def _declare_endpoints(self) -> None:
         own = self.registry
-        text = "Endpoints of default/kubernetes that do not answer this node"
-        self._api_servers_silent = Gauge("ebpflb_api_servers_silent", text, registry=own)
         text = "Node-local listeners that Services name, by whether they answer"
         self._node_local = Gauge("ebpflb_node_local_listeners", text, ["state"], registry=own)
         for state in node_local.STATES:

@@ -72,6 +72,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     set_aside: Mapping[str, str] = {}  # service port -> endpoints that do not answer this node
     reset_on_removal: tuple[WatchedPort, ...] = ()  # whose connections the agent may have to reset
     devices_not_served: Mapping[str, str] = {}  # device -> why its packets are not served
+    choices_lost: Mapping[str, str] = {}  # device -> what becomes of its requests
     devices_to_come: int = 0  # to which the programs are being attached
     flows_wait: bool = False  # until then the flow tables, which are the engine, open no flow
     sync_error: str | None = None  # of the last sync, if it failed

@@ -14,7 +14,7 @@ from ebpflb.errors import NodeError, NotFound, in_words
 from ebpflb.model.addresses import Address
 from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
-from ebpflb.plan.canary import CanaryLease
+from ebpflb.plan.canary import CanaryLease, UplinkReport
 from ebpflb.plan.service_page import ServiceList, ServicePage
 
 SECONDS = 10.0
@@ -102,6 +102,14 @@ def renew_canary(paths: Paths, lease: CanaryLease) -> None:
 def end_canary(paths: Paths, lease: CanaryLease) -> None:
     """Raises NoAnswer; it ends then when its time is over."""
     _get(paths, f"/v1/canary/end?id={lease.id}", CanaryLease)
+
+
+def uplinks(paths: Paths) -> UplinkReport:
+    """What becomes of requests that come in at each uplink. Raises NoAnswer with the reason."""
+    try:
+        return _get(paths, "/v1/canary/uplinks", UplinkReport)
+    except NotFound:
+        raise NoAnswer(_OTHER_VERSION) from None
 
 
 def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) -> _Asked:

@@ -4,6 +4,7 @@
 sockets    from a socket of the node to a cluster IP: translated at the call
 packets    from another network namespace to the cluster IP: translated at its device
 NodePorts  from there to a NodePort at an address of the node
+uplinks    frames that the agent puts into the ingress of the node's own devices
 
 The agent puts service ports that lead to the endpoint into the maps for some seconds
 (agent/canary_sync.py). From each place the endpoint itself is asked first, without a Service: if
@@ -178,6 +179,8 @@ _NOT_TRANSLATED = (
     "`status` above, `ebpflb monitor` and docs/runbook.md"
 )
 
+_LOST = "look for tc filters, tc programs and rules behind ebpflb: docs/runbook.md, choices lost"
+
 Fault = Callable[[Protocol, Address, int], str]
 
 
@@ -202,6 +205,23 @@ def canary_results(state: StateDir, paths: Paths, maps: Mapping[str, Map]) -> It
         except (NoAnswer, EbpflbError) as why:
             remedy = "no connection was tried; --no-canary skips this check"
             yield CheckResult("canary", False, False, f"not tried: {why}", remedy)
+    yield from uplink_results(paths)
+
+
+def uplink_results(paths: Paths) -> Iterator[CheckResult]:
+    """What becomes of frames that the agent puts into the ingress of each of the node's devices."""
+    what = "canary: uplinks"
+    try:
+        report = ask.uplinks(paths)
+    except NoAnswer as why:
+        yield CheckResult(what, False, False, f"not tried: {why}", "")
+        return
+    bad = {name: text for name, text in report.uplinks.items() if text}
+    for name, text in bad.items():
+        yield CheckResult(what, False, name in report.lost, f"{name}: {text}", _LOST)
+    if not bad:
+        text = ", ".join(report.uplinks) or "not needed: the flow tables translate at the device"
+        yield CheckResult(what, True, True, text, "")
 
 
 def _begun(state: StateDir, paths: Paths, maps: Mapping[str, Map], stack: ExitStack) -> "_Canary":

@@ -22,7 +22,7 @@ from ebpflb.tools.snapshot import Snapshot
 _REPLIES = "replies of endpoints"
 _EACH_PACKET, _MOST = "rules for each packet", 3
 _BY_HAND = "compare them by hand with docs/firewalls.md"
-_INSTEAD = "docs/firewalls.md names what to use instead"
+_IF_NOT_WANTED = "if clients outside shall reach the Service, remove the rule"
 
 
 def results(state_directory: Path, cgroup: Path | None, flags: Flags) -> Iterator[CheckResult]:
@@ -47,7 +47,7 @@ def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
 
 
 def _firewall(state_directory: Path, *, fast_forward: bool) -> Iterator[CheckResult]:
-    """Rules of netfilter that may not see requests to Services (docs/firewalls.md)."""
+    """Rules of netfilter that drop requests to Services (docs/firewalls.md)."""
     try:
         surveyed = survey(state_directory)
     except (EbpflbError, OSError) as error:
@@ -55,15 +55,15 @@ def _firewall(state_directory: Path, *, fast_forward: bool) -> Iterator[CheckRes
             "firewall rules", False, False, f"cannot be read: {in_words(error)}", _BY_HAND
         )
         return
-    for rule in surveyed.named or ():
-        yield CheckResult("firewall rule", False, False, rule, _INSTEAD)
+    for rule in surveyed.dropping or ():
+        yield CheckResult("firewall rule", False, False, rule, _IF_NOT_WANTED)
     for line in surveyed.unread:
         yield CheckResult("firewall rules", False, False, line, _BY_HAND)
-    if surveyed.named is None:
+    if surveyed.dropping is None:
         unknown = "are compared with Services once an agent has run"
         yield CheckResult("firewall rules", True, False, unknown, "")
-    elif not (surveyed.named or surveyed.unread):
-        yield CheckResult("firewall rules", True, False, "none misses a Service", "")
+    elif not (surveyed.dropping or surveyed.unread):
+        yield CheckResult("firewall rules", True, False, "none drops requests to Services", "")
     yield _each_packet(surveyed.each_packet, fast_forward=fast_forward)
 
 

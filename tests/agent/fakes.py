@@ -314,6 +314,17 @@ class FakeServiceHealth:
         self.addresses.append(addresses)
 
 
+class FakeUplinkCanary:
+    """Records the uplinks that it is told of."""
+
+    def __init__(self) -> None:
+        self.lost: dict[str, str] = {}
+        self.uplinks: Any = None
+
+    def look_at(self, uplinks: Any) -> None:
+        self.uplinks = uplinks
+
+
 class FakeStaleUdpWorker:
     """Records its calls."""
 
@@ -347,6 +358,7 @@ class Harness:
         self.metrics = Metrics()
         self.service_health = FakeServiceHealth()
         self.stale_udp = FakeStaleUdpWorker()
+        self.uplink_canary = FakeUplinkCanary()
         self.source = FakeSource()
         self.events: list[str] = []
         self.annotations: list[ObjectWarning] = []  # events about them
@@ -401,6 +413,7 @@ class Harness:
             "source": self.source,
             "device_watch": FakeDeviceWatch(),
             "stale_udp": self.stale_udp,
+            "uplink_canary": self.uplink_canary,
             "on_removal": ResetWorker({}, (), {}),
             "history": history,
             "endpoint_health": endpoint_health(cluster, *to),

@@ -4,11 +4,8 @@
 import socket
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from socket import AF_INET, SOCK_STREAM
 
-import msgspec
 import pytest
 from pyroute2 import netns
 
@@ -16,13 +13,12 @@ from ebpflb import http_get
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
-from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.events import Kind
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.api_server import FakeApiServer
 from tests.kit.cluster import VIP, Cluster, endpoint, web
-from tests.kit.lab_cluster import PORT, PREFIX, TARGET
+from tests.kit.lab_cluster import PREFIX
 from tests.kit.sockets import Sockets
 
 
@@ -96,42 +92,6 @@ LOCAL = "127.0.0.1", "7445"
 def is_attached(cluster: Cluster) -> bool:
     last = status.read(cluster.agent.paths)
     return bool(last and last.attached)
-
-
-def test_the_kept_api_servers_are_served_before_one_answers(
-    cluster: Cluster,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> None:
-    """After a reboot, on a node without maps: at the Service and, for the node, on its loopback.
-
-    The node is not ready before the first lists.
-    """
-    pod, web_1 = cluster.sockets(cluster.client), cluster.web[0]
-    host = cluster.sockets(cluster.node)
-    with server_on(cluster) as api:
-        kubeconfig, port = api.kubeconfig(tmp_path), int(api.url.rpartition(":")[2])
-    agent = cluster.agent
-    kept = KeptApiServers((VIP,), PORT, ((web_1.v4, TARGET),))
-    file = agent.paths.api_servers_file  # beside the compiled programs, which it shares
-    request.addfinalizer(partial(file.unlink, missing_ok=True))
-    file.write_bytes(msgspec.json.encode(kept))
-    agent.options = ("--kubeconfig", str(kubeconfig), "--local-api-server", ":".join(LOCAL))
-    with agent.log_file.open("a") as log:
-        words = ["run", *agent.where, "--node-name", "node", *agent.defaults, *agent.options]
-        words += ["--cgroup-root", str(cluster.node.cgroup)]
-        agent.process = cluster.lab.keep(agent.spawn(words, log))
-    wait_until("programs are attached", lambda: is_attached(cluster))
-    assert answering(pod) == {"web-1"}
-    assert set(requests.backends(host, LOCAL[0], port=int(LOCAL[1]))) == {"web-1"}
-    with pod.open(AF_INET, SOCK_STREAM) as other, pytest.raises(ConnectionRefusedError):
-        other.connect((LOCAL[0], int(LOCAL[1])))  # a pod's loopback is not the node's
-    assert len(source_errors(cluster)) == len(Kind)
-    last = status.read(agent.paths)
-    assert last and not last.lists_complete
-    with server_on(cluster, port) as api:
-        fill(api, cluster, "web-2", "web-3")
-        wait_until("the lists count", lambda: answering(pod) == {"web-2", "web-3"})
 
 
 FAILING_AGENT = Path(__file__).parents[1] / "kit/failing_agent.py"

@@ -15,7 +15,7 @@ from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
-from ebpflb.plan.canary import is_canary
+from ebpflb.plan.canary import UplinkReport, is_canary
 from ebpflb.plan.space import UNLIMITED
 from ebpflb.serve.listener import Request, Response
 from ebpflb.tools import fresh_list
@@ -34,7 +34,9 @@ WISH = {
 def asked(harness: Harness) -> CanaryRequests:
     """Of an agent that is not started yet."""
     return CanaryRequests(
-        lambda order: harness.agent.inbox.put(order), lambda _: Response(404, b"")
+        lambda order: harness.agent.inbox.put(order),
+        lambda: UplinkReport({"eth0": ""}),
+        lambda _: Response(404, b""),
     )
 
 

@@ -77,6 +77,39 @@ def test_flows_wait_for_every_device(harness: Harness, engine: Engine, waits: bo
     assert not harness.status.flows_wait
 
 
+@pytest.mark.parametrize(("engine", "waits"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])
+def test_healthz_waits_for_the_nodes_devices(harness: Harness, engine: Engine, waits: bool) -> None:
+    """With the flow tables for those of pods too: until then requests open no flow."""
+    pod = structs.replace(PORT, index=9, name="veth9", master=0, kind="veth")
+    harness.engine = engine_choice(engine)
+    harness.datapath.devices_to_come, harness.datapath.is_attaching = {pod.index}, True
+    harness.start()
+    harness.send(here(pod, ETH), SERVICES, SLICES, NODES)
+    assert harness.health.serves is not waits
+    harness.send(DevicesAttached())
+    assert harness.health.serves
+
+
+def test_healthz_names_an_uplink_without_programs(harness: Harness) -> None:
+    """What comes in at another device does not matter."""
+    harness.datapath.unattached = [{ETH.name: "busy"}]
+    harness.start()
+    harness.send(here(ETH), SERVICES, SLICES, NODES)
+    assert not harness.health.serves
+    wait_until("it is attached", lambda: harness.health.serves)
+    harness.datapath.unattached = [{PORT.name: "busy"}]
+    harness.send(here(ETH, PORT))
+    assert harness.status.devices_not_served and harness.health.serves
+
+
+def test_healthz_after_a_restart(harness: Harness) -> None:
+    """The programs of the last agent serve until this one has listed everything."""
+    harness.datapath.recorded_devices = {ETH.index}
+    harness.start()
+    harness.send(here(ETH))
+    assert harness.health.serves
+
+
 def test_covering_prefix_grows_first(harness: Harness) -> None:
     """A cluster IP outside a covering prefix is written after a prefix that holds it."""
     start(harness)

@@ -68,15 +68,16 @@ def test_each_path(cluster: Cluster) -> None:
     """Sockets, packets and NodePorts of both families; then nothing is left, and nobody knew."""
     before = status.read(cluster.agent.paths)
     found = canaries(cluster)
-    assert ok(found) == ["sockets", "packets", "NodePorts"], found
-    assert all("[" in it["detail"] and "." in it["detail"] for it in found.values())
+    assert ok(found) == ["sockets", "packets", "NodePorts", "uplinks"], found
+    for path in ("sockets", "packets", "NodePorts"):
+        assert {"[", "."} <= set(found[f"canary: {path}"]["detail"])
     wait_until("all is gone", lambda: left(cluster) == [])
     after = status.read(cluster.agent.paths)
     assert before and after
     same = ("service_ports", "backends", "drift", "in_sync", "not_programmed", "sync_error")
     assert [getattr(after, it) for it in same] == [getattr(before, it) for it in same]
     done = forked.run("history", *cluster.agent.where, "-o", "wide", netns=cluster.node.netns)
-    assert "ebpflb doctor" in done.stdout
+    assert "the canary" in done.stdout
 
 
 def test_left_out(cluster: Cluster) -> None:
@@ -98,7 +99,7 @@ def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
     finally:
         cluster.agent.stop()
         cluster.agent.start()
-    assert ok(found) == ["packets", "NodePorts"], found
+    assert ok(found) == ["packets", "NodePorts", "uplinks"], found
     wrong = found["canary: sockets"]
     tried = {"connect4": "TCP to 10.96.", "sendmsg6": "UDP to [fd00:96::"}[hook]
     assert wrong["required"] and wrong["detail"].startswith(tried), wrong
@@ -146,7 +147,7 @@ def test_nothing_is_forwarded(cluster: Cluster) -> None:
     """It is told as what it is: a warning about the node, and no fault of services."""
     with nothing_forwarded(cluster):
         found = canaries(cluster)
-    assert ok(found) == ["sockets"]
+    assert ok(found) == ["sockets", "uplinks"]
     for path in ("packets", "NodePorts"):
         warning = found[f"canary: {path}"]
         assert not warning["required"]

@@ -13,14 +13,14 @@ from tests.cli.doctors import canaries, left, ok, published
 def test_conntrack(tmp_path: Path) -> None:
     """The same where conntrack keeps the flows."""
     with published(tmp_path, engine=Engine.NETFILTER) as cluster:
-        assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts"]
+        assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts", "uplinks"]
         wait_until("all is gone", lambda: left(cluster) == [])
 
 
 def test_only_the_sockets_of_the_node(tmp_path: Path) -> None:
     """--socket-translation=host leaves nothing out: the canary's other sockets never are."""
     with published(tmp_path, "--socket-translation=host") as cluster:
-        assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts"]
+        assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts", "uplinks"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API servers that the cluster names: kept, served again, and never emptied by an outage."""
+"""The API servers that the cluster names: kept, and never emptied by an outage."""
 
 from ipaddress import ip_address
 from typing import Any
@@ -9,15 +9,17 @@ import pytest
 
 from ebpflb.lab import manifests
 from ebpflb.model import objects
-from ebpflb.model.api_servers import KUBERNETES, KeptApiServers
+from ebpflb.model.annotations import HEALTH_OFF, HEALTH_PASSIVE
+from ebpflb.model.api_servers import KeptApiServers
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
-from ebpflb.model.services import API_SERVERS, Admission
+from ebpflb.model.services import API_SERVERS, KUBERNETES, Admission
 
 IPS = ["10.96.0.1", "fd00:96::1"]
 PORTS = [{"name": "https", "port": 443, "protocol": "TCP"}]
 ONE, TWO, SIX = "192.0.2.1", "192.0.2.2", "2001:db8::1"
-KEPT = KeptApiServers(tuple(IPS), 443, ((ONE, 6443), (SIX, 6443)))
+KEPT = KeptApiServers(((ONE, 6443), (SIX, 6443)))
+KEEPING = Admission(keeps_api_servers=True)
 
 
 def slice_of(*addresses: str, name: str = "kubernetes", **conditions: bool) -> Any:
@@ -39,7 +41,7 @@ def changed(manifest: Any) -> Changed:
 
 
 def serving(*slices: Any) -> ClusterState:
-    made = ClusterState("node", keeps_api_servers=True)
+    made = ClusterState("node", admission=KEEPING)
     made.apply(changed(manifests.service("kubernetes", IPS, PORTS)))
     for each in slices:
         made.apply(changed(each))
@@ -57,28 +59,9 @@ def test_what_is_kept_is_what_was_received() -> None:
     assert KEPT.urls == [f"https://{ONE}:6443", f"https://[{SIX}]:6443"]
 
 
-def test_nothing_is_kept_without_the_service_or_endpoints() -> None:
+def test_nothing_is_kept_without_endpoints() -> None:
     assert serving().api_servers() is None
     assert serving(slice_of(ONE, ready=False)).api_servers() is None
-
-
-def test_what_was_kept_is_served_until_the_first_list_arrives() -> None:
-    made = ClusterState("node", keeps_api_servers=True)
-    made.apply_kept(KEPT, "the file")
-    assert (made.may_be_written, made.complete, made.api_servers()) == (True, False, KEPT)
-    [(port, selection), (_, of_v6)] = made.ports(KUBERNETES)
-    assert (str(port.cluster_ip), port.port) == (IPS[0], 443)
-    assert [str(each.address) for each in selection.cluster + of_v6.cluster] == [ONE, SIX]
-    made.apply(Replaced(Kind.SERVICE, {}))
-    assert not made.may_be_written
-
-
-def test_the_first_lists_replace_what_was_kept() -> None:
-    made = ClusterState("node", keeps_api_servers=True)
-    made.apply_kept(KEPT, "the file")
-    found = changed(slice_of(TWO))
-    made.apply(Replaced(Kind.ENDPOINT_SLICE, {found.key: found.found}))
-    assert addresses(made) == {TWO}
 
 
 @pytest.mark.parametrize("how", ["empty", "not ready", "removed", "not in the list"])
@@ -110,7 +93,7 @@ def test_one_that_comes_back_stays_with_the_next() -> None:
 def test_other_services_may_lose_their_last_endpoint() -> None:
     found = slice_of(ONE)
     found["metadata"]["labels"] = {"kubernetes.io/service-name": "web"}
-    made = ClusterState("node", keeps_api_servers=True)
+    made = ClusterState("node", admission=KEEPING)
     made.apply(changed(found))
     made.apply(Removed(Kind.ENDPOINT_SLICE, changed(found).key))
     assert not made.slices
@@ -119,9 +102,9 @@ def test_other_services_may_lose_their_last_endpoint() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b'{"cluster_ips": ["x"], "port": 443, "endpoints": []}',
-        b'{"cluster_ips": [], "port": 0, "endpoints": []}',
-        b'{"cluster_ips": [], "port": 443, "endpoints": [["192.0.2.1", 65536]]}',
+        b'{"endpoints": [["x", 443]]}',
+        b'{"endpoints": [["192.0.2.1", 65536]]}',
+        b"{}",
     ],
 )
 def test_a_damaged_file_is_an_error(text: bytes) -> None:
@@ -139,33 +122,15 @@ def test_all_is_off_unless_it_is_chosen() -> None:
     assert not any(selection.has_any for _, selection in made.ports(KUBERNETES))
 
 
-def chosen(cluster: ClusterState) -> set[str]:
-    return {
-        str(each.address)
-        for _, selection in cluster.ports(KUBERNETES)
-        for each in selection.cluster
-    }
-
-
-def test_a_silent_one_gets_no_new_connections_while_another_answers() -> None:
-    """Its connections stay; it is kept, and back when it answers."""
-    made = serving(slice_of(ONE, TWO))
-    made.take_changed_services()
-    made.set_silent(frozenset({(ONE, 6443), ("192.0.2.9", 6443)}))
-    assert made.take_changed_services() == {KUBERNETES}
-    assert (chosen(made), addresses(made)) == ({TWO}, {ONE, TWO})
-    [(_, selection), _] = made.ports(KUBERNETES)
-    assert {str(each.address) for each in selection.serving} == {ONE, TWO}
-    made.set_silent(frozenset({(ONE, 6443), (TWO, 6443)}))
-    assert chosen(made) == {ONE, TWO}
-    made.set_silent(frozenset())
-    assert chosen(made) == {ONE, TWO}
-
-
-def test_another_port_of_a_silent_address_answers() -> None:
-    made = serving(slice_of(ONE, TWO))
-    made.set_silent(frozenset({(ONE, 443)}))
-    assert chosen(made) == {ONE, TWO}
+def test_their_health_is_watched_if_they_are_kept() -> None:
+    """By default, and of this Service alone; its annotation says otherwise."""
+    made = serving()
+    made.apply(changed(manifests.service("web", ["10.96.0.2"], PORTS)))
+    health = {key: {port.endpoint_health for port in its} for key, its in made.services.items()}
+    assert health == {KUBERNETES: {HEALTH_PASSIVE}, Key("default", "web"): {HEALTH_OFF}}
+    off = {"ebpflb.io/endpoint-health": "off"}
+    made.apply(changed(manifests.service("kubernetes", IPS, PORTS, annotations=off)))
+    assert {port.endpoint_health for port in made.services[KUBERNETES]} == {HEALTH_OFF}
 
 
 @pytest.mark.parametrize(("address", "of"), [("127.0.0.1", 4), ("::1", 6)])

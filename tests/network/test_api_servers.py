@@ -37,7 +37,6 @@ VIP, VIP_PORT, API_PORT = "10.96.0.1", 443, 6443
 LOCAL = "127.0.0.1", 7445
 PAUSE = paused(0.02)  # seconds between two requests of a client
 PATIENCE = max(5.0, 60 * PAUSE)  # seconds that a client waits for an answer
-NOTICED = 2.0  # seconds after an unannounced death in which connections may fail
 SERVICE = [{"name": "https", "port": VIP_PORT, "protocol": "TCP"}]
 SLICE = [{"name": "https", "port": API_PORT, "protocol": "TCP"}]
 DEAD = "chain {0} {{\ntype filter hook {0} priority -300; policy drop;\n}}\n"
@@ -132,14 +131,18 @@ def used(cluster: Cluster) -> set[str]:
     return {row["endpoint"].partition(":")[0] for row in rows if row["state"] == "used"}
 
 
-def loads(cluster: Cluster) -> "list[subprocess.Popen[str]]":
+def loads(cluster: Cluster, *pods: Host, pause: float) -> "list[subprocess.Popen[str]]":
+    """Start a client in each of these pods, in the pod "client", and on the node.
+
+    Each begins a request every ``pause`` seconds.
+    """
     program, pipe = Path(https_load.__file__), subprocess.PIPE
     return [
         cluster.lab.keep_ready(
-            host.python(program, *to, str(PAUSE), str(PATIENCE), stdin=pipe, stdout=pipe)
+            host.python(program, *to, str(pause), str(PATIENCE), stdin=pipe, stdout=pipe)
         )
         for host, to in (
-            (cluster.client, (VIP, str(VIP_PORT))),
+            *((pod, (VIP, str(VIP_PORT))) for pod in (cluster.client, *pods)),
             (cluster.node, (LOCAL[0], str(LOCAL[1]))),
         )
     ]
@@ -151,14 +154,14 @@ def failed(running: "list[subprocess.Popen[str]]") -> list[tuple[float, str]]:
     for process in running:
         said, _ = process.communicate("", timeout=60)
         counted = json.loads(said)
-        assert counted["succeeded"] > scaled(50), counted
+        assert counted["succeeded"] > scaled(10), counted
         found += counted["failed"]
     return found
 
 
 def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> None:
     """No connection fails: one is no endpoint any more before it is stopped."""
-    running = loads(cluster)
+    running = loads(cluster, pause=PAUSE)
     for pod in servers.pods:
         servers.name(*(each for each in servers.pods if each != pod))
         time.sleep(PATIENCE / 5)  # what has begun before may end
@@ -169,27 +172,23 @@ def test_replaced_one_after_the_other(cluster: Cluster, servers: Servers) -> Non
 
 
 def test_one_dies_unannounced(cluster: Cluster, servers: Servers) -> None:
-    """Connections fail for 2 s at most; the agent, whose only own server it is, goes on by the
-    others, also after a reboot; and the server is back when it answers again.
+    """It is set aside when three clients could not reach it, and none fails from then on; the
+    agent, whose only own server it is, goes on by the others, also after a reboot.
     """
     dead, *others = servers.pods
     alive = {pod.v4 for pod in others}
-    running = loads(cluster)
+    clients = [cluster.lab.pod(cluster.node, f"client-{i}", i) for i in (3, 4)]
+    running = loads(cluster, *clients, pause=10 * PAUSE)
     dead.nft("table inet dead {\n" + DEAD.format("input") + DEAD.format("output") + "}\n")
-    died = time.monotonic()
-    time.sleep(2 * NOTICED)
-    late = [each for each in failed(running) if not died - 0.5 < each[0] < died + NOTICED]
-    assert late == []
-    assert used(cluster) == alive
-    assert f"the API server {dead.v4}, port {API_PORT}, does not answer" in str(page(cluster))
+    wait_until("it is set aside", lambda: used(cluster) == alive)
+    aside = time.monotonic()
+    time.sleep(PATIENCE / 5)
+    assert [each for each in failed(running) if each[0] > aside] == []
     servers.put(manifests.service("late", ["10.96.0.99"], SERVICE))
     wait_until("the agent follows the others", lambda: "default/late" in listed(cluster))
     reboot(cluster)
-    wait_until("the kept ones are asked", lambda: used(cluster) == alive)
     explained = cluster.ebpflb("explain", "{}:{}".format(*LOCAL)).stdout
     assert "Loopback of default/kubernetes" in explained, explained
-    dead.nft("delete table inet dead\n")
-    wait_until("it is back", lambda: used(cluster) == {*alive, dead.v4})
 
 
 def listed(cluster: Cluster) -> str:

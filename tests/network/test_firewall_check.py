@@ -1,130 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ebpflb check` names rules that miss what ebpflb translates, and no rule that matches it."""
+"""`ebpflb doctor` and `check` name a rule that drops requests to a Service, and no other rule."""
 
 import json
-import re
-import subprocess
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 
-from ebpflb.tools.firewall.survey import FirewallSurvey, survey
-from tests.kernel.node import nodes
 from tests.kit import requests
-from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import both_engines
 from tests.kit.two_nodes import Frontends, TwoNodes
 
-WEB, FAR = Frontends(10), Frontends(20)
-HOOKS = {
-    "raw": "type filter hook prerouting priority -300",
-    "mangle": "type filter hook prerouting priority -150",
-    "dstnat": "type nat hook prerouting priority -100",
-    "input": "type filter hook input priority 0",
-    "forward": "type filter hook forward priority 0",
-    "rawout": "type filter hook output priority -300",
-    "output": "type filter hook output priority 0",
-    "postrouting": "type filter hook postrouting priority -150",
-}
-TO_SERVICES = ("nodeport", "balancer", "cluster")
-BY_CONNTRACK = {
-    "status": "ct status dnat",
-    "original": f"ct original ip daddr {WEB.balancer[0]}",
-    "original6": f"ct original ip6 daddr {WEB.balancer[1]}",
-    "reply": "ct reply ip saddr 10.244.1.11",
-    "mark": "meta mark & 0x4000 == 0x4000",
-    "endpoint": f"ip daddr 10.244.1.11 tcp dport {TARGET}",
-    "endpoint6": f"ip6 daddr fd00:244:1::11 tcp dport {TARGET}",
-}
-
+WEB = Frontends(10)
+TABLE = "table inet lab_case {{ chain c {{ type filter hook prerouting priority {}; {}; }}; }}"
+MATCH = f"tcp dport {WEB.nodeport}"
 
 pytestmark = both_engines
 
 
 @pytest.fixture(scope="module", autouse=True)
 def services(two: TwoNodes) -> None:
-    two.publish(
-        two.service("web", 10, two.here, externalTrafficPolicy="Local"),
-        two.service("far", 20, two.there),
-    )
+    two.publish(two.service("web", 10, two.here, externalTrafficPolicy="Local"))
 
 
-class Case(NamedTuple):
-    """A rule that counts: its chain, what it matches, and its name."""
-
-    hook: str
-    match: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.hook}: {self.match}"
+@pytest.fixture
+def no_rules(two: TwoNodes) -> Iterator[None]:
+    yield
+    two.near.nft("delete table inet lab_case")
 
 
-def cases() -> Iterator[Case]:
-    """At every hook rules that name the services; in FORWARD those by conntrack and endpoint."""
-    for hook in HOOKS:
-        for protocol in ("tcp", "udp"):
-            yield Case(hook, f"{protocol} dport {WEB.nodeport}")
-        for kind in TO_SERVICES[1:]:
-            v4, v6 = getattr(WEB, kind)
-            yield Case(hook, f"ip daddr {v4} tcp dport 80")
-            yield Case(hook, f"ip6 daddr {v6} udp dport 80")
-    for match in BY_CONNTRACK.values():
-        yield Case("forward", match)
+def named(two: TwoNodes, *words: str) -> list[str]:
+    found = json.loads(two.ebpflb(*words, "-o", "json").stdout)
+    return [it["detail"] for it in found if it["feature"] == "firewall rule"]
 
 
-def ask(two: TwoNodes) -> None:
-    """Clients outside ask the NodePort and the balancer, a pod and the node the cluster IP. A
-    request to the other service is masqueraded, so it has the mark.
-    """
-    outside, pod, host = map(two.sockets, (two.outside, two.hooked, two.near))
-    assert requests.tcp(outside, *FAR.to("nodeport", two.near)).name == "there"
-    for v6 in (False, True):
-        for send in (requests.tcp, requests.udp):
-            for kind in ("nodeport", "balancer"):
-                assert send(outside, *WEB.to(kind, two.near, v6=v6)).name == "here"
-            for kind in TO_SERVICES:
-                assert send(host, *WEB.to(kind, two.near, v6=v6)).name == "here"
-            assert send(pod, *WEB.to("cluster", two.near, v6=v6)).name == "here"
-
-
-def checked(two: TwoNodes) -> FirewallSurvey:
-    """What `ebpflb check` says of the rules on the node."""
-    with nodes.entered(two.near.netns):
-        return survey(two.agents[0].paths.state)
-
-
-@pytest.mark.extended
-def test_named_rules_do_not_match(two: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rules that name Services, those are named that count none of their requests, but would
-    with kube-proxy: before its NAT, and by conntrack's original address.
-    """
-    monkeypatch.setattr("ebpflb.tools.firewall.survey.MOST_SHOWN", 1000)
-    chains = "\n".join(
-        f"chain {hook} {{\n{kind};\n"
-        + "\n".join(f'{c.match} counter comment "{c.name}"' for c in cases() if c.hook == hook)
-        + "\n}"
-        for hook, kind in HOOKS.items()
-    )
-    two.near.nft(f"table inet lab_case {{\n{chains}\n}}\n")
+def is_served(two: TwoNodes) -> bool:
     try:
-        found = checked(two)
-        named = {
-            name for line in found.named or () for name in re.findall(r'handle \d+ "(.*)":', line)
-        }
-        ask(two)
-        command = [*two.near.enter, "nft", "-j", "list", "table", "inet", "lab_case"]
-        listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    finally:
-        two.near.nft("delete table inet lab_case")
-    assert not found.unread
-    rules = [o["rule"] for o in listed["nftables"] if "rule" in o]
-    counts = {
-        r["comment"]: e["counter"]["packets"] for r in rules for e in r["expr"] if "counter" in e
-    }
-    assert counts.keys() == {case.name for case in cases()}
-    silent = {name for name, count in counts.items() if not count}
-    before_nat = {name for name in silent if name.startswith(("raw", "mangle", "dstnat"))}
-    assert named == before_nat | {name for name in silent if "ct original" in name}
-    assert 0 < len(named) < len(counts)
+        requests.tcp(two.sockets(two.outside), *WEB.to("nodeport", two.near))
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("no_rules")
+@pytest.mark.parametrize(
+    ("priority", "rule"),
+    [
+        (-300, f"{MATCH} drop"),
+        (-150, f"{MATCH} drop"),
+        (0, f"{MATCH} drop"),
+        (-300, f"{MATCH} counter accept"),
+        (-300, f"ip saddr 198.18.0.0/15 {MATCH} drop"),
+    ],
+)
+def test_a_rule_is_named_if_it_drops_requests(two: TwoNodes, priority: int, rule: str) -> None:
+    """In raw and mangle on netfilter; nowhere on flows, where requests have their endpoint then."""
+    two.near.nft(TABLE.format(priority, rule))
+    found = named(two, "check")
+    assert bool(found) == (not is_served(two))
+    for line in found:
+        assert line.startswith("table inet lab_case, chain c: handle ")
+        assert f": drops requests to NodePort {WEB.nodeport} (" in line
+        assert named(two, "doctor", "--no-canary") == found

@@ -9,7 +9,9 @@ import os
 import signal
 import socket
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,10 @@ class ManyDevices:
     def to_come(self) -> int:
         return self.status.devices_to_come
 
+    def healthz(self) -> int:
+        """The status of the answer; 0 if there is none yet."""
+        return call_in(NETNS / self.node.netns, _healthz)
+
     def remove(self, names: Sequence[str]) -> None:
         self.node.ip(*(f"link del {name}" for name in names))
 
@@ -89,6 +95,15 @@ class ManyDevices:
         assert not self.status.devices_not_served
 
 
+def _healthz() -> int:
+    try:
+        with closing(HTTPConnection("127.0.0.1", 10256, timeout=5)) as connection:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status
+    except ConnectionRefusedError:
+        return 0
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """One for each test."""
@@ -112,6 +127,14 @@ def test_a_change_is_live_meanwhile(many: ManyDevices, pod: Sockets) -> None:
     assert requests.backends(pod, VIP).keys() == {"web-2"}
     assert many.to_come
     many.wait_for_the_last()
+
+
+def test_healthz_waits_for_all_devices(many: ManyDevices) -> None:
+    """A load balancer sends nothing here while the flow tables open no flow."""
+    many.agent.begin()
+    wait_until("/healthz is 200", lambda: many.healthz() == 200)
+    existing = set(many.indexes().values())
+    assert many.have_programs(existing) == existing
 
 
 def test_a_new_pod_does_not_wait_for_the_others(many: ManyDevices) -> None:

@@ -4,6 +4,7 @@
 Ours write a choice into the packet's priority. Cilium's have flags in some bits of its tc_index.
 """
 
+import json
 import os
 import socket
 import struct
@@ -16,10 +17,17 @@ from pyroute2.iproute import IPRoute
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.clsact import PARENTS
+from ebpflb.kernel.netfilter.arrivals import TABLE, Arrival
 from ebpflb.kernel.programs.loader import SCHED_CLS
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
+from ebpflb.model.addresses import Family
 from ebpflb.model.packet_path import Engine
+from ebpflb.plan.canary import FRAMES_TO, is_canary
 from ebpflb.plan.entries import Chosen
+from ebpflb.serve import status
+from ebpflb.serve.conditions import Cause
+from ebpflb.tools import ask
 from tests.kernel.node import nodes
 from tests.kit import requests
 from tests.kit.parameters import families, protocols
@@ -58,6 +66,14 @@ WITHOUT_CHOICE = bytes.fromhex(
     "b700000002000000"  # r0 = TC_ACT_SHOT
     "9500000000000000"
 )
+
+DROP = bytes.fromhex("b7000000020000009500000000000000")  # return TC_ACT_SHOT
+FORGET = bytes.fromhex(
+    "b402000000000000"  # w2 = 0
+    "6321200000000000"  # skb->priority = w2
+    "b7000000ffffffff9500000000000000"  # return TC_ACT_UNSPEC
+)
+LOSSES = {"forgotten": (FORGET, Arrival.CHOICE_LOST), "dropped": (DROP, Arrival.LOST)}
 
 
 def choice(backend_id: int) -> bytes:
@@ -173,3 +189,43 @@ def test_a_choice_of_others_is_not_believed(two: TwoNodes, send: requests.Send, 
         assert send(client, *served).name == "here"
         with pytest.raises(ConnectionRefusedError):
             requests.is_answered(send, client, (node, UNSERVED), SILENT)
+
+
+def canaries(two: TwoNodes) -> list[str]:
+    """What is left of the canary at the near node: service ports, and its table."""
+    names = [str(name) for _, name in two.maps["service_names"].items() if is_canary(name)]
+    with nodes.entered(two.near.netns):
+        tables = nodes.run("nft", "list", "tables").split()
+    return [*names, *(it for it in tables if it == TABLE.table)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
+def test_an_uplink_that_loses_choices_is_noticed(two: TwoNodes, loss: str) -> None:
+    """By the agent, which is not ready meanwhile and names the device, and by doctor."""
+    code, arrival = LOSSES[loss]
+
+    def lost() -> dict[str, str]:
+        published = status.read(two.agents[0].paths)
+        return dict(published.choices_lost) if published else {}
+
+    with running(code, two.near, "eth0", by_clsact, "ingress", BEHIND_OURS):
+        wait_until("it is noticed", lambda: lost() == {"eth0": str(arrival)})
+        assert f"DEGRADED ({Cause.CHOICES_LOST})" in two.ebpflb("status").stdout
+        results = json.loads(two.ebpflb("doctor", "-o", "json").stdout)
+        found = next(it for it in results if it["feature"] == "canary: uplinks")
+        assert (found["required"], found["detail"]) == (True, f"eth0: {arrival}")
+    wait_until("its end is noticed", lambda: not lost())
+    wait_until("nothing is left", lambda: canaries(two) == [])
+
+
+@pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
+def test_a_rule_that_drops_the_probe_is_no_loss(two: TwoNodes) -> None:
+    """A firewall may drop what it does not know before netfilter translates: nothing is known."""
+    rule = f"ip daddr {FRAMES_TO[Family.IPV4]} drop"
+    chain = f"chain c {{\n type filter hook prerouting priority -300\n {rule}\n }}"
+    two.near.nft(f"table inet operators {{\n {chain}\n}}\n")
+    report = ask.uplinks(two.agents[0].paths)
+    two.near.nft("delete table inet operators")
+    assert report.uplinks["eth0"] == Arrival.DROPPED
+    assert report.lost == []

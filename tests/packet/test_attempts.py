@@ -140,6 +140,23 @@ def test_the_backend_of_the_first_syn_counts(node: PacketNode, places: Places) -
     assert counted(node, other) == BackendHealth()
 
 
+def test_an_answer_to_a_later_syn_clears_nothing(node: PacketNode, places: Places) -> None:
+    """The flow tables draw again once the backend is set aside, so another one may have answered;
+    the client counts again from then on.
+    """
+    backend = at(places.there, 8080)
+    where = serve(node, places, "nodeport", cluster=[backend])
+    (client, other, _) = clients_of(places)
+    reached(node, where, client, other)
+    asks(node, another(client), where, HALF_SECOND)
+    answers(node, another(client), where, "SA", asks(node, another(client), where))
+    assert counted(node, backend).first
+    asks(node, another(other), where, HALF_SECOND)
+    asks(node, another(other), where)
+    assert counted(node, backend).second
+    assert len(dict(node.maps["service_clients"].items())) == 1
+
+
 def test_nothing_is_noted_while_it_is_off(node: PacketNode, places: Places) -> None:
     gate = node.maps["flow_gate"].get(0)
     node.put("flow_gate", 0, gate._replace(endpoint_health=0))

@@ -7,7 +7,16 @@ from random import Random
 
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.model.addresses import Address
-from ebpflb.plan.canary import CANARY_PROTOCOLS, Canary, is_canary, service_ports, unused_cluster_ip
+from ebpflb.plan.canary import (
+    CANARY_PROTOCOLS,
+    FRAME_PORT,
+    FRAMES_TO,
+    Canary,
+    frame_ports,
+    is_canary,
+    service_ports,
+    unused_cluster_ip,
+)
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.planner import Planner
 
@@ -67,3 +76,14 @@ def test_near_cluster_ips_without_a_range() -> None:
         found = unused_cluster_ip([], covering, used, used, draw)
         assert found is not None and found not in used
         assert any(int(found) >> 8 == int(it) >> 8 for it in used)
+
+
+def test_frames_change_no_cluster_ips() -> None:
+    """The prefix that covers all cluster IPs stays: what is unused in it is refused."""
+    planner = Planner(CAPACITY)
+    planner.plan_changes(service_ports(CANARY), 0.0)
+    covering = dict(planner.cluster_ips.prefixes.networks)
+    planner.plan_changes(frame_ports(), 1.0)
+    frames = {Frontend(to, FRAME_PORT, 17) for to in FRAMES_TO.values()}
+    assert frames <= planner.frontends.owners.keys()
+    assert planner.cluster_ips.prefixes.networks == covering

@@ -191,7 +191,6 @@ def test_told(metrics: Metrics) -> None:
     before = values(metrics)
     metrics.events_dropped(lambda: 2)
     metrics.socket_destroy_supported(True)
-    metrics.api_servers_silent(lambda: 3)
     metrics.node_local(lambda: dict(zip(STATES, (4, 5), strict=True)))
     metrics.connections_reset(BY_SOCKETS, 6)
     metrics.connections_reset(BY_SOCKETS, 1)
@@ -200,7 +199,6 @@ def test_told(metrics: Metrics) -> None:
     assert changes(metrics, before) == {
         "ebpflb_events_dropped_total": {"": 2},
         "ebpflb_socket_destroy_supported": {"": 1},
-        "ebpflb_api_servers_silent": {"": 3},
         "ebpflb_node_local_listeners": dict(zip(STATES, (4, 5), strict=True)),
         "ebpflb_connections_reset_total": {BY_SOCKETS: 7},
         "ebpflb_watches_silent_total": {"Service": 1},

@@ -44,6 +44,7 @@ def test_everything_in_force_is_ready() -> None:
         ({"in_sync": False}, "not everything is written yet"),
         ({"in_sync": False, "sync_error": "no space"}, "the last sync failed: no space"),
         ({"devices_not_served": {"eth0": "busy"}}, "a device is not served: eth0: busy"),
+        ({"choices_lost": {"eth0": "lost"}}, "a device's requests are not translated: eth0: lost"),
         (
             {"flows_wait": True, "devices_to_come": 480},
             "packets open no flows until 480 more devices have programs",

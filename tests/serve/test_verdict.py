@@ -47,6 +47,7 @@ def test_ok() -> None:
         ({"invalid_objects": {"Service a/b": "no"}}, Cause.INVALID_OBJECTS, "Service a/b: no"),
         ({"not_programmed": {"a/b": "map slots is full"}}, Cause.NOT_PROGRAMMED, "slots is full"),
         ({"devices_not_served": {"eth0": "busy"}}, Cause.DEVICES_NOT_SERVED, "eth0: busy"),
+        ({"choices_lost": {"eth0": "lost"}}, Cause.CHOICES_LOST, "not translated: eth0: lost"),
         ({"drift": {"hook connect4": "is not attached"}}, Cause.DRIFT, "connect4: is not attached"),
         ({"audit_errors": {"pins": "no bpffs"}}, Cause.AUDIT_ERRORS, "pins: no bpffs"),
         (

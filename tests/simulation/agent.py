@@ -54,6 +54,7 @@ from ebpflb.stopping import parts
 from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeServiceHealth,
+    FakeUplinkCanary,
     endpoint_health,
     node_local,
 )
@@ -298,6 +299,7 @@ class Life:
             audit=self._audit(nodes, self.history.explaining(on_drift)),
             clock=clock,
             stale_udp=self.workers.stale_udp,
+            uplink_canary=FakeUplinkCanary(),  # type: ignore[arg-type]
             on_removal=self.workers.on_removal,
             **_others(self.history, cluster, clock),
         )

@@ -5,49 +5,48 @@ import pytest
 
 from ebpflb.kernel.netfilter.firewall_reader import tables
 from ebpflb.kernel.netfilter.iptables import Tool
-from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes, rules
-from tests.tools.firewall.services import SETTINGS, search, services, where
+from tests.tools.firewall.services import search, services, where
 
 pytestmark = pytest.mark.usefixtures("fresh_netns")
 tools = pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
-engines = pytest.mark.parametrize("engine", list(Engine))
+flows = pytest.mark.parametrize("early", [False, True], ids=["netfilter", "flows"])
 
 
-def found(engine: Engine) -> list[str]:
+def found(*, early: bool) -> list[str]:
     """The rules that are named, of all that is in this namespace."""
     unread = list[str]()
-    named = search(list(tables(unread)), services(SETTINGS[engine]))
+    named = search(list(tables(unread)), services(early=early))
     assert not unread
     return [": ".join(where(line)) for line in named]
 
 
-@engines
+@flows
 @tools
-def test_kube_proxy(tool: Tool, engine: Engine) -> None:
+def test_kube_proxy(tool: Tool, early: bool) -> None:
     """None of its rules, whatever its mode, nor ebpflb's own."""
     nodes.load(tool, rules.IPTABLES_MODE)
     nodes.load_nft()
-    own = "type filter hook prerouting priority -300; tcp dport 30080 counter"
+    own = "type filter hook prerouting priority -300; tcp dport 30080 drop"
     nodes.run("nft", "-f", "-", said=f"table inet ebpflb-nat {{ chain hold {{ {own} ; }} ; }}")
-    assert not found(engine)
+    assert not found(early=early)
 
 
-@engines
+@flows
 @tools
-def test_kubelet_and_cnis(tool: Tool, engine: Engine) -> None:
+def test_kubelet_and_cnis(tool: Tool, early: bool) -> None:
     """None of kubelet's, Calico's and portmap's, for ports and addresses that no service has."""
     calico = rules.CALICO.replace("30080", "30099")
     nodes.load(tool, rules.KUBELET, rules.PORTMAP, calico)
-    assert not found(engine)
+    assert not found(early=early)
 
 
-@engines
+@flows
 @tools
-def test_a_neighbours_rule_for_a_nodeport(tool: Tool, engine: Engine) -> None:
-    """A firewall's rule for NodePorts is on flows, where kube-proxy has not translated them yet."""
+def test_a_neighbours_rule_for_a_nodeport(tool: Tool, early: bool) -> None:
+    """A firewall's rule that drops NodePorts is, where they are not translated yet."""
     nodes.load(tool, rules.UFW, rules.KUBELET, rules.OPERATOR)
-    assert not found(engine)
-    text = "-p tcp -m multiport --dports 30000:32767 -j ACCEPT"
+    assert not found(early=early)
+    text = "-p tcp -m multiport --dports 30000:32767 -j DROP"
     nodes.load(tool, f"*raw\n:own - [0:0]\n-A PREROUTING -j own\n-A own {text}\nCOMMIT\n")
-    assert found(engine) == ([f"own: {text}"] if engine is Engine.FLOWS else [])
+    assert found(early=early) == ([] if early else [f"own: {text}"])

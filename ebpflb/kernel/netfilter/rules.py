@@ -28,6 +28,7 @@ from ebpflb.kernel.netfilter.transaction import (
     Transaction,
 )
 from ebpflb.kernel.netlink import Tree, encode, to_number, to_text
+from ebpflb.model.addresses import Address
 from ebpflb.options import Options
 from ebpflb.plan.entries import Chosen
 
@@ -186,15 +187,14 @@ def rules(options: TableOptions) -> list[Rule]:
 
 def _choice_rules(options: TableOptions) -> Iterator[Rule]:
     mark, rest = options.masquerade_mark, 0xFFFFFFFF & ~options.masquerade_mark
-    choice = (_load_meta(_PRIORITY), _mask(Chosen.MASK), _compare(_word(Chosen.PREFIX)))
-    yield Rule("choose", "packets with a choice", (*choice, _goto("translate")))
+    yield Rule("choose", "packets with a choice", (*has_choice(), _goto("translate")))
     marked = _load_meta(_MARK), _mask(rest, mark), _set_meta(_MARK)
     masqueraded = _mask(Chosen.MASQUERADE), _compare(_word(Chosen.MASQUERADE))
     yield Rule("translate", "mark for masquerade", (_load_meta(_PRIORITY), *masqueraded, *marked))
     for protocol, number in _protocols(options).items():
         for family in _FAMILIES:
             yield _translation(family, protocol, number)
-    yield Rule("translate", "the endpoint was removed", (_count(), _drop()))
+    yield Rule("translate", "the endpoint was removed", (count(), drop()))
 
 
 def _protocols(options: TableOptions) -> dict[str, int]:
@@ -262,9 +262,34 @@ def _invalid_rules(options: TableOptions) -> Iterator[Rule]:
                 _load_payload(_NETWORK_HEADER, family.source_offset, family.address_size),
                 _load_payload(_TRANSPORT_HEADER, 0, 2, family.port_register),
                 _look_up(f"endpoints{family.version}"),
-                *(_count(), _drop()),
+                *(count(), drop()),
             ),
         )
+
+
+def datagrams(to: Address, source_port: int, port: int) -> tuple[Tree, ...]:
+    """Match UDP datagrams to an address, with these ports."""
+    family = _FAMILIES[to.version == 6]
+    at = family.source_offset + family.address_size
+    return (
+        *(_load_meta(_L3_PROTOCOL), _compare(bytes([family.number]))),
+        *_is_protocol(_PROTOCOLS["UDP"]),
+        *(_load_payload(_NETWORK_HEADER, at, family.address_size), _compare(to.packed)),
+        *(_load_payload(_TRANSPORT_HEADER, 0, 4), _compare(_port(source_port) + _port(port))),
+    )
+
+
+def has_choice() -> tuple[Tree, ...]:
+    """Match packets for which the program at ingress has chosen a backend."""
+    return _load_meta(_PRIORITY), _mask(Chosen.MASK), _compare(_word(Chosen.PREFIX))
+
+
+def count() -> Tree:
+    return _expression("counter", {})
+
+
+def drop() -> Tree:
+    return _verdict({1: to_number(_DROP)})
 
 
 def set_priority(value: int) -> tuple[Tree, ...]:
@@ -343,14 +368,6 @@ def _compare(value: bytes, operation: int = _EQUAL) -> Tree:
 def _look_up(name: str, target: int | None = None) -> Tree:
     result = {} if target is None else {3: to_number(target)}
     return _expression("lookup", {1: to_text(name), 2: to_number(_REGISTER), **result})
-
-
-def _count() -> Tree:
-    return _expression("counter", {})
-
-
-def _drop() -> Tree:
-    return _verdict({1: to_number(_DROP)})
 
 
 def _goto(chain: str) -> Tree:

@@ -23,7 +23,7 @@ from ebpflb.model.addresses import Address, parse_address
 from ebpflb.model.kube_proxy import IptablesTable, is_chain, read_options
 from ebpflb.model.services import Protocol
 from ebpflb.tools import pins
-from ebpflb.tools.firewall.walk import Packet, Verdict, may_drop, verdicts
+from ebpflb.tools.firewall.walk import Packet, Verdict, Way, may_drop, verdicts
 
 _MOST_SLOTS, _MOST_PODS = 4096, 8  # limits of the search
 
@@ -105,19 +105,27 @@ def _packets(family: str, state_directory: Path) -> Iterator[Packet]:
 
 
 def _packets_of(version: int, state_directory: Path) -> Iterator[Packet]:
-    devices = device_watch.list_devices().devices
-    own = {address for device in devices for address in device.addresses}
-    uplink = next(routes.default_devices(version), 0)
-    near = {a for device in devices if device.index == uplink for a in device.addresses}
-    came_by = next((device.name for device in devices if device.index == uplink), "")
+    way = way_of(version)
     endpoints, marked, dnat = _endpoints(version, state_directory)
-    pods = sorted(each for each in endpoints if each[0].version == version and each[0] not in own)
-    for address, port in islice(pods, _MOST_PODS):
+    pods = {each for each in endpoints if each[0].version == version} if way.device else set()
+    pods = {each for each in pods if each[0] not in way.near | way.inside}
+    for address, port in islice(sorted(pods), _MOST_PODS):
         route = routes.route_to(address)
-        if came_by and route.ifindex not in (0, uplink):
-            inside = frozenset(own - near | {address})
-            way = route.device, came_by, frozenset(near), inside
-            yield Packet(address, port, *way, marked, dnat)
+        if route.ifindex and route.device != way.device:
+            yield Packet(address, port, way, route.device, marked, dnat)
+
+
+def way_of(version: int) -> Way:
+    """Return how requests come in this thread's network namespace: by the default route's device.
+
+    Raises NodeError.
+    """
+    devices = device_watch.list_devices().devices
+    uplink = next(routes.default_devices(version), 0)
+    here = [device for device in devices if device.index == uplink]
+    near = {address for device in here for address in device.addresses}
+    own = {address for device in devices for address in device.addresses}
+    return Way(next((it.name for it in here), ""), frozenset(near), frozenset(own - near))
 
 
 def _endpoints(version: int, state_directory: Path) -> tuple[set[Endpoint], bool, bool]:

@@ -6,6 +6,7 @@ rule may match or not, so there may be several results.
 """
 
 from enum import Enum, auto
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -23,24 +24,33 @@ _SILENT = {  # matched already, or no condition
 }
 _KUBE_MARK = "0x4000/0x4000"
 _TAKING = {"ACCEPT", "QUEUE", "NFQUEUE", "queue"}  # a program that is asked may accept
-_DROPPING = {"DROP", "REJECT"}
+DROPPING = {"DROP", "REJECT"}
 _RETURNING = {"RETURN", "return"}
 
 
-class Packet(Struct, frozen=True):
-    """The first packet of a connection of a client outside, by the devices ``came_by``, ``leaves``.
+class Way(NamedTuple):
+    """How requests of clients outside come to this node.
 
-    ``leaves`` is "" before routing. ``near`` are the addresses of the node at the first device;
-    ``inside`` those at other devices, and the pod's: networks with them have no clients outside.
-    ``marked``: with the mark that kube-proxy's chains test; ``dnat``: conntrack has translated it.
+    ``near`` are the addresses of the node at that device; ``inside`` those at other devices:
+    networks with them have no clients outside.
+    """
+
+    device: str
+    near: frozenset[Address]
+    inside: frozenset[Address]
+
+
+class Packet(Struct, frozen=True):
+    """The first packet of a connection of a client outside.
+
+    ``leaves``: by which device; "" before routing. ``marked``: with the mark that kube-proxy's
+    chains test; ``dnat``: conntrack has translated it.
     """
 
     address: Address
     port: int
-    leaves: str
-    came_by: str
-    near: frozenset[Address]
-    inside: frozenset[Address]
+    way: Way
+    leaves: str = ""
     marked: bool = True
     dnat: bool = True
     protocol: int = Protocol.TCP
@@ -74,7 +84,7 @@ def verdicts(
 def may_drop(table: Table, chain: Chain) -> bool:
     """Whether anything in the chain, or in those that it leads to, drops."""
     rules = (rule for _, rule in table.reached_from(chain))
-    return chain.policy == "DROP" or any(_DROPPING & rule.targets for rule in rules)
+    return chain.policy == "DROP" or any(DROPPING & rule.targets for rule in rules)
 
 
 class _Walk:
@@ -109,7 +119,7 @@ class _Walk:
         actions = rule.targets | rule.names
         if actions & _TAKING:
             return {Verdict.ACCEPT: rule}, False
-        if actions & _DROPPING:
+        if actions & DROPPING:
             one = is_about_one(rule, self._packet.address)
             return {Verdict.DROP_OF_ONE if one else Verdict.DROP: rule}, False
         if actions & _RETURNING:
@@ -165,7 +175,7 @@ def _holds_if_not_negated(name: str, value: str, packet: Packet) -> bool | None:
         case "-s" | "saddr":
             return _any([_is_client(each, packet) for each in values])
         case "-i" | "iif" | "iifname":
-            return any(_is_device(packet.came_by, each) for each in values)
+            return any(_is_device(packet.way.device, each) for each in values)
         case "-o" | "oif" | "oifname":
             return any(_is_device(packet.leaves, each) for each in values)
         case "--mark" if value == _KUBE_MARK:
@@ -188,8 +198,8 @@ def _is_client(network: str, packet: Packet) -> bool | None:
         return False
     if not parsed.prefixlen:
         return True
-    is_inside = any(address in parsed for address in packet.inside)
-    has_clients = not is_inside or any(address in parsed for address in packet.near)
+    is_inside = any(address in parsed for address in (*packet.way.inside, packet.address))
+    has_clients = not is_inside or any(address in parsed for address in packet.way.near)
     return None if has_clients else False
 
 

@@ -389,7 +389,6 @@ def test_differences(plain: NetfilterTable, tampering: str, words: str, is_kept:
 @pytest.mark.parametrize(
     ("chain", "old", "new"),
     [
-        ("translate", "40:0 == none", "40:0 != none"),
         ("translate", "dnat ip to", "counter dnat ip to"),
         ("translate", "0x00004000", "0x00008000"),
         ("masquerade-marked", "20000-20099", "20000-20098"),

@@ -10,7 +10,7 @@ import pytest
 
 from ebpflb.kernel.netfilter.firewall_reader import read_nft
 from ebpflb.kernel.netfilter.firewall_rules import Table
-from ebpflb.tools.firewall.walk import Packet, Verdict, may_drop, verdicts
+from ebpflb.tools.firewall.walk import Packet, Verdict, Way, may_drop, verdicts
 from tests.tools.firewall.services import of_iptables
 
 ACCEPT, DROP, DROP_OF_ONE = Verdict.ACCEPT, Verdict.DROP, Verdict.DROP_OF_ONE
@@ -155,8 +155,8 @@ def request(*, marked: bool = True, dnat: bool = True) -> Packet:
     """By eth0 to a pod behind cni0, beside docker0 and a bridge of Podman."""
     pod, node = ip_address("10.244.1.7"), ip_address("192.0.2.1")
     bridges = map(ip_address, ("10.244.1.1", "172.17.0.1", "10.88.0.1"))
-    inside = frozenset({pod, *bridges})
-    return Packet(pod, 8080, "cni0", "eth0", frozenset({node}), inside, marked, dnat)
+    way = Way("eth0", frozenset({node}), frozenset(bridges))
+    return Packet(pod, 8080, way, "cni0", marked, dnat)
 
 
 def outcome(

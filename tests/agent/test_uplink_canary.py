@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker that probes uplinks: when it does so, and what it believes."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from ebpflb.agent import uplink_canary
+from ebpflb.agent.canary_sync import CanaryRefused
+from ebpflb.agent.uplink_canary import UplinkCanary, Uplinks
+from ebpflb.errors import NodeError
+from ebpflb.kernel.netfilter.arrivals import Arrival
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.netns import Namespace
+from tests.kernel.node import nodes
+from tests.model.test_devices import ETH
+
+UPLINKS: Uplinks = {ETH: ETH.sources}
+
+
+class Canary:
+    """The loop's part: the frontends for frames, which can be withdrawn meanwhile."""
+
+    def __init__(self) -> None:
+        self.uplinks, self.is_there, self.is_withdrawn = UPLINKS, False, False
+
+    def begin_frames(self) -> Uplinks:
+        self.is_there = True
+        return self.uplinks
+
+    def end_frames(self) -> bool:
+        self.is_there = False
+        return not self.is_withdrawn
+
+
+class Kernel:
+    """What a probe finds."""
+
+    def __init__(self) -> None:
+        self.probes = 0
+        self.found: dict[str, Arrival] = {}
+        self.error: Exception | None = None
+
+    def probe(self, uplinks: Uplinks) -> dict[str, Arrival]:
+        self.probes += 1
+        if self.error:
+            raise self.error
+        return self.found
+
+
+def worker_of(canary: Canary, kernel: Kernel) -> UplinkCanary:
+    """One that watches this network namespace, and whose calls are answered at once."""
+    return UplinkCanary(lambda call: call.answer(None, None, canary), kernel.probe)
+
+
+Made = tuple[UplinkCanary, Canary, Kernel]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """The worker, which is not started."""
+    monkeypatch.setattr(uplink_canary, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(uplink_canary, "SETTLE_SECONDS", 0.01)
+    canary, kernel = Canary(), Kernel()
+    worker = worker_of(canary, kernel)
+    yield worker, canary, kernel
+    worker.stop()
+
+
+def test_only_losses_are_conditions(made: Made) -> None:
+    """What is not known is reported to doctor alone."""
+    worker, canary, kernel = made
+    kernel.found = {"eth0": Arrival.LOST, "eth1": Arrival.DROPPED, "eth2": Arrival.OK}
+    report = worker.report()
+    assert (report.uplinks, report.lost) == (kernel.found, ["eth0"])
+    assert worker.lost == {"eth0": Arrival.LOST} and not canary.is_there
+
+
+@pytest.mark.parametrize("why", ["withdrawn", "error"])
+def test_what_is_not_known_changes_nothing(made: Made, why: str) -> None:
+    """A probe that failed, or whose frontends went meanwhile, says nothing about the device."""
+    worker, canary, kernel = made
+    worker.lost = {"eth0": "lost"}
+    kernel.error = NodeError("no nf_tables") if why == "error" else None
+    canary.is_withdrawn = why == "withdrawn"
+    with pytest.raises(NodeError if why == "error" else CanaryRefused):
+        worker.report()
+    assert worker.lost == {"eth0": "lost"} and not canary.is_there
+
+
+def test_the_flow_tables_need_no_probe(made: Made) -> None:
+    worker, canary, kernel = made
+    canary.uplinks = {}
+    assert worker.report().uplinks == {} and not kernel.probes
+
+
+def test_it_probes_again_while_something_is_wrong(made: Made) -> None:
+    """Also what nobody reports is noticed: its end, and that it can be probed again."""
+    worker, _, kernel = made
+    kernel.found = {"eth0": Arrival.LOST}
+    worker.start()
+    worker.look_at(UPLINKS)
+    wait_until("it probes again", lambda: kernel.probes > 2)
+    kernel.error, kernel.found = NodeError("busy"), {}
+    failed = kernel.probes
+    wait_until("it goes on after an error", lambda: kernel.probes > failed + 1)
+    kernel.error = None
+    wait_until("it is over", lambda: worker.lost == {})
+
+
+def test_the_same_uplinks_are_not_probed_again(made: Made) -> None:
+    """Each pod that comes makes the loop tell of the uplinks once more."""
+    worker, _, kernel = made
+    worker.start()
+    worker.look_at(UPLINKS)
+    wait_until("it probes", lambda: kernel.probes == 1)
+    worker.look_at({**UPLINKS})
+    worker.look_at({ETH: ()})
+    wait_until("it probes", lambda: kernel.probes == 2)
+
+
+@pytest.mark.kernel
+def test_a_change_of_its_filters(made: Made) -> None:
+    """Of a qdisc at an uplink, and of no other device's."""
+    _, canary, kernel = made
+    with nodes.fresh("ebpflb-uplinks"):
+        Namespace("ebpflb-uplinks").ip("link add eth0 type veth peer name x")
+        uplink = replace(ETH, index=socket.if_nametoindex("eth0"))
+        worker = worker_of(canary, kernel)
+        worker.start()
+        try:
+            worker.look_at({uplink: ETH.sources})
+            wait_until("it probes", lambda: kernel.probes == 1)
+            nodes.run("tc", "qdisc", "add", "dev", "x", "clsact")
+            nodes.run("tc", "qdisc", "add", "dev", "eth0", "clsact")
+            wait_until("it probes again", lambda: kernel.probes == 2)
+        finally:
+            worker.stop()
+    assert kernel.probes == 2
