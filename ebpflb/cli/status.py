@@ -118,7 +118,8 @@ def served_by(facts: Facts) -> str:
     if not facts.socket_hooks:
         return "no program is attached to sockets"
     if not facts.runs:
-        return "programs that an agent left, with the services of its last sync"
+        left = "programs that an agent left, with the services of its last sync"
+        return f"{left}; {facts.table}" if facts.table else left
     return "the agent, with the services that it has received"
 
 

@@ -18,6 +18,7 @@ class Cause(StrEnum):
     NOTHING_HERE = "nothing is here"
     NO_SOCKET_HOOKS = "no socket hooks"
     NO_AGENT = "no agent runs"
+    NO_TABLE = "no nft table"
     NO_ANSWER = "agent does not answer"
     STALLED = "loop stalled"
     LATE = "changes late"

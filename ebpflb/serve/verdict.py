@@ -67,6 +67,7 @@ class Facts(Struct, frozen=True):
     hangs: bool = False
     overruled: str = ""  # the problem if a kube-proxy runs behind programs that no agent updates
     conntrack: tuple[int, int] = (0, 0)  # entries, and their limit; 0 is no limit
+    table: str = ""  # the problem if the programs need an nft table that is missing, in words
 
 
 def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
@@ -81,6 +82,8 @@ def _reasons(facts: Facts) -> Iterator[VerdictReason]:
         if is_now:
             yield _degraded(Cause.NOT_FORWARDED, text)
     yield from _conntrack(facts)
+    if facts.table:
+        yield _degraded(Cause.NO_TABLE, facts.table)
     if not facts.runs:
         yield from _no_agent(facts)
         return

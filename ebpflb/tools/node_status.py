@@ -15,7 +15,8 @@ from ebpflb.kernel.maps.bpffs import mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.kernel.netfilter import conntrack
+from ebpflb.kernel.netfilter import conntrack, nft
+from ebpflb.kernel.netfilter.rules import TABLE
 from ebpflb.model.kube_proxy import RULES_RETURNED
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock
@@ -24,6 +25,11 @@ from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Facts, judge
 from ebpflb.tools import ask, kube_proxy, pins
 from ebpflb.tools.firewall.forwarding import dropping
+
+_NO_TABLE = (
+    f"the nft table {TABLE.family} {TABLE.table} was removed: no packet is translated, and "
+    "translated connections have ended; start the agent"
+)
 
 
 class NodeStatus(NamedTuple):
@@ -69,7 +75,22 @@ def facts_of(paths: Paths) -> Facts:
         hangs=hangs,
         conntrack=(conntrack.count(), conntrack.limit()),
         overruled="" if runs else kube_proxy.overruled(paths.state),
+        table="" if runs else _table(paths.state),
     )
+
+
+def _table(state: Path) -> str:
+    """Return what is wrong with the engine's nft table, which only a running agent puts back."""
+    with pins.maps_if_any(state) as maps:
+        if maps is None or pins.why_elsewhere(maps):
+            return ""
+        flags = maps["settings"].get(0).flags
+        if "netfilter" not in flags or "shadow" in flags:
+            return ""
+    try:
+        return "" if nft.exists(TABLE) else _NO_TABLE
+    except NodeError as error:
+        return f"unknown whether packets are translated: {error}"
 
 
 def _published(status: AgentStatus | None) -> dict[str, Any]:

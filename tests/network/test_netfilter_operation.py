@@ -7,6 +7,7 @@ The clients are outside: their packets are translated, not their sockets.
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
@@ -83,6 +84,45 @@ def test_the_table_is_back_after_a_flush_of_all_rules(node: ServingOutside) -> N
     wait_until("new connections are served", lambda: is_served(node))
     assert nft.exists(TABLE)
     assert "netfilter table" not in node.ebpflb("status").stdout
+
+
+def test_a_table_that_goes_while_no_agent_runs_is_named(node: ServingOutside) -> None:
+    """By `status`: connections end, and only an agent puts the table back."""
+    client = node.connection()
+    node.agent.stop()
+    assert goes_on(client)
+    node.node.nft("flush ruleset")
+    found = json.loads(node.ebpflb("status", "-o", "json").stdout)
+    assert {"verdict": "DEGRADED", "cause": "no nft table"}.items() <= found["reasons"][0].items()
+    assert "table inet ebpflb was removed" in node.ebpflb("status").stdout
+    assert not is_served(node)
+    node.agent.start()
+    wait_until("new connections are served", lambda: is_served(node))
+    found = json.loads(node.ebpflb("status", "-o", "json").stdout)
+    assert "no nft table" not in {each["cause"] for each in found["reasons"]}
+
+
+FIREWALLS = Path(__file__).parents[2] / "docs/firewalls.md"
+
+
+def test_saved_rules(node: ServingOutside, tmp_path: Path) -> None:
+    """Those of all tables are refused, together with the operator's own; by the command of
+    docs/firewalls.md only these are saved, and loaded.
+    """
+    needs.owned_tables()
+    node.node.nft("table inet own { chain c { type filter hook input priority 0; }; }")
+    (tmp_path / "all").write_text("flush ruleset\n" + nodes.run("nft", "list", "ruleset"))
+    (command,) = (
+        it for it in FIREWALLS.read_text().splitlines() if it.startswith("nft list tables")
+    )
+    own = nodes.run("sh", "-c", command.replace("> FILE", ""))
+    (tmp_path / "own").write_text(f"flush ruleset\n{own}")
+    with pytest.raises(AssertionError, match="Operation not permitted"):
+        nodes.run("nft", "-f", f"{tmp_path}/all")
+    nodes.run("nft", "delete", "table", "inet", "own")
+    nodes.run("nft", "-f", f"{tmp_path}/own")
+    assert nft.exists(nft.Name("inet", "own")) and is_served(node)
+    nodes.run("nft", "delete", "table", "inet", "own")
 
 
 def is_served(node: ServingOutside) -> bool:

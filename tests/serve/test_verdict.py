@@ -144,6 +144,13 @@ def test_a_full_conntrack() -> None:
         assert judge(facts(status(), conntrack=room))[0] is Verdict.OK
 
 
+def test_a_table_that_is_missing() -> None:
+    """Sockets are still served."""
+    verdict, reasons = judge(facts(status(), runs=False, table="the table was removed"))
+    assert verdict is Verdict.DEGRADED
+    assert [each.cause for each in reasons] == [Cause.NO_TABLE, Cause.NO_AGENT]
+
+
 def test_pins_that_are_gone_under_an_agent() -> None:
     """Its programs serve as long as it runs: DEGRADED, and DOWN only when it has ended."""
     held = status(attached=True)
