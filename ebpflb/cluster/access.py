@@ -8,7 +8,7 @@ import hashlib
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from kubernetes.client.configuration import Configuration
@@ -18,6 +18,9 @@ from ebpflb import redaction
 from ebpflb.cluster import kubernetes_parts
 from ebpflb.errors import ClusterError, in_words
 from ebpflb.files import UnusableFile, read_regular
+
+if TYPE_CHECKING:
+    from ebpflb.cluster.kubeconfig import MemoryFiles
 
 
 class Access:
@@ -30,6 +33,7 @@ class Access:
 
     def __init__(self, path: Path | None, master: str = "", servers: Sequence[str] = ()) -> None:
         self._path, self._digest = path, b""
+        self._files: MemoryFiles | None = None
         self.configuration = Configuration()
         try:
             if path is not None:
@@ -42,6 +46,11 @@ class Access:
             where = path or "no kubeconfig given, and not in a pod"
             raise ClusterError(f"{where}: {kubernetes_parts.reason(error)}") from None
         self.url: str = self.configuration.host
+
+    @property
+    def lacks_credentials(self) -> bool:
+        """Whether the credential plugin failed, and has to be asked again."""
+        return bool(self._files and self._files.failure)
 
     @property
     def is_outdated(self) -> bool:
@@ -58,8 +67,10 @@ class Access:
         """
         try:
             settings: Any = self.configuration.auth_settings()
-        except Exception as error:  # of a credential plugin
+        except Exception as error:  # of the client's own providers
             raise ClusterError(kubernetes_parts.reason(error)) from None
+        if self._files and self._files.failure:
+            raise ClusterError(self._files.failure)
         return {each["key"]: _header(each["value"]) for each in settings.values() if each["value"]}
 
     def _load(self, path: Path) -> None:

@@ -220,6 +220,8 @@ class Server:
 
         The token, the CA or the address of the server may have been renewed.
         """
+        if self._access.lacks_credentials:
+            self._configure()
         access, refused = self._access, self._headers(content_type)
         try:
             response = self._send_in_turn(method, path, headers=refused, **how)

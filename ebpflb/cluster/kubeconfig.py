@@ -28,9 +28,13 @@ from ebpflb.errors import ClusterError, in_words
 
 
 class MemoryFiles:
-    """Files that are closed when no reference to this object is left."""
+    """Files that are closed when no reference to this object is left.
+
+    ``failure``: why the credential plugin failed, if it did when it was last asked.
+    """
 
     def __init__(self) -> None:
+        self.failure = ""
         self._opened: list[int] = []
 
     def add(self, content: bytes) -> Path:
@@ -99,6 +103,8 @@ def _reason(error: ValueError) -> str:
 
 
 def _complete(section: dict[str, Any], folder: Path, files: MemoryFiles) -> None:
+    """Complete a cluster or user; of a token and its file the file counts, as in client-go."""
+    section.pop("token" if section.get("tokenFile") else "tokenFile", None)
     for name in _FILES:
         if isinstance(section.get(name), str) and section[name]:
             section[name] = str(_readable(name, (folder / section[name]).absolute()))
@@ -138,7 +144,9 @@ def _remember_secrets(value: object) -> None:
 
 
 class _Loader(KubeConfigLoader):
-    """The client's loader; but errors stop the start, and a plugin's output is never quoted."""
+    """The client's loader; but a plugin's output is never quoted, and a plugin that fails is asked
+    again. Other errors stop the start.
+    """
 
     files: MemoryFiles
 
@@ -146,13 +154,18 @@ class _Loader(KubeConfigLoader):
         user: Any = self._user
         if "exec" not in user:
             return None
-        plugin, run = user["exec"], cast(Any, ExecProvider)
+        plugin, make = user["exec"], cast(Any, ExecProvider)
+        self.files.failure, name = "", plugin.value.get("command")
         try:
-            status = run(plugin, self._config_base_path, self._cluster).run()
-            return self._use(status)
+            provider = make(plugin, self._config_base_path, self._cluster)
         except Exception as error:
-            name, why = plugin.value.get("command"), kubernetes_parts.reason(error)
+            why = kubernetes_parts.reason(error)
             raise ClusterError(f"credential plugin {name}: {why}") from None
+        try:
+            return self._use(provider.run())
+        except Exception as error:
+            self.files.failure = f"credential plugin {name}: {kubernetes_parts.reason(error)}"
+            return None
 
     def _use(self, status: dict[str, Any]) -> bool:
         if token := status.get("token"):

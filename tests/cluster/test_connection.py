@@ -38,21 +38,24 @@ def test_the_token_is_sent_and_a_wrong_one_is_an_error(
         assert reason is None or "as soon as it began" in reason
 
 
-def with_token_file(api: FakeApiServer, folder: Path) -> tuple[Path, Path]:
+def with_token_file(api: FakeApiServer, folder: Path, **also: str) -> tuple[Path, Path]:
     """A kubeconfig as kubeadm gives kube-proxy, and the file that it names."""
     token, kubeconfig = folder / "token", api.kubeconfig(folder)
     token.write_text(api.token)
     words = json.loads(kubeconfig.read_text())
-    words["users"][0]["user"] = {"tokenFile": str(token)}
+    words["users"][0]["user"] = {"tokenFile": str(token), **also}
     kubeconfig.write_text(json.dumps(words))
     return kubeconfig, token
 
 
+@pytest.mark.parametrize("also", [{}, {"token": "an old one"}], ids=["alone", "and a token"])
 def test_a_renewed_token_file_is_read_again(
-    api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin
+    api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin, also: dict[str, str]
 ) -> None:
-    """A token that expires is no error where its file has the next one, for all kinds alike."""
-    kubeconfig, token = with_token_file(api, tmp_path)
+    """A token that expires is no error where its file has the next one, for all kinds alike; of a
+    token and its file the file counts.
+    """
+    kubeconfig, token = with_token_file(api, tmp_path, **also)
     begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
     for kind in Kind:
         events.next(kind)

@@ -143,6 +143,38 @@ def test_a_credential_plugin_that_works(api: FakeApiServer, tmp_path: Path) -> N
     )
 
 
+def test_a_credential_plugin_that_fails_is_asked_again(
+    api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin
+) -> None:
+    """At the start, and when its token has expired: the source says why, and waits."""
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    token, is_up = tmp_path / "token.json", tmp_path / "up"
+    token.write_text(json.dumps(answer | {"status": {"token": api.token}}))
+    user = plugin(tmp_path, f"[ -e {is_up} ] && cat {token}")
+    kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
+    begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
+    failure = f"credential plugin {tmp_path / 'plugin'}: exit status 1: run it by hand to see why"
+    for number in (1, 2):
+        while events.source_status().error != failure:
+            pass
+        is_up.touch()
+        for kind in Kind:
+            api.wait_for_watch(kind, number)
+        is_up.unlink()
+        api.token = f"token {number}"
+        token.write_text(json.dumps(answer | {"status": {"token": api.token}}))
+        api.drop()
+        events.all()
+    is_up.touch()
+
+
+def test_an_empty_token_file_is_none(api: FakeApiServer, tmp_path: Path) -> None:
+    """The token counts then."""
+    user = {"token": api.token, "tokenFile": ""}
+    kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
+    assert list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
+
+
 def test_what_a_server_repeats_is_not_said(
     api: FakeApiServer, tmp_path: Path, events: EventLog, begin: Begin
 ) -> None:
