@@ -8,11 +8,9 @@ variable of the environment says, would be anybody's.
 import errno
 import os
 import shutil
-import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
 _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -20,19 +18,17 @@ SECONDS = 120.0
 
 
 def path() -> str:
-    """The directories of PATH that only root and this user may write or replace, without links."""
-    listed = filter(os.path.isabs, os.environ.get("PATH", _STANDARD).split(":"))
-    real = dict.fromkeys(map(os.path.realpath, listed))
-    return ":".join(folder for folder in real if _is_safe(Path(folder)))
+    """Return the absolute directories of PATH: the working directory may be anybody's."""
+    return ":".join(filter(os.path.isabs, os.environ.get("PATH", _STANDARD).split(":")))
 
 
 def find(program: str) -> str | None:
-    """Where a program is in ``path``."""
+    """Return where a program is in ``path``; None if it is in none of its directories."""
     return shutil.which(program, path=path())
 
 
 def environment() -> dict[str, str]:
-    """All that a child gets: no variable that makes it load something, nor another language."""
+    """Return all that a child gets: no variable that makes it load something; plain English."""
     return {"PATH": path(), "LANG": "C.UTF-8"}
 
 
@@ -71,29 +67,8 @@ def become(command: Sequence[str]) -> NoReturn:
     os.execv(_found(command[0]), list(command))
 
 
-def inherited() -> Mapping[str, str]:
-    """The environment of this process with a safe PATH, for programs of the operator's own."""
-    return {**os.environ, "PATH": path()}
-
-
 def _found(program: str) -> str:
     found = find(program)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
     return found
-
-
-def _is_safe(folder: Path) -> bool:
-    """Whether no other user can add to this directory, or put another one in its place."""
-    try:
-        parents = [parent.stat() for parent in folder.parents]
-        return _is_ours(folder.stat()) and all(_is_ours(it, sticky=True) for it in parents)
-    except OSError:
-        return False
-
-
-def _is_ours(found: os.stat_result, *, sticky: bool = False) -> bool:
-    """``sticky``: others may add to it if they cannot rename what is there, as in /tmp."""
-    others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    is_closed = not others_write or (sticky and found.st_mode & stat.S_ISVTX)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid()) and bool(is_closed)

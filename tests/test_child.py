@@ -62,41 +62,13 @@ def test_the_environment_is_closed(trap: Path) -> None:
     assert {word.partition("=")[0] for word in words} == {"PATH", "LANG"}
 
 
-def test_only_safe_directories_of_path_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Absolute ones that only this user and root may write, without links."""
-    folders = {}
-    for name, mode in (("others", 0o757), ("group", 0o775), ("sticky", 0o1777), ("own", 0o755)):
-        folders[name] = tmp_path / name
-        folders[name].mkdir()
-        folders[name].chmod(mode)
-    (file := tmp_path / "file").touch()
-    (link := folders["group"] / "link").symlink_to(folders["own"])
-    listed = [*folders.values(), file, link]
-    monkeypatch.setenv("PATH", ":".join(["", ".", "bin", "/nowhere", *map(str, listed), ""]))
-    assert child.path() == str(folders["own"])
-    if os.geteuid() == 0:
-        os.chown(folders["own"], 65534, 65534)
-        assert child.path() == ""
+def test_only_absolute_directories_of_path_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", ":".join(["", ".", "bin", "/nowhere", ""]))
+    assert child.path() == "/nowhere"
     with pytest.raises(FileNotFoundError):
         child.run(["mount"])
     monkeypatch.delenv("PATH")
     assert "/usr/bin" in child.path().split(":")
-
-
-@pytest.mark.parametrize(
-    ("mode", "is_safe"), [(0o755, True), (0o1777, True), (0o777, False), (0o775, False)]
-)
-def test_parents_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_safe: bool
-) -> None:
-    """A directory counts as unsafe if others can rename a parent; in a sticky parent nobody can."""
-    folder = tmp_path / "parent" / "sub" / "bin"
-    folder.mkdir(parents=True)
-    (tmp_path / "parent").chmod(mode)
-    monkeypatch.setenv("PATH", str(folder))
-    assert child.path() == (str(folder) if is_safe else "")
 
 
 def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -127,12 +99,9 @@ def test_every_child_is_started_by_this_module() -> None:
         if starting.search(path.read_text())
     }
     assert found.keys() == others | {"child.py"}
-    for text in found.values():
-        assert (
-            "child.environment()" in text
-            or "child.inherited()" in text
-            or "def environment" in text
-        )
+    for name, text in found.items():
+        is_closed = "child.environment()" in text or "def environment" in text
+        assert is_closed or name == "lab/hosts.py"  # programs of the operator's own
         assert '"cwd": "/"' in text or 'cwd="/"' in text
     commands = [path.read_text() for path in PACKAGE.rglob("*.py")]
     assert not [text for text in commands if re.search(r'executable, "-m"', text)]

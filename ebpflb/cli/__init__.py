@@ -33,9 +33,8 @@ ui                 a page in the browser
 version            the version, its commit and its date
 """
 
-import atexit
-import gc
 import sys
+from importlib import import_module
 from typing import Any
 
 import click
@@ -75,100 +74,53 @@ def _print_help(context: click.Context, words: tuple[str, ...]) -> None:
     click.echo(command.get_help(context))
 
 
-def _imported(name: str) -> click.Command | None:
-    """Return the command of this name, and import its module alone; None if there is none."""
-    command: click.Command | None = None
-    match name:
-        case "run":
-            from ebpflb.cli.run import run as command
-        case "audit":
-            from ebpflb.cli.audit import audit as command
-        case "check":
-            from ebpflb.cli.check import check as command
-        case "explain":
-            from ebpflb.cli.explain import explain_ as command
-        case "maps":
-            from ebpflb.cli.maps import maps as command
-        case "flows":
-            from ebpflb.cli.flows import flows as command
-        case "services":
-            from ebpflb.cli.services import services as command
-        case "monitor":
-            from ebpflb.cli.monitor import monitor as command
-        case "top":
-            from ebpflb.cli.top import top as command
-        case "history":
-            from ebpflb.cli.history import history as command
-        case "status":
-            from ebpflb.cli.status import status as command
-        case "doctor":
-            from ebpflb.cli.doctor import doctor as command
-        case "ui":
-            from ebpflb.cli.ui import ui as command
-        case "cleanup":
-            from ebpflb.cli.cleanup import cleanup as command
-        case "demo":
-            from ebpflb.cli.demo import demo as command
-        case "version":
-            from ebpflb.cli.version import version as command
-        case "help":
-            command = _print_help
-    return command
-
-
-# With what --help and completion show: they import no command.
-COMMANDS = {
-    "run": "Run the agent, which serves Services on this node.",
-    "status": "Show how this node stands, and why.",
-    "check": "Check whether this node can run ebpflb.",
-    "doctor": "Look for everything that can be wrong on this node, and say what to do.",
-    "audit": "Compare this node with what it should be, once, and change nothing.",
-    "services": "Show Services as this node serves them.",
-    "explain": "Explain why a connection goes where it goes, step by step.",
-    "monitor": "Show what the datapath decides, as it does: until Ctrl-C.",
-    "top": "Show Services and their backends by new connections a second, the fastest first.",
-    "flows": "List and delete the flows whose packets are translated.",
-    "maps": "Inspect the maps in the kernel.",
-    "history": "Show what has changed in the maps, and which object or event was the cause.",
-    "ui": "Serve a page that shows this node in a browser, until Ctrl-C.",
-    "cleanup": "Detach ebpflb's programs and remove its maps.",
-    "demo": "Demonstrate ebpflb with real traffic.",
-    "version": "Show the version, the commit that it was built from, and that commit's date.",
-    "help": "Show the help of a command.",
-}
+# In the order of --help, which imports them all; other uses import one.
+COMMANDS = (
+    *("run", "status", "check", "doctor", "audit", "services", "explain", "monitor", "top"),
+    *("flows", "maps", "history", "ui", "cleanup", "demo", "version", "help"),
+)
 # As kubectl takes the singular and a short name of what it lists.
 ALIASES = {"service": "services", "svc": "services", "flow": "flows", "map": "maps"}
 
 
+_SUMMARY = 100  # characters
+
+
+def _summary(group: click.Group, context: click.Context, name: str) -> str:
+    """Return the first sentence of a command's help."""
+    command = group.get_command(context, name)
+    return command.get_short_help_str(_SUMMARY) if command else ""
+
+
 class Commands(click.Group):
-    """Imports the module of the command that is used, and no other: an agent starts sooner."""
+    """Import the module of the command that is used, and no other: an agent starts sooner."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, _summary(self, ctx, name)) for name in COMMANDS])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, and options."""
         return [
             *(
-                CompletionItem(name, help=summary)
-                for name, summary in COMMANDS.items()
+                CompletionItem(name, help=_summary(self, ctx, name))
+                for name in COMMANDS
                 if name.startswith(incomplete)
             ),
             *click.Command.shell_complete(self, ctx, incomplete),
         ]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Keeps the garbage collector away from what is imported: saves a sixth of the start."""
-        gc.disable()
-        try:
-            return _imported(ALIASES.get(name, name))
-        finally:
-            gc.freeze()
-            gc.enable()
+        name = ALIASES.get(name, name)
+        if name == "help":
+            return _print_help
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"ebpflb.cli.{name}"), name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         """Adds to a wrong use what was probably meant."""
@@ -201,8 +153,6 @@ def main() -> None:
     exception is a bug, and its traceback is printed.
     """
     redaction.guard_tracebacks()
-    # The interpreter looks for garbage before it ends: saves an eighth of most commands' time.
-    atexit.register(gc.freeze)
     try:
         cli(prog_name="ebpflb")
     except (EbpflbError, OSError) as error:

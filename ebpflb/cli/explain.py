@@ -24,7 +24,8 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.plan.entries import Frontend
 from ebpflb.serve import status
 from ebpflb.tools import pins
-from ebpflb.tools.explain.answer import Explained, explain
+from ebpflb.tools.explain import answer
+from ebpflb.tools.explain.answer import Explained
 from ebpflb.tools.explain.asking import NamedService, Share, parse_question
 
 PAGE = 20  # endpoints
@@ -77,7 +78,7 @@ class _Question(click.ParamType):  # type: ignore[type-arg]
 @common.run_dir
 @watch_option
 @output_option("wide", "json", "yaml")
-def explain_(
+def explain(
     to: Frontend | NamedService,
     sender: str,
     from_port: int | None,
@@ -102,7 +103,7 @@ def explain_(
     paths = pins.paths(state_dir, run_dir)
 
     def read() -> Explained:
-        found = explain(StateDir(paths.state), paths.cache, to, sender, from_port)
+        found = answer.explain(StateDir(paths.state), paths.cache, to, sender, from_port)
         published = status.read(paths)
         if published and (aside := published.set_aside.get(found.service)):
             found.notes.append(f"set aside, as they do not answer this node: {aside}")

@@ -2,7 +2,6 @@
 """``ebpflb run``: the agent in the foreground, until SIGTERM or SIGINT."""
 
 import logging
-import os
 import signal
 import socket
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 
 import click
 
-from ebpflb import child, redaction
+from ebpflb import redaction
 from ebpflb.agent import Inbox, Stop, build_agent
 from ebpflb.cli import common, run_configuration, run_options
 from ebpflb.config.fields import KubeProxyConfiguration
@@ -57,7 +56,6 @@ def run(**values: Any) -> None:
         remove_all(pins.paths(values["state_dir"], run_dir))
         return
     set_up_logging()
-    os.environ["PATH"] = child.path()  # of the kubeconfig's credential plugins too
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
     config = run_configuration.load(values)
     if config.logging.verbosity >= run_options.DEBUG_VERBOSITY:

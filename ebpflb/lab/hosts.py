@@ -21,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ebpflb import child
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach.cgroup_links import cgroup_root
 from ebpflb.lab import cni
@@ -56,7 +55,7 @@ def start(
     """
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
     words = [*enter, "nsenter", f"--net={NETNS / netns}", "--", *command]
-    options = {"cwd": "/", "env": child.inherited(), **options}
+    options = {"cwd": "/", **options}
     return subprocess.Popen(words, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
 

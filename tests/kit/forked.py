@@ -23,7 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from ebpflb import child
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Process
 from ebpflb.lab.netns import NETNS
@@ -150,7 +149,7 @@ class ForkedAgent(LabAgent):
             words,
             netns=self.node.netns,
             cgroup=self.lab.cgroup,
-            env=child.inherited(),
+            env=os.environ,
             stdout=log,
             stderr=log,
         )
