@@ -74,7 +74,7 @@ class Parts:
             since, former = self._failing.get(part, (now, ""))
             self._failing[part] = since, text
         if text != former:
-            log.error("%s failed, trying again: %s", part, text, exc_info=error)
+            log.error("part %s failed: %s", part, text, exc_info=error)
             self._emit(PartStatus(part, text))
         if now - since >= END_AFTER:
             self._end(part)
@@ -85,8 +85,8 @@ class Parts:
     def succeeded(self, part: str) -> None:
         if part in self._failing:
             with self._lock:
-                del self._failing[part]
-            log.warning("%s works again", part)
+                self._failing.pop(part, None)
+            log.warning("part %s works again", part)
             self._emit(PartStatus(part, None))
 
     def thread_ended(self, failure: threading.ExceptHookArgs) -> None:
@@ -101,7 +101,7 @@ class Parts:
             if self.ended_for or self._record is None or not _may_end(self._record):
                 return
             self.ended_for = part
-        log.critical("%s keeps failing, so the agent exits, to be restarted", part)
+        log.critical("part %s keeps failing, so the agent exits, to be restarted", part)
         self._stop()
 
 

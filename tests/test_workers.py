@@ -124,8 +124,8 @@ def test_turns_that_fail_are_logged_once_and_repeated(
     said = [each.getMessage() for each in caplog.records]
     assert said == [
         "repeating failed: a",
-        "repeating failed, trying again: KeyError: 'b'",
-        "repeating works again",
+        "part repeating failed: KeyError: 'b'",
+        "part repeating works again",
         "repeating failed: a",
     ]
     assert [each.error for each in failing.told] == ["KeyError: 'b'", None]

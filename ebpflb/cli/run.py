@@ -131,7 +131,7 @@ def serve_until_stopped(
             f"{watch.path} has changed: exiting to be restarted with the new file"
         )
     if parts.ended_for:
-        raise NodeError(f"{parts.ended_for} keeps failing: exiting to be restarted")
+        raise NodeError(f"part {parts.ended_for} keeps failing: exiting to be restarted")
 
 
 def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | None) -> None:

@@ -79,10 +79,11 @@ def test_an_agent_ends_for_a_part_that_fails_and_the_next_serves(
         cluster.start()
     assert agent.process and agent.process.wait(120) == 1
     said = [line.split(" ", 2)[-1] for line in agent.log().splitlines() if "untracked" in line]
-    assert said[0] == "untracked failed, trying again: IndexError: list index out of range"
-    assert "untracked keeps failing, so the agent exits, to be restarted" in said
+    assert said[0] == "part untracked failed: IndexError: list index out of range"
+    assert "part untracked keeps failing, so the agent exits, to be restarted" in said
     assert (
-        agent.log().splitlines()[-1] == "ebpflb: untracked keeps failing: exiting to be restarted"
+        agent.log().splitlines()[-1]
+        == "ebpflb: part untracked keeps failing: exiting to be restarted"
     )
     assert " stopped; " in agent.log()
     agent.start()

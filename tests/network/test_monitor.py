@@ -195,7 +195,7 @@ def test_programs_that_cannot_be_loaded_leave_the_usual_ones(
     said = done.stderr.splitlines()
     assert "no monitor can be started: " in said[-1] and "Too many open files" in said[-1]
     assert "no monitor can be started: " in cluster.agent.log()
-    assert "monitor failed" not in cluster.agent.log()
+    assert "part monitor failed" not in cluster.agent.log()
     assert monitors.programs(cluster.agent) == before
     assert requests.tcp(pod, VIP)
     wait_until("all is closed", lambda: len(descriptors(cluster.agent)) <= len(used))
