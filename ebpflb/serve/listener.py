@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from http import HTTPStatus
 from ipaddress import ip_address
-from struct import pack
 from typing import Any, NamedTuple, TypeVar
 
 import h11
@@ -140,9 +139,6 @@ log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 30.0
 ACCEPT_RETRY_SECONDS = 1.0
 READ_BYTES = 1 << 14
-MAX_UNREAD_BYTES = 1 << 18
-
-_NO_LINGER = pack("ii", 1, 0)  # struct linger: close(2) resets the connection
 
 _Result = TypeVar("_Result")
 
@@ -195,7 +191,7 @@ def _report_failure(task: "asyncio.Task[None]") -> None:
 class Connections:
     """The open connections of one or more listeners, at most ``limit`` at a time.
 
-    An exchange that lasts longer than ``timeout`` seconds resets its connection.
+    An exchange that lasts longer than ``timeout`` seconds ends its connection.
     """
 
     def __init__(self, limit: int, timeout: float = _TIMEOUT_SECONDS) -> None:
@@ -204,37 +200,23 @@ class Connections:
 
     @contextmanager
     def including(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """Include a connection; at the limit, reset the first one for it.
-
-        The connection is closed at the end, or reset by an OSError.
-        """
+        """Include a connection, which is closed at the end; at the limit, close the first one."""
         while len(self._open) >= self.limit:
-            self._reset(next(iter(self._open)))
+            self._close(next(iter(self._open)))
         self._open[writer] = None
         try:
             yield
-        except OSError:
-            self._reset(writer)
-            raise
         finally:
             self._close(writer)
 
     def requested(self, writer: asyncio.StreamWriter) -> None:
-        """Note a complete request, perhaps on a connection that has been reset since."""
+        """Note a complete request, perhaps on a connection that has been closed since."""
         if writer in self._open:
             self._open[writer] = self._open.pop(writer)
 
     def _close(self, writer: asyncio.StreamWriter) -> None:
         self._open.pop(writer, None)
         writer.transport.abort()
-
-    def _reset(self, writer: asyncio.StreamWriter) -> None:
-        """Close the connection; the kernel discards data that the client has not taken."""
-        if not writer.transport.is_closing():
-            writer.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
-            )
-        self._close(writer)
 
 
 class Listener:
@@ -316,13 +298,7 @@ class Listener:
             self._connections.requested(writer)
             writer.write(connection.send(await self._respond(request)))
             await writer.drain()
-            if connection.next_cycle():
-                return True
-            writer.write_eof()
-            unread = MAX_UNREAD_BYTES  # with more, closing resets the connection (RFC 9112 9.6)
-            while unread > 0 and (data := await reader.read(READ_BYTES)):
-                unread -= len(data)
-        return False
+            return connection.next_cycle()
 
     async def _respond(self, request: Request | Response) -> Response:
         if isinstance(request, Response):  # a refusal

@@ -5,7 +5,6 @@ import asyncio
 import errno
 import gc
 import os
-import select
 import socket
 import threading
 import time
@@ -17,9 +16,9 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import listener
 from ebpflb.serve.listener import Connections, Listener, ServerThread, listen
-from tests.serve.answers import BIG, RELEASE, respond
+from tests.serve.answers import RELEASE, respond
 from tests.serve.clients import OpenListener, connect, is_closed, request_and_keep, serves
-from tests.serve.conftest import SECONDS, ask
+from tests.serve.conftest import SECONDS
 
 
 def test_half_a_request_holds_nobody_up(open_listener: OpenListener) -> None:
@@ -65,21 +64,6 @@ def test_silence_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
     port = open_listener(timeout=0.1)
     with connect(port) as client:
         assert is_closed(client)
-
-
-@pytest.mark.parametrize("slow", [False, True])
-def test_client_that_never_reads_is_ended_at_the_timeout(
-    open_listener: OpenListener, slow: bool
-) -> None:
-    """What it does not take is not kept for it; others read all of theirs meanwhile."""
-    port = open_listener(timeout=8.0, slow=slow)
-    with connect(port) as client:
-        client.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert serves(port)
-        assert len(ask("/big", port).body) == BIG
-        poll = select.poll()
-        poll.register(client, select.POLLRDHUP)
-        assert poll.poll(SECONDS * 1000), "it is still kept"
 
 
 def test_clients_that_never_read_do_not_use_up_the_limit(open_listener: OpenListener) -> None:

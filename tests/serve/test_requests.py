@@ -90,17 +90,6 @@ def test_connection_is_ended_after_the_answer(open_listener: OpenListener, reque
     assert answer.endswith(b"\r\n\r\n/x")
 
 
-def test_answer_survives_a_body_that_nobody_reads(open_listener: OpenListener) -> None:
-    """The client gets its answer although it still sends, and can send on for a while."""
-    with connect(open_listener()) as client:
-        client.sendall(
-            b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + b"x" * 50000
-        )
-        assert client.makefile("rb").read().endswith(b"\r\n\r\n/x")
-        for _ in range(3):
-            client.sendall(b"x" * 50000)
-
-
 def test_leading_slashes_are_one(open_listener: OpenListener) -> None:
     """As in a path that was joined to a base URL with a slash at its end."""
     request = b"GET //well HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
