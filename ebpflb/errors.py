@@ -6,7 +6,8 @@ of ``in_words``.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 # What libraries write around the reason: urllib3's objects, Python's errno, ssl's source line.
 _PYTHON = [
@@ -27,6 +28,7 @@ _JSON_TYPES = {"int": "integer", "str": "string", "bool": "boolean", "float": "n
 
 LONGEST_VALUE = 64  # characters of a value, where a message quotes it
 LONGEST_LINE = 400  # characters of what others wrote, where a message quotes it
+MOST_LINES = 20  # about one object
 
 
 def escaped(text: str, kept: str = "") -> str:
@@ -43,6 +45,16 @@ def one_line(text: str) -> str:
     words = " ".join(text[: 4 * LONGEST_LINE].split())
     shown = escaped(words)
     return shown if len(shown) <= LONGEST_LINE else f"{shown[:LONGEST_LINE]}..."
+
+
+def some_lines(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the first of these texts, each as one line, and the number of the others: an object
+    may have an error in each of 100,000 entries.
+    """
+    rest = iter(texts)
+    first = tuple(map(one_line, islice(rest, MOST_LINES)))
+    more = sum(1 for _ in rest)
+    return (*first, f"and {more} more") if more else first
 
 
 def quoted(value: str) -> str:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ebpflb.cluster.event_recorder import object_limit
-from ebpflb.model import annotations, drift, services
+from ebpflb.model import annotations, drift
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.cluster_state import (
     Applied,
@@ -65,8 +65,6 @@ class Reporter:
                 log.warning("%s", warning)
                 if annotations.is_about_one(warning.text):
                     self.servers.record_annotation(warning)
-                elif services.is_about_limit(warning.text):
-                    self.servers.record_lack(warning.key, warning.reason)
         for each in change.slices.values():
             self._observe_trigger(each)
         self._pending_services |= change.services
@@ -151,7 +149,10 @@ class Reporter:
 
 # Make the agent's status from the loop's state, and publish it.
 #
-# Most turns of the loop change nothing in it: then nothing is made, reported or written.
+# Most turns of the loop change nothing in it: then nothing is made, reported or written. A tenant
+# may have any number of invalid objects and of Services that do not fit.
+
+MOST_IN_STATUS = 1000
 
 
 class Publisher:
@@ -195,7 +196,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         invalid_objects=_invalid_objects(agent.cluster),
         object_warnings=dict(islice(agent.cluster.warnings(), MAX_LISTED)),
         contested=service_sync.contested,
-        not_programmed=service_sync.not_programmed,
+        not_programmed=dict(islice(service_sync.not_programmed.items(), MOST_IN_STATUS)),
         set_aside=agent.endpoint_health.listed,
         reset_on_removal=agent.on_removal.watched_ports,
         devices_not_served=node_sync.not_served,
@@ -220,4 +221,5 @@ def make_status(agent: "Agent") -> AgentStatus:
 
 
 def _invalid_objects(cluster: ClusterState) -> dict[str, str]:
-    return {f"{kind} {key}": reason for (kind, key), reason in cluster.invalid.items()}
+    found = islice(cluster.invalid.items(), MOST_IN_STATUS)
+    return {f"{kind} {key}": reason for (kind, key), reason in found}

@@ -8,31 +8,34 @@ are read again, and everything is planned again from their content.
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.cluster.event_recorder import object_limit
 from ebpflb.kernel.datapath import Datapath
+from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.drift import MAX_LISTED
+from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE
 from ebpflb.model.endpoints import (
     HealthCheck,
+    LocalEndpoints,
     NoLocalEndpoints,
     Selection,
+    Steps,
     places,
     policies_without_endpoints,
     usable,
 )
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, ServicePort
-from ebpflb.plan.desired import DesiredService, desired_service
+from ebpflb.plan.desired import DesiredService, desiring, not_made
 from ebpflb.plan.entries import Prefix, protocol_name
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts, existing
 from ebpflb.plan.space import Shares
 
 # The log's lines about plans and writes.
@@ -179,9 +182,33 @@ class Backlog:
         return changes
 
 
-_TABLE_COST = 400  # of a step that makes a part of a table
-_PORT_COST = 16  # of a step, without its endpoints and source ranges
+_PORT_COST, _FRONTEND_COST = 16, 2  # of a step, without its endpoints and source ranges
+_WORTH_A_STEP = 512  # cost: steps of less are joined
+_Made = TypeVar("_Made")
 SERVICES_PER_PLAN = 250  # one plan for all of 10,000 would hold every entry twice
+
+
+def _in_steps(steps: Steps[_Made]) -> Generator[Step, None, _Made]:
+    """Yield steps without a service port; return what is made."""
+    cost = 0
+    try:
+        while True:
+            cost += next(steps)
+            if cost >= _WORTH_A_STEP:
+                yield Step(cost)
+                cost = 0
+    except StopIteration as end:
+        made: _Made = end.value
+        return made
+
+
+def _claim_in_words(names: Sequence[PortName]) -> str:
+    """Say which Service has a frontend, and which others claim it, or some of many."""
+    owner, *others = names[: 1 + MAX_NAMED_IN_LINE]
+    more = len(names) - 1 - len(others)
+    words = [f"{owner.owner} has it", *(f"not {it.owner}" for it in others)]
+    return ", ".join([*words, f"and not {more} more"] if more else words)
+
 
 _NOT_PROGRAMMED = "Service %s: %s; its existing entries stay in place"
 Changes = Mapping[PortName, DesiredService | None]
@@ -305,7 +332,7 @@ class ServiceSync:
         if self.must_start_over:
             self._start_over()
         self.must_start_over = True
-        changed = self.cluster.take_changed_services()
+        changed = self.cluster.take_changed_services() | self.planner.take_again()
         if self.all_written:
             self.backlog.add(changed)
             self._write_changes(self.backlog.take_slice(), self.planner.plan_changes)
@@ -373,30 +400,52 @@ class ServiceSync:
         former = self.port_names.pop(key, ())
         names = tuple([port.name for port in self.cluster.services.get(key, ())])
         self.port_names[key] = tuple(dict.fromkeys((*former, *names)))  # until all are planned
-        self._set_health_check(key)
         for name in set(former).difference(names):
             self._watched[name] = None if self._is_left(key) else DELETED
             self.no_local.update(name, frozenset())
             self.slow_starts.forget(name)
             yield Step(_PORT_COST, name)
-        for port, selection in self.cluster.ports(key):
-            desired = self._desired(port, selection)
-            cost = _PORT_COST + len(desired.backends) + len(desired.source_ranges)
-            for _ in self.planner.prepare(desired):
-                cost += _TABLE_COST // 4  # for writing it
-                yield Step(_TABLE_COST)
-            yield Step(cost, port.name, desired)
+        slices, local = self.cluster.slices_of_ports(key), LocalEndpoints()
+        for port in self.cluster.services.get(key, ()):
+            its = endpoints.of_port(slices, port.name)
+            lack = self.planner.admit(port, endpoints.count(its, port.name))
+            entries = self.planner.actual.get(port.name, NO_ENTRIES)
+            if lack and not entries.id:
+                self.no_local.update(port.name, frozenset())
+                yield Step(1, port.name, not_made(port, lack))
+                continue
+            selection = yield from _in_steps(self.cluster.selecting(port.name, its))
+            local.add(port, selection)
+            desired = yield from _in_steps(self._desiring(port, selection))
+            if lack:
+                desired = existing(desired, entries, lack)
+            yield from self._prepared(desired)
+        self._set_health_check(key, local.health_check)
         self.port_names.pop(key, None)
         if names:
             self.port_names[key] = names
 
-    def _desired(self, port: ServicePort, selection: Selection) -> DesiredService:
+    def _prepared(self, desired: DesiredService) -> Iterator[Step]:
+        """Yield the steps that prepare a service port's plan, then the step with its plan.
+
+        The plan that uses what was prepared ends a slice, so the Service cannot begin again before.
+        """
+        cost = _PORT_COST + len(desired.source_ranges) + _FRONTEND_COST * len(desired.frontends)
+        for each in self.planner.preparing(desired):
+            if ahead := self.planner.take_ahead():
+                self.datapath.apply(ahead)
+            yield Step(each)
+        is_ahead = self.planner.is_ahead(desired.name)
+        cost = max(cost, SLICE_COST) if is_ahead else cost + len(desired.backends)
+        yield Step(cost, desired.name, desired)
+
+    def _desiring(self, port: ServicePort, selection: Selection) -> Steps[DesiredService]:
         self._watched[port.name] = self._watch(port, selection)
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
         programmed = self.planner.actual.get(port.name, NO_ENTRIES)
         listener = self.cluster.node_local.serving(port) if port.node_local else None
         about = self.cluster.primary, listener, self.cluster.untracked
-        wanted = desired_service(port, selection, *about)
+        wanted = yield from desiring(port, selection, *about)
         return self.slow_starts.apply(wanted, port.slow_start, programmed, self._clock())
 
     def _is_left(self, key: Key) -> bool:
@@ -420,23 +469,16 @@ class ServiceSync:
             ),
         )
 
-    def _set_health_check(self, key: Key) -> None:
+    def _set_health_check(self, key: Key, check: HealthCheck | None) -> None:
         self.health_checks.pop(key, None)
-        if check := self.cluster.health_check(key):
+        if check:
             self.health_checks[key] = check
 
     def _set_contested(self) -> None:
         """Note contested frontends; only some are named, so that thousands take no time."""
         found = {
-            f"{frontend}/{protocol_name(frontend.protocol)}": ", ".join(
-                [
-                    f"{owner.namespace}/{owner.service} has it",
-                    *(f"not {it.namespace}/{it.service}" for it in others),
-                ]
-            )
-            for frontend, (owner, *others) in islice(
-                self.planner.claims.contested.items(), MAX_LISTED
-            )
+            f"{frontend}/{protocol_name(frontend.protocol)}": _claim_in_words(names)
+            for frontend, names in islice(self.planner.claims.contested.items(), MAX_LISTED)
         }
         for frontend, text in found.items():
             if self.contested.get(frontend) != text and self._may_warn(text):
@@ -449,7 +491,8 @@ class ServiceSync:
         changed, waiting.changed = waiting.changed, set()
         if not changed:
             return
-        now = {name: reason for name, reason in before.items() if name not in map(str, changed)}
+        names = set(map(str, changed))
+        now = {name: reason for name, reason in before.items() if name not in names}
         for key in sorted(changed & waiting.of_service.keys()):
             reason = next(iter(waiting.of_service[key].values())).reason
             now[str(key)] = reason

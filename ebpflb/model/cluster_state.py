@@ -23,8 +23,11 @@ from ebpflb.model.endpoints import (
     Endpoint,
     Selection,
     SetAside,
+    SlicesOfPorts,
+    Steps,
     Topology,
     UnusedReason,
+    finished,
     select,
 )
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
@@ -190,7 +193,7 @@ class ClusterState:
         self.labels: dict[Key, str] = {}  # of Services that have any: NAME=VALUE,...
         self._service_warnings, self._slice_warnings = NewWarnings(), NewWarnings()
         self.slices: dict[Key, StoredSlice] = {}
-        self.slices_of: dict[Key, tuple[Key, ...]] = {}  # Service -> its slices
+        self.slices_of: dict[Key, dict[Key, None]] = {}  # Service -> its slices
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
         # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
         self.service_cidrs: frozenset[Network] = frozenset()
@@ -283,19 +286,23 @@ class ClusterState:
 
     def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
         """Yield the service's ports, each with the endpoints that this node uses."""
-        topology = Topology(self.node_name, self.zone)
+        slices = self.slices_of_ports(service)
         for port in self.services.get(service, ()):
-            yield port, select(self.listed_endpoints(port.name), topology)
+            its = endpoints.of_port(slices, port.name)
+            yield port, finished(self.selecting(port.name, its))
+
+    def slices_of_ports(self, service: Key) -> SlicesOfPorts:
+        return endpoints.slices_of_ports(self.slices_for(service))
+
+    def selecting(self, name: PortName, slices: list[StoredSlice]) -> Steps[Selection]:
+        """Select the endpoints that this node uses for a port, in steps; ``slices``: its own."""
+        merged = yield from endpoints.merging(slices, name, self.node_name, self.set_aside(name))
+        return select(merged, Topology(self.node_name, self.zone))
 
     def listed_endpoints(self, name: services.PortName) -> tuple[Endpoint, ...]:
         """Return all endpoints of a service port in the slices, ready or serving or not."""
         slices, set_aside = self.slices_for(name.owner), self.set_aside(name)
         return endpoints.merge(slices, name, self.node_name, set_aside)
-
-    def health_check(self, service: Key) -> endpoints.HealthCheck | None:
-        """Return the answer of the service's health-check node port, if it has one."""
-        ports = self.services.get(service, ())
-        return endpoints.health_check(ports, self.slices_for(service), self.node_name)
 
     def slices_for(self, service: Key) -> tuple[StoredSlice, ...]:
         return tuple([self.slices[key] for key in self.slices_of.get(service, ())])
@@ -398,7 +405,7 @@ class ClusterState:
         self._drop_slice(key)
         if stored is not None:
             self.slices[key] = stored
-            self.slices_of[stored.service] = (*self.slices_of.get(stored.service, ()), key)
+            self.slices_of.setdefault(stored.service, {})[key] = None
             self.changed_services.add(stored.service)
             self._release(key, stored)
         return self._slice_warnings.of(key, warnings)
@@ -474,9 +481,10 @@ class ClusterState:
             return
         service = before.service
         self.changed_services.add(service)
-        others = tuple([each for each in self.slices_of.pop(service) if each != key])
-        if others:
-            self.slices_of[service] = others
+        others = self.slices_of[service]
+        del others[key]
+        if not others:
+            del self.slices_of[service]
 
 
 def _stored(

@@ -110,23 +110,22 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
     family = field_checks.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
     ports = tuple(slice.ports or ())
     found = tuple([_stored(entry, family) for entry in slice.endpoints or ()])
-    warnings = (
-        ("addressType: FQDN endpoints are not served",)
-        if family is None
-        else (
+    warnings: tuple[str, ...] = ("addressType: FQDN endpoints are not served",)
+    if family is not None:
+        warnings = (
             *annotations.weight_warnings(slice),
             *annotations.slice_warnings(slice),
             *_port_warnings(ports),
             *_address_warnings(found, family),
         )
-    )
+    if warnings:
+        warnings = errors.some_lines(warnings)
     service = service_of(slice)
-    warnings = tuple(map(errors.one_line, warnings))
     if service is None:
         return ReadSlice(None, warnings)
     trigger = slice.metadata.annotation(objects.TRIGGER_TIME)
     name, weight = slice.metadata.name, annotations.read_weight(slice)
-    shared = _shared_ports(ports)
+    shared = (_shared_ports if len(ports) <= _FEW else _ports)(ports)
     stored = StoredSlice(name, service, family, shared, found, trigger, weight)
     return ReadSlice(stored, warnings)
 
@@ -164,18 +163,24 @@ def _address(text: str, family: Family | None) -> Address | str:
         return text
 
 
+_FEW = 16  # ports or hints: more are not kept for other slices, whatever tenants write
+
+
 @lru_cache(maxsize=4096)
 def _shared_ports(ports: tuple[objects.SlicePort, ...]) -> Ports:
     """Return one shared object for all slices with the same ports.
 
     Most slices of a cluster share one.
     """
-    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    return _ports(ports)
+
+
+def _ports(ports: Iterable[objects.SlicePort]) -> Ports:
+    found: dict[tuple[str, str], list[int]] = {}
     for port in ports:
         if port.port and port.name is not None:
-            key = port.name, _protocol(port)
-            found[key] = (*found.get(key, ()), port.port)
-    return found
+            found.setdefault((port.name, _protocol(port)), []).append(port.port)
+    return {key: tuple(numbers) for key, numbers in found.items()}
 
 
 @cache
@@ -184,7 +189,10 @@ def _conditions(ready: bool | None, serving: bool | None, terminating: bool | No
 
 
 def _hints(hints: objects.EndpointHints) -> Hints:
-    return _shared_hints(_names(hints.for_zones), _names(hints.for_nodes))
+    zones, nodes = _names(hints.for_zones), _names(hints.for_nodes)
+    if len(zones) + len(nodes) > _FEW:
+        return Hints(frozenset(zones), frozenset(nodes))
+    return _shared_hints(zones, nodes)
 
 
 @lru_cache(maxsize=4096)

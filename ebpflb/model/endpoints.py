@@ -11,12 +11,12 @@ Before: endpoint_slices.py defines the stored form of a slice. Then ``select`` d
 endpoints a service port uses (kube-proxy.md 3), and ``uses`` says why the others are not used.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct, structs
 
@@ -24,6 +24,35 @@ from ebpflb.model import annotations, endpoint_slices
 from ebpflb.model.addresses import Address, Family, host_port
 from ebpflb.model.endpoint_slices import EndpointName, Hints, StoredEndpoint, StoredSlice
 from ebpflb.model.services import PortName, ServicePort
+
+# Work in steps: the agent's loop does other work between two of them.
+#
+# A Service may have 100,000 endpoints. What takes longer than some milliseconds for them is a
+# generator, so that no other Service waits for it.
+
+IN_A_STEP = 1000  # endpoints: some milliseconds
+
+_Made = TypeVar("_Made")
+_Item = TypeVar("_Item")
+
+Steps: TypeAlias = Generator[int, None, _Made]
+"""Yields the cost of each step, in units of about 10 µs; returns what is made."""
+
+
+def finished(steps: Generator[object, None, _Made]) -> _Made:
+    """Run all steps and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: _Made = end.value
+            return made
+
+
+def in_parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """Yield the items in order, IN_A_STEP at a time."""
+    return (items[at : at + IN_A_STEP] for at in range(0, len(items), IN_A_STEP))
+
 
 _by_name = attrgetter("name")
 
@@ -49,6 +78,35 @@ SetAside = Mapping[tuple[Address, int], "UnusedReason"]
 NONE_SET_ASIDE: SetAside = {}
 
 
+SlicesOfPorts = Mapping[tuple[str, str, Family], list[StoredSlice]]
+"""Port name, protocol and family -> the slices with this port, sorted by name."""
+
+
+def slices_of_ports(slices: Iterable[StoredSlice]) -> SlicesOfPorts:
+    """Return the slices of a Service by port.
+
+    So a Service with many ports and slices costs no more than the ports in its slices.
+    """
+    found: defaultdict[tuple[str, str, Family], list[StoredSlice]] = defaultdict(list)
+    for slice in sorted(slices, key=_by_name):
+        if slice.family is not None:
+            for name, protocol in slice.ports:
+                found[name, protocol, slice.family].append(slice)
+    return found
+
+
+def of_port(slices: SlicesOfPorts, name: PortName) -> list[StoredSlice]:
+    return slices.get((name.port, name.protocol.name, name.family), [])
+
+
+def count(slices: Iterable[StoredSlice], name: PortName) -> int:
+    """Return the number of endpoints that ``slices`` list for a service port."""
+    return sum(
+        len(slice.endpoints) * len(tuple(endpoint_slices.port_numbers(slice, name)))
+        for slice in slices
+    )
+
+
 def merge(
     slices: Iterable[StoredSlice],
     name: PortName,
@@ -59,11 +117,19 @@ def merge(
 
     ``slices`` are all slices of its Service, in any order.
     """
+    return finished(merging(sorted(slices, key=_by_name), name, node_name, set_aside))
+
+
+def merging(
+    slices: Iterable[StoredSlice], name: PortName, node_name: str, set_aside: SetAside
+) -> Steps[tuple[Endpoint, ...]]:
+    """Like ``merge``, with a step for each slice; ``slices`` are sorted by name."""
     found: dict[str, Endpoint] = {}
-    for slice in sorted(slices, key=_by_name):
+    for slice in slices:
         if slice.family == name.family:
             for port in endpoint_slices.port_numbers(slice, name):
                 _add(found, slice, port, node_name)
+                yield len(slice.endpoints)
     if set_aside:
         found = {
             key: structs.replace(each, set_aside=set_aside.get((each.address, each.port)))
@@ -334,24 +400,26 @@ class HealthCheck(Struct, frozen=True):
     local_endpoints: Mapping[Family, int]
 
 
-def health_check(
-    ports: Collection[ServicePort], slices: Collection[StoredSlice], node_name: str
-) -> HealthCheck | None:
-    """Return None for a Service without such a port.
+class LocalEndpoints:
+    """Collects the ready endpoints on this node of a Service's ports."""
 
-    All ``ports`` and ``slices`` are of one Service.
+    def __init__(self) -> None:
+        self._port = 0
+        self._found: dict[Family, set[Address]] = {}
 
-    Endpoints of weight 0 do not count, because they get no new connections.
-    """
-    checked = [port for port in ports if port.health_check_node_port]
-    if not checked:
-        return None
-    found: dict[Family, set[Address]] = {port.name.family: set() for port in checked}
-    for port in checked:
-        merged = merge(slices, port.name, node_name)
-        serving = (each for each in merged if each.ready and each.local and each.weight)
-        found[port.name.family] |= {each.address for each in serving}
-    return HealthCheck(checked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})
+    def add(self, port: ServicePort, selection: Selection) -> None:
+        """Add a port; endpoints of weight 0 do not count, because they get no new connections."""
+        if port.health_check_node_port:
+            self._port = port.health_check_node_port
+            counted = (it for it in selection.listed if it.ready and it.local and it.weight)
+            addresses = self._found.setdefault(port.name.family, set())
+            addresses.update(each.address for each in counted)
+
+    @property
+    def health_check(self) -> HealthCheck | None:
+        """The answer; None for a Service without such a port."""
+        counts = {family: len(self._found[family]) for family in sorted(self._found)}
+        return HealthCheck(self._port, counts) if self._port else None
 
 
 # Count service ports that the policy Local leaves without an endpoint on this node.

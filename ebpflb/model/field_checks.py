@@ -4,7 +4,7 @@
 kube-proxy relies on the API server's validation, but manifests skip it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from ebpflb import errors
@@ -13,24 +13,23 @@ from ebpflb.model import objects
 # The addresses that a Service lists, each as its field, for warnings, and its text.
 
 
-def listed_external_ips(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
-    for index, text in enumerate(spec.external_ips or ()):
+def external_ips(listed: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for index, text in enumerate(listed):
         yield f"spec.externalIPs[{index}]", text
 
 
-def ingress_ips(status: objects.ServiceStatus | None) -> Iterator[tuple[str, str]]:
+def ingress_ips(listed: Iterable[objects.LoadBalancerIngress]) -> Iterator[tuple[str, str]]:
     """Yield the load balancer IPs, for any spec.type.
 
     For ipMode Proxy traffic goes to the load balancer.
     """
-    balancer = status.load_balancer if status else None
-    for index, ingress in enumerate((balancer.ingress if balancer else None) or ()):
+    for index, ingress in enumerate(listed):
         if ingress.ip_mode in (None, "VIP"):
             yield f"status.loadBalancer.ingress[{index}].ip", ingress.ip or ""
 
 
-def source_ranges(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
-    for index, text in enumerate(spec.load_balancer_source_ranges or ()):
+def source_ranges(listed: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for index, text in enumerate(listed):
         yield f"spec.loadBalancerSourceRanges[{index}]", text.strip()
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import partial
-from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -53,11 +52,12 @@ class ExternalIps(Struct, frozen=True):
 
     def of(self, listed: list[Address], warnings: list[str]) -> list[Address]:
         """Return the allowed addresses; add a warning for each of the others."""
-        refused = [address for address in listed if not self._allow(address)]
         warnings += [
-            f"spec.externalIPs: {ip} is not served: --external-ips={self}" for ip in refused
+            f"spec.externalIPs: {ip} is not served: --external-ips={self}"
+            for ip in listed
+            if not self._allow(ip)
         ]
-        return [address for address in listed if address not in refused]
+        return [address for address in listed if self._allow(address)]
 
     def _allow(self, address: Address) -> bool:
         return self.networks is None or any(address in network for network in self.networks)
@@ -253,8 +253,8 @@ PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # if present: ano
 DEFAULT_AFFINITY_SECONDS = 10800  # 3 hours, the API's default
 MAX_AFFINITY_SECONDS = 86400  # a day
 
-# For one Service; the API allows more.
-MOST_PORTS, MOST_SOURCE_RANGES = 1000, 1000
+# For one Service; the API allows more. Each list is cut before anything is made from it.
+MOST_PORTS, MOST_SOURCE_RANGES, MOST_ADDRESSES = 1000, 1000, 1000
 
 _EXTERNAL = {"ClusterIP": False, "NodePort": True, "LoadBalancer": True, "ExternalName": False}
 _STICKY = {"None": False, "ClientIP": True}
@@ -315,6 +315,7 @@ class ServicePort:
     ``passthrough``: what finds no endpoint at an external address goes on to the router.
     ``whole_addresses``: those of its addresses for which it stands as a whole: for pings, and for
     ports that no Service has.
+    ``limit``: which part of the Service is beyond a limit; only its first port has it.
     """
 
     name: PortName
@@ -339,10 +340,18 @@ class ServicePort:
     node_local: Address | None = None
     passthrough: bool = False
     whole_addresses: tuple[Address, ...] = ()
+    limit: str = ""
 
     @property
     def externally_accessible(self) -> bool:
         return bool(self.node_port or self.load_balancer_ips or self.external_ips)
+
+    @property
+    def frontend_count(self) -> int:
+        """The most frontends that it has: an address may be listed twice."""
+        external = len(self.external_ips) + len(self.load_balancer_ips)
+        others = bool(self.node_port) + (self.loopback is not None) + len(self.whole_addresses)
+        return 1 + external + others
 
     @property
     def places(self) -> list[tuple[Address, int]]:
@@ -385,8 +394,8 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     (namespace, name), spec = _names(service.metadata), service.spec
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
-    external_ips = _external_ips(spec, admission, warnings)
-    load_balancer_ips = _load_balancer_ips(service, warnings)
+    external_ips = _by_family(_external_ips(spec, admission, warnings))
+    load_balancer_ips = _by_family(_load_balancer_ips(service, warnings))
     source_ranges = _source_ranges(spec, warnings)
     to_nodeports = _nodeport_ranges(service, admission, warnings)
     spec_ports = _ports(spec, warnings)
@@ -399,8 +408,8 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             cluster_ip=cluster_ip,
             port=port.port,
             node_port=port.node_port,
-            external_ips=_of(family, external_ips),
-            load_balancer_ips=_of(family, load_balancer_ips),
+            external_ips=external_ips[family],
+            load_balancer_ips=load_balancer_ips[family],
             source_ranges=source_ranges[family],
             nodeport_source_ranges=to_nodeports[family],
             affinity_seconds=_affinity_seconds(spec),
@@ -418,7 +427,16 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
         for family, cluster_ip in cluster_ips.items()
         for port, protocol in spec_ports
     )
-    return ParsedService(ports, tuple(map(errors.one_line, warnings)))
+    return _limited(ports, warnings)
+
+
+def _limited(ports: tuple[ServicePort, ...], warnings: list[str]) -> ParsedService:
+    """Note at the first port what is beyond a limit; these warnings come first."""
+    limits = list(filter(_is_about_limit, warnings))
+    if limits and ports:
+        ports = (replace(ports[0], limit=errors.one_line(limits[0])), *ports[1:])
+    others = (each for each in warnings if not _is_about_limit(each))
+    return ParsedService(ports, errors.some_lines((*limits, *others)))
 
 
 def _health_of(kind: str, protocol: Protocol) -> str:
@@ -482,7 +500,7 @@ def _first(
     return entries[:most]
 
 
-def is_about_limit(message: str) -> bool:
+def _is_about_limit(message: str) -> bool:
     """Whether a warning is about a limit of one Service."""
     return f": {_LIMIT}: " in message
 
@@ -490,13 +508,17 @@ def is_about_limit(message: str) -> bool:
 def _external_ips(
     spec: objects.ServiceSpec, admission: Admission, warnings: list[str]
 ) -> list[Address]:
-    listed = field_checks.listed_external_ips(spec) if admission.serve_external_ips else ()
-    found = _parsed(addresses.parse_frontend, listed, warnings)
+    listed = spec.external_ips or () if admission.serve_external_ips else ()
+    used = _first(listed, MOST_ADDRESSES, "spec.externalIPs", warnings)
+    found = _parsed(addresses.parse_frontend, field_checks.external_ips(used), warnings)
     return admission.external_ips.of(found, warnings)
 
 
 def _load_balancer_ips(service: objects.Service, warnings: list[str]) -> list[Address]:
-    return _parsed(addresses.parse_frontend, field_checks.ingress_ips(service.status), warnings)
+    balancer = service.status.load_balancer if service.status else None
+    listed = (balancer.ingress if balancer else None) or ()
+    used = _first(listed, MOST_ADDRESSES, "status.loadBalancer.ingress", warnings)
+    return _parsed(addresses.parse_frontend, field_checks.ingress_ips(used), warnings)
 
 
 def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family, Address]:
@@ -511,7 +533,7 @@ def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family,
         only = field_checks.parsed("spec.clusterIP", addresses.parse_frontend, spec.cluster_ip)
         return {addresses.family(only): only}
     found: dict[Family, Address] = {}
-    for index, text in enumerate(spec.ip_families):
+    for index, text in enumerate(spec.ip_families[: len(Family)]):  # the API allows no more
         family = field_checks.one_of(f"spec.ipFamilies[{index}]", text, addresses.FAMILIES)
         if index < len(ips):
             parse = partial(addresses.parse_frontend, wanted=family)
@@ -526,8 +548,8 @@ def _source_ranges(
     spec: objects.ServiceSpec, warnings: list[str]
 ) -> dict[Family, tuple[Network, ...]]:
     listed = spec.load_balancer_source_ranges or ()
-    used = len(_first(listed, MOST_SOURCE_RANGES, "spec.loadBalancerSourceRanges", warnings))
-    entries = islice(field_checks.source_ranges(spec), used)
+    used = _first(listed, MOST_SOURCE_RANGES, "spec.loadBalancerSourceRanges", warnings)
+    entries = field_checks.source_ranges(used)
     return _restricting(_parsed(addresses.parse_network, entries, warnings))
 
 
@@ -576,6 +598,10 @@ def _of(family: Family, values: Iterable[_Parsed]) -> tuple[_Parsed, ...]:
     return tuple(value for value in values if value.version == family)
 
 
+def _by_family(values: Iterable[_Parsed]) -> dict[Family, tuple[_Parsed, ...]]:
+    return {family: _of(family, values) for family in Family}
+
+
 _OPEN: dict[Family, tuple[Network, ...]] = dict.fromkeys(Family, ())
 
 
@@ -586,7 +612,7 @@ def _restricting(ranges: Sequence[Network]) -> dict[Family, tuple[Network, ...]]
     """
     if not ranges:  # as of nearly all Services
         return _OPEN
-    found = {family: _of(family, ranges) for family in Family}
+    found = _by_family(ranges)
     is_open = {family: any(it.prefixlen == 0 for it in found[family]) for family in Family}
     return {family: () if is_open[family] else found[family] for family in Family}
 

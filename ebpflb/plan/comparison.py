@@ -55,9 +55,9 @@ def compare_service(planner: Planner, name: PortName, read: Read) -> Iterator[Wr
     """Compare each entry of a service port; yields None for an entry that is as planned."""
     entries = planner.actual.get(name)
     for found_row in _rows(name, entries) if entries else ():
-        if planner.actual.get(name) is not entries:
+        if planner.actual.get(name) is not entries or planner.is_ahead(name):
             return
-        if found_row is None:
+        if isinstance(found_row, int):
             yield None
             continue
         field, row = found_row
@@ -111,8 +111,8 @@ def removed_backends(planner: Planner, slots: Iterable[tuple[int, int]]) -> Iter
             yield Wrong("removed_backend_slots", id, NOT_PLANNED)
 
 
-def _rows(name: PortName, entries: ServiceEntries) -> Iterator[tuple[str, tuple[Any, Any]] | None]:
-    """Yield the entries in the order of Plan; None while a table is being computed."""
+def _rows(name: PortName, entries: ServiceEntries) -> Iterator[tuple[str, tuple[Any, Any]] | int]:
+    """Yield the entries in the order of Plan; a number while a table is being computed."""
     for slot in entries.slots():
         yield "slots", slot
     for pair in entries.backend_slots():

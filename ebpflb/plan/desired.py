@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ from ebpflb.model import devices
 from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
-from ebpflb.model.endpoints import Selection
+from ebpflb.model.endpoints import Selection, Steps, finished, in_parts
 from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.route_sources import RouteSource
 from ebpflb.model.services import PortName, ServicePort
@@ -80,13 +80,38 @@ class DesiredBackend(Struct, frozen=True, gc=False):
         return self.address, self.port
 
 
+LIMIT = "limit"  # instead of a map: what is lacking is beyond a limit of one Service
+
+
+class Lack(NamedTuple):
+    """Additional entries of map ``part`` that are needed.
+
+    ``namespace``, or anyone if it is EVERYONE, can free them.
+    """
+
+    namespace: str
+    part: str
+    more: int
+    reason: str  # for the operator
+
+
+class Size(NamedTuple):
+    """The entries that a service port is to have in these two maps."""
+
+    services: int
+    backend_slots: int
+
+
+NOTHING = Size(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class DesiredService:
     """The desired map content for one service port.
 
     ``created`` decides which service port gets a frontend that several claim (see ``Claims``).
     ``source_ranges`` and ``nodeport_source_ranges`` are the clients that "restricted" VIPs and a
-    "restricted" NodePort admit.
+    "restricted" NodePort admit. ``lack``: why it is not whole.
     """
 
     name: PortName
@@ -96,6 +121,11 @@ class DesiredService:
     backends: tuple[DesiredBackend, ...]
     source_ranges: tuple[Network, ...] = ()
     nodeport_source_ranges: tuple[Network, ...] = ()
+    lack: Lack | None = None
+
+    @property
+    def size(self) -> Size:
+        return Size(len(self.frontends), len(self.backends))
 
     def serves(self, frontend: Frontend) -> bool:
         """Whether there is a backend at the frontend for clients outside."""
@@ -115,7 +145,19 @@ def desired_service(
     ``node_local`` is the address of a listener that serves sockets; ``untracked`` is what rules in
     raw exempt.
     """
-    backends = _backends(selection)
+    about = port, selection, primary, node_local, untracked
+    return finished(desiring(*about))
+
+
+def desiring(
+    port: ServicePort,
+    selection: Selection,
+    primary: Mapping[Family, Address],
+    node_local: Address | None,
+    untracked: Untracked,
+) -> Steps[DesiredService]:
+    """Like ``desired_service``, in steps."""
+    backends = yield from _backends(selection)
     listener = _listener(node_local, port.port, backends)
     frontends = _frontends(port, selection.has_any, has_listener=bool(listener))
     return DesiredService(
@@ -126,7 +168,13 @@ def desired_service(
         backends=backends + listener,
         source_ranges=_source_ranges(port, primary.get(port.name.family)),
         nodeport_source_ranges=port.nodeport_source_ranges if port.node_port else (),
+        lack=Lack(port.name.namespace, LIMIT, 1, port.limit) if port.limit else None,
     )
+
+
+def not_made(port: ServicePort, lack: Lack) -> DesiredService:
+    """Return a service port of which nothing is made, because it does not fit."""
+    return DesiredService(port.name, port.created, {}, 0, (), lack=lack)
 
 
 def _listener(
@@ -198,19 +246,22 @@ def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...
     return tuple(dict.fromkeys((*ranges, *(map(ip_network, vips) if admitted else ()))))
 
 
-def _backends(selection: Selection) -> tuple[DesiredBackend, ...]:
+def _backends(selection: Selection) -> Steps[tuple[DesiredBackend, ...]]:
     cluster, local = set(map(id, selection.cluster)), set(map(id, selection.local))
     found = {id(e): e for e in (*selection.serving, *selection.cluster, *selection.local)}
-    backends = [
-        DesiredBackend(
-            e.address,
-            e.port,
-            _FLAGS[i in cluster, i in local, e.local],
-            stored_name(e.name),
-            e.weight,
-        )
-        for i, e in found.items()
-    ]
+    backends = list[DesiredBackend]()
+    for part in in_parts(list(found.items())):
+        backends += [
+            DesiredBackend(
+                e.address,
+                e.port,
+                _FLAGS[i in cluster, i in local, e.local],
+                stored_name(e.name),
+                e.weight,
+            )
+            for i, e in part
+        ]
+        yield len(part)
     return tuple(sorted(backends, key=lambda backend: _ORDER[backend.flags]))
 
 

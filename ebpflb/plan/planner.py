@@ -15,16 +15,21 @@ unwanted ones are freed. The service port waits until something that it could us
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import add, gt, sub
 from typing import Any
 
 from ebpflb.model.addresses import Address
-from ebpflb.model.services import PortName
+from ebpflb.model.endpoints import IN_A_STEP, Steps, finished, in_parts
+from ebpflb.model.events import Key
+from ebpflb.model.services import PortName, ServicePort
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity, FormerIds, Quarantine
-from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.desired import LIMIT, NOTHING, DesiredBackend, DesiredService, Lack, Size
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
@@ -44,8 +49,9 @@ from ebpflb.plan.service_entries import (
     MadeTables,
     ServiceEntries,
     Totals,
+    slots,
 )
-from ebpflb.plan.space import EVERYONE, UNLIMITED, Lack, Shares, Space
+from ebpflb.plan.space import EVERYONE, UNLIMITED, Ahead, Shares, Space
 
 # A plan says what to write into the maps, and in which order. Making a plan writes nothing.
 
@@ -113,6 +119,7 @@ class Claims:
         self.claimants: dict[Frontend, list[PortName]] = {}
         # The frontends that several claim; the winner comes first.
         self.contested: dict[Frontend, list[PortName]] = {}
+        self.wanted: dict[str, Size] = {}  # namespace -> the size of all its service ports
 
     def update(self, changes: Mapping[PortName, DesiredService | None]) -> set[PortName]:
         """Apply changes; return the service ports whose frontends may have changed.
@@ -134,6 +141,8 @@ class Claims:
 
     def _withdraw(self, name: PortName) -> set[PortName]:
         former = self.desired.pop(name, None)
+        if former:
+            self._count(name.namespace, former.size, -1)
         rivals: set[PortName] = set()
         for frontend in former.frontends if former else ():
             names = self.claimants[frontend]
@@ -147,15 +156,22 @@ class Claims:
 
     def _claim(self, desired: DesiredService) -> set[PortName]:
         self.desired[desired.name] = desired
+        self._count(desired.name.namespace, desired.size, 1)
         rivals: set[PortName] = set()
         for frontend in desired.frontends:
             names = self.claimants.setdefault(frontend, [])
             rivals.update(names[:1])
-            names.append(desired.name)
-            names.sort(key=partial(self._seniority, frontend))
+            insort(names, desired.name, key=partial(self._seniority, frontend))
             if len(names) > 1 and frontend.port:
                 self.contested[frontend] = names
         return rivals
+
+    def _count(self, namespace: str, size: Size, sign: int) -> None:
+        """Count a service port's size; a namespace without any is not kept."""
+        before = self.wanted.pop(namespace, NOTHING)
+        now = Size(*(had + sign * its for had, its in zip(before, size, strict=True)))
+        if any(now):
+            self.wanted[namespace] = now
 
     def _seniority(self, frontend: Frontend, name: PortName) -> tuple[bool, str, PortName]:
         """Return the order: for an address as a whole, those with endpoints come first."""
@@ -165,6 +181,7 @@ class Claims:
 
 
 Desired = Mapping[PortName, DesiredService | None]
+MOST_FREED = 1024  # backends that one plan removes from the maps: some 10 ms
 
 
 class Planner:
@@ -193,6 +210,10 @@ class Planner:
         self.former_ids = self.space.former_ids = FormerIds(contents.former_translations)
         self.backend_changes: list[BackendChange] = []
         self._made: dict[PortName, MadeTables] = {}  # tables made ahead for the next plan
+        self._admitted: dict[str, Size] = {}  # namespace -> what it wants, with the next plan
+        self._ahead = Plan()
+        self._freed: deque[Translation] = deque()  # of backends to be removed, a few with each plan
+        self._again: set[Key] = set()  # the next result of ``take_again``
         self.plan = Plan()
         self._load(contents)
 
@@ -202,13 +223,39 @@ class Planner:
         None as desired state means the service port is deleted.
         """
         self.quarantine.release(now)
+        wanted = self.claims.wanted
+        before = {name.namespace: wanted.get(name.namespace, NOTHING) for name in desired}
         names = self.claims.update(desired)
-        names.update(self.waiting.take(self._still_lacks))
+        self._admitted.clear()
+        for namespace, size in before.items():
+            if any(map(gt, size, wanted.get(namespace, NOTHING))):
+                self.waiting.freed(namespace)
+        for name in self.waiting.take(lambda *it: it[0] in names or self._still_lacks(*it)):
+            if self._is_not_made(name, self.waiting.lacks[name]):
+                self._again.add(name.owner)
+            else:
+                names.add(name)
         for name in sorted(names):
             self._plan_service(name)
         self._finish()
         plan, self.plan = self.plan, Plan()
         return plan
+
+    def admit(self, port: ServicePort, endpoints: int) -> Lack | None:
+        """Return what keeps a service port from being made, or None.
+
+        A namespace may want no more than its share: beyond it nothing is made, however much a
+        Service asks for.
+        """
+        namespace, former = port.name.namespace, self.claims.desired.get(port.name)
+        size, had = Size(port.frontend_count, endpoints), former.size if former else NOTHING
+        more = Size(*map(sub, size, had))
+        wanted = self._admitted.get(namespace) or self.claims.wanted.get(namespace, NOTHING)
+        for part, used, each in zip(Size._fields, wanted, more, strict=True):
+            if each > 0 and (lack := self.space.lacks_share(namespace, part, used, each)):
+                return lack
+        self._admitted[namespace] = Size(*map(add, wanted, more))
+        return None
 
     def plan_everything(self, desired: Desired, now: float) -> Plan:
         """Like ``plan_changes``, for the complete desired state.
@@ -218,15 +265,93 @@ class Planner:
         deleted = self.actual.keys() - self.claims.desired.keys()
         return self.plan_changes({**dict.fromkeys(deleted), **desired}, now)
 
-    def prepare(self, desired: DesiredService) -> Iterator[None]:
-        """Compute in steps the large tables that the service port's next plan needs.
+    def preparing(self, desired: DesiredService) -> Steps[None]:
+        """Do in steps what takes long in the service port's next plan: large tables and blocks.
 
-        Otherwise the plan computes them at once.
+        What ``take_ahead`` returns is to be written after each step. Without these steps the plan
+        does all at once.
         """
-        kind = self.space.new_table(desired, self.actual.get(desired.name, NO_ENTRIES))
+        if not desired.frontends:
+            return
+        old = self.actual.get(desired.name, NO_ENTRIES)
+        kind = self.space.new_table(desired, old)
         if kind.size > tables.PLACES_A_STEP:
             parts = yield from kind.making()
             self._made[desired.name] = MadeTables(kind, parts)
+        if len(desired.backends) > IN_A_STEP and not old.has_backends_of(desired):
+            yield from self._writing_ahead(desired, old)
+
+    def _writing_ahead(self, desired: DesiredService, old: ServiceEntries) -> Steps[None]:
+        """Write a new block of slots in parts; before the next plan nothing refers to it."""
+        known = yield from old.finding_ids(desired)
+        ahead = self.space.allocate_ahead(desired, old, known)
+        if ahead is None:
+            return
+        names = {id: each.name for id, each in zip(old.ids, old.backends, strict=True)}
+        slot = ahead.block.base
+        for backends, ids in zip(in_parts(ahead.backends), in_parts(ahead.ids), strict=True):
+            if self.space.ahead.get(desired.name) is not ahead:
+                return
+            yield self._write_part(ahead.service_id, slot, backends, ids, names)
+            slot += len(ids)
+
+    def _write_part(
+        self,
+        service: int,
+        base: int,
+        backends: Sequence[DesiredBackend],
+        ids: Sequence[int],
+        names: Mapping[int, BackendName],
+    ) -> int:
+        """Add a part of a new block to what is written ahead; ``names``: of the former ids."""
+        pairs, plan = list(zip(ids, backends, strict=True)), self._ahead
+        known = self.former_ids.taken.union(names)
+        plan.translations += [
+            Translation(id, each.address, each.port) for id, each in pairs if id not in known
+        ]
+        plan.slots += slots(service, base, backends, ids)
+        plan.backend_slots += zip(ids, range(base, base + len(ids)), strict=True)
+        plan.backend_names += [(id, it.name) for id, it in pairs if names.get(id) != it.name]
+        return len(pairs)
+
+    def take_again(self) -> set[Key]:
+        """Return the Services that ``admit`` may admit now, since the last call."""
+        again, self._again = self._again, set()
+        return again
+
+    def take_ahead(self) -> Plan:
+        """Return what is to be written before the next step of ``preparing``."""
+        plan, self._ahead = self._ahead, Plan()
+        return plan
+
+    def is_ahead(self, name: PortName) -> bool:
+        """Whether the service port's new block is written ahead."""
+        return name in self.space.ahead
+
+    def _end_ahead(self, name: PortName) -> None:
+        """Forget the block that was written ahead if it is in use now; free it if it never will."""
+        ahead, actual = self.space.ahead.get(name), self.actual.get(name, NO_ENTRIES)
+        if ahead is None:
+            return
+        if actual.block != ahead.block:
+            desired = self.claims.desired.get(name)
+            is_planned = desired is None or desired.backends is ahead.backends
+            if actual.ids is ahead.former.ids and not is_planned:
+                return  # only its frontends have changed: the plan that needs the block follows
+            self._free_ahead(ahead, actual)
+        del self.space.ahead[name]
+
+    def _free_ahead(self, ahead: Ahead, actual: ServiceEntries) -> None:
+        self.quarantine.add(partial(self.slots.free, ahead.block))
+        self.plan.backend_slots += actual.backend_slots()
+        known = set(ahead.former.ids)
+        self._freed += (
+            Translation(id, each.address, each.port)
+            for id, each in zip(ahead.ids, ahead.backends, strict=True)
+            if id not in known
+        )
+        if not ahead.former.id:
+            self._free_service_id(ahead.service_id)
 
     def written(self, now: float) -> None:
         """Begin the quarantine of everything that the last plan freed; it has been written."""
@@ -235,7 +360,7 @@ class Planner:
     @property
     def retry_due(self) -> float:
         """When to try waiting service ports again; infinity means only after a change."""
-        if self.waiting.has_tries:
+        if self.waiting.has_tries or self._freed or self._again:
             return -math.inf
         return self.quarantine.due if self.waiting.lacks else math.inf
 
@@ -269,6 +394,10 @@ class Planner:
 
     def _finish(self) -> None:
         """Add the writes that depend on all changes of a plan."""
+        for _ in range(min(len(self._freed), MOST_FREED)):
+            translation = self._freed.popleft()
+            self._free_backend_id(translation.id)
+            self.quarantine.add(partial(self._end_translation, translation))
         self.plan.removed_services += self.frontends.take_removed()
         added, removed = self.cluster_ips.take_changes()
         self.plan.cluster_ips += [(address, 1) for address in added]
@@ -317,18 +446,31 @@ class Planner:
             self.quarantine.add(partial(self._end_translation, translation))
 
     def _still_lacks(self, name: PortName, lack: Lack) -> Lack | None:
-        return self.space.lack(name, lack.part, lack.more)
+        if not self._is_not_made(name, lack):
+            return self.space.lack(name, lack.part, lack.more)
+        if lack.part == LIMIT:
+            return lack
+        used = getattr(self.claims.wanted.get(name.namespace, NOTHING), lack.part)
+        return self.space.lacks_share(name.namespace, lack.part, used, lack.more)
+
+    def _is_not_made(self, name: PortName, lack: Lack) -> bool:
+        """Whether it lacks what was never made of it, because ``admit`` did not admit it."""
+        desired = self.claims.desired.get(name)
+        return desired is not None and desired.lack is lack
 
     def _plan_service(self, name: PortName) -> None:
-        new, lack = None, None
-        if frontends := self.claims.frontends_of(name):
+        new, desired = None, self.claims.desired.get(name)
+        lack = desired.lack if desired else None
+        if desired and (frontends := self.claims.frontends_of(name)):
             old = self.actual.get(name, NO_ENTRIES)
-            new, lack = self.space.fit(self.claims.desired[name], frontends, old)
+            new, lacks = self.space.fit(desired, frontends, old)
+            lack = lacks or lack
         self.waiting.set(name, lack)
         if new:
             self._change(name, new)
         else:
             self._remove(name)
+        self._end_ahead(name)
         self._made.pop(name, None)
 
     def _remove(self, name: PortName) -> None:
@@ -361,27 +503,31 @@ class Planner:
         if new == old and all(self.frontends.owners[f] == name for f in new.services):
             return
         self._count(name, old, new)
-        if new.block != old.block:
+        if new.block != old.block and not self._is_written(name, new):
             self.plan.translations += new.translations(but=self.former_ids.taken.union(old.ids))
             self.plan.slots += new.slots()
             self.plan.backend_slots += new.backend_slots()
         if new.tables != old.tables:
-            self.plan.tables += tables.finished(new.making_tables(self._made.get(name)))
+            self.plan.tables += finished(new.making_tables(self._made.get(name)))
             self.quarantine.add(partial(self.space.choices.free, old.tables))
         if not old.id:
             self.plan.service_names.append((new.id, name))
-        known = {id: backend.name for id, backend in zip(old.ids, old.backends, strict=True)}
-        named = ((id, each.name) for id, each in zip(new.ids, new.backends, strict=True))
-        self.plan.backend_names += [pair for pair in named if known.get(pair[0]) != pair[1]]
+        if not self._is_written(name, new):
+            known = {id: backend.name for id, backend in zip(old.ids, old.backends, strict=True)}
+            named = ((id, each.name) for id, each in zip(new.ids, new.backends, strict=True))
+            self.plan.backend_names += [pair for pair in named if known.get(pair[0]) != pair[1]]
         self.plan.services += self.frontends.change(name, old.services, new.services)
         self.source_ranges.change(new.id, new.source_ranges, restricted=new.restricted)
+
+    def _is_written(self, name: PortName, new: ServiceEntries) -> bool:
+        """Whether the slots of the entries were written ahead."""
+        ahead = self.space.ahead.get(name)
+        return ahead is not None and ahead.block == new.block
 
     def _free_block(self, old: ServiceEntries, used_ids: frozenset[int]) -> None:
         if old.block.size:
             self.quarantine.add(partial(self.slots.free, old.block))
-        for translation in old.translations(but=used_ids):
-            self._free_backend_id(translation.id)
-            self.quarantine.add(partial(self._end_translation, translation))
+        self._freed += old.translations(but=used_ids)
 
     def _end_translation(self, translation: Translation) -> None:
         self.plan.removed_translations.append(translation)

@@ -4,7 +4,7 @@
 import math
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count
 from operator import eq
@@ -14,9 +14,10 @@ from msgspec import structs
 
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.annotations import HASHING
+from ebpflb.model.endpoints import Steps, in_parts
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import tables
-from ebpflb.plan.desired import DesiredBackend, DesiredService
+from ebpflb.plan.desired import DesiredBackend, DesiredService, Lack
 from ebpflb.plan.entries import (
     FIRST_BACKENDS,
     NO_TABLE,
@@ -41,7 +42,7 @@ class TableKind(NamedTuple):
     size: int
     backends: tuple[DesiredBackend, ...]
 
-    def making(self) -> Generator[None, None, list["array[int]"]]:
+    def making(self) -> Steps[list["array[int]"]]:
         """Compute the table of each of LISTS, in steps."""
         parts = []
         for name in LISTS:
@@ -104,7 +105,7 @@ class ServiceEntries(NamedTuple):
             return False
         return self.scheduler not in HASHING or len(weights(self.backends)) > 1
 
-    def making_tables(self, made: MadeTables | None = None) -> Generator[None, None, list[Table]]:
+    def making_tables(self, made: MadeTables | None = None) -> Steps[list[Table]]:
         """Return the entries of map choices, computed in steps unless ``made`` has them."""
         table = self.valid.table if self.valid else NO_TABLE
         kind = TableKind(self.scheduler, table.size, self.backends)
@@ -129,9 +130,7 @@ class ServiceEntries(NamedTuple):
 
     def slots(self) -> Iterator[tuple[int, Backend]]:
         """The entries of map slots."""
-        for slot, (desired, id) in enumerate(zip(self.backends, self.ids, strict=True)):
-            where = desired.address, desired.port, desired.flags
-            yield self.block.base + slot, Backend(*where, id, self.id, desired.weight)
+        return slots(self.id, self.block.base, self.backends, self.ids)
 
     def translations(self, but: Set[int] = frozenset()) -> list[Translation]:
         """Return the translations that netfilter needs, except for the ids in ``but``."""
@@ -150,12 +149,26 @@ class ServiceEntries(NamedTuple):
             map(eq, map(_slot, self.backends), map(_slot, desired.backends))
         )
 
-    def ids_for(self, desired: DesiredService) -> tuple[int, ...]:
+    def finding_ids(self, desired: DesiredService) -> Steps[tuple[int, ...]]:
         """Return the id of each desired backend: its former id, or 0 for a new endpoint."""
         if not self.ids:
             return (0,) * len(desired.backends)
-        ids = {b.endpoint: id for b, id in zip(self.backends, self.ids, strict=True)}
-        return tuple([ids.get(b.endpoint, 0) for b in desired.backends])
+        ids, found = dict[tuple[Address, int], int](), list[int]()
+        for part, its in zip(in_parts(self.backends), in_parts(self.ids), strict=True):
+            ids.update(zip([each.endpoint for each in part], its, strict=True))
+            yield len(part)
+        for part in in_parts(desired.backends):
+            found += [ids.get(each.endpoint, 0) for each in part]
+            yield len(part)
+        return tuple(found)
+
+
+def slots(
+    service: int, base: int, backends: Iterable[DesiredBackend], ids: Iterable[int]
+) -> Iterator[tuple[int, Backend]]:
+    """Yield the entries of map slots for these backends, from ``base`` on."""
+    for slot, (each, id) in enumerate(zip(backends, ids, strict=True), base):
+        yield slot, Backend(each.address, each.port, each.flags, id, service, each.weight)
 
 
 LISTS = ("cluster", "local")  # in the order of their tables
@@ -210,13 +223,20 @@ class BackendChange(NamedTuple):
         return cls(name, frozenset(old.ids) - kept, frozenset(may_be_stale))
 
 
+MOST_CANDIDATES = 10_000
+
+
 def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandidates]:
     """Yield the connections that may be stale: at known frontends those to removed backends.
 
-    At a frontend that the service port did not serve before, or that it has lost, they are all.
+    At a frontend that the service port did not serve before, or that it has lost, they are all;
+    also if there are more than MOST_CANDIDATES pairs of a frontend and a removed backend.
     """
     kept = {*new.ids}
+    gone: list[tuple[Address, int] | None]
     gone = [b.endpoint for b, id in zip(old.backends, old.ids, strict=True) if id not in kept]
+    if len(gone) * len(new.services) > MOST_CANDIDATES:
+        gone = [None]
     for frontend in {**old.services, **new.services}:
         if frontend.port:
             for backend in gone if _is_known(frontend, old, new) else [None]:
@@ -252,6 +272,18 @@ def service_entries(
     services = _services(service_id, desired, frontends, block, ids, table)
     new = ServiceEntries(service_id, block, services, desired.backends, ids)
     return new._replace(source_ranges=source_ranges(service_id, desired)) if new.restricted else new
+
+
+def existing(desired: DesiredService, entries: ServiceEntries, lack: Lack) -> DesiredService:
+    """Return what is wanted and already in the maps, of the part that ``lack`` names."""
+    if lack.part == "services":
+        frontends = {f: it for f, it in desired.frontends.items() if f in entries.services}
+        is_whole = len(frontends) == len(desired.frontends)
+        return desired if is_whole else replace(desired, frontends=frontends, lack=lack)
+    known = {each.endpoint for each in entries.backends}
+    backends = tuple(each for each in desired.backends if each.endpoint in known)
+    is_whole = len(backends) == len(desired.backends)
+    return desired if is_whole else replace(desired, backends=backends, lack=lack)
 
 
 def source_ranges(service_id: int, desired: DesiredService) -> frozenset[SourceRange]:

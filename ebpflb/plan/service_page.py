@@ -160,7 +160,7 @@ def summary(page: ServicePage) -> ServiceRow:
     hosts = [row.frontend.rpartition(":")[0] for row in ports]
     return ServiceRow(
         page.service,
-        [*dict.fromkeys(_numbers(port) for port in page.ports)],
+        [*dict.fromkeys(_numbers(port) for port in page.ports if port.frontends)],
         [*dict.fromkeys(hosts)],
         sorted({row.policy for row in frontends}),
         states[USED],

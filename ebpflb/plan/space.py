@@ -20,11 +20,12 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from ebpflb.model.endpoints import finished
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity, FormerIds, IdAllocator, Quarantine, SlotAllocator
-from ebpflb.plan.desired import DesiredBackend, DesiredService
+from ebpflb.plan.desired import DesiredBackend, DesiredService, Lack
 from ebpflb.plan.entries import NO_TABLE, Flags, Frontend, Range
 from ebpflb.plan.frontends import Frontends, SourceRanges
 from ebpflb.plan.map_contents import MapContents
@@ -43,18 +44,6 @@ from ebpflb.plan.service_entries import (
 
 MOST_TRIED = 64  # with one plan
 EVERYONE = ""  # instead of a namespace: any namespace can free the space
-
-
-class Lack(NamedTuple):
-    """Additional entries of map ``part`` that are needed.
-
-    ``namespace``, or anyone if it is EVERYONE, can free them.
-    """
-
-    namespace: str
-    part: str
-    more: int
-    reason: str  # for the operator
 
 
 class Waiting:
@@ -143,6 +132,19 @@ class _Backends(NamedTuple):
     ids: tuple[int, ...]
 
 
+class Ahead(NamedTuple):
+    """A block whose slots are written before the service port is planned.
+
+    ``former``: what the service port had then.
+    """
+
+    service_id: int
+    backends: tuple[DesiredBackend, ...]
+    block: Range
+    ids: tuple[int, ...]
+    former: ServiceEntries
+
+
 class Space:
     """The allocators of the maps, what each namespace uses, and which service ports wait."""
 
@@ -156,6 +158,7 @@ class Space:
         self.slots = SlotAllocator(capacity.slots)
         self.choices = SlotAllocator(capacity.choices)
         self.waiting = Waiting()
+        self.ahead: dict[PortName, Ahead] = {}
         self.sizes = {
             "services": capacity.services,
             "service_stats": capacity.service_ids,
@@ -224,16 +227,35 @@ class Space:
         size, found = self.sizes[part], partial(Lack, part=part, more=more)
         if more > self._free[part]():
             return found(EVERYONE, reason=f"map {part} is full ({size} entries)")
-        most = self.most(part)
-        if most < self._used[name.namespace][part] + more:
-            share = f"namespace {name.namespace} has its share of map {part}"
-            reason = f"{share} ({most} of {size} entries, see --namespace-share)"
-            return found(name.namespace, reason=reason)
+        if lack := self.lacks_share(name.namespace, part, self._used[name.namespace][part], more):
+            return lack
         most, tables_now = int(size * self.shares.service_tables), self._tables[name.owner]
         if part == "choices" and most < tables_now - given_up + more:
             reason = f"the tables of one Service have at most {most} of {size} places of map {part}"
             return found(name.namespace, reason=reason)
         return None
+
+    def lacks_share(self, namespace: str, part: str, used: int, more: int) -> Lack | None:
+        """Return that a namespace which uses so many entries may not have ``more``, or None."""
+        most = self.most(part)
+        if used + more <= most:
+            return None
+        share = f"namespace {namespace} has its share of map {part}"
+        reason = f"{share} ({most} of {self.sizes[part]} entries, see --namespace-share)"
+        return Lack(namespace, part, more, reason)
+
+    def allocate_ahead(
+        self, desired: DesiredService, old: ServiceEntries, known: tuple[int, ...]
+    ) -> Ahead | None:
+        """Allocate a block for new backends, ``known`` their ids; None if it does not fit."""
+        if not old.id and self.lack(desired.name, "service_stats", 1):
+            return None
+        found = self._allocate_new(desired, old, known, [])
+        if found is None:
+            return None
+        id = old.id or self.service_ids.allocate()
+        ahead = self.ahead[desired.name] = Ahead(id, *found, old)
+        return ahead
 
     def fit(
         self, desired: DesiredService, wanted: Mapping[Frontend, Flags], old: ServiceEntries
@@ -249,7 +271,8 @@ class Space:
         table = self._fit_table(desired, frontends, old, lacks, same_block=found.block == old.block)
         if table is None:
             frontends = {f: tables.at_random(flags) for f, flags in frontends.items()}
-        id = old.id or self.service_ids.allocate()
+        ahead = self._ready(desired, old)
+        id = old.id or (ahead.service_id if ahead else self.service_ids.allocate())
         new = service_entries(id, desired, frontends, found.block, found.ids, table or NO_TABLE)
         return self._fit_source_ranges(desired.name, new, old, lacks), next(iter(lacks), None)
 
@@ -303,6 +326,8 @@ class Space:
         self, desired: DesiredService, old: ServiceEntries, lacks: list[Lack]
     ) -> _Backends | None:
         """Return all backends; or those existing and still wanted; or all existing ones."""
+        if ahead := self._ready(desired, old):
+            return _Backends(ahead.backends, ahead.block, ahead.ids)
         if not old.id:
             if lack := self.lack(desired.name, "service_stats", 1):
                 lacks.append(lack)
@@ -310,7 +335,7 @@ class Space:
             return self._allocate_slots(desired, old, lacks)
         if found := self._allocate_slots(desired, old, lacks):
             return found
-        known = zip(desired.backends, old.ids_for(desired), strict=True)
+        known = zip(desired.backends, finished(old.finding_ids(desired)), strict=True)
         kept = replace(desired, backends=tuple(backend for backend, id in known if id))
         return self._allocate_slots(kept, old, lacks) or _Backends(old.backends, old.block, old.ids)
 
@@ -319,8 +344,19 @@ class Space:
     ) -> _Backends | None:
         if old.has_backends_of(desired):
             return _Backends(desired.backends, old.block, old.ids)
+        return self._allocate_new(desired, old, finished(old.finding_ids(desired)), lacks)
+
+    def _ready(self, desired: DesiredService, old: ServiceEntries) -> Ahead | None:
+        """Return the block that was written ahead for these backends, if it is still right."""
+        ahead = self.ahead.get(desired.name)
+        is_right = ahead and ahead.backends is desired.backends and ahead.former.ids is old.ids
+        return ahead if is_right else None
+
+    def _allocate_new(
+        self, desired: DesiredService, old: ServiceEntries, ids: tuple[int, ...], lacks: list[Lack]
+    ) -> _Backends | None:
         name, size = desired.name, len(desired.backends)
-        known = self.former_ids.fill(old.ids_for(desired), desired.backends)
+        known = self.former_ids.fill(ids, desired.backends)
         lack = self.lack(name, "backend_slots", known.count(0)) or self.lack(name, "slots", size)
         block = None if lack else self.slots.allocate(size)
         if block is None:

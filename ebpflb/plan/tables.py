@@ -16,11 +16,11 @@ alias     Walker's alias method, as Vose builds it: one place for each backend; 
 
 import math
 from array import array
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from heapq import heapify, heapreplace, merge
 from itertools import chain, islice
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 from ebpflb.model.annotations import (
     HASHING,
@@ -30,6 +30,7 @@ from ebpflb.model.annotations import (
     ROUND_ROBIN,
     SOURCE_HASH,
 )
+from ebpflb.model.endpoints import Steps
 from ebpflb.plan.entries import Choice, Flags
 
 # The scheduler of a service port as flags of its frontends, and back (bpf/rules/scheduler.h).
@@ -62,7 +63,7 @@ def marked(flags: Flags) -> Flags:
     return flags | {"even"} if _WORDS[MAGLEV] in flags else flags
 
 
-PLACES_A_STEP = 4096
+PLACES_A_STEP, STEP_COST = 4096, 400
 PRIMES = (1021, 4093, 16381, 65521)
 PLACES = 100  # minimum for a backend, as far as the largest prime allows
 ALWAYS = 2**32 - 1
@@ -78,7 +79,6 @@ class Weighted(NamedTuple):
 
 # 32-bit numbers: the fields of one Choice after another, with indexes in the block as slots.
 PackedPlaces: TypeAlias = "array[int]"
-_Made = TypeVar("_Made")
 
 
 def is_needless(scheduler: str, weights: Iterable[int]) -> bool:
@@ -102,9 +102,7 @@ def size(scheduler: str, lists: Sequence[Sequence[int]]) -> int:
     return longest
 
 
-def making(
-    scheduler: str, backends: Sequence[Weighted], count: int
-) -> Generator[None, None, PackedPlaces]:
+def making(scheduler: str, backends: Sequence[Weighted], count: int) -> Steps[PackedPlaces]:
     """Compute a table with ``count`` places, about PLACES_A_STEP in each step.
 
     The table is empty if there are no backends.
@@ -116,16 +114,6 @@ def making(
     if scheduler == ROUND_ROBIN:
         return _of_slots((yield from _rotation(backends, count)))
     return array("I", chain.from_iterable(_alias(backends, count)))
-
-
-def finished(making: Generator[None, None, _Made]) -> _Made:
-    """Run all steps and return the result."""
-    while True:
-        try:
-            next(making)
-        except StopIteration as end:
-            made: _Made = end.value
-            return made
 
 
 def in_block(places: PackedPlaces, first: int) -> PackedPlaces:
@@ -149,7 +137,7 @@ def _round(weights: Sequence[int]) -> int:
     return sum(weights) // math.gcd(*weights)
 
 
-def _maglev(backends: Sequence[Weighted], count: int) -> Generator[None, None, list[int]]:
+def _maglev(backends: Sequence[Weighted], count: int) -> Steps[list[int]]:
     """Let backends take turns in the order of their names; smaller weights skip some turns."""
     order = sorted(backends, key=lambda each: each.name)
     most = max(each.weight for each in order)
@@ -174,7 +162,7 @@ def _maglev(backends: Sequence[Weighted], count: int) -> Generator[None, None, l
                 return table
             if step_at - left > min(PLACES_A_STEP, left // 8):  # the last places take the longest
                 step_at = left
-                yield
+                yield STEP_COST
 
 
 def _permutation(name: str, count: int) -> tuple[int, int]:
@@ -184,14 +172,14 @@ def _permutation(name: str, count: int) -> tuple[int, int]:
     return first % count, second % (count - 1) + 1
 
 
-def _rotation(backends: Sequence[Weighted], count: int) -> Generator[None, None, list[int]]:
+def _rotation(backends: Sequence[Weighted], count: int) -> Steps[list[int]]:
     """Put each backend's turns in the middle of equal parts of the round."""
     counts = _apportioned([each.weight for each in backends], count)
     turns = merge(*map(_turns, backends, counts))
     found: list[int] = []
     while len(found) < count:
         if found:
-            yield
+            yield STEP_COST
         found += [slot for _, slot in islice(turns, PLACES_A_STEP)]
     return found
 

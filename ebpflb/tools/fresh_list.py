@@ -5,23 +5,25 @@ The result is the plan of an agent that starts now: empty if the maps are correc
 """
 
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from ebpflb.errors import ClusterError
+from ebpflb.model import endpoints
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.endpoints import finished
 from ebpflb.model.events import Changed, Event, Removed, Replaced, SourceStatus
 from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.canary import is_canary
-from ebpflb.plan.desired import desired_service
+from ebpflb.plan.desired import DesiredService, desired_service, not_made
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan, Planner
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts, existing
 from ebpflb.plan.space import Shares
 
 LIST_SECONDS = 30.0
@@ -98,21 +100,30 @@ def missing(
     but: Set[PortName] = NONE,
 ) -> Missing:
     """Return the difference for all service ports except these and `ebpflb doctor`'s canary."""
-    starts, now = SlowStarts(), time.monotonic()
-    desired = {
-        port.name: starts.apply(
-            desired_service(port, selection, cluster.primary),
-            port.slow_start,
-            contents.entries.get(port.name, NO_ENTRIES),
-            now,
-        )
-        for key in sorted(cluster.services)
-        for port, selection in cluster.ports(key)
-        if port.name not in but
-    }
     canaries = set(filter(is_canary, contents.entries))
     planner = Planner(capacity, _without(contents, but | canaries), shares)
-    return Missing(planner.plan_everything(desired, now), planner.actual)
+    desired = {it.name: it for it in _desired(cluster, planner, but)}
+    return Missing(planner.plan_everything(desired, time.monotonic()), planner.actual)
+
+
+def _desired(
+    cluster: ClusterState, planner: Planner, but: Set[PortName]
+) -> Iterator[DesiredService]:
+    """Yield what the agent would make of each service port except these."""
+    starts, now = SlowStarts(), time.monotonic()
+    for key in sorted(cluster.services):
+        slices = cluster.slices_of_ports(key)
+        for port in (it for it in cluster.services[key] if it.name not in but):
+            its = endpoints.of_port(slices, port.name)
+            entries = planner.actual.get(port.name, NO_ENTRIES)
+            lack = planner.admit(port, endpoints.count(its, port.name))
+            if lack and not entries.id:
+                yield not_made(port, lack)
+                continue
+            selection = finished(cluster.selecting(port.name, its))
+            made = desired_service(port, selection, cluster.primary)
+            made = starts.apply(made, port.slow_start, entries, now)
+            yield existing(made, entries, lack) if lack else made
 
 
 def _without(contents: MapContents, but: Set[PortName]) -> MapContents:

@@ -8,10 +8,11 @@ import pytest
 from ebpflb.agent import loop
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Key, Kind, Removed, SourceStatus
 from ebpflb.plan.entries import Range
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.serve.conditions import not_ready
+from ebpflb.serve.conditions import conditions, not_ready
 from tests.agent.fakes import Harness, changed, found, listed, service, slices
 from tests.agent.told import EVERYTHING, FULL, NODES, SERVICES, SLICES
 
@@ -131,14 +132,19 @@ def test_a_frontend_that_is_claimed_again_and_again_fills_no_log(
     assert len([it for it in caplog.messages if "is claimed by several Services" in it]) == 25
 
 
-def test_too_many_ports_are_an_event(harness: Harness) -> None:
-    """On the Service, beside the line in the log."""
-    harness.start()
+def test_too_many_ports_are_an_event(serving: Harness) -> None:
+    """On the Service, beside a condition and the line in the log; the first ones are served."""
     ports = [{"name": f"p{number}", "port": number} for number in range(1, 1002)]
-    harness.send(changed(Kind.SERVICE, manifests.service("a", ["10.96.0.7"], ports)))
-    assert harness.lacks == [
-        (Key("default", "a"), "spec.ports: too many: the first 1000 of 1001 are used")
-    ]
+    key = Key("default", "c")
+    serving.send(changed(Kind.SERVICE, manifests.service("c", ["10.96.0.7"], ports)))
+    wait_until("it is planned", lambda: str(key) in serving.status.not_programmed)
+    reason = "spec.ports: too many: the first 1000 of 1001 are used"
+    assert serving.lacks == [(key, reason)]
+    assert serving.status.not_programmed == {str(key): reason}
+    assert any(reason in each.text for each in conditions(serving.status))
+    wait_until("it is served", lambda: len(serving.datapath.maps.services) == 2 + 1000)
+    serving.send(changed(Kind.SERVICE, manifests.service("c", ["10.96.0.7"], ports[:1])))
+    wait_until("nothing is beyond a limit", lambda: not serving.status.not_programmed)
 
 
 def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

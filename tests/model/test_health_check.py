@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from ebpflb.model import annotations, devices, objects
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.endpoints import HealthCheck, health_check
+from ebpflb.model.endpoints import HealthCheck, LocalEndpoints
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
-from ebpflb.model.services import parse
 from tests.model import builders
 from tests.model.builders import entry
 
@@ -33,8 +32,20 @@ def balanced(**spec: Any) -> objects.Service:
     return builders.service(**(asked | spec))
 
 
+def health_check(service: objects.Service, *slices: objects.EndpointSlice) -> HealthCheck | None:
+    """The result does not depend on the order of the objects."""
+    cluster, local = ClusterState(HERE), LocalEndpoints()
+    for slice in slices:
+        key = Key("shop", slice.metadata.name)
+        cluster.apply(Changed(Kind.ENDPOINT_SLICE, key, ReadObject(slice, "test")))
+    cluster.apply(Changed(Kind.SERVICE, Key("shop", "web"), ReadObject(service, "test")))
+    for port, selection in cluster.ports(Key("shop", "web")):
+        local.add(port, selection)
+    return local.health_check
+
+
 def count(*slices: objects.EndpointSlice, **spec: Any) -> int:
-    found = health_check(parse(balanced(**spec)).ports, [*map(builders.stored, slices)], HERE)
+    found = health_check(balanced(**spec), *slices)
     assert found is not None
     return found.local_endpoints[V4]
 
@@ -53,12 +64,12 @@ def count(*slices: objects.EndpointSlice, **spec: Any) -> int:
 )
 def test_only_load_balancer_with_policy_local_and_a_port(spec: dict[str, Any]) -> None:
     """Each of the three conditions is needed."""
-    assert health_check(parse(balanced(**spec)).ports, [], HERE) is None
+    assert health_check(balanced(**spec)) is None
 
 
 def test_runs_whether_or_not_there_are_endpoints() -> None:
     """Without a slice the port exists, and its count is 0."""
-    assert health_check(parse(balanced()).ports, [], HERE) == HealthCheck(PORT, {V4: 0})
+    assert health_check(balanced()) == HealthCheck(PORT, {V4: 0})
 
 
 def test_node_port_or_ingress_is_not_needed() -> None:
@@ -130,26 +141,8 @@ def test_each_family_counts_its_own() -> None:
         *(entry(f"fd00::{i}", **LOCAL) for i in (1, 2)), family="IPv6", name="web-v6"
     )
     v4 = builders.slice(entry("10.1.0.1", **LOCAL))
-    both = builders.stored(v4), builders.stored(v6)
-    assert health_check(parse(balanced(**DUAL)).ports, both, HERE) == HealthCheck(
-        PORT, {V4: 1, V6: 2}
-    )
-    assert health_check(parse(balanced()).ports, both, HERE) == HealthCheck(PORT, {V4: 1})
-
-
-def test_one_service_of_the_cluster_state() -> None:
-    """The result does not depend on the order of the objects."""
-    cluster = ClusterState(HERE)
-    web = Key("shop", "web")
-    assert cluster.health_check(web) is None
-    said = {
-        Kind.ENDPOINT_SLICE: (Key("shop", "web-1"), builders.slice(entry("10.1.0.1", **LOCAL))),
-        Kind.SERVICE: (web, balanced()),
-    }
-    for kind, (key, object) in said.items():
-        cluster.apply(Changed(kind, key, ReadObject(object, "test")))  # type: ignore[arg-type]
-    assert cluster.health_check(web) == HealthCheck(PORT, {V4: 1})
-    assert cluster.health_check(Key("shop", "other")) is None
+    assert health_check(balanced(**DUAL), v4, v6) == HealthCheck(PORT, {V4: 1, V6: 2})
+    assert health_check(balanced(), v4, v6) == HealthCheck(PORT, {V4: 1})
 
 
 ADDRESSES = [ip_address(it) for it in ("127.0.0.1", "10.0.0.7", "192.0.2.7", "::1", "fd00::7")]

@@ -319,24 +319,47 @@ def test_unreadable_entries_are_skipped_with_a_remark() -> None:
     )
 
 
-def test_a_service_with_too_many_ports_or_ranges() -> None:
-    """The first 1000 are served, in the order of the spec; the warning says so."""
+def test_a_service_with_too_many_entries() -> None:
+    """The first 1000 of each list are served, in its order; the warning says so, and the first port
+    has the first one.
+    """
     many = services.MOST_PORTS + 1
     ports = [{"name": f"p{number}", "port": number} for number in range(1, many + 1)]
+    addresses = [f"203.0.{number >> 8}.{number & 255}" for number in range(many)]
     ranges = [f"10.{number >> 8}.{number & 255}.0/24" for number in range(many)]
     found, warnings = services.parse(
         builders.service(
             ports=ports,
             type="LoadBalancer",
+            externalIPs=addresses,
+            ingress=[{"ip": address} for address in addresses],
             loadBalancerSourceRanges=ranges,
             annotations={"ebpflb.io/nodeport-source-ranges": ",".join(ranges)},
         )
     )
     assert [port.port for port in found] == list(range(1, many))
+    assert {len(port.external_ips) for port in found} == {1000}
+    assert {len(port.load_balancer_ips) for port in found} == {1000}
+    assert len({id(port.external_ips) for port in found}) == 1, "all ports share the addresses"
     assert {len(port.source_ranges) for port in found} == {1000}
     assert {len(port.nodeport_source_ranges) for port in found} == {1000}
-    assert all(map(services.is_about_limit, warnings)) and len(warnings) == 3
-    assert "spec.ports: too many: the first 1000 of 1001 are used" in warnings
+    assert [it.partition(":")[0] for it in warnings] == [
+        "spec.externalIPs",
+        "status.loadBalancer.ingress",
+        "spec.loadBalancerSourceRanges",
+        "metadata.annotations[ebpflb.io/nodeport-source-ranges]",
+        "spec.ports",
+    ]
+    assert warnings[-1] == "spec.ports: too many: the first 1000 of 1001 are used"
+    assert [port.limit for port in found] == [warnings[0], *[""] * 999]
+
+
+def test_few_of_many_warnings_are_kept() -> None:
+    """An object may have an error in each of its entries; what is beyond a limit comes first."""
+    found = services.parse(builders.service(externalIPs=["x"] * 1001))
+    assert found.warnings[0] == "spec.externalIPs: too many: the first 1000 of 1001 are used"
+    assert found.warnings[1] == 'spec.externalIPs[0]: "x" is not an IP address'
+    assert (len(found.warnings), found.warnings[-1]) == (21, "and 981 more")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from itertools import chain, starmap
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
+from ebpflb.model.endpoints import finished
 from ebpflb.model.services import PortName
-from ebpflb.plan import tables
 from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import FIRST_BACKENDS, Frontend, ServiceEntry
@@ -68,6 +68,11 @@ class PlannedNode:
         plan = self.planner.plan_changes(changes, self.now)
         self.write_rows(list(writes(plan)), stop)
         return plan
+
+    def prepare(self, desired: DesiredService) -> None:
+        """Writes ahead what the service port's next plan needs: no look-up finds anything else."""
+        for _ in self.planner.preparing(desired):
+            self.write_rows(list(writes(self.planner.take_ahead())))
 
     def restart(self, stop: int | None = None, *, damaged: bool = False) -> Plan:
         """A new agent on the same maps, with the same desired state. It makes netfilter's table as
@@ -291,7 +296,7 @@ def _check_ranges(node: PlannedNode) -> None:
         runs = sorted(run for run in (*allocator.free_ranges, *taken, *freed) if run.size)
         assert [run.base for run in runs] == [0, *(sum(run) for run in runs[:-1])]
         assert sum(runs[-1]) == size
-    made = (table for p in entries for table in tables.finished(p.making_tables()))
+    made = (table for p in entries for table in finished(p.making_tables()))
     for at, choice in (row for table in made for row in table.rows()):
         assert node.maps.choices[at] == choice
 

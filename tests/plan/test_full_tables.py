@@ -111,12 +111,12 @@ def test_a_table_that_was_prepared_is_used() -> None:
     """A table prepared in steps is used by the plan; one of other backends is made again."""
     with patch.object(tables, "PLACES_A_STEP", 2):
         node = PlannedNode()
-        steps = list(node.planner.prepare(hashed(1, 2)))
+        steps = list(node.planner.preparing(hashed(1, 2)))
         assert len(steps) >= 2
         with patch.object(tables, "making", side_effect=AssertionError):
             node.change(by_name(hashed(1, 2)))
-            assert not list(node.planner.prepare(hashed(1, 2))), "it has that table"
-        list(node.planner.prepare(hashed(1, 3)))
+            assert not list(node.planner.preparing(hashed(1, 2))), "it has that table"
+        list(node.planner.preparing(hashed(1, 3)))
         node.change(by_name(hashed(2, 3)))
         assert node.maps.view() == node_with(hashed(2, 3)).maps.view()
         check_tidy(node)

@@ -14,9 +14,9 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.desired import DesiredService, Lack
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.space import EVERYONE, MOST_TRIED, Lack, Shares, Waiting
+from ebpflb.plan.space import EVERYONE, MOST_TRIED, Shares, Waiting
 from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import FIRST, RESTRICTED, SECOND, THIRD, backend, desired

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.model.annotations import HASHING, MAGLEV, RANDOM, ROUND_ROBIN, SCHEDULERS
+from ebpflb.model.endpoints import finished
 from ebpflb.plan import tables
 from ebpflb.plan.entries import Choice, Table
 from ebpflb.plan.tables import ALWAYS, Weighted
@@ -23,7 +24,7 @@ def backends(*weights: int, first: int = 1) -> list[Weighted]:
 
 
 def places(scheduler: str, found: list[Weighted], count: int) -> list[Choice]:
-    made = tables.finished(tables.making(scheduler, found, count))
+    made = finished(tables.making(scheduler, found, count))
     return [place for _, place in Table(0, made).rows()]
 
 

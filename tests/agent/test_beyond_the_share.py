@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Service that asks for more than its namespace's share: nothing of the rest is ever made."""
+
+from typing import Any
+
+import pytest
+
+from ebpflb.kernel.map_writer import CAPACITY
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.events import Key, Kind, Removed
+from ebpflb.plan.desired import NOTHING, Size
+from ebpflb.serve.conditions import Cause, conditions
+from tests.agent.fakes import Harness, changed, found, listed
+from tests.agent.told import EVERYTHING
+
+TENANT = Key("tenant", "big")
+SHARE = Size(services=16, backend_slots=16)  # 80 % of 20
+
+
+def big(name: str = "big", ports: int = 4, addresses: int = 7, cluster_ip: int = 7) -> Any:
+    """A Service with this number of external addresses, and one frontend more for each port."""
+    return manifests.service(
+        name,
+        [f"10.96.0.{cluster_ip}"],
+        [{"name": f"p{number}", "port": number} for number in range(1, ports + 1)],
+        namespace="tenant",
+        externalIPs=[f"203.0.113.{number}" for number in range(1, addresses + 1)],
+    )
+
+
+def slices(endpoints: int, ports: int = 4) -> Any:
+    return manifests.endpoint_slice(
+        "big",
+        "IPv4",
+        [
+            manifests.endpoint(f"10.1.7.{number}", node="n", target="p")
+            for number in range(1, endpoints + 1)
+        ],
+        [{"name": f"p{number}", "port": 8080} for number in range(1, ports + 1)],
+        namespace="tenant",
+    )
+
+
+@pytest.fixture
+def tenant(harness: Harness) -> Harness:
+    """An agent with small maps, and two Services of another namespace."""
+    harness.datapath.capacity = CAPACITY._replace(services=20, backend_ids=20)
+    harness.start()
+    harness.send(*EVERYTHING)
+    return harness
+
+
+def wanted(harness: Harness) -> Size:
+    return harness.agent.service_sync.planner.claims.wanted.get("tenant", NOTHING)
+
+
+def is_whole(harness: Harness) -> bool:
+    return not harness.status.not_programmed
+
+
+def test_frontends(tenant: Harness) -> None:
+    """Ports are made as long as the share lasts, and the others when there is room; a condition and
+    an Event name the Service.
+    """
+    tenant.send(changed(Kind.SERVICE, big()))
+    wait_until("it is known", lambda: not is_whole(tenant))
+    share = (
+        "namespace tenant has its share of map services (16 of 20 entries, see --namespace-share)"
+    )
+    assert tenant.status.not_programmed == {str(TENANT): share}
+    assert tenant.lacks == [(TENANT, share)]
+    assert [it.cause for it in conditions(tenant.status)].count(Cause.NOT_PROGRAMMED) == 1
+    assert wanted(tenant).services == 16
+    tenant.send(changed(Kind.SERVICE, big(addresses=3)))
+    wait_until("all of it is made", lambda: is_whole(tenant))
+    assert wanted(tenant).services == 16
+
+
+def test_another_service_makes_room(tenant: Harness) -> None:
+    """Without an event about the one that waits."""
+    tenant.send(changed(Kind.SERVICE, first := big("first", ports=1, addresses=9, cluster_ip=8)))
+    tenant.send(changed(Kind.SERVICE, big(ports=2)))
+    wait_until("it waits", lambda: not is_whole(tenant))
+    tenant.send(Removed(Kind.SERVICE, found(Kind.SERVICE, first)[0]))
+    wait_until("it is made", lambda: is_whole(tenant))
+    assert wanted(tenant).services == 16
+
+
+def test_what_is_there_stays(tenant: Harness) -> None:
+    """A port that grows beyond the share keeps the frontends that it has and still wants."""
+    tenant.send(changed(Kind.SERVICE, big(ports=1)))
+    more = big(ports=1, addresses=20)
+    more["spec"]["externalIPs"] = more["spec"]["externalIPs"][4:]
+    tenant.send(changed(Kind.SERVICE, more))
+    wait_until("it does not fit", lambda: not is_whole(tenant))
+    served = {str(it.address) for it in tenant.datapath.maps.services}
+    assert {it for it in served if it.startswith("203.")} == {f"203.0.113.{n}" for n in (5, 6, 7)}
+    assert "10.96.0.7" in served
+
+
+def test_nothing_of_what_is_there_is_wanted(tenant: Harness) -> None:
+    """The Service has another cluster IP, and more addresses than its share: it is not served."""
+    tenant.send(changed(Kind.SERVICE, big(ports=1, addresses=0)))
+    tenant.send(changed(Kind.SERVICE, big(ports=1, addresses=20, cluster_ip=9)))
+    wait_until("it does not fit", lambda: not is_whole(tenant))
+    assert len(tenant.datapath.maps.services) == 2
+    tenant.send(changed(Kind.SERVICE, big(ports=1, addresses=1, cluster_ip=9)))
+    wait_until("all of it is made", lambda: is_whole(tenant))
+    assert len(tenant.datapath.maps.services) == 4
+
+
+@pytest.mark.parametrize("endpoints", [17, 5])
+def test_endpoints(tenant: Harness, endpoints: int) -> None:
+    """Of one port, or of all ports together; later it loses some."""
+    tenant.send(changed(Kind.SERVICE, big(addresses=0)))
+    tenant.send(changed(Kind.ENDPOINT_SLICE, slices(endpoints)))
+    wait_until("it does not fit", lambda: not is_whole(tenant))
+    assert "share of map backend_slots" in tenant.status.not_programmed[str(TENANT)]
+    assert wanted(tenant).backend_slots <= 16
+    tenant.send(changed(Kind.ENDPOINT_SLICE, slices(3)))
+    wait_until("all of it is made", lambda: is_whole(tenant))
+    assert wanted(tenant).backend_slots == 12
+
+
+def test_a_restart_keeps_what_is_there(tenant: Harness) -> None:
+    """Whichever Service the next agent hears of first."""
+    tenant.send(changed(Kind.SERVICE, big("served", ports=2, cluster_ip=8)))
+    tenant.send(changed(Kind.SERVICE, big("a-waits", ports=2)))
+    wait_until("one waits", lambda: not is_whole(tenant))
+    before = {it for it in tenant.datapath.maps.services if it.port < 3}
+    services = [big("a-waits", ports=2), big("served", ports=2, cluster_ip=8)]
+    tenant.stop()
+    tenant.start()
+    tenant.send(listed(Kind.SERVICE, *services), *EVERYTHING[1:])
+    wait_until("one waits", lambda: not is_whole(tenant))
+    assert set(tenant.datapath.maps.services) == before
