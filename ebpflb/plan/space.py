@@ -176,6 +176,7 @@ class Space:
             "choices": lambda: self.choices.available,
         }
         self._used: defaultdict[str, Counter[str]] = defaultdict(Counter)  # namespace -> map
+        self._resting: Counter[str] = Counter()  # namespace -> former slots in quarantine
         self._tables: Counter[Key] = Counter()  # Service -> places of its tables
 
     def used_entries(self) -> dict[str, int]:
@@ -212,6 +213,8 @@ class Space:
         before, after = _usage(old) if old.id else _UNUSED, _usage(new)
         for part in before:
             used[part] += after[part] - before[part] + resting[part]
+        if resting["slots"]:
+            self._resting[name.namespace] += resting["slots"]
         self._count_tables(name.owner, after["choices"] - before["choices"])
         if any(after[part] < before[part] for part in ("services", "source_ranges")):
             self.waiting.freed(name.namespace)
@@ -220,13 +223,17 @@ class Space:
     def lack(self, name: PortName, part: str, more: int, given_up: int = 0) -> Lack | None:
         """Return what keeps a service port from having ``more`` entries of a map, or None.
 
-        ``given_up``: places of its tables that the service port frees in exchange.
+        ``given_up``: slots, or places of its tables, that the service port frees in exchange. A
+        port that does not grow gets its new block even beyond the share, while no former one rests:
+        it can always lose endpoints.
         """
         if more <= 0:
             return None
         size, found = self.sizes[part], partial(Lack, part=part, more=more)
         if more > self._free[part]():
             return found(EVERYONE, reason=f"map {part} is full ({size} entries)")
+        if part == "slots" and more <= given_up and not self._resting[name.namespace]:
+            return None
         if lack := self.lacks_share(name.namespace, part, self._used[name.namespace][part], more):
             return lack
         most, tables_now = int(size * self.shares.service_tables), self._tables[name.owner]
@@ -310,9 +317,10 @@ class Space:
 
     def _end_rest(self, namespace: str, resting: Counter[str]) -> None:
         self._used[namespace] -= resting
+        self._resting[namespace] -= resting["slots"]
         self.waiting.freed(namespace)
         if not self._used[namespace]:
-            del self._used[namespace]
+            del self._used[namespace], self._resting[namespace]
 
     def _fit_frontends(
         self, name: PortName, wanted: Mapping[Frontend, Flags], lacks: list[Lack]
@@ -357,7 +365,8 @@ class Space:
     ) -> _Backends | None:
         name, size = desired.name, len(desired.backends)
         known = self.former_ids.fill(ids, desired.backends)
-        lack = self.lack(name, "backend_slots", known.count(0)) or self.lack(name, "slots", size)
+        lack = self.lack(name, "backend_slots", known.count(0))
+        lack = lack or self.lack(name, "slots", size, old.block.size)
         block = None if lack else self.slots.allocate(size)
         if block is None:
             row = f"map slots has no {size} free slots in a row"

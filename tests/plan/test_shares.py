@@ -16,6 +16,7 @@ from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService, Lack
 from ebpflb.plan.entries import Frontend
+from ebpflb.plan.service_entries import ServiceEntries
 from ebpflb.plan.space import EVERYONE, MOST_TRIED, Shares, Waiting
 from tests.load import scaled
 from tests.plan import histories
@@ -87,6 +88,8 @@ def test_a_greedy_namespace_takes_nothing_from_another_one(
         node.change(changes | ({small.name: small} if small else {}))
         assert {name.namespace for name in node.planner.not_programmed} <= {"tenant"}
         for part, used in node.planner.space.used_by("tenant").items():
+            if part == "slots":  # its former blocks may come on top
+                used = sum(it.block.size for it in _entries_of(node, "tenant"))
             assert used <= node.planner.space.most(part)
         if small:
             assert node.planner.actual[small.name].backends == small.backends
@@ -96,6 +99,34 @@ def test_a_greedy_namespace_takes_nothing_from_another_one(
     node.change(dict.fromkeys(node.desired))
     node.wait_for_quarantine()
     assert not any(node.planner.space.used_by("tenant").values())
+
+
+def _entries_of(node: PlannedNode, namespace: str) -> list[ServiceEntries]:
+    return [it for name, it in node.planner.actual.items() if name.namespace == namespace]
+
+
+def test_a_service_beyond_half_of_its_share_can_shrink() -> None:
+    """Also again and again: each change waits for the end of the former one's quarantine. It can
+    get other endpoints, and no more.
+    """
+    many = CAPACITY._replace(backend_ids=400)
+    node = PlannedNode(many, HALF)
+    name = port("tenant", 1, range(1)).name
+
+    def change(backends: range) -> int:
+        node.change({name: port("tenant", 1, backends)})
+        while node.planner.retry_due <= node.now + 1:
+            node.wait(1)
+            node.change({})
+        check_tidy(node)
+        return len(node.planner.actual[name].backends)
+
+    assert change(range(1, 101)) == 100, "of 128"
+    assert [change(range(1, last)) for last in (100, 98, 97, 20)] == [99, 97, 96, 19]
+    assert change(range(1, 101)) == 100
+    assert change(range(2, 102)) == 100
+    assert change(range(2, 103)) == 100, "its share does not hold both blocks"
+    assert node.planner.not_programmed
 
 
 def test_the_share_is_named_with_the_option() -> None:
