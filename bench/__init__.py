@@ -30,6 +30,8 @@ devices        a first start on a node with many devices, and what they cost aft
 moved_datagrams  for how long a removed endpoint gets datagrams: flows, by entries of conntrack
 ended_sockets  the same of a pod's connected socket, by pods
 
+tenant         what 1.5 MB of each list that a tenant may write cost
+
 growth         more services, endpoints, flows: `make bench-growth`
 flow_growth    its last part: packets amid other flows
 flow_program   a packet's cost by test runs; established: also beside another commit's
