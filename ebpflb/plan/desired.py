@@ -66,13 +66,14 @@ _LISTENER = BackendName("", NODE_LOCAL, "")
 
 
 class DesiredBackend(Struct, frozen=True, gc=False):
-    """An endpoint as its slot will hold it."""
+    """An endpoint as its slot will hold it; ``is_set_aside`` is not in the slot."""
 
     address: Address
     port: int
     flags: Flags
     name: BackendName
     weight: int = DEFAULT_WEIGHT
+    is_set_aside: bool = False
 
     @property
     def endpoint(self) -> tuple[Address, int]:
@@ -258,6 +259,7 @@ def _backends(selection: Selection) -> Steps[tuple[DesiredBackend, ...]]:
                 _FLAGS[i in cluster, i in local, e.local],
                 stored_name(e.name),
                 e.weight,
+                is_set_aside=e.set_aside is not None,
             )
             for i, e in part
         ]

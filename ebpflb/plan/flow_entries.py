@@ -296,6 +296,13 @@ class StaleCandidates(NamedTuple):
     backend: tuple[Address, int] | None
 
 
+class Unanswered(NamedTuple):
+    """Connections to this backend that it has not answered."""
+
+    protocol: Protocol
+    backend: tuple[Address, int]
+
+
 class Connection(NamedTuple):
     """One entry: the client sends ``original``, the backend answers with ``reply``.
 

@@ -31,7 +31,7 @@ from ebpflb.plan.entries import (
     Translation,
     source_range_key,
 )
-from ebpflb.plan.flow_entries import StaleCandidates
+from ebpflb.plan.flow_entries import StaleCandidates, Unanswered
 from ebpflb.plan.tables import marked, scheduler_of
 
 
@@ -206,21 +206,37 @@ def _slot(backend: DesiredBackend) -> tuple[Address, int, Flags, int]:
 class BackendChange(NamedTuple):
     """A service port got other backends or frontends.
 
-    ``ids`` are those of the backends that it has lost, and of all former ones if it has lost a
-    frontend: sockets that are connected to them may be stale. ``candidates`` are UDP connections
-    that may no longer lead where new ones do.
+    ``ids`` are those of backends whose sockets may have to be ended. Of a UDP service port these
+    are the backends that it has lost, and all former ones if it has lost a frontend; ``candidates``
+    are connections that may no longer lead where new ones do. Of another service port they are the
+    backends that it has lost or set aside; connections that those have not answered are to begin
+    again (``unanswered``).
     """
 
     name: PortName
     ids: frozenset[int]
     candidates: frozenset[StaleCandidates] = frozenset()
+    unanswered: frozenset[Unanswered] = frozenset()
 
     @classmethod
     def between(cls, name: PortName, old: ServiceEntries, new: ServiceEntries) -> "BackendChange":
+        if name.protocol != Protocol.UDP:
+            left = _left(old, new)
+            to_begin_again = (Unanswered(name.protocol, each) for each in left.values())
+            return cls(name, frozenset(left), unanswered=frozenset(to_begin_again))
         has_all_frontends = old.services.keys() <= new.services.keys()
         kept = frozenset(new.ids if has_all_frontends else ())
-        may_be_stale = _candidates(old, new) if name.protocol == Protocol.UDP else ()
-        return cls(name, frozenset(old.ids) - kept, frozenset(may_be_stale))
+        return cls(name, frozenset(old.ids) - kept, frozenset(_candidates(old, new)))
+
+
+def _left(old: ServiceEntries, new: ServiceEntries) -> dict[int, tuple[Address, int]]:
+    """Return the endpoints that were removed, or set aside, by their ids."""
+    now = dict(zip(new.ids, new.backends, strict=True))
+    return {
+        id: before.endpoint
+        for id, before in zip(old.ids, old.backends, strict=True)
+        if id not in now or (now[id].is_set_aside and not before.is_set_aside)
+    }
 
 
 MOST_CANDIDATES = 10_000

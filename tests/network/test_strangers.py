@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A removed endpoint's address is given to a stranger: no flow to the Service reaches him.
 
-Upstream mended the same in kube-proxy (kubernetes#139628, #141371).
+Upstream mended the same of UDP in kube-proxy (kubernetes#139628, #141371).
 """
 
+import time
 from collections.abc import Iterator
-from contextlib import suppress
-from socket import AF_INET6, SOCK_DGRAM
+from contextlib import contextmanager, suppress
+from errno import EINPROGRESS
+from socket import AF_INET6, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.lab import cni
+from ebpflb.lab import cni, traffic
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
 from tests.kit.parameters import both_engines, families
-from tests.kit.sockets import Socket
+from tests.kit.sockets import CALL_SECONDS, Socket
 from tests.kit.two_nodes import Frontends, TwoNodes
 
 pytestmark = both_engines
@@ -136,3 +138,49 @@ def test_udp(
         wait_until("nothing reaches the stranger", is_over)
         send(client)
         assert not place.received()
+
+
+@contextmanager
+def silent(pod: Host) -> Iterator[None]:
+    """The pod answers no connection, until the block ends."""
+    drop = f"type filter hook input priority 0; tcp dport {TARGET} drop"
+    pod.nft(f"table inet silent {{\nchain i {{\n{drop}\n}}\n}}\n")
+    try:
+        yield
+    finally:
+        pod.nft("delete table inet silent\n")
+
+
+@families
+@pytest.mark.parametrize(
+    ("who", "kind"),
+    [("outside", "nodeport"), ("unhooked", "cluster"), ("hooked", "cluster"), ("near", "cluster")],
+)
+def test_tcp(two: TwoNodes, place: Place, leaver: Host, who: str, kind: str, v6: bool) -> None:
+    """A connection that the endpoint has not answered when it goes: a packet's begins again, to
+    another endpoint, and a socket's fails at once.
+    """
+    where = FRONTENDS.to(kind, two.near, v6=v6)
+    two.publish(two.service("web", NUMBER, leaver))
+    server = two.sockets(place.stranger).open(AF_INET6, SOCK_STREAM)
+    with (
+        server,
+        silent(leaver),
+        requests.tcp_socket(two.sockets(getattr(two, who)), where[0]) as client,
+    ):
+        server.bind(("::", TARGET))
+        server.listen(5)
+        server.settimeout(A_MOMENT)
+        client.setblocking(False)
+        assert client.connect_ex(where) == EINPROGRESS
+        time.sleep(A_MOMENT)  # its SYN is there
+        two.publish(two.service("web", NUMBER, two.here))
+        place.move(place.stranger, leaver)
+        client.settimeout(CALL_SECONDS)
+        if who in ("hooked", "near"):
+            with pytest.raises(ConnectionAbortedError):
+                client.recv(64)
+        else:
+            assert traffic.read(client.recv(64))[0] == two.here.name
+        with pytest.raises(TimeoutError):
+            server.accept()

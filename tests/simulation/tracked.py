@@ -79,7 +79,9 @@ class TrackedFlows:
         )
         return (each for each in listed if backend in (None, each.reply.source))
 
-    def delete_answered(self, frontend: Frontend, backend: tuple[Address, int]) -> int | None:
+    def delete_answered(
+        self, frontend: Frontend, backend: tuple[Address, int], *, without: int = 0
+    ) -> int | None:
         """As a kernel does it that can: for IPv4."""
         if backend[0].version == 6:
             return None
@@ -87,6 +89,13 @@ class TrackedFlows:
         return self.delete(
             each for each in listed if (each.reply.source, each.reply.source_port) == backend
         )
+
+    def tuple_to(self, frontend: Frontend) -> Frontend:
+        return frontend
+
+    def delete_unanswered(self, protocol: Protocol, backends: object) -> int:
+        """There are flows of datagrams alone."""
+        return 0
 
     def delete(self, entries: Iterable[Connection]) -> int:
         found = [entry for entry in entries if entry in self.entries]

@@ -15,7 +15,7 @@ from ebpflb.agent.on_removal.resets import FlowConnections, SocketConnections
 from ebpflb.agent.stale_udp.socket_search import EndSocket
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.kernel.maps.sweep import EndFlow
-from ebpflb.kernel.node.sock_diag import Connected
+from ebpflb.kernel.node.sock_diag import OPENING, Connected
 from ebpflb.model.services import PortName
 from ebpflb.plan.removed_endpoints import Watched
 from tests.simulation.clients import Client, Clients
@@ -36,8 +36,11 @@ class OpenSockets:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def connected(self, protocol: int, port: int = 0) -> Iterator[Connected]:
-        for client in self._clients.connected if self._clients else ():
+    def connected(
+        self, protocol: int, port: int = 0, *, states: int | None = None
+    ) -> Iterator[Connected]:
+        """A connection has been answered as soon as it is there."""
+        for client in self._clients.connected if self._clients and states != OPENING else ():
             found = _listed(client)
             if found.protocol == protocol and port in (0, found.remote[1]):
                 yield found

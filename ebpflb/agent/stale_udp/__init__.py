@@ -6,8 +6,11 @@ socket's datagrams directly to that backend. When the backend is removed from th
 can send the socket elsewhere: the socket is stale. kube-proxy deletes the conntrack entries of such
 flows; here the socket itself is ended: its owner gets ECONNABORTED (EDESTADDRREQ if it sends first)
 and connects again, to a backend that serves. If none does, or the frontend was removed, the socket
-is ended all the same: the backend's address may be a stranger's by now. TCP and SCTP sockets are
-left alone.
+is ended all the same: the backend's address may be a stranger's by now.
+
+A TCP socket is ended if its connection is still to be answered by a backend that was removed or set
+aside, and the entry of such a connection in conntrack is deleted, so that the client's next SYN
+gets another backend. Open connections are left alone.
 
 The steps:
 

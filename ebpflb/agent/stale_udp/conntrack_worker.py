@@ -4,6 +4,7 @@
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from enum import Enum, auto
@@ -29,6 +30,7 @@ from ebpflb.plan.flow_entries import (
     Hook,
     StaleCandidates,
     Tuple,
+    Unanswered,
 )
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.workers import DescriptorWorker, DueWorker
@@ -41,6 +43,13 @@ from ebpflb.workers import DescriptorWorker, DueWorker
 # backends, or that was removed, each translated entry is stale: its endpoint's address may be a
 # stranger's by now. The client's next datagram opens a new flow. Entries of a kube-proxy that
 # served before count too.
+#
+# Of TCP and SCTP an entry is deleted if it leads to a removed endpoint, or one that was set aside,
+# which has not answered. A client that repeats its request would otherwise reach whoever gets the
+# endpoint's address, and one that uses its port again within two minutes nobody.
+
+
+log = logging.getLogger(__name__)
 
 
 class StaleConnections:
@@ -59,7 +68,8 @@ class StaleConnections:
         backends = serving.at(frontend)
         if backends is None or backend in backends:
             return Counts()
-        count = conntrack.delete_answered(frontend, backend) if backend else None
+        to = conntrack.tuple_to(frontend)
+        count = conntrack.delete_answered(to, backend) if backend else None
         if count is not None:
             return Counts({family(frontend.address): count})
         answered_by = backend[0] if backend else None
@@ -94,6 +104,20 @@ class StaleConnections:
             Protocol.UDP,
         )
         return self._delete(listed, _Serving(self.maps, removed))
+
+    def delete_unanswered(self, wanted: Iterable[Unanswered]) -> None:
+        """Delete the entries of these connections. Raises NodeError."""
+        backends = defaultdict[Protocol, set[tuple[Address, int]]](set)
+        for protocol, backend in wanted:
+            backends[protocol].add(backend)
+        for protocol, each in backends.items():
+            if count := conntrack.delete_unanswered(protocol, each):
+                log.info(
+                    "%d %s connections that begin deleted from conntrack: their endpoints were "
+                    "removed or set aside",
+                    count,
+                    protocol.name,
+                )
 
     def delete_untranslated(self) -> Counts:
         """Delete the entries created while nothing translated; otherwise like ``delete``."""
@@ -162,11 +186,10 @@ class _Serving:
         return (entry.reply.source, entry.reply.source_port) not in backends
 
 
-log = logging.getLogger(__name__)
-
 # Seconds after a change. Programs report the flows that send (MovedFlowsWorker), and a search would
 # block the deletion of their entries. The last search is for a CPU that was stopped.
 PASS_TIMES = (0.02, 1.0)
+_PAUSE_FACTOR = 4  # times the processor time of a search for what TCP's endpoints did not answer
 MOST_SEARCHES = 16  # this many take the kernel as long as reading all UDP entries
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a failed search: 1, 2, 4, ...
 
@@ -187,7 +210,8 @@ class Whole(Enum):
     UNTRANSLATED = auto()
 
 
-_Wanted = dict[StaleCandidates | Whole, _Search]
+_Wanted = StaleCandidates | Unanswered | Whole
+_Searches = dict[_Wanted, _Search]
 
 
 class StaleConnectionsWorker(DueWorker):
@@ -210,13 +234,15 @@ class StaleConnectionsWorker(DueWorker):
         *,
         shadow: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         super().__init__("stale-conntrack", clock)
+        self._cpu_clock, self._rest_until = cpu_clock, 0.0
         self.on_search, self.shadow = on_search, shadow
         self.error: str | None = None
         self.entries = StaleConnections(maps)
         self.endpoints = StaleEndpoints(maps)
-        self.waiting: _Wanted = {}
+        self.waiting: _Searches = {}
         self.pause = FIRST_RETRY
 
     def check(self, changes: Iterable[BackendChange]) -> None:
@@ -225,7 +251,10 @@ class StaleConnectionsWorker(DueWorker):
         To be called after the changes were written to the maps.
         """
         first = _Search(self._clock() + PASS_TIMES[0], 0)
-        self._schedule({each: first for change in changes for each in change.candidates})
+        found = set[_Wanted]()
+        for change in changes:
+            found |= change.candidates | change.unanswered
+        self._schedule(dict.fromkeys(found, first))
 
     def check_everything(self) -> None:
         """Delete the entries that became stale while no agent ran; returns at once."""
@@ -238,11 +267,19 @@ class StaleConnectionsWorker(DueWorker):
     @property
     def due(self) -> float:
         """When ``turn`` is due, by the clock; infinity means not before the next change."""
-        return min((search.due for search in self.waiting.values()), default=math.inf)
+        return min(map(self._due_of, self.waiting), default=math.inf)
+
+    def _due_of(self, wanted: _Wanted) -> float:
+        """When to search: for what TCP's endpoints have not answered after a pause.
+
+        Endpoints of TCP come and go fast, and a search of a million entries takes 0.6 s of CPU.
+        """
+        due = self.waiting[wanted].due
+        return max(due, self._rest_until) if isinstance(wanted, Unanswered) else due
 
     def turn(self) -> None:
         """Make one search."""
-        begun = self._clock()
+        begun, cpu_begun = self._clock(), self._cpu_clock()
         with self.changed:
             taken = self._take(begun)
         try:
@@ -254,29 +291,42 @@ class StaleConnectionsWorker(DueWorker):
         except Exception as error:
             self._fail(taken, f"{type(error).__name__}: {in_words(error)}")
             raise
+        finally:
+            if any(isinstance(each, Unanswered) for each in taken):
+                used = self._cpu_clock() - cpu_begun
+                self._rest_until = self._clock() + _PAUSE_FACTOR * used
 
-    def _take(self, now: float) -> _Wanted:
-        """Return one due search, or all if there are many.
+    def _take(self, now: float) -> _Searches:
+        """Return one due search, or all if there are many: then one of all entries is enough.
 
-        Then one search of all entries is enough.
+        So it always is for what has no answer.
         """
-        due = {each: search for each, search in self.waiting.items() if search.due <= now}
+        due = {each: it for each, it in self.waiting.items() if self._due_of(each) <= now}
         if len(due) <= MOST_SEARCHES:
             first = min(due, key=lambda each: (due[each].number, _cost(each)))
-            due = {first: due[first]}
+            is_joined = isinstance(first, Unanswered)
+            due = {
+                each: search
+                for each, search in due.items()
+                if each is first or (is_joined and isinstance(each, Unanswered))
+            }
         for each in due:
             del self.waiting[each]
         return due
 
-    def _delete(self, taken: _Wanted) -> Counts:
-        first, *others = taken
+    def _delete(self, taken: _Searches) -> Counts:
+        self.entries.delete_unanswered(each for each in taken if isinstance(each, Unanswered))
+        found = [each for each in taken if not isinstance(each, Unanswered)]
+        if not found:
+            return Counts()
+        first, *others = found
         if first is Whole.STALE or others:
-            return self.entries.delete_all({each.frontend for each in _candidates(taken)})
+            return self.entries.delete_all({each.frontend for each in _candidates(found)})
         if first is Whole.UNTRANSLATED:
             return self.entries.delete_untranslated()
         return self.entries.delete(first)
 
-    def _report(self, taken: _Wanted, deleted: Counts, seconds: float) -> None:
+    def _report(self, taken: _Searches, deleted: Counts, seconds: float) -> None:
         if deleted.total():
             log.info(
                 "%d UDP flows deleted from conntrack: their backends are gone", deleted.total()
@@ -285,7 +335,7 @@ class StaleConnectionsWorker(DueWorker):
         for each in _families(taken) if is_first else deleted:
             self.on_search(each, seconds, deleted[each])
 
-    def _succeed(self, taken: _Wanted) -> None:
+    def _succeed(self, taken: _Searches) -> None:
         """Schedule the next passes; searches that failed before wait no longer."""
         now = self._clock()
         following = {
@@ -303,7 +353,7 @@ class StaleConnectionsWorker(DueWorker):
             self.error, self.pause = None, FIRST_RETRY
             self.waiting = following | self.waiting
 
-    def _fail(self, taken: _Wanted, reason: str) -> None:
+    def _fail(self, taken: _Searches, reason: str) -> None:
         """Repeat all passes."""
         self._set_error(reason)
         again = _Search(self._clock() + self.pause, 0)
@@ -311,7 +361,7 @@ class StaleConnectionsWorker(DueWorker):
             self.waiting = dict.fromkeys(taken, again) | self.waiting
         self.pause = min(2 * self.pause, LONGEST_RETRY)
 
-    def _schedule(self, wanted: _Wanted) -> None:
+    def _schedule(self, wanted: _Searches) -> None:
         if wanted and not self.shadow:
             with self.changed:
                 self.waiting |= wanted
@@ -326,27 +376,29 @@ class StaleConnectionsWorker(DueWorker):
         self.error = log_once(log.warning, line, reason, self.error)
 
 
-def _candidates(wanted: Iterable[StaleCandidates | Whole]) -> Iterator[StaleCandidates]:
-    return (each for each in wanted if not isinstance(each, Whole))
+def _candidates(wanted: Iterable[_Wanted]) -> Iterator[StaleCandidates]:
+    return (each for each in wanted if isinstance(each, StaleCandidates))
 
 
-def _endpoints(wanted: _Wanted) -> set[tuple[Address, int]]:
+def _endpoints(wanted: _Searches) -> set[tuple[Address, int]]:
     return {each.backend for each in _candidates(wanted) if each.backend}
 
 
-def _families(taken: _Wanted) -> set[Family]:
+def _families(taken: _Searches) -> set[Family]:
     """Return the families that were searched."""
-    of_frontends = {family(each.frontend.address) for each in _candidates(taken)}
-    return of_frontends if len(of_frontends) == len(taken) else set(Family)
+    whole = any(isinstance(each, Whole) for each in taken)
+    return set(Family) if whole else {family(it.frontend.address) for it in _candidates(taken)}
 
 
-def _cost(candidates: StaleCandidates | Whole) -> int:
+def _cost(candidates: _Wanted) -> int:
     """Return the relative cost, since slower searches come later.
 
     IPv6 entries must be listed, and searches of the whole table take longest.
     """
     if isinstance(candidates, Whole):
         return 1 + candidates.value
+    if isinstance(candidates, Unanswered):
+        return int(candidates.backend[0].version == 6)
     return int(candidates.frontend.address.version == 6)
 
 

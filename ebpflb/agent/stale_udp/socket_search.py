@@ -12,7 +12,7 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.records import EndedSocket, Peer, PeerFrontend, record
 from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.kernel.netfilter import conntrack
-from ebpflb.kernel.node.sock_diag import Connected, SockDiag
+from ebpflb.kernel.node.sock_diag import OPENING, Connected, SockDiag
 from ebpflb.model.addresses import Family, family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
@@ -69,9 +69,16 @@ def peers_where(maps: Maps, is_wanted: Callable[[PeerFrontend], bool]) -> Socket
     return own | further
 
 
-def stale_sockets(maps: Maps) -> Sockets:
-    """Return the stale peers of sockets."""
-    return peers_where(maps, ServedFrontends(maps).is_stale)
+def stale_sockets(maps: Maps, backends: Collection[int] = ()) -> Sockets:
+    """Return the stale peers of datagram sockets, and the stream sockets of these backends."""
+    frontends = ServedFrontends(maps)
+
+    def is_wanted(entry: PeerFrontend) -> bool:
+        if entry.frontend.protocol == Protocol.TCP:
+            return entry.backend in backends
+        return frontends.is_stale(entry)
+
+    return peers_where(maps, is_wanted)
 
 
 def namespaces_of(maps: Maps, peers: Collection[Peer]) -> set[int]:
@@ -87,7 +94,7 @@ class SocketEnder:
         self.maps, self.each_namespace, self.end_socket = maps, each_namespace, end_socket
 
     def end(self, stale: Sockets) -> tuple[Counts, Sockets]:
-        """End these sockets.
+        """End these sockets; stream sockets only if they are still connecting.
 
         Returns how many per family were ended, and the entries without a connected socket. Raises
         KernelError if sockets cannot be listed.
@@ -121,17 +128,25 @@ class SocketEnder:
         remaining, counts = dict(found), Counts()
         while ended := [peer for peer, one in remaining.items() if diag.destroy(one)]:
             for peer in ended:
-                self.end_socket(_ENDED_SOCKET.pack(EndedSocket(peer.socket, stale[peer])))
+                if stale[peer].frontend.protocol == Protocol.UDP:
+                    self.end_socket(_ENDED_SOCKET.pack(EndedSocket(peer.socket, stale[peer])))
                 counts[family(peer.address)] += 1
                 del remaining[peer]
         return counts
+
+
+_STATES: dict[int, int | None] = {Protocol.UDP: None, Protocol.TCP: OPENING}
 
 
 def _connected(diag: SockDiag, stale: Sockets) -> dict[Peer, Connected]:
     """Return the stale sockets that are in this namespace and still have the same peer."""
     ports = {peer.port for peer in stale}
     port = ports.pop() if len(ports) == 1 else 0
-    listed = {Peer(one.cookie, *one.remote): one for one in diag.connected(Protocol.UDP, port)}
+    listed = {
+        Peer(one.cookie, *one.remote): one
+        for protocol in {entry.frontend.protocol for entry in stale.values()}
+        for one in diag.connected(protocol, port, states=_STATES[protocol])
+    }
     return {peer: one for peer, one in listed.items() if peer in stale}
 
 

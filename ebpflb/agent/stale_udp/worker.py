@@ -41,14 +41,17 @@ _PAUSE_FACTOR = 4  # times the processor time of a search: changes may follow fa
 
 
 class StaleSearch(NamedTuple):
-    """When to search, and for sockets of which backends; None means regardless of the counters.
+    """When to search, and for sockets of which backends; further searches follow the first one.
 
-    Further searches follow the first one after a change.
+    ``of_udp``: also for sockets that are connected to a frontend itself. ``everything``: for all
+    stale sockets of UDP, regardless of the counters of backends.
     """
 
     due: float
-    is_first: bool
-    backends: frozenset[int] | None
+    backends: frozenset[int]
+    is_first: bool = True
+    of_udp: bool = True
+    everything: bool = False
 
 
 class StaleUdpWorker(DueWorker):
@@ -79,7 +82,7 @@ class StaleUdpWorker(DueWorker):
         self.maps, self.on_search, self.shadow = maps, on_search, shadow
         self._cpu_clock = cpu_clock
         self.ender = SocketEnder(maps, each_namespace, end_socket)
-        self.can_end = True
+        self.can_end = self._ends_tcp = True
         self.searches: list[StaleSearch] = []
         self.connections = StaleConnectionsWorker(maps, on_search, shadow=shadow, clock=clock)
         self.moved = MovedFlowsWorker(maps, on_search, clock)
@@ -95,7 +98,7 @@ class StaleUdpWorker(DueWorker):
         return self.connections.error or self._error
 
     def start(self) -> None:
-        self.can_end = sock_diag.can_destroy()
+        self.can_end, self._ends_tcp = sock_diag.can_destroy(), sock_diag.can_destroy_tcp()
         if not self.can_end:
             log.warning(
                 "this kernel cannot list and destroy UDP sockets (CONFIG_INET_DIAG_DESTROY, "
@@ -117,10 +120,13 @@ class StaleUdpWorker(DueWorker):
 
         To be called after the changes were written to the maps.
         """
-        changed = [change for change in changes if change.name.protocol == Protocol.UDP]
-        self.connections.check(changed)
-        if changed:
-            self._search_now(frozenset[int]().union(*(change.ids for change in changed)))
+        changes = tuple(changes)
+        self.connections.check(changes)
+        of_udp = [each for each in changes if each.name.protocol == Protocol.UDP]
+        ended = [each for each in changes if each.name.protocol == Protocol.TCP and self._ends_tcp]
+        backends = frozenset[int]().union(*(each.ids for each in (*of_udp, *ended)))
+        if of_udp or backends:
+            self._search_now(StaleSearch(self._soon, backends, of_udp=bool(of_udp)))
 
     def check_connections(self) -> None:
         """Delete entries that conntrack got while nothing translated; returns at once."""
@@ -129,14 +135,17 @@ class StaleUdpWorker(DueWorker):
     def check_everything(self) -> None:
         """Search for sockets that became stale while no agent ran; returns at once."""
         self.connections.check_everything()
-        self._search_now(None)
+        self._search_now(StaleSearch(self._soon, frozenset(), everything=True))
 
-    def _search_now(self, backends: frozenset[int] | None) -> None:
+    def _search_now(self, search: StaleSearch) -> None:
         if self.can_end:
             with self.changed:
-                due = max(self._clock(), self._earliest)
-                self.searches.append(StaleSearch(due, is_first=True, backends=backends))
+                self.searches.append(search)
                 self.changed.notify()
+
+    @property
+    def _soon(self) -> float:
+        return max(self._clock(), self._earliest)
 
     @property
     def due(self) -> float:
@@ -175,42 +184,45 @@ class StaleUdpWorker(DueWorker):
         """Return the due searches, joined with failed ones that wait for their repetition."""
         taken = [each for each in self.searches if each.due <= now or self._error]
         self.searches = [each for each in self.searches if each not in taken]
-        backends = frozenset[int]().union(*(each.backends or () for each in taken))
         return StaleSearch(
             now,
+            frozenset[int]().union(*(each.backends for each in taken)),
             is_first=any(each.is_first for each in taken),
-            backends=None if any(each.backends is None for each in taken) else backends,
+            of_udp=any(each.of_udp for each in taken),
+            everything=any(each.everything for each in taken),
         )
 
     def _schedule_after(self, search: StaleSearch, begun: float) -> None:
         if search.is_first:
             second = search._replace(due=begun + SECOND_PASS_DELAY, is_first=False)
-            everything = second._replace(due=begun + EVERYTHING_DELAY, backends=None)
+            last = second._replace(due=begun + EVERYTHING_DELAY, everything=True)
             with self.changed:
-                has_one = any(each.backends is None for each in self.searches)
-                self.searches += [second] if has_one else [second, everything]
+                has_one = not search.of_udp or any(each.everything for each in self.searches)
+                self.searches += [second] if has_one else [second, last]
 
     def search_and_report(self, search: StaleSearch, begun: float) -> None:
         """Search once. Raises KernelError or OSError."""
-        ended = Counts() if self.shadow else self.ender.end_untranslated()
-        if search.backends is None or any(map(self._may_have_sockets, search.backends)):
-            ended += self._end_stale(begun)
+        ended = Counts()
+        if search.of_udp and not self.shadow:
+            ended += self.ender.end_untranslated()
+        if search.everything or any(map(self._may_have_sockets, search.backends)):
+            ended += self._end_stale(search, begun)
         if ended:
-            log.info("connected UDP sockets ended, their backend was removed: %d", ended.total())
+            log.info("connected sockets ended, their backend was removed: %d", ended.total())
         seconds = self._clock() - begun
-        for family in Family if search.is_first else ended:
+        for family in Family if search.is_first and search.of_udp else ended:
             self.on_search(family, seconds, ended[family])
 
     def _may_have_sockets(self, backend: int) -> bool:
         opened, closed = self.maps["backend_stats"].get(backend)
         return bool(opened != closed)
 
-    def _end_stale(self, begun: float) -> Counts:
+    def _end_stale(self, search: StaleSearch, begun: float) -> Counts:
         """End stale sockets.
 
         Entries that had no connected socket in two passes are not searched again.
         """
-        stale = set(stale_sockets(self.maps).items())
+        stale = set(stale_sockets(self.maps, search.backends).items())
         ended, missing = self.ender.end(dict(stale - self.given_up))
         since = {each: self._missing.get(each, begun) for each in missing.items()}
         second = {each for each in since if begun - since[each] >= SECOND_PASS_DELAY}

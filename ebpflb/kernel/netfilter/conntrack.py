@@ -12,7 +12,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from ebpflb.kernel.netlink import (
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.flow_entries import Connection, Ends
+from ebpflb.plan.flow_entries import SEEN_REPLY, Connection, Ends
 
 # Messages of ctnetlink: sending them, and finding the begin and end of answers.
 
@@ -267,13 +267,17 @@ def statuses() -> Iterator[int]:
         yield _integer(attributes(data, at, end), _STATUS)
 
 
-def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | None:
-    """Delete in the kernel the entries of connections to a frontend that one backend answers.
+def delete_answered(
+    original: TuplePart, backend: tuple[Address, int], *, without: int = 0
+) -> int | None:
+    """Delete in the kernel the entries of connections that lead to one backend.
+
+    ``original`` is what is known of the requests, and ``without`` as for ``connections``.
 
     Packets are not delayed, whereas listing few entries out of very many blocks a CPU's packets
     while the kernel searches. Returns approximately how many were deleted, by the size of the
     table, which also changes otherwise. Returns None if the kernel cannot do it: before 6.12, and
-    for IPv6 (see ``tuple_to``). An unspecified address of the frontend means any. Raises NodeError.
+    for IPv6 (see ``tuple_to``). Raises NodeError.
     """
     address, port = backend
     if address.version == 6:
@@ -281,8 +285,8 @@ def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | N
     before = count()
     if not before:
         return 0
-    reply = TuplePart(frontend.protocol, source=address, source_port=port)
-    which = matching_filter(tuple_to(frontend), reply)
+    reply = TuplePart(original.protocol, source=address, source_port=port)
+    which = matching_filter(original, reply) + (status_filter(without) if without else b"")
     deletion = request(DELETE, REQUEST | ACK, which, socket.AF_INET)
     try:
         with open_ctnetlink() as kernel:
@@ -293,6 +297,25 @@ def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | N
     except OSError as error:
         raise NodeError(f"conntrack entries cannot be deleted: {_reason(error)}") from error
     return max(before - count(), 0)
+
+
+def delete_unanswered(protocol: Protocol, backends: Collection[tuple[Address, int]]) -> int:
+    """Delete the translated entries of connections to these backends that have no answer yet.
+
+    Returns approximately how many were deleted. The entries of one backend the kernel
+    deletes itself, if it can (see ``delete_answered``). Raises NodeError.
+    """
+    if len(backends) == 1:
+        (backend,) = backends
+        deleted = delete_answered(TuplePart(protocol), backend, without=SEEN_REPLY)
+        if deleted is not None:
+            return deleted
+    listed = connections(lambda *_: True, protocol, without=SEEN_REPLY)
+    return delete(
+        each
+        for each in listed
+        if each.is_translated and (each.reply.source, each.reply.source_port) in backends
+    )
 
 
 def delete(entries: Iterable[Connection]) -> int:

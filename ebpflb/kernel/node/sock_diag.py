@@ -29,6 +29,7 @@ from ebpflb.kernel.netlink import ACK, DUMP, REQUEST, packed, parts
 from ebpflb.model.addresses import Address
 
 _SOCK_DIAG, _LIST, _DESTROY = 4, 20, 21  # NETLINK_SOCK_DIAG, SOCK_* (uapi/linux/sock_diag.h)
+OPENING = 1 << 2  # TCP_SYN_SENT
 _CONNECTED = 1 << 1  # TCP_ESTABLISHED: also the state of a datagram socket with a peer
 # TCP's states of a socket that has, or asks for, a connection: neither listening nor closed.
 _OF_CONNECTIONS = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
@@ -85,17 +86,18 @@ class SockDiag:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def connected(self, protocol: int, port: int = 0) -> Iterator[Connected]:
+    def connected(
+        self, protocol: int, port: int = 0, *, states: int | None = None
+    ) -> Iterator[Connected]:
         """Yield all sockets that have a peer; with ``port`` only those whose peer has that port.
 
-        For TCP also sockets that are still connecting, or closed by one side. Raises KernelError;
-        ENOENT: the protocol has no diag module.
+        For TCP also sockets that are still connecting, or closed by one side; with ``states`` only
+        those in these states. Raises KernelError; ENOENT: the protocol has no diag module.
         """
+        states = states or _STATES.get(protocol, _CONNECTED)
         wanted = bytes(2) + port.to_bytes(2, "big")
         for family in (socket.AF_INET, socket.AF_INET6):
-            request = _SOCKET.pack(
-                family, protocol, _STATES.get(protocol, _CONNECTED), wanted.ljust(48, b"\0")
-            )
+            request = _SOCKET.pack(family, protocol, states, wanted.ljust(48, b"\0"))
             for listed in self._request(_LIST, DUMP, request):
                 yield Connected(protocol, *_LISTED.unpack_from(listed))
 

@@ -6,7 +6,7 @@ import math
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from ipaddress import ip_address
 
 import pytest
@@ -25,7 +25,8 @@ from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, Frontend
-from ebpflb.plan.flow_entries import StaleCandidates
+from ebpflb.plan.flow_entries import StaleCandidates, Unanswered
+from ebpflb.plan.service_entries import BackendChange
 from tests.agent.stale_udp.tracked import (
     GONE,
     REMOVED,
@@ -36,6 +37,7 @@ from tests.agent.stale_udp.tracked import (
 )
 from tests.agent.stale_udp.world import (
     ELSEWHERE,
+    NAME,
     SERVICE,
     VIP,
     World,
@@ -118,7 +120,7 @@ def test_only_candidates(
     tracked(str(VIP.address), VIP.port, "", source=4003)
     tracked("10.96.0.11", VIP.port, REMOVED, source=4004)
     backend = (ip_address("10.244.8.8"), 1)
-    if not can_delete or conntrack.delete_answered(VIP, backend) is None:
+    if not can_delete or conntrack.delete_answered(conntrack.tuple_to(VIP), backend) is None:
         monkeypatch.setattr(conntrack, "delete_answered", lambda *_: None)
         of_kernel = of_list
     found = StaleConnections(world.maps).delete(candidates)
@@ -396,6 +398,36 @@ def test_many_candidates(world: World) -> None:
     worker.turn()
     assert searched == [Whole.STALE]
     assert worker.due > 0
+
+
+def test_what_endpoints_have_not_answered(world: World) -> None:
+    """One search deletes it for all endpoints that go meanwhile; the next one waits four times as
+    long as a search takes the processor.
+    """
+    now, cpu, asked = [0.0], [0.0], list[set[Unanswered]]()
+    worker = StaleConnectionsWorker(world.maps, clock=lambda: now[0], cpu_clock=lambda: cpu[0])
+    gone = [Unanswered(Protocol.TCP, (ip_address("10.244.8.8"), port)) for port in range(3)]
+
+    def delete(wanted: Iterable[Unanswered]) -> None:
+        if found := {*wanted}:
+            asked.append(found)
+            cpu[0] += 0.5
+
+    worker.entries.delete_unanswered = delete  # type: ignore[method-assign]
+    for each in gone[:2]:
+        worker.check([BackendChange(NAME, frozenset(), unanswered=frozenset({each}))])
+    now[0] = worker.due
+    worker.turn()
+    worker.check([BackendChange(NAME, frozenset(), unanswered=frozenset({gone[2]}))])
+    begun, now[0] = now[0], worker.due
+    assert now[0] == begun + 2
+    worker.turn()
+    assert asked == [{*gone[:2]}, {*gone}]
+    now[0] = worker.due
+    worker.turn()
+    assert asked[2:] == [{gone[2]}]
+    assert worker.due == math.inf
+    assert not world.found
 
 
 def test_what_has_failed_is_made_again(world: World) -> None:

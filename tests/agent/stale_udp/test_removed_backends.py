@@ -10,7 +10,7 @@ from msgspec import structs
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import WHOLE
-from ebpflb.plan.flow_entries import StaleCandidates
+from ebpflb.plan.flow_entries import StaleCandidates, Unanswered
 from ebpflb.plan.planner import Planner
 from tests.load import scaled
 from tests.plan import histories
@@ -209,3 +209,36 @@ def as_udp(changes: dict[PortName, DesiredService | None]) -> dict[PortName, Des
 
 def living(node: PlannedNode) -> set[int]:
     return {id for programmed in node.planner.actual.values() for id in programmed.ids}
+
+
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.SCTP])
+def test_what_removed_and_set_aside_endpoints_have_not_answered(protocol: Protocol) -> None:
+    """Connections to them begin again; those to endpoints that terminate, or come back, do not."""
+
+    planned = Planner(CAPACITY)
+
+    def change(*backends: DesiredBackend) -> tuple[set[int], set[Unanswered]]:
+        name = NAME._replace(protocol=protocol)
+        at = {frontend(1)._replace(protocol=protocol): frozenset[str]()}
+        port = replace(udp(), name=name, frontends=at, backends=backends)
+        planned.plan_changes({name: port if backends else None}, 0.0)
+        planned.written(0.0)
+        changes = planned.take_backend_changes()
+        return (
+            {id for each in changes for id in each.ids},
+            {each for it in changes for each in it.unanswered},
+        )
+
+    def unanswered(*numbers: int) -> set[Unanswered]:
+        return {Unanswered(protocol, backend(number).endpoint) for number in numbers}
+
+    one, two, three = backend(1), backend(2), backend(3)
+    aside = structs.replace(backend(1, SERVING), is_set_aside=True)
+    assert change(one, two, three) == (set(), set())
+    assert change(two, three, backend(1, SERVING)) == (set(), set()), "it terminates"
+    change(one, two, three)
+    found = ids(planned, NAME._replace(protocol=protocol))
+    assert change(two, three, aside) == ({found[1]}, unanswered(1))
+    assert change(three, aside) == ({found[2]}, unanswered(2)), "the other is aside already"
+    assert change(one, three) == (set(), set())
+    assert change() == ({found[1], found[3]}, unanswered(1, 3))

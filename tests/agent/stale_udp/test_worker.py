@@ -2,6 +2,7 @@
 """When sockets are searched, which are found and ended, and what is logged."""
 
 import errno
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -16,21 +17,30 @@ from ebpflb.kernel.maps.records import Peer, PeerFrontend, SocketEntry
 from ebpflb.kernel.node import sock_diag
 from ebpflb.kernel.node.sock_diag import SockDiag
 from ebpflb.model.addresses import Family
+from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend
+from ebpflb.plan.service_entries import BackendChange
 from tests.agent.stale_udp.world import (
     ELSEWHERE,
     HERE,
+    NAME,
     OLD,
     REMOVED,
     SERVICE,
     VIP,
     World,
+    cookie_of,
     error_of,
+    has_peer,
     is_ended,
     removed,
     settle,
 )  # fmt: skip
+from tests.kernel.maps.small import write_elsewhere
+from tests.kernel.node.nodes import run
 from tests.kernel.variants import eventually, needs_root
+
+SILENT = 9  # a port whose packets are dropped
 
 pytestmark = [
     needs_root,
@@ -142,6 +152,25 @@ def test_another_id(world: World) -> None:
     world.worker.check_everything()
     settle(world)
     assert error_of(client) == 0
+
+
+def test_a_connection_that_begins(world: World) -> None:
+    """A stream socket that waits for a removed backend is ended; one that is open goes on."""
+    drop = f"type filter hook input priority 0; tcp dport {SILENT} drop"
+    run("nft", "-f", "-", said=f"table inet t {{\nchain c {{\n{drop}\n}}\n}}\n")
+    with socket.create_server((str(HERE), 0)) as server:
+        waits, opens = world.stream(), world.stream()
+        for client, port in ((waits, SILENT), (opens, server.getsockname()[1])):
+            client.connect_ex((str(HERE), port))
+            entry = PeerFrontend(VIP._replace(protocol=Protocol.TCP), OLD, HERE, port)
+            write_elsewhere(world.maps, cookie_of(client), SocketEntry(entry, SERVICE))
+        world.count(OLD, 2, 0)
+        world.worker.check([BackendChange(NAME._replace(protocol=Protocol.TCP), frozenset({OLD}))])
+        waits.settimeout(60)
+        with pytest.raises(ConnectionAbortedError):
+            waits.recv(1)
+        settle(world)
+        assert has_peer(opens) and error_of(opens) == 0
 
 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])

@@ -69,6 +69,12 @@ class World:
     def open(self) -> socket.socket:
         return self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 
+    def stream(self) -> socket.socket:
+        """A stream socket whose connect() does not wait."""
+        made = self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        made.setblocking(False)
+        return made
+
     def direct(self) -> socket.socket:
         """Connected to the backend itself."""
         made = self.open()
@@ -77,8 +83,7 @@ class World:
 
     def remember(self, one: socket.socket) -> socket.socket:
         """As the hooks do of a socket that asked for VIP and was given the backend."""
-        cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
-        write_elsewhere(self.maps, cookie, SocketEntry(self.given, SERVICE))
+        write_elsewhere(self.maps, cookie_of(one), SocketEntry(self.given, SERVICE))
         self.count(OLD, 1, 0)
         return one
 
@@ -135,6 +140,10 @@ def removed(*ids: int) -> list[BackendChange]:
 REMOVED = removed(OLD)
 
 
+def cookie_of(one: socket.socket) -> int:
+    return int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
+
+
 def error_of(one: socket.socket) -> int:
     return one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
@@ -155,7 +164,7 @@ def is_ended(one: socket.socket) -> bool:
 def pending(world: World) -> list[StaleSearch]:
     """The searches that follow changes at once and are still to come."""
     searches = world.worker.searches
-    return [each for each in searches if each.is_first or each.backends is not None]
+    return [each for each in searches if not each.everything or each.is_first]
 
 
 def settle(world: World) -> None:

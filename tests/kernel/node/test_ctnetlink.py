@@ -164,6 +164,10 @@ def test_the_kernel_lists_only_entries_of_one_frontend(address: str, listed: int
     assert len(list(conntrack.dump(by_frontend, family_of(address)))) == listed
 
 
+def tuple_to(address: str) -> TuplePart:
+    return conntrack.tuple_to(frontend(address))
+
+
 @pytest.mark.parametrize("to", [VIPS[4], "0.0.0.0"])
 def test_the_kernel_deletes_what_a_backend_answers(to: str) -> None:
     """Only entries of the frontend are deleted: no other port, backend, protocol or family."""
@@ -171,21 +175,46 @@ def test_the_kernel_deletes_what_a_backend_answers(to: str) -> None:
     for vip in VIPS.values():
         say(vip, 53, source=4053)
         say(vip, 54, source=4054)
-    other = conntrack.delete_answered(frontend(to), (backend, 5455))
+    other = conntrack.delete_answered(tuple_to(to), (backend, 5455))
     if other is None:
         pytest.skip("this kernel does not delete by a filter")
     of_tcp = frontend(to)._replace(protocol=Protocol.TCP)
-    assert (other, conntrack.delete_answered(of_tcp, (backend, 5454))) == (0, 0)
+    assert (other, conntrack.delete_answered(conntrack.tuple_to(of_tcp), (backend, 5454))) == (0, 0)
     assert conntrack.count() == 4
-    assert conntrack.delete_answered(frontend(to), (backend, 5454)) == 1
+    assert conntrack.delete_answered(tuple_to(to), (backend, 5454)) == 1
     left = {(each.original.destination.version, each.original.source_port) for each in everything()}
     assert left == {(4, 4054), (6, 4053), (6, 4054)}
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("many", [False, True], ids=["one backend", "several"])
+@pytest.mark.parametrize("can_delete", [True, False], ids=["by the kernel", "listed"])
+def test_what_a_backend_has_not_answered(
+    family: int, many: bool, can_delete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections that wait for this backend's answer are deleted; no open ones, or others'."""
+    if not can_delete:
+        monkeypatch.setattr(conntrack, "delete_answered", lambda *_, **__: None)
+    kind = socket.AF_INET6 if family == 6 else socket.AF_INET
+    backend = ip_address({4: "127.0.0.1", 6: "::1"}[family]), 5454
+    vip = ip_address(VIPS[family])
+    for source, port in ((4001, 5454), (4002, 5455)):
+        conntrack_filler.forge(Protocol.TCP, Ends(vip, vip, source, 80), (backend[0], port))
+    wanted = [backend, (backend[0], 5456)] if many else [backend]
+    with (
+        socket.create_server(("::" if family == 6 else "", 5454), family=kind),
+        socket.create_connection((VIPS[family], 80)) as client,
+    ):
+        assert conntrack.delete_unanswered(Protocol.UDP, wanted) == 0
+        assert conntrack.delete_unanswered(Protocol.TCP, wanted) == 1
+        left = {each.original.source_port for each in everything()}
+        assert left == {4002, client.getsockname()[1]}
 
 
 def test_ipv6_is_not_deleted_by_a_filter() -> None:
     """The kernel would delete the entries of all other backends."""
     say(VIPS[6], 53)
-    assert conntrack.delete_answered(frontend(VIPS[6]), (ip_address("::1"), 5454)) is None
+    assert conntrack.delete_answered(tuple_to(VIPS[6]), (ip_address("::1"), 5454)) is None
     assert conntrack.count() == 1
 
 
@@ -193,7 +222,12 @@ def test_a_kernel_that_cannot_delete_by_a_filter(monkeypatch: pytest.MonkeyPatch
     """If the kernel cannot delete by a filter, the result says so, and nothing is deleted."""
     say(VIPS[4], 53)
     monkeypatch.setattr(conntrack, "FILTER", 24)  # of another attribute
-    assert conntrack.delete_answered(frontend(VIPS[4]), (ip_address("127.0.0.1"), 5454)) is None
+    assert (
+        conntrack.delete_answered(
+            conntrack.tuple_to(frontend(VIPS[4])), (ip_address("127.0.0.1"), 5454)
+        )
+        is None
+    )
     assert conntrack.count() == 1
 
 
