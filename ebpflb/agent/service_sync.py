@@ -446,7 +446,8 @@ class ServiceSync:
         listener = self.cluster.node_local.serving(port) if port.node_local else None
         about = self.cluster.primary, listener, self.cluster.untracked
         wanted = yield from desiring(port, selection, *about)
-        return self.slow_starts.apply(wanted, port.slow_start, programmed, self._clock())
+        grown = wanted, port.slow_start, programmed, self._clock()
+        return (yield from self.slow_starts.applying(*grown))
 
     def _is_left(self, key: Key) -> bool:
         """Whether the Service exists, but now another proxy must serve it."""

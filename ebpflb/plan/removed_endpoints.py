@@ -9,7 +9,7 @@ are in seconds of a monotonic clock.
 """
 
 import math
-from collections import UserDict, defaultdict
+from collections import Counter, UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_address
 from typing import Annotated, NamedTuple
@@ -131,20 +131,39 @@ DELETED = Deleted()
 Change = Watched | Deleted | None  # None: its connections are kept
 
 
-class _Times(defaultdict[PortName, dict[Endpoint, float]]):
-    """Service port -> its removed endpoints -> when each was removed. No entry is empty."""
+MOST_REMOVED = 10_000  # removed endpoints of one namespace whose grace has not passed
+
+
+class _Times(dict[PortName, dict[Endpoint, float]]):
+    """Service port -> its removed endpoints -> when each was removed. No entry is empty.
+
+    Of one namespace there are at most MOST_REMOVED: no tenant fills the memory by endpoints that
+    come and go.
+    """
 
     def __init__(self) -> None:
-        super().__init__(dict)
+        super().__init__()
+        self._counts = Counter[str]()  # by namespace
+
+    def add(self, name: PortName, times: Mapping[Endpoint, float]) -> None:
+        """Set when these endpoints were removed; those beyond the limit are not noted."""
+        known, counts = self.setdefault(name, {}), self._counts
+        for endpoint, at in times.items():
+            if endpoint in known or counts[name.namespace] < MOST_REMOVED:
+                counts[name.namespace] += endpoint not in known
+                known[endpoint] = at
+        if not known:
+            del self[name]
 
     def remove(self, name: PortName, endpoints: Iterable[Endpoint]) -> None:
-        times = self.get(name)
-        if times is None:
-            return
-        for endpoint in endpoints:
-            times.pop(endpoint, None)
-        if not times:
+        times = self.get(name, {})
+        gone = [endpoint for endpoint in endpoints if times.pop(endpoint, None) is not None]
+        self._counts[name.namespace] -= len(gone)
+        if gone and not times:
             del self[name]
+
+    def forget(self, name: PortName) -> None:
+        self._counts[name.namespace] -= len(self.pop(name, ()))
 
 
 class RemovedEndpoints:
@@ -171,15 +190,14 @@ class RemovedEndpoints:
         self.deleted.discard(name)
         if change is None:
             self._forget(name)
-            self._due_once.pop(name, None)
+            self._due_once.forget(name)
             return False
         self.watched[name] = change
         for times in (self._since, self._due_once):
             times.remove(name, change.endpoints - change.terminating)
         earlier = before or Watched(change.grace, frozenset())
         begun = change.terminating - earlier.terminating
-        for endpoint in begun | (earlier.endpoints - change.endpoints):
-            self._since[name][endpoint] = now
+        self._since.add(name, dict.fromkeys(begun | (earlier.endpoints - change.endpoints), now))
         return before is None
 
     def knows(self, name: PortName) -> bool:
@@ -200,8 +218,9 @@ class RemovedEndpoints:
         An endpoint that is not listed counts as removed now.
         """
         watched = self.watched.get(name)
-        if watched and endpoint not in watched.endpoints:
-            self._since[name].setdefault(endpoint, now)
+        is_known = endpoint in self._since.get(name, {})
+        if watched and endpoint not in watched.endpoints and not is_known:
+            self._since.add(name, {endpoint: now})
 
     def due(self) -> float:
         """When the next removal is due; infinity means none is pending."""
@@ -223,7 +242,7 @@ class RemovedEndpoints:
                 for at, since in due.items()
             ]
             if due:
-                self._due_once[name] |= due
+                self._due_once.add(name, due)
             self._since.remove(name, due)
             self._forget_deleted(name)
         return gone
@@ -259,8 +278,7 @@ class RemovedEndpoints:
             return False
         self.watched[name] = Watched(before.grace, before.frontends)
         self.deleted.add(name)
-        for endpoint in before.endpoints:
-            self._since[name][endpoint] = now
+        self._since.add(name, dict.fromkeys(before.endpoints, now))
         if not is_former:
             self._forget_deleted(name)
         return is_former
@@ -272,4 +290,4 @@ class RemovedEndpoints:
     def _forget(self, name: PortName) -> None:
         self.watched.pop(name, None)
         self.deleted.discard(name)
-        self._since.pop(name, None)
+        self._since.forget(name)

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.annotations import HASHING
-from ebpflb.model.endpoints import Steps, in_parts
+from ebpflb.model.endpoints import Steps, finished, in_parts
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import tables
 from ebpflb.plan.desired import DesiredBackend, DesiredService, Lack
@@ -429,6 +429,12 @@ class SlowStarts:
 
         ``programmed`` is the content of the maps.
         """
+        return finished(self.applying(desired, seconds, programmed, now))
+
+    def applying(
+        self, desired: DesiredService, seconds: float, programmed: ServiceEntries, now: float
+    ) -> Steps[DesiredService]:
+        """Like ``apply``, in steps."""
         if not seconds:
             self.forget(desired.name)
             return desired
@@ -436,6 +442,7 @@ class SlowStarts:
         lists = used_lists(desired.frontends.values())
         backends = {each.endpoint for each in desired.backends if each.flags & lists}
         new = backends - former.used if former.used else set()
+        yield len(backends)
         since = {at: then for at, then in former.since.items() if at in backends}
         growth = Growth(seconds, frozenset(backends), since | dict.fromkeys(new, now))
         growing = {at: then for at, then in growth.since.items() if growth.step(at, now) < TENTHS}
@@ -443,6 +450,8 @@ class SlowStarts:
         self._next[desired.name] = growth.next_step(now)
         if not growing:
             del self._next[desired.name]
+            return desired
+        yield len(backends)
         return _weighted(desired, growth, now)
 
     def take_due(self, cost: Mapping[PortName, ServiceEntries], now: float) -> list[PortName]:
@@ -482,13 +491,7 @@ def _from_maps(
 def _weighted(desired: DesiredService, growth: Growth, now: float) -> DesiredService:
     weights = {each.endpoint: each.weight for each in desired.backends}
     parts = {at: max(1, weights[at] * growth.step(at, now) // TENTHS) for at in growth.since}
-    return _with_weights(desired, parts)
-
-
-def _with_weights(desired: DesiredService, weights: Mapping[_Endpoint, int]) -> DesiredService:
-    if not weights:
-        return desired
-    backends = [_with_weight(each, weights.get(each.endpoint)) for each in desired.backends]
+    backends = [_with_weight(each, parts.get(each.endpoint)) for each in desired.backends]
     return replace(desired, backends=tuple(backends))
 
 

@@ -11,6 +11,7 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.removed_endpoints import (
     DELETED,
+    MOST_REMOVED,
     Gone,
     RemovedEndpoints,
     Watched,
@@ -219,3 +220,18 @@ def test_what_is_written_for_the_next_agent_is_made_anew_of_what_has_changed_alo
     removed.update(DNS, DELETED, 40.0)
     removed.take_due(60.0)
     assert removed.watched.saved == (web,)
+
+
+def test_a_namespace_has_a_limit() -> None:
+    """The removals beyond it are not noted, until others are over; other namespaces have theirs."""
+    endpoints = [(ip_address(0x0A000000 + number), 8080) for number in range(MOST_REMOVED + 1)]
+    removed = serving(*endpoints)
+    removed.update(WEB, watched(), 5.0)
+    other = WEB._replace(namespace="other")
+    removed.update(other, watched(ONE), 5.0)
+    removed.update(other, watched(), 6.0)
+    assert len(removed.take_due(15.0)) == MOST_REMOVED
+    assert [each.service for each in removed.take_due(16.0)] == [other]
+    removed.update(WEB, watched(ONE, OTHER), 20.0)
+    removed.update(WEB, watched(OTHER), 21.0)
+    assert [each.endpoint for each in removed.take_due(31.0)] == [ONE]

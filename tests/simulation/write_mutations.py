@@ -197,10 +197,10 @@ def slots_name_the_lists_in_use_alone() -> Any:
         used = found.cluster * uses_cluster(port), found.local * uses_local(port)
         return _wanted(port, replace(found, cluster=used[0], local=used[1]), *more)
 
-    return patch.object(service_sync, "desired_service", wanted)
+    return patch.object(service_sync, "desiring", wanted)
 
 
-_wanted = desired.desired_service
+_wanted = desired.desiring
 
 
 def programs_first() -> Any:

@@ -71,7 +71,8 @@ class GoneConnections:
     def __init__(self, maps: Maps, gone: Iterable[Gone], is_gone: Callable[[Gone], bool]) -> None:
         self._is_gone = is_gone
         self._gone = {(each.service, each.endpoint): each for each in gone}
-        pairs = [(f, each.service) for each in self._gone.values() for f in each.frontends]
+        frontends = {each.service: each.frontends for each in self._gone.values()}
+        pairs = [(frontend, name) for name, its in frontends.items() for frontend in its]
         self._names = FrontendNames(maps, pairs)
         self._served = ServedFrontends(maps)
         self._known: dict[tuple[Frontend, Endpoint], Gone | None] = {}
