@@ -54,7 +54,7 @@ def _narrow(told: Told) -> Row:
         "verdict": told.verdict,
         "hook": told.hook,
         "duration": microseconds(told.ns),
-        "from": told.pod or _process(told) or told.client,
+        "from": told.pod or told.client or _process(told),
         "service": told.service,
         "frontend": told.frontend and f"{told.frontend}/{told.protocol}",
         "backend": told.backend,

@@ -59,7 +59,7 @@ TYPES: dict[Kind, type[Object]] = {
     Kind.SERVICE_CIDR: ServiceCIDR,
 }
 EXPIRED = {400, 410, 504}  # 400, 504: our version is newer than a server restored from a backup
-_NOT_FOUND = 404
+_FORBIDDEN, _NOT_FOUND = 403, 404
 RETRIABLE = {401, 408, 429}  # the 4xx that may pass: a token may be renewed, the load may fall
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -70,6 +70,10 @@ class ResourceExpired(ClusterError):
 
 class ResourceNotFound(ClusterError):
     """The server does not have the resource: it is too old."""
+
+
+class Forbidden(ClusterError):
+    """The account of this process may not do this."""
 
 
 class WatchSilent(ClusterError):
@@ -304,13 +308,8 @@ def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
     except DECODE_ERRORS:
         status = ApiStatus()
     code = code or status.code
-    error = (
-        ResourceExpired
-        if code in EXPIRED
-        else ResourceNotFound
-        if code == _NOT_FOUND
-        else ClusterError
-    )
+    known = {_FORBIDDEN: Forbidden, _NOT_FOUND: ResourceNotFound}
+    error = ResourceExpired if code in EXPIRED else known.get(code, ClusterError)
     return error(f"{code} {status.message}".strip())
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ebpflb.cluster.decoding import Forbidden
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Event, SourceStatus
@@ -109,7 +110,7 @@ class RetryLoop:
         try:
             attempt()
         except ClusterError as error:
-            self._report(str(error))
+            self._report(str(error), is_forbidden=isinstance(error, Forbidden))
         except Exception as error:
             parts.failed(self.source, error)
         else:
@@ -151,8 +152,8 @@ class RetryLoop:
         """Pause: the server lacks the resource, which is no error."""
         self.stopped.wait(self.timing.missing_resource_delay)
 
-    def _report(self, error: str | None) -> None:
+    def _report(self, error: str | None, *, is_forbidden: bool = False) -> None:
         error = error and redact(error)  # a server may repeat secrets that it was sent
         if error != self._error:
             self._error = error
-            self.emit(SourceStatus(self.source, error))
+            self.emit(SourceStatus(self.source, error, is_forbidden))

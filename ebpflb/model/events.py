@@ -79,10 +79,14 @@ class Removed:
 
 
 class SourceStatus(Struct, frozen=True):
-    """Whether a source can currently be read; ``error`` is None after it has recovered."""
+    """Whether a source can currently be read; ``error`` is None after it has recovered.
+
+    ``is_forbidden``: a right is missing, so that trying again hardly helps.
+    """
 
     source: str
     error: str | None
+    is_forbidden: bool = False
 
 
 class PartStatus(Struct, frozen=True):

@@ -67,6 +67,7 @@ class EventNames:
         self._owners: dict[int, NetnsOwner] = {
             self._host: NetnsOwner(NODE, clients.own_addresses())
         }
+        self._paths: dict[int, Path] = {}  # of namespaces, by their cookies, at the last search
         self._pods: dict[Address, str] = {}
         self._kept_until = self._next_search = self._next_pods = 0.0
 
@@ -138,11 +139,11 @@ class EventNames:
         return None
 
     def _search(self, netns: int) -> NetnsOwner | None:
-        if time.monotonic() < self._next_search:
-            return None
-        self._next_search = time.monotonic() + SEARCH_SECONDS
+        if netns not in self._paths and time.monotonic() >= self._next_search:
+            self._next_search = time.monotonic() + SEARCH_SECONDS
+            self._paths = clients.by_cookies()
         with suppress(NodeError):
-            if path := clients.by_cookie(netns):
+            if path := self._paths.get(netns):
                 return self._owner_at(path, "")
         return None
 

@@ -4,6 +4,7 @@
 The result is the plan of an agent that starts now: empty if the maps are correct.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ebpflb.model import endpoints
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import finished
-from ebpflb.model.events import Changed, Event, Removed, Replaced, SourceStatus
+from ebpflb.model.events import Changed, Event, Kind, Removed, Replaced, SourceStatus
 from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan.allocators import Capacity
@@ -33,7 +34,8 @@ NONE: Set[PortName] = frozenset()
 def listed(options: Options) -> ClusterState:
     """Return the state of the cluster by a fresh list.
 
-    Raises ClusterError, with the last reason, if the lists are not complete within LIST_SECONDS.
+    Raises ClusterError, with the last reason, if the lists are not complete within LIST_SECONDS,
+    and as soon as a list that is needed is forbidden.
     """
     cluster = ClusterState(
         options.node_name, bind_address=options.bind_address, admission=options.admission
@@ -49,6 +51,7 @@ def listed(options: Options) -> ClusterState:
 
 
 def _list_by_api(cluster: ClusterState, options: Options) -> None:
+    from ebpflb.cluster.api import API_PATHS
     from ebpflb.cluster.api_servers import ApiServers
     from ebpflb.cluster.api_source import ApiSource
     from ebpflb.cluster.list_watch import NEWEST
@@ -63,6 +66,7 @@ def _list_by_api(cluster: ClusterState, options: Options) -> None:
         first_version=NEWEST,
     )
     until, reason = time.monotonic() + LIST_SECONDS, "no answer"
+    not_needed = API_PATHS[Kind.SERVICE_CIDR]
     source.start()
     try:
         while not cluster.complete:
@@ -73,6 +77,8 @@ def _list_by_api(cluster: ClusterState, options: Options) -> None:
             _apply(cluster, event)
             if isinstance(event, SourceStatus):
                 reason = event.error or reason
+                if event.is_forbidden and not event.source.endswith(not_needed):
+                    until = -math.inf
     finally:
         source.stop()
 

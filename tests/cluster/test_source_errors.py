@@ -39,7 +39,8 @@ def test_each_kind_has_errors_of_its_own(
     """Services that cannot be read do not hold up slices, and do not recover with them."""
     api.fail("Service", 403, b'{"message": "services is forbidden"}', times=1000)
     watch()
-    assert events.source_status() == SourceStatus(services(api), "403 services is forbidden")
+    refused = SourceStatus(services(api), "403 services is forbidden", is_forbidden=True)
+    assert events.source_status() == refused
     events.next(Kind.ENDPOINT_SLICE)
     events.next(Kind.NODE)
     events.next(Kind.SERVICE_CIDR)

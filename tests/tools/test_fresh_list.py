@@ -39,7 +39,17 @@ def test_why_a_list_is_incomplete(
 ) -> None:
     """The error names the last reason."""
     monkeypatch.setattr(fresh_list, "LIST_SECONDS", 3.0)
-    refusal = json.dumps({"message": "services is forbidden"}).encode()
-    api.fail("Service", 403, refusal, times=1000)
-    with pytest.raises(ClusterError, match=r"cannot be listed: .*services is forbidden"):
+    refusal = json.dumps({"message": "etcd is away"}).encode()
+    api.fail("Service", 500, refusal, times=1000)
+    with pytest.raises(ClusterError, match=r"cannot be listed: .*etcd is away"):
+        fresh_list.listed(options)
+
+
+def test_a_forbidden_list_is_not_tried_again(api: FakeApiServer, options: Options) -> None:
+    """Of Services; but nobody needs the ranges of cluster IPs, which older roles do not allow."""
+    refusal = json.dumps({"message": "it is forbidden"}).encode()
+    api.fail("ServiceCIDR", 403, refusal, times=1000)
+    assert fresh_list.listed(options).complete
+    api.fail("Service", 403, refusal, times=1)
+    with pytest.raises(ClusterError, match=r"cannot be listed: 403 it is forbidden"):
         fresh_list.listed(options)

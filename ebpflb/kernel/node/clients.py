@@ -60,6 +60,12 @@ def by_cookie(wanted: int) -> Path | None:
     return next((path for path in _all() if _tried(path) == wanted), None)
 
 
+def by_cookies() -> dict[int, Path]:
+    """Return cookie -> path of all namespaces that can be found."""
+    found = {path: _tried(path) for path in _all()}
+    return {cookie: path for path, cookie in found.items() if cookie is not None}
+
+
 def by_address(wanted: Address) -> Path | None:
     """Return the namespace with this address, except our own; those linked to ours come first.
 

@@ -12,6 +12,7 @@ listed here and in values.yaml; they may be granted to any user.
 """
 
 import logging
+import posixpath
 import resource
 from pathlib import Path
 
@@ -30,7 +31,7 @@ OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 
 _STATUS = Path("/proc/self/status")
 _CLOCKS = Path("/proc/self/timens_offsets")  # missing if the kernel has no time namespaces
-_PID_NAMESPACE = Path("/proc/self/ns/pid")
+_PROCESSES = Path("/proc")
 _MACHINES_PIDS = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _IMPLIED = {"CAP_BPF", "CAP_PERFMON"}  # by CAP_SYS_ADMIN
 
@@ -64,9 +65,23 @@ def clock_shift(clocks: Path = _CLOCKS) -> float:
     return 0.0
 
 
-def sees_the_machine() -> bool:
-    """Whether /proc shows the machine's processes, and not only those of a container."""
-    return _PID_NAMESPACE.stat().st_ino == _MACHINES_PIDS
+def sees_the_machine(processes: Path = _PROCESSES) -> bool:
+    """Whether /proc shows the node's processes, and not only those of a container or pod.
+
+    A node can be a container itself, such as kind's: there the first process is not of the pod of
+    this one. The cgroups of a pod's containers have one parent.
+    """
+    own = processes / "self"
+    if (own / "ns/pid").stat().st_ino == _MACHINES_PIDS:
+        return True
+    return _pod_cgroup(own) != _pod_cgroup(processes / "1")
+
+
+def _pod_cgroup(process: Path) -> str:
+    """Return the parent of the process's cgroup v2, as seen from this cgroup namespace."""
+    lines = (process / "cgroup").read_text().splitlines()
+    found = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    return posixpath.normpath(posixpath.join(found.lstrip("/"), ".."))
 
 
 def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.node import clients, namespaces, routes
+from ebpflb.kernel.node import clients, namespaces, process, routes
 from ebpflb.model.addresses import Address, host_port, parse_address
 from ebpflb.model.services import PROTOCOLS, PortName, Protocol
 from ebpflb.plan.entries import (
@@ -313,11 +313,11 @@ def _outside(version: int) -> Client:
 
 
 def _process(pid: str, version: int, facts: MapFacts) -> Client:
-    process = Path("/proc", pid)
-    if not process.exists():
+    folder = Path("/proc", pid)
+    if not folder.exists():
         raise NodeError(f"there is no process {pid}: name one of {FORMS}")
-    hooked = clients.in_cgroup(process, facts.cgroup) if facts.socket_hooks else False
-    return _in_namespace(process / "ns/net", f"of process {pid}", version, facts, hooked=hooked)
+    hooked = clients.in_cgroup(folder, facts.cgroup) if facts.socket_hooks else False
+    return _in_namespace(folder / "ns/net", f"of process {pid}", version, facts, hooked=hooked)
 
 
 def _addressed(address: Address, version: int, facts: MapFacts) -> Client:
@@ -359,6 +359,11 @@ def _endpoint(text: str, pod: str, version: int, facts: MapFacts) -> Client:
         raise NodeError(
             f"pod {one_line(pod)} is not on this node but on"
             f" {one_line(node) or 'another'}: run `ebpflb explain` there"
+        )
+    if not process.sees_the_machine():
+        raise NodeError(
+            f"pod {one_line(text)} is no endpoint on this node, and a container sees no other pods'"
+            " names: name the pod's address, as `kubectl get pod -o wide` shows it"
         )
     raise NodeError(
         f"no pod {one_line(text)} has a process or an endpoint on this node: name {FORMS}"

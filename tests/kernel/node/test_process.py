@@ -63,3 +63,24 @@ def test_the_clock_of_a_time_namespace(
     clocks = tmp_path / "timens_offsets"
     clocks.write_text(f"monotonic  {seconds:10} {nanoseconds:9}\nboottime  5  0\n")
     assert process.clock_shift(clocks) == shift
+
+
+@pytest.mark.parametrize(
+    ("own", "first", "sees"),
+    [
+        ("/", "/", False),  # the only container of a pod
+        ("/", "/../cri-pause.scope", False),  # its processes are shared in a pod
+        ("/", "/../../../init.scope", True),  # kind: the node is a container with systemd
+        ("/kubepods/pod1/a", "/kubepods/pod1/a", False),  # cgroups of the machine are shown
+        ("/kubepods/pod1/a", "/kubepods/pod1/b", False),
+        ("/kubepods/pod1/a", "/init.scope", True),
+    ],
+)
+def test_whose_processes_are_seen(tmp_path: Path, own: str, first: str, sees: bool) -> None:
+    """In a PID namespace that is not the machine's, by the first process there."""
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").touch()
+    (tmp_path / "1").mkdir()
+    for name, cgroup in (("self", own), ("1", first)):
+        (tmp_path / name / "cgroup").write_text(f"1:name=systemd:/x\n0::{cgroup}\n")
+    assert process.sees_the_machine(tmp_path) == sees

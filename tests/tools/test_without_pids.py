@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients in a container that sees no other processes, as the agent's own pod has it."""
+
+import os
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cli.monitor import _narrow
+from ebpflb.errors import NodeError
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.node import clients, namespaces, process
+from ebpflb.lab.netns import NETNS, Namespace, ip
+from ebpflb.tools import events
+from ebpflb.tools.events import EventNames, Told
+from ebpflb.tools.explain.asking import MapFacts, find_client
+
+PODS = {f"ebpflb-test-{os.getpid()}-pid{number}": f"10.244.7.{number}" for number in (1, 2)}
+
+
+@pytest.fixture(autouse=True)
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its /proc shows none of the pods' processes."""
+    monkeypatch.setattr(namespaces, "PROCESSES", tmp_path)
+    monkeypatch.setattr(process, "sees_the_machine", lambda: False)
+
+
+@pytest.fixture
+def pods() -> Iterator[dict[str, str]]:
+    """Network namespaces with the names that container runtimes give them, and an address."""
+    for name, address in PODS.items():
+        Namespace(name).create()
+        Namespace(name).ip(f"address add {address} dev lo")
+    yield PODS
+    for name in PODS:
+        ip("netns", "delete", name)
+
+
+def test_monitor_names_the_addresses_of_new_pods_at_once(
+    maps: dict[str, Map], pods: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the second one: all namespaces are looked for rarely, but then all are known."""
+    monkeypatch.setattr(events, "SEARCH_SECONDS", 1000.0)
+    names = EventNames(maps)
+    for name, address in pods.items():
+        cookie = clients.cookie(NETNS / name)
+        assert cookie is not None
+        assert names.place(cookie, 4711).addresses == (ip_address(address),)
+
+
+def test_an_address_says_more_than_a_number() -> None:
+    """The process is shown where nothing else is known of the client."""
+    words = dict.fromkeys(["time", "hook", "verdict", "protocol", "pod", "service", "frontend"], "")
+    words |= dict.fromkeys(["backend", "backend_pod", "device"], "")
+    told = Told(**words, process="curl", pid=4711, client="10.244.7.1", ns=1)
+    assert _narrow(told)["from"] == "10.244.7.1"
+    told.client = ""
+    assert _narrow(told)["from"] == "curl/4711"
+
+
+def test_explain_asks_for_a_pods_address(maps: dict[str, Map], pods: dict[str, str]) -> None:
+    """It finds a pod by its address, and by its name an endpoint alone."""
+    facts = MapFacts(maps, Path("/"), frozenset(), socket_hooks=True)
+    with pytest.raises(NodeError, match=r"name the pod's address, as `kubectl get pod -o wide`"):
+        find_client("shop/web-0", 4, facts)
+    (name, address), *_ = pods.items()
+    found = find_client(address, 4, facts)
+    assert (str(found.address), found.netns) == (address, clients.cookie(NETNS / name))
