@@ -101,6 +101,10 @@ class HostChanges:
 
 Covering = Callable[[], Mapping[Family, Prefix]]
 _FORWARDS = frozenset({"fast_forward"})
+_NO_EGRESS = (
+    "its qdisc ingress, as the CNI plugin bandwidth creates it, has no room for the program at "
+    "egress, which the flow tables need: --packet-path=netfilter works there, and Linux 6.6"
+)
 _NOT_SERVED = "device %s: %s; its packets are not served"
 
 
@@ -394,6 +398,14 @@ class NodeSync:
         self._programmed = frozenset(served)
         self._ports_may_go = self._served_devices() != self._desired.served
 
-    def _set_not_served(self, reasons: Mapping[str, str]) -> None:
+    def _set_not_served(self, failed: Mapping[str, str]) -> None:
+        reasons = {**self._replies_lost(), **failed}
         log_new(self.not_served, reasons, _NOT_SERVED)
         self.not_served = reasons
+
+    def _replies_lost(self) -> dict[str, str]:
+        """Return the devices whose replies the flow tables cannot translate, with the reason."""
+        if self.engine.path is None or self.engine.is_netfilter:
+            return {}
+        without = self.datapath.without_egress
+        return {each.name: _NO_EGRESS for each in self._desired.served if each.index in without}

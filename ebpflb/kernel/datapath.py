@@ -184,6 +184,11 @@ class Datapath(MapWriter):
         return bool(self._flags)
 
     @property
+    def without_egress(self) -> Collection[int]:
+        """The devices, by ifindex, with no room for the program at egress (attach/clsact.py)."""
+        return self.devices.attacher.without_egress
+
+    @property
     def devices_to_come(self) -> Collection[int]:
         """The devices, by ifindex, to which programs are being attached."""
         return self.devices.to_come

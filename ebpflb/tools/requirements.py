@@ -101,7 +101,8 @@ def _hooks() -> Iterator[CheckResult]:
 # The kernel stops a device while it adds a qdisc (qdisc_graft, dev_deactivate).
 _BY_CLSACT = (
     "clsact filters are used instead; a device drops outgoing packets for the millisecond in "
-    "which it first gets a filter"
+    "which it first gets a filter, a new pod's device gets its filters after 2 s, and one with a "
+    "qdisc ingress (the CNI plugin bandwidth) is served by the engine netfilter only"
 )
 
 

@@ -86,6 +86,7 @@ class FakeDatapath:
         self.now: set[int] = set()  # the devices that did not wait for others
         self.devices_to_come: set[int] = set()
         self.recorded_devices: set[int] = set()
+        self.without_egress: set[int] = set()
         self.is_attaching = False
         self.unattached: list[dict[str, str]] = []
         self.looked: list[Devices] = []

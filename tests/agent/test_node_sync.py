@@ -339,3 +339,13 @@ def test_mismatch(harness: Harness, one_family: None, caplog: pytest.LogCaptureF
     harness.start()
     harness.send(here(ETH), SERVICES, SLICES, NODES)
     assert any("nodePortAddresses: there is no IPv4 CIDR" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(("engine", "lost"), [(Engine.FLOWS, True), (Engine.NETFILTER, False)])
+def test_a_device_without_room_at_egress(harness: Harness, engine: Engine, lost: bool) -> None:
+    """The flow tables translate replies there; netfilter needs nothing at a pod's egress."""
+    harness.engine = engine_choice(engine)
+    harness.datapath.without_egress = {PORT.index}
+    harness.start()
+    harness.send(here(ETH, PORT), SERVICES, SLICES, NODES)
+    assert (PORT.name in harness.status.devices_not_served) == lost

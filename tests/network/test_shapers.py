@@ -1,58 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices whose incoming packets take a way through an ifb: a shaped uplink, a limited pod.
 
-The CNI plugin bandwidth makes such a limit for kubernetes.io/egress-bandwidth.
+The CNI plugin bandwidth makes such a limit for kubernetes.io/egress-bandwidth, as soon as the pod's
+device is there. Before Linux 6.6 a device has room for its qdisc or for the agent's, not for both.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import count
 
 import pytest
 
+from ebpflb.kernel.attach import tcx
 from ebpflb.lab.hosts import Host
+from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
 from tests.kit import two_nodes
 from tests.kit.parameters import families, protocols
 from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
 RATE = ["tbf", "rate", "1gbit", "burst", "1mb", "latency", "25ms"]
 EVERYTHING = ["protocol", "all", "u32", "match", "u32", "0", "0"]
+NUMBERS = count(20)
 
 
-@contextmanager
-def shaped(node: Host, device: str) -> Iterator[None]:
-    """What comes in at the device passes a queue of the device "ifb0", as the plugin makes it."""
-    node.ip("link add ifb0 type ifb", "link set ifb0 up")
-    redirect = ["action", "mirred", "egress", "redirect", "dev", "ifb0"]
+def shape(node: Host, device: str) -> None:
+    """What comes in at the device passes a queue of its own, as the plugin makes it."""
+    queue = f"ifb-{device}"
+    node.ip(f"link add {queue} type ifb", f"link set {queue} up")
+    redirect = ["action", "mirred", "egress", "redirect", "dev", queue]
     with nodes.entered(node.netns):
-        nodes.run("tc", "qdisc", "add", "dev", "ifb0", "root", *RATE)
+        nodes.run("tc", "qdisc", "add", "dev", queue, "root", *RATE)
         nodes.run("tc", "qdisc", "add", "dev", device, "handle", "ffff:", "ingress")
-        nodes.run(
-            *("tc", "filter", "add", "dev", device, "parent", "ffff:"), *EVERYTHING, *redirect
-        )
-    try:
-        yield
-    finally:
-        with nodes.entered(node.netns):
-            nodes.run("tc", "qdisc", "del", "dev", device, "ingress")
-        node.ip("link del ifb0")
+        where = ["dev", device, "parent", "ffff:"]
+        nodes.run("tc", "filter", "add", *where, *EVERYTHING, *redirect)
 
 
-two = two_nodes.fixture(publish=two_nodes.web_on_far)
-
-
-def shaped_requests(who: str) -> tuple[str, str]:
-    return {"outside": ("eth0", "nodeport"), "unhooked": ("veth3", "cluster")}[who]
+two = two_nodes.fixture(
+    engines=ENGINES if tcx.works() else [Engine.NETFILTER],
+    prepare=lambda two: shape(two.near, "eth0"),
+    publish=two_nodes.web_on_far,
+)
 
 
 @families
 @protocols
-@pytest.mark.parametrize("who", ["outside", "unhooked"])
-def test_shaped_requests_are_served(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
-    """Of clients behind a shaped uplink, and of a pod with a limit."""
-    device, kind = shaped_requests(who)
-    with shaped(two.near, device):
-        client = two.sockets(getattr(two, who))
-        assert send(client, *FRONTENDS.to(kind, two.near, v6=v6)).name == two.there.name
+def test_requests_by_a_shaped_uplink_are_served(two: TwoNodes, send: Send, v6: bool) -> None:
+    client = two.sockets(two.outside)
+    assert send(client, *FRONTENDS.to("nodeport", two.near, v6=v6)).name == two.there.name
+
+
+@pytest.fixture(scope="module")
+def limited(two: TwoNodes) -> Host:
+    """A new pod whose limit comes right after its device."""
+    number = next(NUMBERS)
+    pod = two.lab.pod(two.near, f"limited{number}", number, hooked=False)
+    shape(two.near, f"veth{number}")
+    two.until_served(pod, FRONTENDS.to("cluster", two.near))
+    return pod
+
+
+@families
+@protocols
+def test_requests_of_a_limited_pod_are_served(
+    two: TwoNodes, limited: Host, send: Send, v6: bool
+) -> None:
+    """Its plugin succeeds too: the agent's programs are not in its way."""
+    where = FRONTENDS.to("cluster", two.near, v6=v6)
+    assert send(two.sockets(limited), *where).name == two.there.name

@@ -7,6 +7,10 @@
 A filter is ours if it has our priority, our handle, and our name, which contains the state
 directory; no other filter is ever replaced or removed. The qdisc is removed with our filters only
 if we created it, as far as the record says, and it has no other filters.
+
+A device has either a qdisc clsact or a qdisc ingress, as the CNI plugin bandwidth creates it for a
+pod with a limit. At the latter there is room for the program at ingress only. The netfilter engine
+needs no more for a pod's requests; the flow tables translate replies at egress.
 """
 
 import errno
@@ -39,8 +43,8 @@ _BPF_CLASS, _BPF_FD, _BPF_NAME, _BPF_FLAGS = 3, 6, 7, 8  # TCA_BPF_*
 _DIRECT_ACTION = 1  # TCA_BPF_FLAG_ACT_DIRECT
 _BPF = "bpf"
 Listed = tuple[int, int, int, dict[int, bytes]]  # device, handle, info, attributes
-_QDISC = "clsact"
-_QDISCS = (_QDISC, "ingress")  # qdiscs with filters at ingress
+_QDISC, _OTHERS_QDISC = "clsact", "ingress"
+_QDISCS = (_QDISC, _OTHERS_QDISC)  # qdiscs with filters at ingress
 
 
 class Filter(NamedTuple):
@@ -107,13 +111,18 @@ class Clsact:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.without_egress: set[int] = set()  # devices with a qdisc ingress, when last attached to
 
     def attach(self, index: int, programs: list[Program]) -> None:
         """Attach programs to a device. Raises KernelError; ENODEV: no such device."""
         with _kernel() as kernel:
-            self._prepare(kernel, index)
+            if self._prepare(kernel, index) == _OTHERS_QDISC:
+                self.without_egress.add(index)
+            else:
+                self.without_egress.discard(index)
             for program in programs:
-                self._replace_filter(kernel, index, program)
+                if program.name == "ingress" or index not in self.without_egress:
+                    self._replace_filter(kernel, index, program)
 
     def probably_attached(self, indexes: Collection[int]) -> set[int]:
         """Return those of the devices that should have our filters.
@@ -124,8 +133,12 @@ class Clsact:
 
     def attached(self) -> set[int]:
         """Return the devices with our filters at ingress and egress; takes 1 to 2 ms per device."""
-        there = self._with_qdisc()
-        return {index for index in there if len(self.hooks_at(index)) == len(PARENTS)}
+        without_egress = _with_qdisc(_OTHERS_QDISC)
+        return {
+            index
+            for index in self._with_qdisc()
+            if len(self.hooks_at(index)) == len(_hooks(index, without_egress))
+        }
 
     def detach(self, indexes: Collection[int]) -> None:
         """Remove our filters from these devices, which may have been removed."""
@@ -151,7 +164,7 @@ class Clsact:
         name, record = f"device {device.name}", self._record(device.index, "clsact")
         if not record.exists():
             yield Drift(Part.PIN, name, f"has no record {record}")
-        for hook in PARENTS:
+        for hook in _hooks(device.index, self.without_egress):
             if text := fault(hook, int(hook in found), {}):
                 yield Drift(Part.DEVICE, name, text)
 
@@ -161,8 +174,10 @@ class Clsact:
 
     def others(self) -> dict[tuple[int, str], OthersFilters]:
         """Return device and hook -> the filters of other programs."""
-        devices = _with_qdisc(*_QDISCS)
-        found = {(at, hook): _filters(at, hook) for at in devices for hook in PARENTS}
+        devices, without_egress = _with_qdisc(*_QDISCS), _with_qdisc(_OTHERS_QDISC)
+        found = {
+            (at, hook): _filters(at, hook) for at in devices for hook in _hooks(at, without_egress)
+        }
         return {place: self._around(place[1], filters) for place, filters in found.items()}
 
     def _around(self, hook: str, filters: list[Filter]) -> OthersFilters:
@@ -172,25 +187,28 @@ class Clsact:
         return OthersFilters(early, [name for name in names if name not in early])
 
     def _with_qdisc(self) -> set[int]:
-        return self.recorded() & _with_qdisc(_QDISC)
+        return self.recorded() & _with_qdisc(*_QDISCS)
 
-    def _prepare(self, kernel: socket.socket, index: int) -> None:
-        """Create the qdisc; one that exists without our filters is not ours."""
-        record = self._record(index, "qdisc")
+    def _prepare(self, kernel: socket.socket, index: int) -> str:
+        """Create the qdisc; one that exists without our filters is not ours. Return its kind."""
+        kind, record = _QDISC, self._record(index, "qdisc")
         try:
             add_qdisc(kernel, index)
             record.mkdir(exist_ok=True)
         except OSError as error:
             if error.errno != errno.EEXIST:
                 raise
+            kind = _qdisc(kernel, index)
             if record.exists() and not self.hooks_at(index):
                 record.rmdir()
         self._record(index, "clsact").mkdir(exist_ok=True)
+        return kind
 
     def _replace_filter(self, kernel: socket.socket, index: int, program: Program) -> None:
         hook, name = program.name, self._name(program.name)
+        own = set(map(self._name, PARENTS))  # at a qdisc ingress older agents put both in one place
         for found in _filters(index, hook):
-            if (found.priority, found.handle) == (PRIORITY, HANDLE) and found.name != name:
+            if (found.priority, found.handle) == (PRIORITY, HANDLE) and found.name not in own:
                 what = f"{found.name or found.kind} has priority {PRIORITY} at {hook}"
                 raise KernelError(what, errno.EEXIST, "remove it, or exclude the device")
         put_filter(kernel, index, hook, HANDLE, program.fd, name)
@@ -242,6 +260,17 @@ def _with_qdisc(*kinds: str) -> set[int]:
     """Return the devices that have a qdisc of these kinds."""
     listed = ((index, known) for index, _, _, known in _listed(_GET_QDISC))
     return {index for index, known in listed if netlink.from_text(known[_KIND]) in kinds}
+
+
+def _hooks(index: int, without_egress: Collection[int]) -> Collection[str]:
+    return ("ingress",) if index in without_egress else PARENTS
+
+
+def _qdisc(kernel: socket.socket, index: int) -> str:
+    """Return the kind of the device's qdisc with filters at ingress. Raises OSError."""
+    which = _HEADER.pack(0, index, 0, _QDISC_PARENT, 0)
+    answer = netlink.request(kernel, _GET_QDISC, which, netlink.ECHO)
+    return netlink.from_text(netlink.attributes(answer, _HEADER.size)[_KIND])
 
 
 def _listed(kind: int, index: int = 0, parent: int = 0) -> Iterator[Listed]:

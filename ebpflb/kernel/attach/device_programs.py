@@ -11,8 +11,10 @@ Besides: the programs' run times, and the removal of a whole state directory.
 
 import errno
 import logging
+import math
 import os
 import socket
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
@@ -27,7 +29,7 @@ from ebpflb.kernel.attach.clsact import NO_FILTERS, Clsact
 from ebpflb.kernel.attach.tcx import Tcx
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.programs.loader import Program
-from ebpflb.model.devices import Device, Devices
+from ebpflb.model.devices import KINDS_OF_PODS, Device, Devices
 from ebpflb.model.drift import Drift
 from ebpflb.workers import StepWorker
 
@@ -112,6 +114,10 @@ log = logging.getLogger(__name__)
 Load = Callable[[bool], list[Program]]
 _REMOVED = "programs were removed from device %s: attaching them again"
 _ATTACH_ORDER = ("egress", "ingress")
+# How long the device of a new pod has no clsact. With it the CNI plugin bandwidth, which creates a
+# qdisc ingress there, would fail, and the pod with it (containernetworking/plugins#894).
+PLUGIN_SECONDS = 2.0
+_STEP_SECONDS = 0.05
 
 
 Attacher = Tcx | Clsact  # their attachments outlive the agent
@@ -151,6 +157,7 @@ class DevicePrograms:
         self._results: deque[tuple[Device, str | None]] = deque()
         self._recorded = self.attacher.recorded()  # devices that may have our programs
         self._known: dict[int, Device] = {}  # devices as they were at the last ``update``
+        self._earliest: dict[int, float] = {}  # device to come -> when it may get programs
         self._faulty: set[int] = set()  # attached devices at which ``faults`` found something
         self._ids: dict[bool, dict[str, int]] = {}  # of the programs, by whether for a link header
 
@@ -171,6 +178,7 @@ class DevicePrograms:
         """
         self.worker.halt()
         self.take_attached()
+        is_first = not self._known
         self._detach_others({device.index for device in wanted})
         self._forget_removed(wanted)
         self.failed.clear()
@@ -178,6 +186,7 @@ class DevicePrograms:
         later = self._later(new, now)
         self._recorded.update(device.index for device in new)
         self._attach_now([device for device in new if device not in later])
+        self._let_plugins_begin(() if is_first else later)
         self._attach_later(later, by or len(later))
         return dict(self.failed)
 
@@ -193,15 +202,29 @@ class DevicePrograms:
             pass
         self.take_attached()
 
+    def _let_plugins_begin(self, later: Collection[Device]) -> None:
+        """Note until when new pods' devices wait; by tcx programs are in nobody's way."""
+        until = time.monotonic() + PLUGIN_SECONDS
+        self._earliest = {
+            device.index: self._earliest.get(device.index, until)
+            for device in later
+            if device.kind in KINDS_OF_PODS and isinstance(self.attacher, Clsact)
+        }
+
     def _attach_later(self, devices: list[Device], by: int) -> None:
         self.to_come = {device.index for device in devices}
         if devices:
-            groups = [devices[at : at + by] for at in range(0, len(devices), by)]
+            ready = [device for device in devices if device.index not in self._earliest]
+            groups = [ready[at : at + by] for at in range(0, len(ready), by)]
+            groups += [[device] for device in devices if device.index in self._earliest]
             self.worker.begin(self._steps_of(groups))
 
     def _steps_of(self, groups: list[list[Device]]) -> Iterator[None]:
         assert self._on_attached
         for group in groups:
+            while time.monotonic() < self._earliest.get(group[0].index, -math.inf):
+                time.sleep(_STEP_SECONDS)
+                yield
             yield from self._steps(group)
             self._on_attached()
 

@@ -45,6 +45,7 @@ class Tcx:
     """The links that are pinned in one folder."""
 
     name = "tcx"
+    without_egress: Collection[int] = ()  # devices without room for a program at egress
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.kernel import bpf
-from ebpflb.kernel.attach import tcx
+from ebpflb.kernel import bpf, netlink
+from ebpflb.kernel.attach import device_programs, tcx
+from ebpflb.kernel.attach.clsact import HANDLE, put_filter
 from ebpflb.kernel.attach.device_programs import (
     DevicePrograms,
     attached_devices,
@@ -185,3 +186,69 @@ def test_ahead_of_nothing(home: StateDir, ns: Namespace, foreign_link: int) -> N
     """At devices without our programs no other program is before or after ours."""
     assert others_programs(home) == ({}, {})
     assert attached_devices(home) == {}
+
+
+def limit(ns: Namespace, device: str) -> None:
+    """As the CNI plugin bandwidth does: a qdisc, which cannot be beside ours, and its filter."""
+    ns.run(f"tc qdisc add dev {device} handle ffff: ingress")
+    everything = "protocol all u32 match u32 0 0 flowid 1:1"
+    ns.run(f"tc filter add dev {device} parent ffff: {everything}")
+
+
+def has_limit(ns: Namespace, device: str) -> bool:
+    shown = ns.run(f"tc filter show dev {device} parent ffff:")
+    return "qdisc ingress" in ns.run(f"tc qdisc show dev {device}") and "u32" in shown
+
+
+def test_a_qdisc_ingress_is_shared(
+    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
+) -> None:
+    """It has room for the program at ingress alone, which is no fault; its own filter stays."""
+    limit(ns, "v0")
+    made = DevicePrograms(home, lambda link_header: packets)
+    assert made.update(ns.served()) == {}
+    assert ns.filters("v0")["ingress"] == [number(packets[0])]
+    assert made.attacher.without_egress == {ns.index("v0")}
+    assert not any(made.faults(ns.served()))
+    assert attached_devices(home)["clsact"] == len(ns.served())
+    assert others_programs(home).after == {"v0": ["u32 (ingress)"]}
+    unpin_all(home)
+    assert has_limit(ns, "v0") and ns.filters("v0")["ingress"] == []
+
+
+def test_a_filter_for_egress_of_an_older_agent(
+    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program], newer: list[Program]
+) -> None:
+    """At a qdisc ingress it was in the place of that for ingress, where it is replaced."""
+    limit(ns, "v0")
+    name = f"{home.directory}:egress"
+    with netlink.route_socket() as kernel:
+        put_filter(kernel, ns.index("v0"), "egress", HANDLE, packets[1].fd, name)
+    assert DevicePrograms(home, lambda link_header: newer).update(ns.served()) == {}
+    assert ns.filters("v0")["ingress"] == [number(newer[0])]
+
+
+def test_a_new_pods_device_is_left_to_plugins_first(
+    home: StateDir,
+    ns: Namespace,
+    by: str,
+    packets: list[Program],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where both cannot be; a device of the node, and those that were there before, do not wait."""
+    monkeypatch.setattr(device_programs, "PLUGIN_SECONDS", 0.3)
+    made = DevicePrograms(home, lambda link_header: packets, None, lambda: None)
+    made.update(ns.served(), ())
+    assert eventually(lambda: not made.take_attached() and not made.to_come)
+    ns.run("ip link add pod type veth peer name pod0")
+    ns.run("ip link add br1 type bridge")
+    made.update(ns.served(), ())
+    if by == "clsact":
+        assert not ns.has_clsact("pod")
+    limit(ns, "pod")
+    index = ns.index("br1")
+    assert eventually(lambda: index in made.attacher.attached())
+    assert eventually(lambda: not made.take_attached() and not made.to_come)
+    assert has_limit(ns, "pod")
+    assert not any(made.faults(ns.served()))
+    made.close()
