@@ -29,7 +29,8 @@ static __always_inline void service_reached(const struct service_client *client)
 
 static __always_inline void endpoint_opened(const struct service_client *client, __u32 backend)
 {
-	struct backend_health *health = LOOKUP_NUMBER(struct backend_health, backend_health, backend);
+	struct service_backend key = { .service = client->service, .backend = backend };
+	struct backend_health *health = LOOKUP(struct backend_health, backend_health, &key);
 
 	service_reached(client);
 	if (!health || (health->has_opened && !health->first))
@@ -40,27 +41,28 @@ static __always_inline void endpoint_opened(const struct service_client *client,
 	health->has_opened = true;
 }
 
-static __always_inline void failure_begin(const struct service_client *client, __u32 backend,
-					  __u32 has_opened)
+static __always_inline void failure_begin(const struct service_client *client,
+					  const struct service_backend *key, __u32 has_opened)
 {
 	struct backend_health health = { .since = bpf_ktime_get_ns(),
 					 .first = client->client,
 					 .has_opened = has_opened };
 
-	bpf_map_update_elem(MAP(backend_health), &backend, &health, BPF_ANY);
+	bpf_map_update_elem(MAP(backend_health), key, &health, BPF_ANY);
 }
 
 static __always_inline void endpoint_failed(const struct service_client *client, __u32 backend)
 {
+	struct service_backend key = { .service = client->service, .backend = backend };
 	struct backend_health *health;
 
 	if (bpf_map_delete_elem(MAP(service_clients), client))
 		return;
-	health = LOOKUP_NUMBER(struct backend_health, backend_health, backend);
+	health = LOOKUP(struct backend_health, backend_health, &key);
 	if (!health)
-		failure_begin(client, backend, false);
+		failure_begin(client, &key, false);
 	else if (!health->first || bpf_ktime_get_ns() > health->since + FAILURES_COUNT)
-		failure_begin(client, backend, health->has_opened);
+		failure_begin(client, &key, health->has_opened);
 	else if (health->first == client->client || health->second == client->client)
 		return;
 	else if (!health->second)

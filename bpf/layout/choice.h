@@ -21,4 +21,14 @@ struct datagram_choice {
 };
 SIZE(struct datagram_choice, 24);
 
+/*
+ * What packets of a tuple got last. Two CPUs may write at once: `name` is the tuple's and the epoch's,
+ * mixed with `choice`, so that the halves of two writes name nothing.
+ */
+struct recent_choice {
+	__u64 name;
+	__u64 choice;		/* the service's id, then enum chosen; 0: nothing */
+};
+SIZE(struct recent_choice, 16);
+
 #endif

@@ -11,6 +11,13 @@ struct service_client {
 };
 SIZE(struct service_client, 16);
 
+/* A backend, and the service that it serves: another service's may get its id later. */
+struct service_backend {
+	__u32 service;
+	__u32 backend;
+};
+SIZE(struct service_backend, 8);
+
 /* What has happened at a backend since a client failed to reach it. */
 struct backend_health {
 	__u64 since;		/* of the first failure, in nanoseconds of CLOCK_MONOTONIC */

@@ -113,7 +113,9 @@ struct settings {
 	__u32 stream_after;	/* seconds after which an answered flow of UDP is a stream */
 	__u32 udp_timeout;	/* seconds of silence after which a socket may get another backend */
 	__u32 udp_stream_timeout;	/* the same, of one that has had replies for a while */
+	__u32 last_service;	/* the ids that were given last; no program reads them */
+	__u32 last_backend;
 };
-SIZE(struct settings, 208);
+SIZE(struct settings, 216);
 
 #endif

@@ -49,10 +49,10 @@ DEFINE_MAP(fragments, LRU_HASH, struct fragment_key, struct fragment_ports, 8192
 DEFINE_MAP(forwarded, LRU_HASH, struct tuple, struct forwarded, 8192, NONE)
 
 /*
- * What packets got last on the engine netfilter, by a hash of their tuple: half of it, and enum chosen;
- * 0: nothing. Datagrams are in it for a second at a time, and in udp_choices.
+ * What packets got last on the engine netfilter, by a hash of their tuple. Datagrams are in it for a
+ * second at a time, and in udp_choices.
  */
-DEFINE_MAP(recent_choices, ARRAY, __u32, __u64, 65536, NONE)
+DEFINE_MAP(recent_choices, ARRAY, __u32, struct recent_choice, 65536, NONE)
 
 /* The backend that the datagrams of a flow get, on the engine netfilter. */
 DEFINE_MAP(udp_choices, LRU_HASH, struct tuple, struct datagram_choice, 65536, NONE)
@@ -72,8 +72,8 @@ DEFINE_MAP(moved_flows, RINGBUF, __u32, struct tuple, 262144, NONE)
 /* The clients whose last connection to a service opened (core/endpoint_health.h); the value is always 1. */
 DEFINE_MAP(service_clients, LRU_HASH, struct service_client, __u32, 16384, NONE)
 
-/* By backend id: those to which connections did not open. */
-DEFINE_MAP(backend_health, LRU_HASH, __u32, struct backend_health, 16384, NONE)
+/* Those to which connections did not open. */
+DEFINE_MAP(backend_health, LRU_HASH, struct service_backend, struct backend_health, 16384, NONE)
 
 /* By the tuple of the first SYN at ingress (path/attempt.h). */
 DEFINE_MAP(attempts, LRU_HASH, struct tuple, struct attempt, 16384, NONE)

@@ -129,7 +129,7 @@ static __always_inline struct outcome ingress_middle(struct __sk_buff *ctx,
 	if (selected == SELECTED)
 		leave_to_netfilter(ctx, packet, settings, selection);
 	else
-		choice_remember(ctx, &packet->tuple, settings);
+		choice_remember(ctx, &packet->tuple, settings, 0);
 	return unchanged(VERDICT_PASSED);
 }
 

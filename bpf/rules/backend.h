@@ -29,4 +29,17 @@ static __always_inline bool backend_find(__u32 service, __u32 id, struct backend
 	return slot && backend_read(*slot, service, backend) && backend->id == id;
 }
 
+/*
+ * Whether the backend with this id still serves the service: an id may have been given to another
+ * service's backend meanwhile. Other than to read the backend this needs no check of the slot: one that
+ * is being written names another pair before or after.
+ */
+static __always_inline bool backend_serves(__u32 service, __u32 id)
+{
+	__u32 *slot = LOOKUP_NUMBER(__u32, backend_slots, id);
+	struct backend *found = slot ? LOOKUP_NUMBER(struct backend, slots, *slot) : NULL;
+
+	return found && found->service == service && found->id == id;
+}
+
 #endif

@@ -21,7 +21,7 @@ from ebpflb.errors import EbpflbError, in_words, log_once
 from ebpflb.kernel import bpf
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.layout import columns, ffi
-from ebpflb.kernel.maps.records import BackendHealth
+from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.model.addresses import Family
 from ebpflb.model.endpoint_health import Outcome, Outcomes
@@ -34,7 +34,7 @@ MAP = "backend_health"
 READ_SECONDS, RETRY_SECONDS = 0.5, 30.0
 MOST_OUTCOMES = 64  # in one read: each may change a Service; the others stay for the next read
 
-_ID, _SWITCH = Struct("=I"), Struct("=Q")
+_KEY, _SWITCH = Struct("=II"), Struct("=Q")
 _SWITCH_AT = ffi.offsetof("struct flow_gate", "endpoint_health")
 _COUNTED = columns("struct backend_health", third="Q", has_opened="I")
 
@@ -130,34 +130,34 @@ class EndpointWatch(DueWorker):
 
     def _read(self) -> list[Outcome]:
         """Return and clear what matters, at most MOST_OUTCOMES, drawn at random."""
-        ids = [
-            id
+        counted = [
+            ServiceBackend(*key)
             for keys, values in self._maps[MAP].slices()
-            for (id,), (third, has_opened) in zip(
-                _ID.iter_unpack(keys), _COUNTED.iter_unpack(values), strict=True
+            for key, (third, has_opened) in zip(
+                _KEY.iter_unpack(keys), _COUNTED.iter_unpack(values), strict=True
             )
             if third or has_opened
         ]
-        random.shuffle(ids)
-        found = (self._take(id) for id in islice(ids, MOST_OUTCOMES))
+        random.shuffle(counted)
+        found = (self._take(key) for key in islice(counted, MOST_OUTCOMES))
         return [outcome for outcome in found if outcome]
 
-    def _take(self, id: int) -> Outcome | None:
+    def _take(self, key: ServiceBackend) -> Outcome | None:
         """Clear the counts of a backend; None if it is gone.
 
         After failures an entry stays: only with it the programs note that a connection opens.
         """
-        counted: BackendHealth | None = self._maps[MAP].get(id)
+        counted: BackendHealth | None = self._maps[MAP].get(key)
         if counted is None:
             return None
         if counted.third:
-            self._maps[MAP].replace(id, BackendHealth())
+            self._maps[MAP].replace(key, BackendHealth())
         else:
-            self._maps[MAP].delete([id])
-        slot = self._maps["backend_slots"].get(id)
+            self._maps[MAP].delete([key])
+        slot = self._maps["backend_slots"].get(key.backend)
         backend = self._maps["slots"].get(slot) if slot < self._maps["slots"].spec.entries else None
-        name = self._maps["service_names"].get(backend.service) if backend else None
-        if backend is None or backend.id != id or name is None:
+        name = self._maps["service_names"].get(key.service)
+        if backend is None or (backend.service, backend.id) != key or name is None:
             return None
         port = name._replace(protocol=Protocol(name.protocol), family=Family(name.family))
         place = backend.address, backend.port

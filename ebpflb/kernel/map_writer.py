@@ -22,9 +22,17 @@ from ebpflb.kernel.maps.no_frontends import NoFrontends
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import NO_SLOT, Flags, Settings, Table, Translation, network_of
+from ebpflb.plan.entries import (
+    NO_SLOT,
+    Flags,
+    LastIds,
+    Settings,
+    Table,
+    Translation,
+    network_of,
+)
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.planner import TRANSLATIONS, Plan
+from ebpflb.plan.planner import NOT_IN_MAPS, Plan
 
 _REMOVED = "removed_"
 NO_FLAGS = frozenset[str]()
@@ -89,6 +97,8 @@ class MapWriter:
         """
         valid = valid_contents.ValidContents(self.maps, self.capacity, repair=True)
         contents = valid.read_back()
+        settings = self._settings()
+        contents.last_ids = LastIds(settings.last_service, settings.last_backend)
         self.no_frontends.load(contents.frontends())
         self.no_frontends.repair()
         return contents
@@ -100,7 +110,8 @@ class MapWriter:
 
     def apply(self, plan: Plan) -> None:
         """Write the plan. Raises KernelError after some of the writes, which is a safe state."""
-        with self._writing(frontends_move=self._moves_frontends(plan)):
+        last_ids = plan.last_ids[0]._asdict() if plan.last_ids else {}
+        with self._writing(frontends_move=self._moves_frontends(plan), **last_ids):
             if self.netfilter:
                 self.netfilter.write(plan)
             reused = self._reused_ids(plan)
@@ -108,7 +119,7 @@ class MapWriter:
             self._begin_generation(reused)
             self.no_frontends.before_writing(frontend for frontend, _ in plan.services)
             for part, rows in plan.parts():
-                if part in TRANSLATIONS:
+                if part in NOT_IN_MAPS:
                     continue
                 if part == "removed_backend_slots":
                     self.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
@@ -242,17 +253,17 @@ class MapWriter:
         self._last_settings = settings
 
     @contextmanager
-    def _writing(self, *, frontends_move: bool = False) -> Iterator[None]:
-        """Make the count of writes odd during the writes.
+    def _writing(self, *, frontends_move: bool = False, **fields: Any) -> Iterator[None]:
+        """Make the count of writes odd during the writes; ``fields`` are written with it, before.
 
         A reader that sees an odd or changed count has read a mixture of two states. After an error
         the count stays odd on purpose: the maps hold such a mixture.
         """
         settings = self._settings()
-        begun = settings._replace(writes=settings.writes + 1 - settings.writes % 2)
+        unfinished = bool(settings.writes % 2)
+        begun = settings._replace(writes=settings.writes + (not unfinished), **fields)
         self._write_settings(begun)
         yield
-        unfinished = begun == settings
         self._write_settings(_written(begun, frontends_move=frontends_move or unfinished))
 
 

@@ -56,7 +56,8 @@ class UsedIds(Collection[int]):
 class IdAllocator:
     """Allocate ids from 1 to ``capacity`` - 1 in turn.
 
-    A freed id is allocated again as late as possible.
+    A freed id is allocated again as late as possible, after all other free ids: clients, sockets
+    and flows remember a service's and a backend's id together, some as long as they live.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -86,6 +87,11 @@ class IdAllocator:
         for id in ids:
             self.used.add(id)
         self.last = max(self.last, *ids, 0)
+
+    def go_on_behind(self, last: int) -> None:
+        """Allocate the ids behind ``last`` next; 0: behind the largest id that is used."""
+        if 0 < last < self.capacity:
+            self.last = last
 
     def free(self, id: int) -> None:
         self.used.discard(id)

@@ -269,6 +269,22 @@ class Settings(NamedTuple):
     stream_after: int = 0
     udp_timeout: int = KERNEL_UDP_TIMEOUT
     udp_stream_timeout: int = KERNEL_UDP_STREAM_TIMEOUT
+    last_service: int = 0
+    last_backend: int = 0
+
+
+class LastIds(NamedTuple):
+    """The ids that were given last, in the settings; 0: not recorded, or none was given yet.
+
+    A start goes on behind them. So an id that a client, socket or flow may remember comes again
+    only after all others, whenever agents end.
+    """
+
+    last_service: int = 0
+    last_backend: int = 0
+
+
+NOT_RECORDED = LastIds()
 
 
 # How names and addresses are written for the operator, the same everywhere.

@@ -18,9 +18,11 @@ from ebpflb.model.services import PortName
 from ebpflb.plan.desired import DesiredBackend
 from ebpflb.plan.entries import (
     NO_SLOT,
+    NOT_RECORDED,
     Backend,
     BackendName,
     Frontend,
+    LastIds,
     Range,
     ServiceEntry,
     SourceRange,
@@ -49,6 +51,7 @@ class MapContents:
     leftover_tables: set[Range] = field(default_factory=set)
     leftover_source_ranges: list[SourceRange] = field(default_factory=list)
     cluster_ips: set[Address] = field(default_factory=set)
+    last_ids: LastIds = NOT_RECORDED
     # the entries of backend_slots that must be written
     wrong_backend_slots: list[tuple[int, int]] = field(default_factory=list)
 

@@ -36,6 +36,7 @@ from ebpflb.plan.entries import (
     Choice,
     Flags,
     Frontend,
+    LastIds,
     ServiceEntry,
     SourceRange,
     Table,
@@ -55,7 +56,8 @@ from ebpflb.plan.space import EVERYONE, UNLIMITED, Ahead, Shares, Space
 
 # A plan says what to write into the maps, and in which order. Making a plan writes nothing.
 
-TRANSLATIONS = ("translations", "removed_translations")  # the parts that are not in a map
+TRANSLATIONS = ("translations", "removed_translations")
+NOT_IN_MAPS = ("last_ids", *TRANSLATIONS)  # the parts that are in no map of their own
 
 
 @dataclass
@@ -68,6 +70,8 @@ class Plan:
     its frontends are: another proxy may have served it before, and may serve it afterwards.
     """
 
+    # Into the settings, before an id is used for the first time; one row if ids were given.
+    last_ids: list[LastIds] = field(default_factory=list)
     # For the netfilter engine: backend id, and the address and port of its endpoint.
     translations: list[Translation] = field(default_factory=list)
     slots: list[tuple[int, Backend]] = field(default_factory=list)
@@ -214,6 +218,7 @@ class Planner:
         self._ahead = Plan()
         self._freed: deque[Translation] = deque()  # of backends to be removed, a few with each plan
         self._again: set[Key] = set()  # the next result of ``take_again``
+        self._last_ids = contents.last_ids  # as written
         self.plan = Plan()
         self._load(contents)
 
@@ -322,6 +327,7 @@ class Planner:
     def take_ahead(self) -> Plan:
         """Return what is to be written before the next step of ``preparing``."""
         plan, self._ahead = self._ahead, Plan()
+        self._record_last_ids(plan)
         return plan
 
     def is_ahead(self, name: PortName) -> bool:
@@ -406,6 +412,13 @@ class Planner:
         self.plan.source_ranges = [(range, 1) for range in ranges]
         if self.plan.removed_services or self.plan.removed_source_ranges:
             self.waiting.freed(EVERYONE)
+        self._record_last_ids(self.plan)
+
+    def _record_last_ids(self, plan: Plan) -> None:
+        last_ids = LastIds(self.service_ids.last, self.backend_ids.last)
+        if last_ids != self._last_ids:
+            plan.last_ids = [last_ids]
+            self._last_ids = last_ids
 
     def _load(self, contents: MapContents) -> None:
         self.actual = dict(contents.entries)
@@ -424,6 +437,8 @@ class Planner:
         self.frontends.load_leftovers(contents.leftover_services)
         self._load_wrong_backend_slots(dict(contents.wrong_backend_slots))
         self.source_ranges.load_leftovers(contents.leftover_source_ranges)
+        self.service_ids.go_on_behind(contents.last_ids.last_service)
+        self.backend_ids.go_on_behind(contents.last_ids.last_backend)
 
     def _load_wrong_backend_slots(self, wrong: Mapping[int, int]) -> None:
         """Correct backend_slots, and write the translations of these backends again.

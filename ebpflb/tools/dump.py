@@ -21,6 +21,7 @@ from ebpflb.kernel.maps.records import (
     BackendHealth,
     Peer,
     PeerFrontend,
+    ServiceBackend,
     ServiceClient,
     SocketEntry,
 )
@@ -133,16 +134,18 @@ def _service_clients(snapshot: Snapshot) -> list[Row]:
 
 def _backend_health(snapshot: Snapshot) -> list[Row]:
     backends = snapshot.backends()
-    entries: list[tuple[int, BackendHealth]] = list(snapshot.maps["backend_health"].items())
+    health = snapshot.maps["backend_health"]
+    entries: list[tuple[ServiceBackend, BackendHealth]] = list(health.items())
     return [
         {
-            "endpoint": endpoint(backends, number),
+            "service": snapshot.service(key.service),
+            "endpoint": endpoint(backends, key.backend),
             "clients_failed": sum(map(bool, (it.first, it.second, it.third))),
             "first_failed_seconds": seconds_since(it.since) if it.first else None,
             "has_opened": bool(it.has_opened),
-            "id": number,
+            "id": key.backend,
         }
-        for number, it in sorted(entries)
+        for key, it in sorted(entries)
     ]
 
 

@@ -231,7 +231,7 @@ def planned(
             drifts += _slot_drifts(service_name(name, 0), old[name], new[name])
             moved.add(old[name], new[name])
     # Of a table its first place stands for all of it.
-    named = vars(plan).items()
+    named = [it for it in vars(plan).items() if it[0] != "last_ids"]  # not wrong, just not read
     rows = ((name.replace("tables", "choices"), row) for name, rows in named for row in rows)
     others = [Wrong(*it, _NOT_ASKED) for it in rows if not moved.has(*it)]
     return Planned(drifts + [each.drift for each in others], moved.ids)

@@ -153,17 +153,18 @@ def _stale_endpoints(snapshot: Snapshot) -> list[Row]:
 
 
 def _recent_choices(snapshot: Snapshot) -> list[Row]:
-    """What packets got last on the engine netfilter, by a hash of their ends: a half of it and the
-    choice are an element. Those that were never written are left out.
+    """What packets got last on the engine netfilter, by a hash of their ends. Elements that were
+    never written are left out.
     """
     backends = snapshot.backends()
     return [
         {
             "index": index,
-            "endpoint": endpoint(backends, choice & Chosen.ID),
-            "masquerade": bool(choice & Chosen.MASQUERADE),
+            "service": snapshot.service(it.choice >> 32),
+            "endpoint": endpoint(backends, it.choice & Chosen.ID),
+            "masquerade": bool(it.choice & Chosen.MASQUERADE),
         }
-        for index, choice in snapshot.maps["recent_choices"].written_items()
+        for index, it in snapshot.maps["recent_choices"].written_items()
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ebpflb.agent.endpoint_watch import MAP, MOST_OUTCOMES, EndpointWatch
 from ebpflb.kernel.maps.layout import MAPS
-from ebpflb.kernel.maps.records import BackendHealth, record
+from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend, record
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import HEALTH_ANNOTATION, HEALTH_OFF, HEALTH_PASSIVE
 from ebpflb.model.endpoint_health import Outcome, Outcomes
@@ -122,24 +122,26 @@ class FakeMap:
 
     spec = MAPS["slots"]
 
-    def __init__(self, entries: dict[int, Any]) -> None:
+    def __init__(self, entries: dict[Any, Any]) -> None:
         self.entries = entries
 
     def slices(self) -> Iterator[tuple[bytes, bytes]]:
-        pack = record("struct backend_health").pack
-        keys = b"".join(id.to_bytes(4, "little") for id in self.entries)
-        yield keys, b"".join(map(pack, self.entries.values()))
+        key, value = record("struct service_backend"), record("struct backend_health")
+        yield (
+            b"".join(map(key.pack, self.entries)),
+            b"".join(map(value.pack, self.entries.values())),
+        )
 
     def items(self) -> Any:
         return self.entries.items()
 
-    def get(self, key: int) -> Any:
+    def get(self, key: Any) -> Any:
         return self.entries.get(key)
 
-    def replace(self, key: int, value: Any) -> None:
+    def replace(self, key: Any, value: Any) -> None:
         self.entries[key] = value
 
-    def delete(self, keys: list[int]) -> None:
+    def delete(self, keys: list[Any]) -> None:
         for key in keys:
             del self.entries[key]
 
@@ -157,15 +159,16 @@ class Watched(EndpointWatch):
         self._link = None
 
 
+Counts = dict[ServiceBackend, BackendHealth]
 FAILED, OPENED = BackendHealth(1, 7, 8, 9), BackendHealth(1, 7, 0, 0, has_opened=1)
 
 
 @pytest.fixture
-def watched() -> Iterator[Callable[[dict[int, BackendHealth]], tuple[Watched, list[Outcomes]]]]:
+def watched() -> Iterator[Callable[[Counts], tuple[Watched, list[Outcomes]]]]:
     """A function that returns a watch of given counts, and the list of its messages."""
     made: list[Watched] = []
 
-    def make(counts: dict[int, BackendHealth]) -> tuple[Watched, list[Outcomes]]:
+    def make(counts: Counts) -> tuple[Watched, list[Outcomes]]:
         backends = {n: Backend(ip_address("10.1.0.1"), n, frozenset(), n, 5) for n in range(1, 200)}
         maps: Mapping[str, Any] = {
             MAP: FakeMap(counts),
@@ -184,8 +187,11 @@ def watched() -> Iterator[Callable[[dict[int, BackendHealth]], tuple[Watched, li
 
 
 def test_counts_are_read_while_it_is_wanted(watched: Any) -> None:
-    """Failures leave an entry, by which a success is noted; what opened leaves none."""
-    counts = {1: FAILED, 2: OPENED, 3: BackendHealth(1, 7)}
+    """Failures leave an entry, by which a success is noted; what opened leaves none. What happened
+    at the backend of another service that had the id before is nobody's.
+    """
+    one, two, three, former = (ServiceBackend(s, n) for s, n in ((5, 1), (5, 2), (5, 3), (6, 4)))
+    counts = {one: FAILED, two: OPENED, three: BackendHealth(1, 7), former: OPENED}
     watch, read = watched(counts)
     watch.set(wanted=True)
     wait_until("they are read", lambda: bool(read))
@@ -193,13 +199,14 @@ def test_counts_are_read_while_it_is_wanted(watched: Any) -> None:
         (WEB, 1, False, True),
         (WEB, 2, True, False),
     }
-    assert counts == {1: BackendHealth(), 3: BackendHealth(1, 7)}
+    assert counts == {one: BackendHealth(), three: BackendHealth(1, 7)}
     watch.set(wanted=False)
     wait_until("nothing is due", lambda: watch.due == math.inf)
 
 
 def test_a_flood_is_read_in_parts(watched: Any) -> None:
-    counts = dict.fromkeys(range(1, 2 * MOST_OUTCOMES + 1), FAILED)
+    ids = range(1, 2 * MOST_OUTCOMES + 1)
+    counts = dict.fromkeys((ServiceBackend(5, id) for id in ids), FAILED)
     watch, read = watched(counts)
     watch.set(wanted=True)
     wait_until("both parts are read", lambda: len(read) == 2)

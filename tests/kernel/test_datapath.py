@@ -8,6 +8,7 @@ from contextlib import closing
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,6 +28,7 @@ from ebpflb.plan.entries import (
     BackendName,
     DeviceEntry,
     Frontend,
+    LastIds,
     Range,
     ServiceEntry,
     ServiceRange,
@@ -219,6 +221,21 @@ def test_frontend_moves_after_a_failure(
         write()
         settings = held(datapath, "settings")[0]
         assert (settings.frontend_moves, settings.writes % 2) == (before + 1, 0)
+
+
+def test_last_ids(datapath: Datapath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids that were given last are recorded before anything else of the plan is written, and
+    stay with other writes.
+    """
+    assert datapath.read_contents().last_ids == LastIds(0, 0)
+    datapath.apply(Plan(last_ids=[LastIds(3, 9)]))
+    datapath.write_settings({"flags": frozenset({"shadow"})})
+    datapath.apply(Plan(removed_backend_slots=[5]))
+    assert datapath.read_contents().last_ids == LastIds(3, 9)
+    with monkeypatch.context() as patched, pytest.raises(KernelError):
+        patched.setattr(datapath, "netfilter", Mock(write=Mock(side_effect=KernelError("", 7, ""))))
+        datapath.apply(Plan(last_ids=[LastIds(3, 10)], backend_slots=[(10, 1)]))
+    assert datapath.read_contents().last_ids == LastIds(3, 10)
 
 
 def test_counters_of_former_backends(datapath: Datapath) -> None:

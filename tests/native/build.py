@@ -33,6 +33,7 @@ void *bpf_map_lookup_elem(void *map, const void *key);
 long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 flags);
 long bpf_map_delete_elem(void *map, const void *key);
 __u64 bpf_ktime_get_ns(void);
+__u64 jiffies64(void);
 long bpf_skb_load_bytes(const void *ctx, __u32 offset, void *to, __u32 size);
 __u32 bpf_get_prandom_u32(void);
 __u32 bpf_get_smp_processor_id(void);
@@ -57,6 +58,8 @@ PROTOTYPES = "\n".join(
 LOOKUPS = """
 int lookup_service(const void *frontend, __u64 netns, void *service);
 int may_exist(const void *frontend);
+void remember_choice(const void *tuple, __u32 service, __u32 chosen);
+long long repeat_choice(const void *tuple);
 int pass_packet(const void *packet);
 int follow_packet(const void *packet, void *to);
 int copy_service(const void *frontend, const void *value, void *copy);

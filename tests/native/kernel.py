@@ -20,6 +20,7 @@ from ebpflb.kernel.maps.records import SocketEntry
 RECYCLED = 0xA5
 ENOENT, E2BIG, EFAULT, EEXIST = 2, 7, 14, 17
 ANY, NOEXIST = 0, 1  # flags of an update
+NS_PER_JIFFY = 4_000_000  # with CONFIG_HZ=250
 
 
 class Table:
@@ -160,6 +161,7 @@ class Kernel:
             self.bpf_map_update_elem,
             self.bpf_map_delete_elem,
             self.bpf_ktime_get_ns,
+            self.jiffies64,
             self.bpf_skb_load_bytes,
             self.bpf_get_prandom_u32,
             self.bpf_get_smp_processor_id,
@@ -210,6 +212,9 @@ class Kernel:
 
     def bpf_ktime_get_ns(self) -> int:
         return self.now
+
+    def jiffies64(self) -> int:
+        return self.now // NS_PER_JIFFY
 
     def bpf_skb_load_bytes(self, _context: Any, _offset: int, _to: Any, _size: int) -> int:
         """There are no packets, only their notes (struct packet)."""

@@ -3,6 +3,7 @@
 #include "hooks/socket.c"
 #include "hooks/socket_opening.c"
 #include "engine/flows/follow.h"
+#include "engine/netfilter/choose.h"
 
 int lookup_service(const void *frontend, __u64 netns, void *service)
 {
@@ -36,6 +37,21 @@ int follow_packet(const void *packet, void *to)
 		return false;
 	*(struct tuple *)to = flow_follow(packet, &known, flow);
 	return true;
+}
+
+/* What a packet got, and what a later one gets by it: -1 if that is not known. */
+void remember_choice(const void *tuple, __u32 service, __u32 chosen)
+{
+	struct __sk_buff ctx = { .priority = chosen };
+
+	choice_remember(&ctx, tuple, settings_read(), service);
+}
+
+long long repeat_choice(const void *tuple)
+{
+	struct __sk_buff ctx = {};
+
+	return choice_repeats(&ctx, tuple, settings_read()) ? (long long)ctx.priority : -1;
 }
 
 /* Whether the copy of an entry is one of this tuple. */

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebpflb.kernel.maps.records import BackendHealth
+from ebpflb.kernel.maps.records import BackendHealth, ServiceBackend
 from tests.native.node import HOST, OTHER_POD, POD, SECOND, NativeNode, Socket
 
 WEB, OTHER = "172.30.0.1:80", "172.30.0.2:80"
@@ -50,9 +50,8 @@ def is_closed(socket: Socket) -> None:
 
 
 def counted(node: NativeNode, service: int = 1, backend: str = ONE) -> BackendHealth | None:
-    found: BackendHealth | None = node.kernel.get(
-        "backend_health", node.backend_id(service, backend)
-    )
+    key = ServiceBackend(service, node.backend_id(service, backend))
+    found: BackendHealth | None = node.kernel.get("backend_health", key)
     return found
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """UDP flows on the engine netfilter are moved by their own next datagram, without a search."""
 
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from ipaddress import ip_address
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from bench import conntrack_filler
 from ebpflb.agent.stale_udp.conntrack_worker import PASS_TIMES
 from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.manifests import Manifest
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Ends
 from tests.kernel.node import nodes
@@ -61,3 +65,31 @@ def test_an_entry_that_comes_after_the_searches(two: TwoNodes, client: Socket, v
     with nodes.entered(two.near.netns):
         conntrack_filler.forge(Protocol.UDP, ends, (ip_address(removed), TARGET), node)
     wait_until("the other endpoint answers", lambda: ask(client) == "there")
+
+
+def of_udp(two: TwoNodes, name: str, number: int, *pods: Host) -> list[Manifest]:
+    """A Service by UDP with these endpoints, by IPv4 alone."""
+    service, slice, _ = two.one_port(name, number, two.here, TARGET, "UDP")
+    return [service, slice | {"endpoints": two.endpoints(*pods)}]
+
+
+def test_an_id_that_was_free_when_the_agent_was_killed(two: TwoNodes, opened: ExitStack) -> None:
+    """The sockets of a Service never reach another Service's endpoint, also if that came first
+    after a start which found no backend with the ids that were given last.
+    """
+    two.publish(of_udp(two, "a", 10, two.here, two.there), of_udp(two, "b", 20))
+    to = FRONTENDS.to("nodeport", two.near)
+    sockets = [
+        opened.enter_context(requests.udp_socket(two.sockets(two.outside), to[0])) for _ in range(8)
+    ]
+    for each in sockets:
+        each.settimeout(1)
+        each.connect(to)
+    assert {ask(each) for each in sockets} == {"here", "there"}
+    two.publish(of_udp(two, "a", 10, two.there), of_udp(two, "b", 20))
+    for each in sockets:
+        wait_until_only(two.near, each.getsockname()[1], two.there)
+    two.agents[0].stop(signal.SIGKILL)
+    two.agents[0].start()
+    two.publish(of_udp(two, "a", 10, two.there), of_udp(two, "b", 20, two.here))
+    assert [ask(each) for each in sockets] == ["there"] * len(sockets)

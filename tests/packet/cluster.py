@@ -19,7 +19,7 @@ from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import DesiredService, desired_service
 from ebpflb.plan.entries import NO_SLOT
-from ebpflb.plan.planner import TRANSLATIONS, Planner
+from ebpflb.plan.planner import NOT_IN_MAPS, Planner
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import Places
@@ -157,7 +157,7 @@ class Cluster:
                 self.node.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
             elif part.name == "tables":
                 self.node.maps["choices"].write([row for table in rows for row in table.rows()])
-            elif part.name not in TRANSLATIONS:
+            elif part.name not in NOT_IN_MAPS:
                 write = self.node.delete if part.name.startswith("removed_") else self.node.write
                 write(part.name.removeprefix("removed_"), rows)
         self.planner.written(self.time)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ebpflb.kernel.maps.records import Attempt, BackendHealth
+from ebpflb.kernel.maps.records import Attempt, BackendHealth, ServiceBackend
 from tests.packet.frames import Packet, at, forwarded, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
@@ -53,7 +53,8 @@ def attempts(node: PacketNode) -> dict[object, Attempt]:
 
 
 def counted(node: PacketNode, backend: str) -> BackendHealth:
-    found: BackendHealth | None = node.maps["backend_health"].get(node.backend_id(1, backend))
+    key = ServiceBackend(1, node.backend_id(1, backend))
+    found: BackendHealth | None = node.maps["backend_health"].get(key)
     return found or BackendHealth()
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.plan.entries import Chosen
-from tests.packet.frames import at, datagram, ends, opening, reply, segment
+from tests.packet.frames import Packet, at, datagram, ends, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve, written
@@ -142,6 +142,28 @@ def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -
         node.forget_recent()
     node.ingress(request, "pods")
     assert chosen_id(node) == node.backend_id(1, new)
+
+
+def in_middle(protocol: str, source: str, destination: str) -> Packet:
+    """A packet of which nothing says that it is the flow's first."""
+    found = segment(source, destination, "A") if protocol == "tcp" else None
+    return found or datagram(source, destination)
+
+
+def test_the_id_is_another_services(node: PacketNode, places: Places, protocol: str) -> None:
+    """A flow whose backend's id was given to another service's backend does not go there."""
+    old, new, stranger = (at(places.there, port) for port in (1, 2, 3))
+    where = serve(node, places, "cluster", protocol, cluster=[old])
+    request = in_middle(protocol, at(places.pod, 50123), where)
+    for _ in range(2):
+        node.ingress(request, "pods")
+        assert chosen_id(node) == node.backend_id(1, old)
+    serve(node, places, "cluster", protocol, cluster=[new])
+    node.ids[2, stranger] = node.backend_id(1, old)
+    node.publish(2, {}, cluster=[stranger])
+    for _ in range(2):
+        node.ingress(request, "pods")
+        assert chosen_id(node) == node.backend_id(1, new)
 
 
 def test_datagrams_renew_their_choice(node: PacketNode, places: Places) -> None:

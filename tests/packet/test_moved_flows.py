@@ -95,6 +95,20 @@ def test_a_frontend_moves_to_another_service(
     assert reported() == ([(places.pod, 50123)] if service == 2 else [])
 
 
+def test_the_id_is_another_services(node: PacketNode, places: Places, reported: Reported) -> None:
+    """A flow is reported too if its backend's id was given to another service's meanwhile."""
+    old, new, stranger = (at(places.there, port) for port in (1, 2, 3))
+    where = serve(node, places, "cluster", "udp", cluster=[old])
+    request = datagram(at(places.pod, 50123), where)
+    node.ingress(request, "pods")
+    serve(node, places, "cluster", "udp", cluster=[new])
+    node.ids[2, stranger] = node.backend_id(1, old)
+    node.publish(2, {}, cluster=[stranger])
+    for _ in range(2):
+        node.ingress(request, "pods")
+    assert reported() == [(places.pod, 50123)]
+
+
 def test_a_flow_that_was_idle(node: PacketNode, places: Places, reported: Reported) -> None:
     """A flow that chooses again because it was silent is not reported while its backend serves."""
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 1)])

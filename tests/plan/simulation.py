@@ -6,7 +6,7 @@ Beside them the elements of netfilter's table: where a packet goes for which a b
 
 import copy
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import fields
+from dataclasses import fields, replace
 from ipaddress import IPv6Address
 from itertools import product
 from typing import Any, NamedTuple
@@ -15,18 +15,20 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import (
     NO_SLOT,
+    NOT_RECORDED,
     Backend,
     BackendName,
     Choice,
     Flags,
     Frontend,
+    LastIds,
     Range,
     ServiceEntry,
     SourceRange,
     Translation,
 )
 from ebpflb.plan.map_contents import MapContents, read_back
-from ebpflb.plan.planner import TRANSLATIONS, Plan
+from ebpflb.plan.planner import NOT_IN_MAPS, Plan
 
 ZERO = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # an element that was never written
 
@@ -66,6 +68,7 @@ def writes(plan: Plan) -> Iterator[Write]:
     """The single writes of a plan in its documented order, but all that netfilter needs first: as
     MapWriter does, which gives it to NetfilterSync in one piece. An id may come and go in one plan.
     """
+    yield from (("last_ids", row) for row in plan.last_ids)
     new = {each.id for each in plan.translations}
     yield from (("translations", row) for row in plan.translations)
     yield from (
@@ -74,7 +77,7 @@ def writes(plan: Plan) -> Iterator[Write]:
     for part in fields(plan):
         if part.name == "tables":
             yield from (("choices", row) for table in plan.tables for row in table.rows())
-        elif part.name not in TRANSLATIONS:
+        elif part.name not in NOT_IN_MAPS:
             for row in getattr(plan, part.name):
                 yield part.name, row
 
@@ -108,6 +111,7 @@ class Maps:
         self.source_ranges: dict[SourceRange, int] = {}
         self.cluster_ips: dict[Address, int] = {}
         self.translations: dict[int, Translation] = {}
+        self.settings: dict[int, LastIds] = {}
 
     def copy(self) -> "Maps":
         twin = Maps()
@@ -115,6 +119,9 @@ class Maps:
         return twin
 
     def write(self, part: str, row: Any) -> None:
+        if part == "last_ids":
+            self.settings[0] = row
+            return
         entries = getattr(self, part.removeprefix("removed_"))
         if part == "removed_backend_slots":
             entries[row] = NO_SLOT
@@ -128,7 +135,7 @@ class Maps:
             self.write(part, row)
 
     def read_back(self) -> MapContents:
-        return read_back(
+        contents = read_back(
             self.services.items(),
             lambda block: [self.slots.get(block.base + at, ZERO) for at in range(block.size)],
             lambda number: self.backend_slots.get(number, 0),
@@ -137,6 +144,7 @@ class Maps:
             self.source_ranges,
             self.cluster_ips,
         )
+        return replace(contents, last_ids=self.settings.get(0, NOT_RECORDED))
 
     def backends(self, service: ServiceEntry, run: Range) -> Backends:
         """backend_read for each index of a range: every slot must name the service."""

@@ -3,6 +3,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -56,6 +57,35 @@ def test_ids_are_unique(moves: list[int]) -> None:
         elif ids.available:
             taken.append(ids.allocate())
         assert len(set(taken)) == len(taken) == ids.capacity - 1 - ids.available
+
+
+@given(some.lists(some.integers(0, 6)), some.sets(some.integers(0, 40)))
+@settings(max_examples=scaled(100), deadline=None)
+def test_an_id_comes_again_after_all_others(moves: list[int], ends: set[int]) -> None:
+    """The next id is the first free one behind the last, also after a start on ids in use."""
+    ids, taken, last = IdAllocator(6), list[int](), 0
+    for step, move in enumerate(moves):
+        if step in ends:
+            ids = IdAllocator(6)
+            for id in taken:
+                ids.mark_used(id)
+            ids.go_on_behind(last)
+        if move < len(taken):
+            ids.free(taken.pop(move))
+        elif ids.available:
+            behind = [*range(last + 1, 6), *range(1, last + 1)]
+            last = next(id for id in behind if id not in taken)
+            taken.append(ids.allocate())
+            assert taken[-1] == last
+
+
+@pytest.mark.parametrize("last", [0, 6, 2**32 - 1])
+def test_last_id_not_recorded(last: int) -> None:
+    """An older version has recorded none; a damaged one is none: then the largest one counts."""
+    ids = IdAllocator(6)
+    ids.mark_used(3)
+    ids.go_on_behind(last)
+    assert ids.allocate() == 4
 
 
 def test_ranges_first_fit() -> None:

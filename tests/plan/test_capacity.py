@@ -129,7 +129,7 @@ def test_half_flipped_and_full() -> None:
     """A crash between two frontends, and then no room: all refer to the block that is used."""
     node = PlannedNode(CAPACITY._replace(slots=8))
     node.change(by_name(A))
-    node.change(by_name(desired("a", [1, 2], [1, 2, 3])), stop=1 + 3 + 3 + 1 + 1)
+    node.change(by_name(desired("a", [1, 2], [1, 2, 3])), stop=1 + 1 + 3 + 3 + 1 + 1)
     assert {s.block for s in node.maps.services.values()} == {Range(0, 2), Range(2, 3)}
     node.desired = by_name(desired("a", [1, 2], [1, 2, 3, 4]))
     node.restart()

@@ -4,7 +4,15 @@
 from ipaddress import IPv4Address
 
 from ebpflb.plan.desired import DesiredService
-from ebpflb.plan.entries import NO_SLOT, Backend, BackendName, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import (
+    NO_SLOT,
+    Backend,
+    BackendName,
+    Frontend,
+    LastIds,
+    Range,
+    ServiceEntry,
+)
 from tests.plan.builders import CLUSTER, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps
@@ -106,6 +114,7 @@ def test_member_that_is_nowhere() -> None:
     """
     maps = web()
     maps.backend_slots[2] = NO_SLOT
+    maps.settings[0] = LastIds(1, 2)
     assert maps.read_back().wrong_backend_slots == [(2, 1)]
     node = restarted(maps, desired("web", [1, 2], [1, 2], flags=NO_FLAGS), damaged=True)
     assert node.maps.find(1, 2) == maps.slots[1]

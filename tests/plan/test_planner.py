@@ -47,7 +47,7 @@ def test_new_service() -> None:
     plan = PlannedNode().change(by_name(WEB))
     names = {"service_names", "backend_names"}
     blocks = {"translations", "slots", "backend_slots"}
-    assert written(plan) == {*blocks, *names, "cluster_ips", "services"}
+    assert written(plan) == {"last_ids", *blocks, *names, "cluster_ips", "services"}
     assert [slot for slot, _ in plan.slots] == [0, 1]
     assert plan.backend_slots == [(1, 0), (2, 1)]
     assert plan.service_names == [(1, name("web"))]
@@ -231,7 +231,7 @@ def test_removed_service() -> None:
 def test_order_of_a_plan() -> None:
     """First what is referred to, then the frontends, then what nothing refers to any more."""
     assert [part.name for part in fields(Plan)] == [
-        "translations",
+        "last_ids", "translations",
         "slots", "backend_slots", "tables", "choices",
         "service_names", "backend_names", "source_ranges",
         "services", "cluster_ips",

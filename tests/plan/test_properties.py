@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity
@@ -20,6 +21,7 @@ from tests.plan.histories import Step
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps, writes
 
+Endpoint = tuple[Address, int]
 TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ranges=4, choices=30)
 
 
@@ -76,6 +78,29 @@ def test_crash_anywhere(steps: list[Step]) -> None:
         check_tidy(crashed)
         crashed.wait_for_quarantine()
         assert not crashed.restart()
+
+
+@given(histories.steps_with_crashes)
+@settings(max_examples=scaled(150), deadline=None)
+def test_no_pair_of_ids_comes_twice(steps: list[Step]) -> None:
+    """Clients, sockets and flows remember the ids of a service and a backend, some as long as they
+    live. While there are ids that were never given no such pair stands for two endpoints, however
+    often agents end, also between any two writes.
+    """
+    node, seen = PlannedNode(), dict[tuple[int, int], tuple[PortName, Endpoint]]()
+    for step in steps:
+        node.wait(step.seconds)
+        node.change(histories.changes(node, step.edits), step.crash)
+        note_pairs(node, seen)
+        node.restart()
+        note_pairs(node, seen)
+
+
+def note_pairs(node: PlannedNode, seen: dict[tuple[int, int], tuple[PortName, Endpoint]]) -> None:
+    """Compare each pair that the maps hold with the first time that it was seen."""
+    for pair, backend in node.maps.live_backends().items():
+        found = node.maps.service_names[pair[0]], (backend.address, backend.port)
+        assert seen.setdefault(pair, found) == found
 
 
 def crashes(maps: Maps, plan: Plan) -> Iterator[PlannedNode]:

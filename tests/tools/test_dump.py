@@ -20,6 +20,7 @@ from ebpflb.kernel.maps.records import (
     CountedConnection,
     Peer,
     PeerFrontend,
+    ServiceBackend,
     ServiceClient,
     SocketEntry,
 )
@@ -145,7 +146,10 @@ def test_endpoints_that_were_not_reached(maps: dict[str, Map]) -> None:
     """Which client's last connection to a Service opened, and how many failed at which endpoint."""
     maps["service_clients"].write([(ServiceClient(0x2A, WEB), 1)])
     failed = BackendHealth(since=time.monotonic_ns(), first=0x2B, second=0x2A)
-    maps["backend_health"].write([(A, failed), (LOST, BackendHealth(has_opened=1))])
+    opened = BackendHealth(has_opened=1)
+    maps["backend_health"].write(
+        [(ServiceBackend(WEB, A), failed), (ServiceBackend(WEB, LOST), opened)]
+    )
     assert column(maps, "service_clients", "service", "client") == [("shop/web:http/TCP", "0x2a")]
     assert column(maps, "backend_health", "endpoint", "clients_failed", "has_opened") == [
         ("10.1.0.1:8080", 2, False),

@@ -16,6 +16,7 @@ from ebpflb.kernel.maps.records import (
     FragmentKey,
     FragmentPorts,
     HalfOpen,
+    RecentChoice,
     Sweep,
 )
 from ebpflb.model.addresses import Family
@@ -110,7 +111,8 @@ def remembered(maps: dict[str, Map]) -> None:
             (asked._replace(protocol=17, source_port=1), DatagramChoice(WEB, 99, 0, begun)),
         ]
     )
-    maps["recent_choices"].write([(7, 5 << 32 | chosen), (8, 5 << 32), (9, 99)])
+    places = ((7, WEB << 32 | chosen), (8, 0), (9, WEB << 32 | 99))
+    maps["recent_choices"].write([(index, RecentChoice(5, choice)) for index, choice in places])
     count(maps["reject_budgets"], 0, now, 42)
     count(maps["reject_budgets"], 1, now, 43)
 
@@ -192,10 +194,10 @@ def test_choices(maps: dict[str, Map]) -> None:
         ("198.51.100.7:1000", "shop/web:http/TCP", "10.244.1.11:8080", True),
     ]
     assert all(idle >= 60 for (idle,) in column(maps, "udp_choices", "idle_seconds"))
-    assert column(maps, "recent_choices", "index", "endpoint", "masquerade") == [
-        (7, "10.244.1.11:8080", True),
-        (8, "", False),
-        (9, "removed (#99)", False),
+    assert column(maps, "recent_choices", "index", "service", "endpoint", "masquerade") == [
+        (7, "shop/web:http/TCP", "10.244.1.11:8080", True),
+        (8, "", "", False),
+        (9, "shop/web:http/TCP", "removed (#99)", False),
     ]
 
 
@@ -284,6 +286,8 @@ def test_settings(maps: dict[str, Map]) -> None:
             "stream_after": 0,
             "udp_timeout": 30,
             "udp_stream_timeout": 120,
+            "last_service": 0,
+            "last_backend": 0,
         }
     ]
 

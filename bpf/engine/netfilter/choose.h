@@ -74,15 +74,10 @@ static __always_inline bool netfilter_takes(const struct packet *packet,
 	return packet->tuple.protocol != SCTP || settings->flags & SETTING_NETFILTER_SCTP;
 }
 
-/*
- * Whether the backend still serves. An id is given to another one only after all other ids, and a
- * choice is not remembered for that long.
- */
-static __always_inline bool chosen_is_there(__u32 chosen)
+/* Whether the backend still serves the service for which it was chosen. */
+static __always_inline bool chosen_is_there(__u32 service, __u32 chosen)
 {
-	__u32 *slot = LOOKUP_NUMBER(__u32, backend_slots, chosen & CHOSEN_ID);
-
-	return slot && *slot < ENTRIES_slots;
+	return backend_serves(service, chosen & CHOSEN_ID);
 }
 
 #ifdef RECORD
@@ -105,7 +100,7 @@ static __always_inline void datagram_report_move(const struct tuple *tuple, __u3
 
 	if (!found || !COPY_CHECKED(&former, tuple, found))
 		return;
-	if (former.service != service || !chosen_is_there(former.chosen))
+	if (former.service != service || !chosen_is_there(service, former.chosen))
 		bpf_ringbuf_output(MAP(moved_flows), (void *)tuple, sizeof(*tuple), 0);
 }
 
@@ -125,41 +120,58 @@ static __always_inline void datagram_remember(const struct tuple *tuple,
 }
 
 /*
- * As long as this is the same, a place of recent_choices counts: for segments always; for datagrams
- * until frontends move, and for 256 jiffies (0.26 to 2.6 s, by CONFIG_HZ), so that udp_choices knows
- * when the flow was last used. Jiffies are read without a call.
+ * A place of recent_choices counts in one epoch. Datagrams': until frontends move, and for 256 jiffies
+ * (0.26 to 2.6 s, by CONFIG_HZ), so that udp_choices knows when a flow was last used. Segments': for 8192
+ * jiffies (8 to 82 s), and for the next epoch if one comes in it. Jiffies are read without a call.
  */
-static __always_inline __u32 choice_epoch(const struct tuple *tuple, const struct settings *settings)
+static __always_inline __u64 choice_epoch(const struct tuple *tuple, const struct settings *settings)
 {
 	if (tuple->protocol != UDP)
-		return 0;
-	return settings->frontend_moves * 0x9e3779b1 + (__u32)(jiffies64() >> 8);
+		return jiffies64() >> 13;
+	return ((__u64)settings->frontend_moves << 32) + (jiffies64() >> 8);
 }
 
-/* What names the tuple, and the epoch, in its place. */
-static __always_inline __u32 choice_tag(__u64 hash, const struct tuple *tuple,
-					const struct settings *settings)
+/* What names the tuple in an epoch, and the choice that it got. */
+static __always_inline __u64 choice_name(__u64 hash, __u64 choice, __u64 epoch)
 {
-	return (__u32)(hash >> 32) ^ choice_epoch(tuple, settings);
+	return hash ^ epoch * 0x9e3779b97f4a7c15ULL ^ choice * 0xbf58476d1ce4e5b9ULL;
 }
 
-static __always_inline __u64 *choice_place(__u64 hash)
+static __always_inline struct recent_choice *choice_place(__u64 hash)
 {
-	return LOOKUP_NUMBER(__u64, recent_choices, hash % ENTRIES_recent_choices);
+	return LOOKUP_NUMBER(struct recent_choice, recent_choices, hash % ENTRIES_recent_choices);
+}
+
+/* Whether the place has this choice of the tuple; a segment's then counts in this epoch. */
+static __always_inline bool choice_counts(struct recent_choice *place, const struct tuple *tuple,
+					  const struct settings *settings, __u64 hash, __u64 choice)
+{
+	__u64 epoch = choice_epoch(tuple, settings);
+
+	if (place->name == choice_name(hash, choice, epoch))
+		return true;
+	if (tuple->protocol == UDP || place->name != choice_name(hash, choice, epoch - 1))
+		return false;
+	place->name = choice_name(hash, choice, epoch);
+	return true;
 }
 
 /* Whether it is known what a packet of this tuple gets; then it has got it. */
 static __always_inline bool choice_repeats(struct __sk_buff *ctx, const struct tuple *tuple,
 					   const struct settings *settings)
 {
-	__u64 hash = tuple_mix(tuple), *place = choice_place(hash), known = place ? *place : 0;
-	__u32 chosen = known;
+	__u64 hash = tuple_mix(tuple);
+	struct recent_choice *place = choice_place(hash);
+	__u64 choice = place ? place->choice : 0;
+	__u32 chosen;
 
-	if (known >> 32 != choice_tag(hash, tuple, settings))
+	OPAQUE(choice); /* it is read once */
+	chosen = choice;
+	if (!place || !choice_counts(place, tuple, settings, hash, choice))
 		return false;
 	if (!chosen)
 		return true;
-	if (!chosen_is_there(chosen))
+	if (!chosen_is_there(choice >> 32, chosen))
 		return false;
 	ctx->priority = chosen;
 	return true;
@@ -167,13 +179,16 @@ static __always_inline bool choice_repeats(struct __sk_buff *ctx, const struct t
 
 /* The choice that the packet has, or that it has none. */
 static __always_inline void choice_remember(const struct __sk_buff *ctx, const struct tuple *tuple,
-					    const struct settings *settings)
+					    const struct settings *settings, __u32 service)
 {
-	__u64 hash = tuple_mix(tuple), *place = choice_place(hash);
-	__u64 tag = choice_tag(hash, tuple, settings);
+	__u64 choice = has_choice(ctx) ? (__u64)service << 32 | ctx->priority : 0;
+	__u64 hash = tuple_mix(tuple);
+	struct recent_choice *place = choice_place(hash);
 
-	if (place)
-		*place = tag << 32 | (has_choice(ctx) ? ctx->priority : 0);
+	if (!place)
+		return;
+	place->name = choice_name(hash, choice, choice_epoch(tuple, settings));
+	place->choice = choice;
 }
 
 /*
@@ -192,12 +207,12 @@ static __always_inline bool datagram_repeats(struct __sk_buff *ctx, const struct
 	if (!found || !COPY_CHECKED(&known, &packet->tuple, found) ||
 	    known.frontend_moves != settings->frontend_moves ||
 	    now > known.last_used + settings->udp_timeout * SECOND ||
-	    !chosen_is_there(known.chosen))
+	    !chosen_is_there(known.service, known.chosen))
 		return false;
 	if (found->last_used != now)
 		found->last_used = now;
 	ctx->priority = known.chosen;
-	choice_remember(ctx, &packet->tuple, settings);
+	choice_remember(ctx, &packet->tuple, settings, known.service);
 	record_at(STEP_CHOSEN, known.chosen, &packet->tuple.destination);
 	return true;
 }
@@ -223,7 +238,7 @@ static __always_inline struct outcome leave_to_netfilter(struct __sk_buff *ctx,
 		datagram_remember(&packet->tuple, settings, selection->service.id, chosen);
 	}
 	ctx->priority = chosen;
-	choice_remember(ctx, &packet->tuple, settings);
+	choice_remember(ctx, &packet->tuple, settings, selection->service.id);
 	record_at(STEP_CHOSEN, chosen, &selection->backend.address);
 	return unchanged(masquerade ? VERDICT_MASQUERADED : VERDICT_TRANSLATED);
 }

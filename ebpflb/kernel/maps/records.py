@@ -122,6 +122,11 @@ class ServiceClient(NamedTuple):
     service: int
 
 
+class ServiceBackend(NamedTuple):
+    service: int
+    backend: int
+
+
 class BackendHealth(NamedTuple):
     """``first`` to ``third``: the clients that failed, 0 if there are fewer."""
 
@@ -145,6 +150,13 @@ class DatagramChoice(NamedTuple):
     chosen: int
     frontend_moves: int
     last_used: int
+
+
+class RecentChoice(NamedTuple):
+    """``choice``: the service's id, then enum chosen, in 32 bits each."""
+
+    name: int
+    choice: int
 
 
 class EntryEnd(IntEnum):
@@ -234,9 +246,11 @@ _CLASSES: dict[str, Any] = {
     "struct half_open": HalfOpen,
     "struct flow_gate": FlowGate,
     "struct service_client": ServiceClient,
+    "struct service_backend": ServiceBackend,
     "struct backend_health": BackendHealth,
     "struct attempt": Attempt,
     "struct datagram_choice": DatagramChoice,
+    "struct recent_choice": RecentChoice,
     "struct forwarded": Forwarded,
     "struct fragment_key": FragmentKey,
     "struct fragment_ports": FragmentPorts,

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a packet got last counts for its own tuple, for a while, and while that backend serves."""
+
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.kernel.maps import records
+from ebpflb.plan.entries import NO_SLOT, Chosen
+from ebpflb.plan.flow_entries import Tuple
+from tests.native.kernel import NS_PER_JIFFY
+from tests.native.node import POD, NativeNode
+
+WEB, DNS = "10.1.0.1:8080", "10.1.0.2:53"
+CLIENT, OTHER, FRONTEND = map(ip_address, ("10.1.0.9", "10.1.0.8", "172.30.0.1"))
+SEGMENT = Tuple(CLIENT, FRONTEND, 40_000, 80, 6, 1)
+DATAGRAM = SEGMENT._replace(protocol=17)
+TUPLE = records.record("struct tuple")
+UNKNOWN, NOTHING = -1, 0
+EPOCH = {SEGMENT: 8192 * NS_PER_JIFFY, DATAGRAM: 256 * NS_PER_JIFFY}
+
+both = pytest.mark.parametrize("packet", [SEGMENT, DATAGRAM], ids=["tcp", "udp"])
+
+
+@pytest.fixture
+def node(node: NativeNode) -> NativeNode:
+    """With two Services, each with a backend, at the begin of an epoch."""
+    node.publish(1, {}, cluster=[WEB])
+    node.publish(2, {}, cluster=[DNS])
+    node.kernel.now = 1000 * EPOCH[SEGMENT]
+    return node
+
+
+def remember(node: NativeNode, packet: Tuple, service: int, backend: str) -> int:
+    chosen = Chosen.PREFIX | node.backend_id(service, backend)
+    node.kernel.run("remember_choice", TUPLE.pack(packet), service, chosen, netns=POD)
+    return chosen
+
+
+def repeated(node: NativeNode, packet: Tuple) -> int:
+    found: int = node.kernel.run("repeat_choice", TUPLE.pack(packet), netns=POD)
+    return found
+
+
+@both
+def test_only_its_own_tuple(node: NativeNode, packet: Tuple) -> None:
+    """It is repeated for packets of the same tuple; any other tuple is unknown."""
+    chosen = remember(node, packet, 1, WEB)
+    assert repeated(node, packet) == chosen
+    for other in (
+        packet._replace(source=OTHER),
+        packet._replace(source_port=40_001),
+        packet._replace(destination_port=81),
+        packet._replace(protocol=132),
+    ):
+        assert repeated(node, other) == UNKNOWN
+
+
+@both
+def test_nothing(node: NativeNode, packet: Tuple) -> None:
+    """Also that a packet got nothing is repeated."""
+    node.kernel.run("remember_choice", TUPLE.pack(packet), 0, 0, netns=POD)
+    assert repeated(node, packet) == NOTHING
+
+
+@both
+@pytest.mark.parametrize("becomes", ["gone", "another service's"])
+def test_its_backend(node: NativeNode, packet: Tuple, becomes: str) -> None:
+    """It ends when the backend goes, also if the id was given to another service's backend."""
+    remember(node, packet, 1, WEB)
+    id = node.backend_id(1, WEB)
+    slot = node.kernel.get("backend_slots", node.backend_id(2, DNS))
+    if becomes == "gone":
+        node.put("backend_slots", id, NO_SLOT)
+    else:
+        node.put("slots", slot, node.kernel.get("slots", slot)._replace(id=id))
+        node.put("backend_slots", id, slot)
+    assert repeated(node, packet) == UNKNOWN
+
+
+@both
+def test_two_cpus_write_at_once(node: NativeNode, packet: Tuple) -> None:
+    """A place with halves of two writes is no tuple's."""
+    remember(node, packet, 1, WEB)
+    ((place, one),) = node.kernel.items("recent_choices").items()
+    remember(node, packet._replace(source=OTHER), 2, DNS)
+    entries = node.kernel.items("recent_choices")
+    (other,) = (entry for at, entry in entries.items() if at != place)
+    for torn in (one._replace(choice=other.choice), one._replace(name=other.name)):
+        node.put("recent_choices", place, torn)
+        assert repeated(node, packet) == UNKNOWN
+
+
+def test_segments_are_remembered_while_they_come(node: NativeNode) -> None:
+    """One in each epoch is enough; after a whole epoch without any the choice is forgotten."""
+    chosen = remember(node, SEGMENT, 1, WEB)
+    for _ in range(3):
+        node.kernel.now += EPOCH[SEGMENT]
+        assert repeated(node, SEGMENT) == chosen
+    node.kernel.now += 2 * EPOCH[SEGMENT]
+    assert repeated(node, SEGMENT) == UNKNOWN
+
+
+def test_datagrams_are_asked_for_again(node: NativeNode) -> None:
+    """In each epoch, and after frontends have moved, `udp_choices` has to tell."""
+    chosen = remember(node, DATAGRAM, 1, WEB)
+    node.kernel.now += EPOCH[DATAGRAM] - 1
+    assert repeated(node, DATAGRAM) == chosen
+    node.kernel.now += 1
+    assert repeated(node, DATAGRAM) == UNKNOWN
+    remember(node, DATAGRAM, 1, WEB)
+    settings = node.kernel.get("settings", 0)
+    node.put("settings", 0, settings._replace(frontend_moves=settings.frontend_moves + 1))
+    assert repeated(node, DATAGRAM) == UNKNOWN
