@@ -18,6 +18,7 @@ from ebpflb.plan.canary import CanaryLease, UplinkReport
 from ebpflb.plan.service_page import ServiceList, ServicePage
 
 SECONDS = 10.0
+UPLINK_SECONDS = 30.0  # another probe may run, and frames that are lost are sent three times
 PULSE_SECONDS = 2.0  # an agent whose process runs answers at once
 _GONE = {errno.ENOENT: "no agent runs", errno.ECONNREFUSED: "no agent runs"}
 _OTHER_VERSION = "the agent is of another version"
@@ -107,7 +108,7 @@ def end_canary(paths: Paths, lease: CanaryLease) -> None:
 def uplinks(paths: Paths) -> UplinkReport:
     """What becomes of requests that come in at each uplink. Raises NoAnswer with the reason."""
     try:
-        return _get(paths, "/v1/canary/uplinks", UplinkReport)
+        return _get(paths, "/v1/canary/uplinks", UplinkReport, UPLINK_SECONDS)
     except NotFound:
         raise NoAnswer(_OTHER_VERSION) from None
 
