@@ -61,7 +61,7 @@ from ebpflb.kernel.node.namespaces import Namespaces
 from ebpflb.kernel.node.neighbour_watch import NeighbourWatch
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
-from ebpflb.model.api_servers import KeptApiServers
+from ebpflb.model.api_servers import KeptApiServers, Reached
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
 from ebpflb.model.fast_forward import FORWARD_AUTO, FORWARD_OFF
@@ -124,7 +124,11 @@ class _Builder:
         self._uplink_canary = UplinkCanary(inbox.put)
         stack.callback(self._metrics.close)
         several = options.keeps_api_servers
-        self._api_servers = ApiServers(options.api_servers, are_several=several)
+        self._api_servers = ApiServers(
+            options.api_servers,
+            are_several=several,
+            on_reached=lambda places: inbox.put(Reached(places)),
+        )
         self._source = self._make_source()
         self._source.prepare()
         self._start(self._source)  # its lists arrive while the agent is made

@@ -41,6 +41,7 @@ from ebpflb.agent.uplink_canary import UplinkCanary
 from ebpflb.cluster.source import Source
 from ebpflb.errors import KernelError
 from ebpflb.history.recorder import (
+    API_SERVERS,
     CANARY,
     DEVICES,
     NEIGHBOURS,
@@ -52,6 +53,7 @@ from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.model.addresses import host_port
+from ebpflb.model.api_servers import Reached
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import in_force
 from ebpflb.model.endpoint_health import Outcomes
@@ -95,6 +97,7 @@ Message = (
     | Neighbourhood
     | PartStatus
     | ConnectionsReset
+    | Reached
     | Outcomes
     | Answering
     | Untracked
@@ -433,16 +436,20 @@ class Agent:
                     self.stale_udp.check_connections()
             case ConnectionsReset(name, (address, port), kind, count):
                 self.history.reset(name, host_port(address, port), f"{count} {kind}")
-            case Outcomes() | Answering() | Untracked():
+            case Reached() | Outcomes() | Answering() | Untracked():
                 self._take_seen(message)
             case Call():
                 message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():
                 self.stopped = True
 
-    def _take_seen(self, message: Outcomes | Answering | Untracked) -> None:
+    def _take_seen(self, message: Reached | Outcomes | Answering | Untracked) -> None:
         """Take what this node has seen itself about endpoints and frontends."""
         match message:
+            case Reached(places):
+                self.cluster.set_reached(places)
+                self._free_api_servers()
+                self.history.because(API_SERVERS)
             case Outcomes():
                 self.endpoint_health.take(message)
             case Answering(listeners):
@@ -532,6 +539,8 @@ class Agent:
         match message:
             case DevicesChanged():
                 self.node_sync.device_list = message
+                self.cluster.set_own_addresses(message.addresses)
+                self._free_api_servers()
                 self.history.because(DEVICES)
             case Neighbourhood():
                 self.node_sync.neighbourhood = message
@@ -539,6 +548,15 @@ class Agent:
             case EachPacketRules():
                 self.node_sync.each_packet = message
                 log.info("--fast-forward=auto: %s", self.node_sync.fast_forward_off or "on")
+
+    def _free_api_servers(self) -> None:
+        """Before the first lists: an earlier agent may have let a Service hide the API servers."""
+        if self.cluster.complete:
+            return
+        try:
+            self.service_sync.free_api_servers()
+        except KernelError as error:
+            self._set_error(error)
 
     def _take_attached(self) -> None:
         try:

@@ -30,9 +30,9 @@ from ebpflb.model.endpoints import (
     usable,
 )
 from ebpflb.model.events import Key
-from ebpflb.model.services import PortName, ServicePort
+from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
 from ebpflb.plan.desired import DesiredService, desiring, not_made
-from ebpflb.plan.entries import Prefix, protocol_name
+from ebpflb.plan.entries import Frontend, Prefix, protocol_name
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts, existing
@@ -256,6 +256,10 @@ class ServiceSync:
         # In force until the cluster's own ranges are received: meanwhile unused addresses in them
         # are dropped, as before.
         self.planner.cluster_ips.cover(frozenset(self.datapath.service_ranges()))
+        servers = [its for name, its in self.planner.actual.items() if name.owner == KUBERNETES]
+        self.cluster.set_former_servers(
+            frozenset(each.endpoint for its in servers for each in its.backends)
+        )
         self.health_checks: dict[Key, HealthCheck] = {}  # the answers of health-check node ports
         self.no_local = NoLocalEndpoints()
         self._covering: Mapping[Family, Prefix] | None = None  # as last written
@@ -322,6 +326,25 @@ class ServiceSync:
                 frontends = frozenset(self.planner.claims.frontends_of(name))
                 changes[name] = change._replace(frontends=frontends)
         return changes
+
+    def free_api_servers(self) -> None:
+        """Remove frontends in the maps that hide an API server from this agent.
+
+        Raises KernelError.
+        """
+        wanted = (Frontend(*place, Protocol.TCP) for place in self.cluster.api_places.taken)
+        if hiding := [each for each in wanted if self._hides_api_server(each)]:
+            log.warning("removed, because an API server is there: %s", ", ".join(map(str, hiding)))
+            self.datapath.apply(Plan(removed_services=hiding))
+            self._start_over()
+
+    def _hides_api_server(self, frontend: Frontend) -> bool:
+        name = self.planner.frontends.owners.get(frontend)
+        if name is None or frontend not in (entries := self.planner.actual[name]).services:
+            return False
+        endpoints = [each.endpoint for each in entries.backends]
+        is_external = "external" in entries.services[frontend].flags
+        return is_external and not self.cluster.api_places.are_free_for(name.owner, endpoints)
 
     def write(self) -> None:
         """Write the services that changed, and some that did not fit before.
@@ -444,7 +467,7 @@ class ServiceSync:
         self.no_local.update(port.name, policies_without_endpoints(port, selection))
         programmed = self.planner.actual.get(port.name, NO_ENTRIES)
         listener = self.cluster.node_local.serving(port) if port.node_local else None
-        about = self.cluster.primary, listener, self.cluster.untracked
+        about = self.cluster.primary, listener, self.cluster.untracked, self.cluster.api_places
         wanted = yield from desiring(port, selection, *about)
         grown = wanted, port.slow_start, programmed, self._clock()
         return (yield from self.slow_starts.applying(*grown))
@@ -477,14 +500,22 @@ class ServiceSync:
 
     def _set_contested(self) -> None:
         """Note contested frontends; only some are named, so that thousands take no time."""
-        found = {
+        found = self._withheld() | {
             f"{frontend}/{protocol_name(frontend.protocol)}": _claim_in_words(names)
             for frontend, names in islice(self.planner.claims.contested.items(), MAX_LISTED)
         }
         for frontend, text in found.items():
             if self.contested.get(frontend) != text and self._may_warn(text):
-                log.warning("frontend %s is claimed by several Services: %s", frontend, text)
+                log.warning("frontend %s is claimed more than once: %s", frontend, text)
         self.contested = found
+
+    def _withheld(self) -> dict[str, str]:
+        """Return the frontends that API servers have, and a Service that wants each of them."""
+        return {
+            f"{frontend}/TCP": f"an API server has it, not {name.namespace}/{name.service}"
+            for name, frontends in islice(self.planner.claims.withheld.items(), MAX_LISTED)
+            for frontend in frontends
+        }
 
     def _set_not_programmed(self) -> None:
         """Log and report each Service that has begun to lack space."""

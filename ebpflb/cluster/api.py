@@ -246,6 +246,8 @@ class Server:
         return self._send(last, method, path, **how)
 
     def _send(self, url: str, method: str, path: str, **how: Any) -> BaseHTTPResponse:
+        for each in filter(None, (url, self._access.configuration.proxy)):
+            self._servers.find(each)
         began, code = time.monotonic(), None
         try:
             response = self._pool.request(method, url + path, retries=False, **how)

@@ -9,14 +9,22 @@ cluster has named: the endpoints of the Service ``default/kubernetes``.
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from socket import IPPROTO_TCP, getaddrinfo
+from urllib.parse import urlsplit
 
+from ebpflb.model.addresses import Address
+
+Endpoint = tuple[Address, int]
 PAUSE_FIRST, PAUSE_LONGEST = 1.0, 30.0  # seconds: 1, 2, 4, ... 30
 
 
 class ApiServers:
     """The URLs; any thread may ask, and say what came of it. ``clock`` is monotonic, in seconds.
 
-    ``are_several``: requests give up early, because there may be another server.
+    ``are_several``: requests give up early, because there may be another server. ``on_reached``
+    takes the addresses and ports of the servers that are asked, each time that they change.
     """
 
     def __init__(
@@ -25,8 +33,12 @@ class ApiServers:
         clock: Callable[[], float] = time.monotonic,
         *,
         are_several: bool = False,
+        on_reached: Callable[[frozenset[Endpoint]], None] = lambda _: None,
     ) -> None:
         self.own, self.are_several = tuple(own), are_several
+        self._on_reached = on_reached
+        self._reached: dict[str, frozenset[Endpoint]] = {}  # URL -> its places
+        self._found: set[str] = set()  # URLs that were looked up since their last failure
         self._named: tuple[str, ...] = ()
         self._clock, self._lock = clock, threading.Lock()
         self._current = ""
@@ -51,6 +63,20 @@ class ApiServers:
                 return [min(known, key=self._end_of_pause)]
             return sorted(able, key=lambda url: url != self._current)
 
+    def find(self, url: str) -> None:
+        """Look up the URL's addresses, unless they are known since its last failure.
+
+        Former addresses stay until others are found.
+        """
+        with self._lock:
+            if url in self._found:
+                return
+            self._found.add(url)
+        if (places := _places(url)) and places != self._reached.get(url):
+            with self._lock:
+                self._reached[url] = places
+                self._on_reached(frozenset().union(*self._reached.values()))
+
     def answered(self, url: str) -> None:
         with self._lock:
             self._current = url
@@ -58,9 +84,20 @@ class ApiServers:
 
     def failed(self, url: str) -> None:
         with self._lock:
+            self._found.discard(url)
             length, _ = self._pauses.get(url, (PAUSE_FIRST / 2, 0.0))
             length = min(2 * length, PAUSE_LONGEST)
             self._pauses[url] = length, self._clock() + length
 
     def _end_of_pause(self, url: str) -> float:
         return self._pauses[url][1] if url in self._pauses else 0.0
+
+
+def _places(url: str) -> frozenset[Endpoint]:
+    """Return the addresses and the port of a URL; none if its name is not known now."""
+    parts, found = urlsplit(url), set[Endpoint]()
+    port = parts.port or {"https": 443}.get(parts.scheme, 80)
+    with suppress(OSError):
+        for *_, (address, *_) in getaddrinfo(parts.hostname, port, proto=IPPROTO_TCP):
+            found.add((ip_address(address), port))
+    return frozenset(found)

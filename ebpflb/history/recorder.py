@@ -65,6 +65,7 @@ AUDIT = WriteCause("audit", "what differed from the plan")
 DEVICES = WriteCause("changed", "devices and addresses")
 NEIGHBOURS = WriteCause("changed", "neighbours and routes of pods")
 CANARY = WriteCause("tried", "the canary")
+API_SERVERS = WriteCause("changed", "addresses of API servers")
 NODE_LOCAL = WriteCause("changed", "which node-local listeners answer")
 UNTRACKED = WriteCause("changed", "rules in raw")
 _FAST = 1  # of zlib's levels

@@ -16,7 +16,7 @@ from ebpflb.errors import InvalidObject, one_line
 from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import HEALTH_OFF
-from ebpflb.model.api_servers import KeptApiServers
+from ebpflb.model.api_servers import NO_API_PLACES, KeptApiServers, api_places
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.endpoints import (
     NONE_SET_ASIDE,
@@ -201,6 +201,10 @@ class ClusterState:
         self.watched: set[Key] = set()  # Services whose endpoints' health matters
         self.node_local = NodeLocalPorts()
         self.untracked = Untracked()  # what rules in raw exempt
+        self.api_places = NO_API_PLACES
+        self._reached: frozenset[tuple[Address, int]] = frozenset()  # by the agent's requests
+        self._servers: frozenset[tuple[Address, int]] = frozenset()  # the last known API servers
+        self._own: frozenset[Address] = frozenset()  # addresses of this node
         self._unhealthy: dict[PortName, dict[UnusedReason, frozenset[tuple[Address, int]]]] = {}
         self.listed: set[Kind] = set()
         self.changed_services: set[Key] = set()  # to be planned again; the reader empties it
@@ -252,6 +256,34 @@ class ClusterState:
             key
             for key, ports in self.services.items()
             if any(changed.has(*each, port.name.protocol) for port in ports for each in port.places)
+        }
+
+    def set_reached(self, places: frozenset[tuple[Address, int]]) -> None:
+        """Set where the agent's requests reach the API: no Service takes these places."""
+        self._reached = places
+        self._set_api_places()
+
+    def set_former_servers(self, servers: frozenset[tuple[Address, int]]) -> None:
+        """Set the API servers that an earlier agent has left, until their slices are received."""
+        self._servers = self._servers or servers
+        self._set_api_places()
+
+    def set_own_addresses(self, own: frozenset[Address]) -> None:
+        """Set this node's addresses: an API server at one of them is not hidden by a NodePort."""
+        self._own = own
+        self._set_api_places()
+
+    def _set_api_places(self) -> None:
+        """Compute the places, and let the Services that want one of them be planned again."""
+        self._servers = api_servers.endpoints_of(self.slices_for(KUBERNETES)) or self._servers
+        before, now = self.api_places, api_places(self._reached, self._servers, self._own)
+        if now == before:
+            return
+        self.api_places, wanted = now, before.taken | now.taken
+        self.changed_services |= {
+            key
+            for key, ports in self.services.items()
+            if any(not wanted.isdisjoint(port.places) for port in ports)
         }
 
     def apply(self, event: ObjectEvent) -> Applied:
@@ -408,6 +440,8 @@ class ClusterState:
             self.slices_of.setdefault(stored.service, {})[key] = None
             self.changed_services.add(stored.service)
             self._release(key, stored)
+            if stored.service == KUBERNETES:
+                self._set_api_places()
         return self._slice_warnings.of(key, warnings)
 
     def _service_cidrs(self) -> frozenset[Network]:
@@ -485,6 +519,8 @@ class ClusterState:
         del others[key]
         if not others:
             del self.slices_of[service]
+        if service == KUBERNETES:
+            self._set_api_places()
 
 
 def _stored(

@@ -9,7 +9,7 @@ both lists has one slot. The order does not depend on whether an endpoint is on 
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import islice, product
@@ -20,11 +20,12 @@ from msgspec import Struct
 from ebpflb.model import devices
 from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.annotations import DEFAULT_WEIGHT
+from ebpflb.model.api_servers import NO_API_PLACES, ApiPlaces
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
 from ebpflb.model.endpoints import Selection, Steps, finished, in_parts
 from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.route_sources import RouteSource
-from ebpflb.model.services import PortName, ServicePort
+from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.model.untracked import NO_UNTRACKED, Untracked
 from ebpflb.plan import tables
 from ebpflb.plan.entries import (
@@ -61,6 +62,7 @@ _HERE = {True: frozenset({"here"}), False: frozenset[str]()}
 _FLAGS = {(*lists, here): _LISTS[lists] | _HERE[here] for lists, here in product(_LISTS, _HERE)}
 _ORDER = {flags: list(_LISTS).index(key[:2]) for key, flags in _FLAGS.items()}
 _NO_ADDRESSES: Mapping[Family, Address] = {}
+_NO_FLAGS: Flags = frozenset()
 NODE_LOCAL = "node-local"  # the name of a listener, in the place of a pod's
 _LISTENER = BackendName("", NODE_LOCAL, "")
 
@@ -112,7 +114,8 @@ class DesiredService:
 
     ``created`` decides which service port gets a frontend that several claim (see ``Claims``).
     ``source_ranges`` and ``nodeport_source_ranges`` are the clients that "restricted" VIPs and a
-    "restricted" NodePort admit. ``lack``: why it is not whole.
+    "restricted" NodePort admit. ``lack``: why it is not whole. ``withheld`` are frontends that the
+    Service asks for and does not get, because this agent reaches an API server there.
     """
 
     name: PortName
@@ -123,6 +126,7 @@ class DesiredService:
     source_ranges: tuple[Network, ...] = ()
     nodeport_source_ranges: tuple[Network, ...] = ()
     lack: Lack | None = None
+    withheld: Mapping[Frontend, Flags] = field(default_factory=dict)
 
     @property
     def size(self) -> Size:
@@ -140,13 +144,14 @@ def desired_service(
     primary: Mapping[Family, Address] = _NO_ADDRESSES,
     node_local: Address | None = None,
     untracked: Untracked = NO_UNTRACKED,
+    api: ApiPlaces = NO_API_PLACES,
 ) -> DesiredService:
     """Return the desired map content for ``port``; ``primary`` are this node's own addresses.
 
     ``node_local`` is the address of a listener that serves sockets; ``untracked`` is what rules in
-    raw exempt.
+    raw exempt; ``api`` are the places that belong to the API servers.
     """
-    about = port, selection, primary, node_local, untracked
+    about = port, selection, primary, node_local, untracked, api
     return finished(desiring(*about))
 
 
@@ -156,11 +161,15 @@ def desiring(
     primary: Mapping[Family, Address],
     node_local: Address | None,
     untracked: Untracked,
+    api: ApiPlaces,
 ) -> Steps[DesiredService]:
     """Like ``desired_service``, in steps."""
     backends = yield from _backends(selection)
     listener = _listener(node_local, port.port, backends)
     frontends = _frontends(port, selection.has_any, has_listener=bool(listener))
+    withheld = _withheld(port.name, frontends, backends, api)
+    for each in withheld:
+        del frontends[each]
     return DesiredService(
         name=port.name,
         created=port.created,
@@ -170,12 +179,32 @@ def desiring(
         source_ranges=_source_ranges(port, primary.get(port.name.family)),
         nodeport_source_ranges=port.nodeport_source_ranges if port.node_port else (),
         lack=Lack(port.name.namespace, LIMIT, 1, port.limit) if port.limit else None,
+        withheld=withheld,
     )
 
 
 def not_made(port: ServicePort, lack: Lack) -> DesiredService:
     """Return a service port of which nothing is made, because it does not fit."""
     return DesiredService(port.name, port.created, {}, 0, (), lack=lack)
+
+
+WITHHELD = "not served, because this agent reaches an API server there"
+
+
+def _withheld(
+    name: PortName,
+    frontends: Mapping[Frontend, Flags],
+    backends: tuple[DesiredBackend, ...],
+    api: ApiPlaces,
+) -> Mapping[Frontend, Flags]:
+    """Return the external addresses and NodePorts that the API servers have."""
+    if name.protocol != Protocol.TCP or not api.taken:
+        return {}
+    wanted = (Frontend(*place, Protocol.TCP) for place in api.taken)
+    found = {f: flags for f in wanted if "external" in (flags := frontends.get(f, _NO_FLAGS))}
+    if found and api.are_free_for(name.owner, [each.endpoint for each in backends]):
+        return {}
+    return found
 
 
 def _listener(

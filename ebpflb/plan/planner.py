@@ -17,7 +17,7 @@ unwanted ones are freed. The service port waits until something that it could us
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add, gt, sub
@@ -124,6 +124,7 @@ class Claims:
         # The frontends that several claim; the winner comes first.
         self.contested: dict[Frontend, list[PortName]] = {}
         self.wanted: dict[str, Size] = {}  # namespace -> the size of all its service ports
+        self.withheld: dict[PortName, Collection[Frontend]] = {}  # because API servers have them
 
     def update(self, changes: Mapping[PortName, DesiredService | None]) -> set[PortName]:
         """Apply changes; return the service ports whose frontends may have changed.
@@ -145,6 +146,7 @@ class Claims:
 
     def _withdraw(self, name: PortName) -> set[PortName]:
         former = self.desired.pop(name, None)
+        self.withheld.pop(name, None)
         if former:
             self._count(name.namespace, former.size, -1)
         rivals: set[PortName] = set()
@@ -161,6 +163,8 @@ class Claims:
     def _claim(self, desired: DesiredService) -> set[PortName]:
         self.desired[desired.name] = desired
         self._count(desired.name.namespace, desired.size, 1)
+        if desired.withheld:
+            self.withheld[desired.name] = desired.withheld.keys()
         rivals: set[PortName] = set()
         for frontend in desired.frontends:
             names = self.claimants.setdefault(frontend, [])

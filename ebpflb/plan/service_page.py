@@ -26,7 +26,7 @@ from ebpflb.model.endpoints import (
 )
 from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, Protocol, ServicePort
-from ebpflb.plan.desired import NODE_LOCAL, DesiredBackend, DesiredService
+from ebpflb.plan.desired import NODE_LOCAL, WITHHELD, DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
     ADDRESS,
     NODE_PORT,
@@ -301,6 +301,10 @@ def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:
             frontend_row(f, flags, facts.entries, _missing_frontend(f, facts))
             for f, flags in facts.desired.frontends.items()
             if f.port or facts.owners[f] == facts.port.name
+        ]
+        page.frontends += [
+            frontend_row(f, flags, facts.entries, WITHHELD)
+            for f, flags in facts.desired.withheld.items()
         ]
     page.endpoints = [*_endpoint_rows(facts, service, page.endpoints)]
     return page

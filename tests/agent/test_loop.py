@@ -129,7 +129,7 @@ def test_a_frontend_that_is_claimed_again_and_again_fills_no_log(
         harness.send(changed(Kind.SERVICE, rival))
         assert harness.status.contested
         harness.send(Removed(Kind.SERVICE, key))
-    assert len([it for it in caplog.messages if "is claimed by several Services" in it]) == 25
+    assert len([it for it in caplog.messages if "is claimed more than once" in it]) == 25
 
 
 def test_too_many_ports_are_an_event(serving: Harness) -> None:

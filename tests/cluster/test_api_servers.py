@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster import api as api_module
+from ebpflb.cluster import api_servers
 from ebpflb.cluster.api import Server
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.errors import ClusterError
+from ebpflb.model.addresses import host_port
 from ebpflb.model.events import Changed, Kind
 from tests.cluster.event_log import NODE, QUICK, EventLog
 from tests.cluster.objects import service
@@ -19,6 +21,34 @@ from tests.kit.api_server import FakeApiServer
 from tests.kit.certificates import self_signed
 
 ONE, TWO, NAMED, USUAL = (f"https://192.0.2.{number}:6443" for number in range(1, 5))
+
+
+def test_where_they_are_reached_is_told_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is looked up again after a failure, and keeps its addresses if it is unknown then."""
+    answers, told = [["192.0.2.9"], [], ["192.0.2.8", "2001:db8::8"]], list[set[str]]()
+
+    def look_up(host: str, port: int, proto: int) -> list[tuple[object, ...]]:
+        if host != "api.example.org":
+            return [(0, 0, 0, "", (host, port))]
+        if not (found := answers.pop(0)):
+            raise OSError
+        return [(0, 0, 0, "", (each, port)) for each in found]
+
+    monkeypatch.setattr(api_servers, "getaddrinfo", look_up)
+    servers = ApiServers(
+        on_reached=lambda places: told.append({host_port(*each) for each in places})
+    )
+    for _ in range(3):
+        for url in (ONE, "https://api.example.org"):
+            servers.find(url)
+            servers.find(url)
+            servers.failed(url)
+    one = "192.0.2.1:6443"
+    assert told == [
+        {one},
+        {one, "192.0.2.9:443"},
+        {one, "192.0.2.8:443", "[2001:db8::8]:443"},
+    ]
 
 
 class Clock:

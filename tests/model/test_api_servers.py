@@ -143,3 +143,38 @@ def test_the_frontend_on_loopback_is_of_one_service_and_family(address: str, of:
     found = {port.name: port.loopback for ports in made.services.values() for port in ports}
     assert [name for name, it in found.items() if it] == [(*API_SERVERS, of)]
     assert set(found.values()) == {None, local}
+
+
+WEB = Key("shop", "web")
+PLACE = ip_address(ONE), 6443
+
+
+def with_web(*slices: Any, **spec: Any) -> ClusterState:
+    made = serving(*slices)
+    port = {"name": "https", "port": 6443, "nodePort": 6443, "protocol": "TCP"}
+    made.apply(changed(manifests.service("web", IPS, [port], namespace="shop", **spec)))
+    made.take_changed_services()
+    return made
+
+
+def test_services_at_the_place_of_an_api_server_are_planned_again() -> None:
+    """Also one that wants its port as NodePort, as soon as the address is this node's."""
+    for made, own in ((with_web(externalIPs=[ONE]), False), (with_web(type="NodePort"), True)):
+        made.set_reached(frozenset({PLACE}))
+        made.set_own_addresses(frozenset({ip_address(TWO)}))
+        assert (WEB in made.take_changed_services()) is not own
+        made.set_own_addresses(frozenset({PLACE[0]}))
+        assert WEB in made.take_changed_services()
+        made.set_reached(frozenset())
+        assert WEB in made.take_changed_services() and not made.api_places.taken
+
+
+def test_the_last_known_api_servers_keep_their_places() -> None:
+    """Those of an earlier agent until others are listed; an empty slice frees none."""
+    made = with_web(externalIPs=[ONE])
+    made.set_former_servers(frozenset({(ip_address(TWO), 6443)}))
+    assert made.api_places.servers == {(ip_address(TWO), 6443)}
+    made.apply(changed(slice_of(ONE)))
+    assert made.api_places.servers == {PLACE} and WEB in made.take_changed_services()
+    made.apply(Removed(Kind.ENDPOINT_SLICE, Key("default", "kubernetes")))
+    assert made.api_places.servers == {PLACE}

@@ -8,9 +8,11 @@ node asks its loopback, translated at its sockets.
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
+from ebpflb.plan.entries import Frontend
 from ebpflb.serve import status
 from tests.kit import https_load
 from tests.kit.api_server import FakeApiServer
@@ -204,3 +207,62 @@ def reboot(cluster: Cluster) -> None:
     agent.start()
     last = status.read(agent.paths)
     assert last and last.lists_complete
+
+
+@pytest.mark.parametrize("kind", ["externalIPs", "status.loadBalancer"])
+def test_no_service_hides_an_api_server(cluster: Cluster, servers: Servers, kind: str) -> None:
+    """A Service asks for the API servers' addresses and port: agent, node and pod go on asking
+    them; also after a start at maps in which an earlier agent has given that place to the Service.
+    """
+    addresses, agent, group = [pod.v4 for pod in servers.pods], cluster.agent, cluster.node.cgroup
+    assert agent.process
+    (group / "cgroup.procs").write_text(str(agent.process.pid))  # where sockets are translated
+    taken: dict[str, Any] = {"externalIPs": addresses}
+    if kind == "status.loadBalancer":
+        taken = {"type": "LoadBalancer", "ingress": addresses}
+    port = [{"name": "https", "port": API_PORT, "protocol": "TCP"}]
+    closed = [manifests.endpoint(cluster.node.v4, node="node", target="thief")]
+    servers.put(
+        manifests.endpoint_slice("thief", "IPv4", closed, [{**port[0], "port": 9}]),
+        manifests.service("thief", ["10.96.0.66"], port, **taken),
+    )
+    wait_until("the agent knows the thief", lambda: "default/thief" in listed(cluster))
+    follows(cluster, servers, "first")
+    last = status.read(agent.paths)
+    assert last and last.contested == {
+        f"{address}:{API_PORT}/TCP": "an API server has it, not default/thief"
+        for address in addresses
+    }
+    shown = cluster.ebpflb("services", "get", "default/thief", "-o", "wide").stdout
+    assert shown.count("this agent reaches an API server there") == len(addresses)
+    agent.stop()
+    let_in(cluster, addresses)
+    assert not asks(cluster.node, addresses[0])
+    agent.under = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    agent.start()
+    follows(cluster, servers, "second")
+
+
+def let_in(cluster: Cluster, addresses: list[str]) -> None:
+    """Write the frontends of the thief, as an earlier version did."""
+    maps = cluster.maps
+    own = maps["services"].get(Frontend(ip_address("10.96.0.66"), API_PORT, 6))
+    taken = own._replace(flags=own.flags | {"external"})
+    maps["services"].write([(Frontend(ip_address(it), API_PORT, 6), taken) for it in addresses])
+    maps["no_frontends"].write([(at, 0) for at in range(maps["no_frontends"].spec.entries)])
+
+
+def follows(cluster: Cluster, servers: Servers, name: str) -> None:
+    """The agent connects to an API server again, and node and pod can."""
+    for api in servers.live.values():
+        api.hang_up()
+    servers.put(manifests.service(name, [f"10.96.0.{90 + len(name)}"], SERVICE))
+    wait_until("the agent hears of a change", lambda: f"default/{name}" in listed(cluster))
+    for pod in servers.pods:
+        assert asks(cluster.node, pod.v4) and asks(cluster.client, pod.v4)
+
+
+def asks(host: Host, address: str) -> bool:
+    """Whether a process of the host has a connection to the API server."""
+    connect = f"import socket; socket.create_connection(('{address}', {API_PORT}), 2)"
+    return host.start([sys.executable, "-IS", "-c", connect]).wait(10) == 0

@@ -12,9 +12,10 @@ from hypothesis import strategies as some
 
 from ebpflb.kernel.maps import records
 from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model.api_servers import ApiPlaces, api_places
 from ebpflb.model.endpoint_slices import EndpointName, Hints
 from ebpflb.model.endpoints import Endpoint, Selection
-from ebpflb.model.services import PortName, Protocol, ServicePort
+from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
 from ebpflb.plan.desired import DesiredService, desired_service
 from ebpflb.plan.entries import WHOLE, Flags, Frontend
 from tests.load import scaled
@@ -289,3 +290,52 @@ def test_a_frontend_on_loopback() -> None:
     frontends = desired_service(port, SOMEBODY).frontends
     assert frontends[at("127.0.0.1", 7445)] == flags("external endpoints")
     assert frontends[at("172.30.0.41")] == flags("local endpoints")
+
+
+API = ip_address("192.0.2.1"), 80
+SERVERS = frozenset({API})
+
+
+def ending_at(*endpoints: tuple[Address, int]) -> Selection:
+    found = tuple(
+        msgspec.structs.replace(endpoint(1), address=address, port=port)
+        for address, port in endpoints
+    )
+    return Selection((), found, (), has_any=bool(found))
+
+
+def place(frontend: Frontend) -> ApiPlaces:
+    """The API server's place that the frontend would take; at this node for a NodePort."""
+    if frontend.address.is_unspecified:
+        address = ip_address("192.0.2.9")
+        return api_places(frozenset({(address, frontend.port)}), SERVERS, frozenset({address}))
+    return api_places(frozenset({frontend[:2]}), SERVERS, frozenset())
+
+
+@pytest.mark.parametrize(
+    "frontend", [at("198.51.100.7"), at("203.0.113.9"), at("0.0.0.0", 30080)], ids=str
+)
+@pytest.mark.parametrize("endpoints", [[], [(ip_address("10.1.0.1"), 8080)], [API, (API[0], 81)]])
+def test_no_service_takes_a_place_of_the_api_servers(
+    frontend: Frontend, endpoints: list[tuple[Address, int]]
+) -> None:
+    """It loses this external address or NodePort alone; one that leads to API servers has it."""
+    usual = desired_service(BALANCED, ending_at(*endpoints)).frontends
+    found = desired_service(BALANCED, ending_at(*endpoints), api=place(frontend))
+    assert found.withheld == {frontend: usual.pop(frontend)}
+    assert found.frontends == usual
+    leads_there = desired_service(BALANCED, ending_at(API), api=place(frontend))
+    own = replace(BALANCED, name=WEB.name._replace(namespace="default", service=KUBERNETES.name))
+    itself = desired_service(own, ending_at(*endpoints), api=place(frontend))
+    for free in (leads_there, itself):
+        assert frontend in free.frontends and not free.withheld
+
+
+def test_what_the_api_servers_leave_to_services() -> None:
+    """Their addresses at other ports and protocols; NodePorts elsewhere; any cluster IP."""
+    balanced = replace(BALANCED, external_ips=(API[0], BALANCED.cluster_ip), port=443)
+    elsewhere = frozenset({API, (API[0], 30080), (BALANCED.cluster_ip, 443)})
+    found = desired_service(balanced, SOMEBODY, api=api_places(elsewhere, SERVERS, frozenset()))
+    assert not found.withheld
+    udp = replace(BALANCED, name=WEB.name._replace(protocol=Protocol.UDP))
+    assert not desired_service(udp, SOMEBODY, api=place(at("203.0.113.9"))).withheld
