@@ -195,6 +195,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         source_errors=dict(agent.source_errors),
         invalid_objects=_invalid_objects(agent.cluster),
         object_warnings=dict(islice(agent.cluster.warnings(), MAX_LISTED)),
+        standalone=bool(agent.options.manifests),
         contested=service_sync.contested,
         not_programmed=dict(islice(service_sync.not_programmed.items(), MOST_IN_STATUS)),
         set_aside=agent.endpoint_health.listed,

@@ -280,7 +280,7 @@ class UnusedReason(StrEnum):
     NO_SUCH_PORT = "its slice has no such port"
     NO_WEIGHT = "its slice has the weight 0"
     # Selected, but not in the maps.
-    CLAIMED = "every address is claimed by an older service"
+    CLAIMED = "other Services have every address"
     NO_SPACE = "no space"
     NOT_WRITTEN = "not written yet"
     GONE = "no longer in a slice, removal not written yet"

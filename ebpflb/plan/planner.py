@@ -17,7 +17,7 @@ unwanted ones are freed. The service port waits until something that it could us
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add, gt, sub
@@ -112,13 +112,21 @@ class Plan:
 # Two Services may list the same external address, protocol and port. kube-proxy leaves the winner
 # undefined (kube-proxy.md 4). Here the older Service wins, and between equally old ones the first
 # by name. So a new Service cannot take traffic away, and the order of events does not matter.
+# If one of them has no age, as manifests need none, the Service that has the frontend keeps it.
 # Services may share an address at different ports: then any of them may stand for it as a whole.
 
 
-class Claims:
-    """The desired state of all service ports; each desired frontend is a claim to it."""
+_NO_AGE = "~"  # after all times
 
-    def __init__(self) -> None:
+
+class Claims:
+    """The desired state of all service ports; each desired frontend is a claim to it.
+
+    ``holder`` returns the service port that has a frontend now.
+    """
+
+    def __init__(self, holder: Callable[[Frontend], PortName | None] = lambda _: None) -> None:
+        self._holder = holder
         self.desired: dict[PortName, DesiredService] = {}
         self.claimants: dict[Frontend, list[PortName]] = {}
         # The frontends that several claim; the winner comes first.
@@ -171,8 +179,19 @@ class Claims:
             rivals.update(names[:1])
             insort(names, desired.name, key=partial(self._seniority, frontend))
             if len(names) > 1 and frontend.port:
+                self._let_keep(frontend, names)
                 self.contested[frontend] = names
         return rivals
+
+    def _let_keep(self, frontend: Frontend, names: list[PortName]) -> None:
+        """Put first who has the frontend, if its age or that of the first is not known."""
+        holder = self._holder(frontend)
+        held = self.desired.get(holder) if holder and holder != names[0] else None
+        if not (holder and held) or frontend not in held.frontends:
+            return
+        if not (held.created and self.desired[names[0]].created):
+            names.remove(holder)
+            names.insert(0, holder)
 
     def _count(self, namespace: str, size: Size, sign: int) -> None:
         """Count a service port's size; a namespace without any is not kept."""
@@ -185,7 +204,7 @@ class Claims:
         """Return the order: for an address as a whole, those with endpoints come first."""
         desired = self.desired[name]
         is_idle = not frontend.port and not desired.serves(frontend)
-        return is_idle, desired.created, name
+        return is_idle, desired.created or _NO_AGE, name
 
 
 Desired = Mapping[PortName, DesiredService | None]
@@ -205,12 +224,12 @@ class Planner:
         shares: Shares = UNLIMITED,
     ) -> None:
         self.capacity = capacity
-        self.claims = Claims()
         self.actual: dict[PortName, ServiceEntries] = {}
         self.totals = Totals()  # of all services in `actual`
         self.quarantine = Quarantine()
         contents = contents or MapContents()
         self.frontends = Frontends(capacity.services, contents.cluster_ips)
+        self.claims = Claims(self.frontends.owners.get)
         self.source_ranges = SourceRanges(capacity.source_ranges, self.quarantine)
         self.space = Space(capacity, self.frontends, self.source_ranges, shares)
         self.service_ids, self.backend_ids = self.space.service_ids, self.space.backend_ids

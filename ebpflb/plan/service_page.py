@@ -359,15 +359,15 @@ def _not_programmed(facts: PortFacts) -> str:
     if facts.not_programmed:
         return _no_space(facts)
     if facts.desired and facts.port.name not in facts.owners.values():
-        older = sorted({str(name.owner) for name in facts.owners.values()})
-        return f"{UnusedReason.CLAIMED}: {', '.join(older)}"
+        owners = sorted({str(name.owner) for name in facts.owners.values()})
+        return f"{UnusedReason.CLAIMED}: {', '.join(owners)}"
     return UnusedReason.NOT_WRITTEN
 
 
 def _missing_frontend(frontend: Frontend, facts: PortFacts) -> str:
     owner = facts.owners[frontend]
     if owner != facts.port.name:
-        return f"claimed by the older service {owner.owner}"
+        return f"Service {owner.owner} has it"
     if frontend in facts.entries.services:
         return ""
     return _no_space(facts) or UnusedReason.NOT_WRITTEN

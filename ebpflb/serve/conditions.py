@@ -30,6 +30,7 @@ class Cause(StrEnum):
     OLD_NEWS = "nothing received"
     SYNC_ERROR = "sync error"
     NOT_PROGRAMMED = "not programmed"
+    CLAIMED_TWICE = "claimed twice"
     DEVICES_NOT_SERVED = "devices not served"
     CHOICES_LOST = "choices lost"
     INVALID_OBJECTS = "invalid objects"
@@ -127,6 +128,13 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
         "a Service does not fit",
         "Services do not fit",
     )
+    if status.standalone:  # elsewhere a tenant could degrade every node
+        yield from _named(
+            Cause.CLAIMED_TWICE,
+            status.contested,
+            "an address is claimed twice",
+            "addresses are claimed twice",
+        )
     yield from _named(
         Cause.DEVICES_NOT_SERVED,
         status.devices_not_served,

@@ -67,6 +67,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     source_errors: Mapping[str, str] = {}  # source -> its error
     invalid_objects: Mapping[str, str] = {}  # object -> its error
     object_warnings: Mapping[str, str] = {}  # object -> its unserved part, and why
+    standalone: bool = False  # the objects come from manifests, which the operator writes
     contested: Mapping[str, str] = {}  # frontend -> which Service has it, and which have not
     not_programmed: Mapping[str, str] = {}  # Service -> why a port of it does not fit
     set_aside: Mapping[str, str] = {}  # service port -> endpoints that do not answer this node

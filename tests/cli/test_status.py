@@ -271,25 +271,30 @@ def test_invalid_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> N
 def test_what_of_manifests_is_not_served(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str]
 ) -> None:
-    """A Service without an address, a NodePort without a number and an address that another Service
-    has are named in log and status; all else serves, and nothing is DEGRADED by it.
+    """A Service without an address and a NodePort without a number are named in log and status; so
+    is an address that another Service has, which keeps it: that makes the verdict DEGRADED.
     """
     port = [{"port": 80}]
     bare = manifests.service("bare", ["10.96.2.1"], port)
     del bare["spec"]["clusterIP"], bare["spec"]["clusterIPs"]
     open_one = manifests.service("open", ["10.96.2.2"], port, type="NodePort")
     rival = manifests.service("rival", [VIP], port)
+    cluster.publish(web(*map(endpoint, cluster.web)))
     cluster.publish(web(*map(endpoint, cluster.web)), [bare, open_one, rival])
     wait_until("it is published", lambda: bool(published(cluster).contested))
     done = ebpflb("status", *where, "-o", "json")
     said = json.loads(done.out)
-    assert (done.status, said["verdict"]) == (0, "OK")
-    assert said["contested"] == {f"{VIP}:80/TCP": "default/rival has it, not default/web"}
+    twice = "default/web has it, not default/rival"
+    assert said["contested"] == {f"{VIP}:80/TCP": twice}
+    assert (done.status, [each["text"] for each in said["reasons"]]) == (
+        3,
+        [f"an address is claimed twice: {VIP}:80/TCP: {twice}"],
+    )
     warnings = said["object_warnings"]
     assert warnings["Service default/bare"].startswith("spec.clusterIP: missing")
     assert warnings["Service default/open"].startswith("spec.ports[0].nodePort: missing")
     log = cluster.agent.log()
-    assert f"frontend {VIP}:80/TCP is claimed by several Services: default/rival has it" in log
+    assert f"frontend {VIP}:80/TCP is claimed more than once: {twice}" in log
     assert "Service default/bare: spec.clusterIP: missing" in log
 
 

@@ -47,7 +47,7 @@ def desired(
     frontends: Iterable[int] | Mapping[Frontend, Flags],
     backends: Iterable[int | DesiredBackend] = (),
     *,
-    created: str = "",
+    created: str = "2025",
     affinity_seconds: int = 0,
     source_ranges: Iterable[Network] = (),
     flags: Flags = frozenset({"endpoints"}),

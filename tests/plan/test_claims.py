@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two services, one frontend: the older one keeps it (Claims)."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -10,6 +11,7 @@ from ebpflb.plan.entries import WHOLE
 from ebpflb.plan.planner import Claims
 from tests.load import scaled
 from tests.plan.builders import by_name, desired, frontend, name
+from tests.plan.node import PlannedNode
 
 OLD, NEW = "2024-01-01T00:00:00Z", "2025-01-01T00:00:00Z"
 
@@ -130,3 +132,18 @@ def test_order_of_events_does_not_matter(events: list[dict[str, DesiredService |
     fresh.update(dict(sorted(final.items(), reverse=True)))
     assert all(frontends_of(claims, service) == frontends_of(fresh, service) for service in "abcd")
     assert claims.contested == fresh.contested
+
+
+@pytest.mark.parametrize("ages", [("", ""), (NEW, ""), ("", OLD)], ids=str)
+def test_without_an_age_who_has_it_keeps_it(ages: tuple[str, str]) -> None:
+    """A new manifest takes nothing, whatever its name or age; also after a restart of the agent."""
+    old, new = desired("z", [1], [1], created=ages[0]), desired("a", [1, 2], [2], created=ages[1])
+    node = PlannedNode()
+    node.change(by_name(old))
+    for _ in range(2):
+        node.change(by_name(new, old))
+        assert node.planner.claims.contested == {frontend(1): [name("z"), name("a")]}
+        assert node.planner.frontends.owners == {frontend(1): name("z"), frontend(2): name("a")}
+        node.restart()
+    node.change({name("z"): None})
+    assert node.planner.frontends.owners[frontend(1)] == name("a")

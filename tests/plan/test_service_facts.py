@@ -148,9 +148,9 @@ def test_address_claimed_by_an_older_service() -> None:
     made.plan()
     page = made.page()
     assert told(page.ports[0].endpoints) == {
-        "10.1.0.1:8080": (UNUSED, "every address is claimed by an older service: shop/old")
+        "10.1.0.1:8080": (UNUSED, "other Services have every address: shop/old")
     }
-    assert page.problems == ["172.30.0.41:80/TCP: claimed by the older service shop/old"]
+    assert page.problems == ["172.30.0.41:80/TCP: Service shop/old has it"]
 
 
 def test_no_space() -> None:

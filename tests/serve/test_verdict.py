@@ -127,6 +127,15 @@ def test_every_fault_that_an_agent_publishes_counts() -> None:
             assert judge(facts(status(**{name: wrong})))[0] is Verdict.DEGRADED, name
 
 
+def test_what_is_claimed_twice() -> None:
+    """It is a fault of the operator's manifests; elsewhere a tenant would degrade every node."""
+    twice = {"10.96.0.1:80/TCP": "default/web has it, not default/rival"}
+    assert judge(facts(status(contested=twice)))[0] is Verdict.OK
+    verdict, (reason,) = judge(facts(status(contested=twice, standalone=True)))
+    assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.CLAIMED_TWICE)
+    assert reason.text.endswith("10.96.0.1:80/TCP: default/web has it, not default/rival")
+
+
 def test_what_is_news_is_not_old() -> None:
     """A minute without a bookmark, or two, is nothing."""
     received = {"Service": (NOW - OLD_AFTER).isoformat()}
