@@ -72,7 +72,9 @@ class Workers:
             FlowConnections(maps, end_flow),
         )
         self.on_removal = ResetWorker(maps, kinds, former, on_reset, clock, clock)
-        self.stale_udp = StaleUdpWorker(maps, each_namespace, end_socket, clock=clock)
+        self.stale_udp = StaleUdpWorker(
+            maps, each_namespace, end_socket, clock=clock, cpu_clock=clock
+        )
         self._all = self.on_removal, self.stale_udp.connections, self.stale_udp
         self._clock = clock
 

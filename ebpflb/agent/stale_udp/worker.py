@@ -84,7 +84,9 @@ class StaleUdpWorker(DueWorker):
         self.ender = SocketEnder(maps, each_namespace, end_socket)
         self.can_end = self._ends_tcp = True
         self.searches: list[StaleSearch] = []
-        self.connections = StaleConnectionsWorker(maps, on_search, shadow=shadow, clock=clock)
+        self.connections = StaleConnectionsWorker(
+            maps, on_search, shadow=shadow, clock=clock, cpu_clock=cpu_clock
+        )
         self.moved = MovedFlowsWorker(maps, on_search, clock)
         self._error: str | None = None
         self.pause = FIRST_RETRY
