@@ -546,8 +546,7 @@ class Agent:
                 self.node_sync.neighbourhood = message
                 self.history.because(NEIGHBOURS)
             case EachPacketRules():
-                self.node_sync.each_packet = message
-                log.info("--fast-forward=auto: %s", self.node_sync.fast_forward_off or "on")
+                self.node_sync.take_each_packet(message)
 
     def _free_api_servers(self) -> None:
         """Before the first lists: an earlier agent may have let a Service hide the API servers."""

@@ -269,6 +269,14 @@ class NodeSync:
         """Whether established flows bypass the stack now, if the programs can do that."""
         return why_off(self.options.fast_forward, self.each_packet) is None
 
+    def take_each_packet(self, rules: EachPacketRules) -> None:
+        """Take the rules; those in force for the first time hold for connections that are open."""
+        former, self.each_packet = self.each_packet, rules
+        if former is None or former.lines != rules.lines:
+            log.info("--fast-forward=auto: %s", self.fast_forward_off or "on")
+        if former is None or former.changes != rules.changes:
+            self.flowtable.end_flows()
+
     @property
     def fast_forward_off(self) -> str | None:
         """Why they do not, with --fast-forward=auto."""

@@ -9,10 +9,12 @@ FAST_FORWARDS = (FORWARD_OFF, FORWARD_ON, FORWARD_AUTO) = ("off", "on", "auto")
 class EachPacketRules(Struct, frozen=True):
     """The rules of this node that act on each packet of a connection, in words; or what hides them.
 
-    Established flows must not bypass them with FORWARD_AUTO.
+    Established flows must not bypass them with FORWARD_AUTO. ``changes`` is another number after
+    each change of any rule that they would meet: a new one may drop them.
     """
 
     lines: tuple[str, ...] = ()
+    changes: int = 0
 
 
 def why_off(wanted: str, rules: EachPacketRules | None) -> str | None:

@@ -18,6 +18,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.events import Kind
+from ebpflb.model.fast_forward import FORWARD_AUTO, EachPacketRules
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options
 from ebpflb.plan import entries
@@ -349,3 +350,19 @@ def test_a_device_without_room_at_egress(harness: Harness, engine: Engine, lost:
     harness.start()
     harness.send(here(ETH, PORT), SERVICES, SLICES, NODES)
     assert (PORT.name in harness.status.devices_not_served) == lost
+
+
+def test_rules_for_open_connections_that_change_end_their_offloads(harness: Harness) -> None:
+    """With --fast-forward=auto: at the start, and at each change of such rules, not of others."""
+    start(harness, fast_forward=FORWARD_AUTO)
+    ended: list[str] = []
+    harness.agent.node_sync.flowtable.end_flows = lambda: ended.append("ended")  # type: ignore[method-assign]
+    for rules, times in (
+        (EachPacketRules(), 1),
+        (EachPacketRules(changes=1), 2),
+        (EachPacketRules(("a rule",), changes=1), 2),
+        (EachPacketRules((), changes=2), 3),
+    ):
+        harness.send(rules)
+        assert len(ended) == times
+        assert harness.agent.node_sync.fast_forward_off == (rules.lines[0] if rules.lines else None)

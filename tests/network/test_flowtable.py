@@ -33,6 +33,7 @@ SEEN = 19  # packets of a connection, in both directions, that pass the stack
 FLOOD = Path(flood.__file__)
 FORGED = "172.16.0.1"  # the first of a flood's addresses
 SYNS = 2048
+POLICY = "add chain inet firewall forward { policy drop; }"
 
 both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=["tcp", "udp"])
 
@@ -157,6 +158,63 @@ def test_connections_live_through_restarts(node: ServingOutside, kind: int) -> N
             assert not nft.exists(flowtable.TABLE)
     wait_until("it is in the flowtable again", lambda: is_forwarded(node, client))
     client.close()
+
+
+# Not among the rules that --fast-forward=auto looks at, because of its name.
+UNSEEN = f"""table inet ebpflb-test {{
+    counter seen {{ }}
+    chain c {{
+        type filter hook forward priority 290
+        meta l4proto tcp ct original proto-dst {NODEPORT} counter name seen
+    }}
+}}"""
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [f"add rule inet firewall forward tcp dport {TARGET} drop", POLICY],
+    ids=["rule", "policy"],
+)
+def test_a_drop_that_appears_holds_for_open_connections(node: ServingOutside, rule: str) -> None:
+    """With --fast-forward=auto, within a second; the flowtable stays in use."""
+    nodes.run("nft", "flush chain inet firewall forward")  # its counter acts on each packet
+    nodes.run("nft", UNSEEN)
+    node.agent.stop()
+    node.agent.options = ("--fast-forward=auto",)
+    node.agent.start()
+    client = node.connection()
+    wait_until("it passes no rule", lambda: unseen(lambda: goes_on(client)) == 0)
+    nodes.run("nft", rule)
+    client.settimeout(0.1)
+    wait_until("it is dropped", lambda: not answers(client), seconds=1.5)
+    assert has_flowtable()
+    nodes.run("nft", "flush chain inet firewall forward")
+    nodes.run("nft", "add chain inet firewall forward { policy accept; }")
+    wait_until("it goes on", lambda: answers(client))
+    client.close()
+    nodes.run("nft", "delete table inet ebpflb-test")
+    node.agent.stop()
+    node.agent.options = FAST
+    node.agent.start()
+
+
+def answers(client: Socket) -> bool:
+    try:
+        return goes_on(client)
+    except TimeoutError:
+        return False
+
+
+def unseen(done: Callable[[], object]) -> int:
+    """How many packets pass the rules meanwhile."""
+    before = counted()
+    done()
+    return counted() - before
+
+
+def counted() -> int:
+    said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "ebpflb-test", "seen"))
+    return int(said["nftables"][-1]["counter"]["packets"])
 
 
 def becomes(is_there: bool) -> None:

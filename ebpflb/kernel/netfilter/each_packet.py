@@ -8,7 +8,8 @@ sees the first packet, and marks: `ip rule` shows those that routes depend on.
 
 import socket
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator
+from typing import NamedTuple
 
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.kernel import netlink
@@ -36,16 +37,43 @@ _EFFECTS = {  # by target or option of iptables, or statement of nft
 }
 
 
+class Met(NamedTuple):
+    """A rule that packets of established connections meet, in a chain of this base chain.
+
+    ``rule``: None for the base chain itself.
+    """
+
+    base: Chain
+    chain: str
+    rule: Rule | None = None
+
+    def changes_with(self, table: Table) -> Hashable:
+        """Return what differs when the rule, or the base chain's policy, is another one."""
+        rule = self.rule and (self.rule.text, self.rule.options)
+        return table.title, self.base.name, self.base.policy, self.chain, rule
+
+
+def met(table: Table) -> Iterator[Met]:
+    """Yield the base chains on the way, and their rules for established connections."""
+    taking = dict[str, bool]()
+    for base in table.chains.values():
+        if base.hook in _ON_THE_WAY and not base.is_nat:
+            yield Met(base, base.name)
+            for chain, rule in _of_chain(table, base, taking):
+                yield Met(base, chain, rule)
+
+
 def each_packet(table: Table) -> Iterator[str]:
     """Yield a line for each such rule."""
-    taking = dict[str, bool]()
-    for chain in table.chains.values():
-        if chain.hook in _ON_THE_WAY and not chain.is_nat:
-            yield from _of_chain(table, chain, taking)
+    for base, chain, rule in met(table):
+        if rule and (effect := _effect(rule, base.hook)):
+            yield f"{table.title}, chain {chain}: {rule.text}: {effect} each packet"
 
 
-def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[str, None, bool]:
-    """Return whether the chain takes every packet of established connections.
+def _of_chain(
+    table: Table, chain: Chain, taking: dict[str, bool]
+) -> Generator[tuple[str, Rule], None, bool]:
+    """Yield rules; return whether the chain takes every packet of established connections.
 
     ``taking`` has the results for earlier chains.
     """
@@ -56,8 +84,7 @@ def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[
         states = _states(rule)
         if states and "established" not in states:
             continue
-        if effect := _effect(rule):
-            yield f"{table.title}, chain {chain.name}: {rule.text}: {effect} each packet"
+        yield chain.name, rule
         takes = bool(_TAKING & rule.targets)
         for name in rule.targets & table.chains.keys():
             takes = yield from _of_chain(table, table.chains[name], taking)
@@ -67,11 +94,16 @@ def _of_chain(table: Table, chain: Chain, taking: dict[str, bool]) -> Generator[
     return taking[chain.name]
 
 
-def _effect(rule: Rule) -> str:
-    """Return what the rule does; "" for nothing, and for tests for TCP's SYN."""
+def _effect(rule: Rule, hook: str) -> str:
+    """Return what the rule does; "" for nothing, and for tests for TCP's SYN.
+
+    A packet that FORWARD drops brings no connection into the flowtable; behind FORWARD it is in it.
+    """
     if _FLAGS & rule.names:
         return ""
     causes = rule.names | rule.targets
+    if hook == "postrouting" and causes & {"DROP", "REJECT"}:
+        return "drops"
     return next((effect for effect, found in _EFFECTS.items() if found & causes), "")
 
 
@@ -93,7 +125,7 @@ _POLL_SECONDS = 0.5  # for tables of iptables-legacy, whose changes nobody is to
 _GATHER_SECONDS = 0.1  # for the rest of a change
 QUIET_SECONDS = 5.0
 _AGAIN_SECONDS = 60.0  # for changes that cannot be seen
-_CHANGING = "the rules are changing"
+_CHANGING, _UNREADABLE = "the rules are changing", "the firewall rules cannot be read"
 
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _TABLES_GROUP, _TABLES = 7, 10 << 8  # NFNLGRP_NFTABLES, NFNL_SUBSYS_NFTABLES
@@ -110,7 +142,8 @@ class EachPacketWatch(DescriptorWorker):
     The tools read all rules after a change, and every minute. Changes that follow each other within
     QUIET_SECONDS are not read one by one: until they end the rules count as unknown. Rules that
     cannot be read are unknown too, and what is unknown is emitted as if it were such a rule.
-    Of iptables-legacy only the sizes of tables are looked at between two readings.
+    Of iptables-legacy only the sizes of tables are looked at between two readings. With each
+    reading that finds other rules for established connections, ``changes`` is another number.
     """
 
     def __init__(
@@ -121,6 +154,8 @@ class EachPacketWatch(DescriptorWorker):
         super().__init__("each-packet")
         self._emit, self._clock = emit, clock
         self._told: EachPacketRules | None = None
+        self._rules: Hashable = None  # those for established connections, as last read
+        self._changes = 0
         self._due = self._quiet_from = clock()
         self._sizes: list[bytes] = []
         self._tables = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink.NETFILTER)
@@ -155,8 +190,18 @@ class EachPacketWatch(DescriptorWorker):
             if not is_quiet:
                 self._tell([_CHANGING])
         if now >= self._due and not self.stopped.is_set():
+            self._read()
             self._due = now + _AGAIN_SECONDS
-            self._tell(read_rules())
+
+    def _read(self) -> None:
+        try:
+            lines, rules = read_rules()
+        except Exception:
+            self._tell([_UNREADABLE])
+            raise
+        self._changes += rules != self._rules
+        self._rules = rules
+        self._tell(lines)
 
     def _has_changed(self) -> bool:
         former, self._sizes = self._sizes, _legacy_sizes()
@@ -166,20 +211,22 @@ class EachPacketWatch(DescriptorWorker):
         return changed
 
     def _tell(self, rules: Collection[str]) -> None:
-        found = EachPacketRules(tuple(rules))
+        found = EachPacketRules(tuple(rules), self._changes)
         if found != self._told:
             self._told = found
             self._emit(found)
 
 
-def read_rules() -> list[str]:
-    """Return a line for each rule, and for what cannot be read."""
+def read_rules() -> tuple[list[str], Hashable]:
+    """Return a line for each rule, and for what cannot be read; and what changes with the rules."""
     unread = list[str]()
     try:
-        lines = [line for table in tables(unread) for line in each_packet(table)]
-        return [*dict.fromkeys(lines), *marked_routes(), *unread]
+        found = list(tables(unread))
+        lines = [line for table in found for line in each_packet(table)]
+        rules = frozenset(each.changes_with(table) for table in found for each in met(table))
+        return [*dict.fromkeys(lines), *marked_routes(), *unread], rules
     except (EbpflbError, OSError) as error:
-        return [f"the firewall rules cannot be read: {in_words(error)}"]
+        return [f"{_UNREADABLE}: {in_words(error)}"], None
 
 
 def _legacy_sizes() -> list[bytes]:

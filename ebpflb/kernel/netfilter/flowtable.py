@@ -294,7 +294,7 @@ class FlowtableSync:
         self._devices: Mapping[str, int] | None = None
         self._addresses: frozenset[Address] = frozenset()
         self._frontends: frozenset[Frontend] | None = None
-        self._changed = False
+        self._changed = self._must_end = False
         self._made: InFlowtable | None = None  # the content last written; None: must be compared
 
     def place(self, devices: Iterable[Device], addresses: Iterable[Address]) -> None:
@@ -310,6 +310,12 @@ class FlowtableSync:
         """Set whether there is a flowtable now; without one its flows pass the stack."""
         if self.enabled and is_allowed != self._is_allowed:
             self._is_allowed = self._changed = is_allowed
+            self.on_change()
+
+    def end_flows(self) -> None:
+        """Lead all connections through the stack again; each returns with its next packet."""
+        if self.enabled:
+            self._must_end = self._changed = True
             self.on_change()
 
     def start_over(self, frontends: Iterable[Frontend]) -> None:
@@ -350,8 +356,9 @@ class FlowtableSync:
 
     def catch_up(self, *, needed: bool) -> None:
         """Write the changes since the last time, without comparing. Raises NodeError."""
-        if self._made and not self._is_allowed:
+        if self._must_end or (self._made and not self._is_allowed):
             self._remove()
+            self._must_end = False
         is_ready = needed and self.enabled and self._is_allowed and self._is_known
         if not (is_ready and self._changed):
             return

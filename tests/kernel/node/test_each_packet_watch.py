@@ -30,22 +30,29 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.reads = 0.0, 0
         self.emitted: list[EachPacketRules] = []
+        self.all: list[EachPacketRules] = []
         monkeypatch.setattr(DescriptorWorker, "start", lambda _: None)
         self.watch: Any = EachPacketWatch(self.emitted.append, clock=lambda: self.now)
         self.watch.start()
         read = each_packet.read_rules
 
-        def counted() -> list[str]:
+        def counted() -> tuple[list[str], object]:
             self.reads += 1
             return read()
 
         monkeypatch.setattr(each_packet, "read_rules", counted)
+
+    @property
+    def changes(self) -> int:
+        """Of the last rules that were emitted."""
+        return self.all[-1].changes
 
     def look(self, after: float = 2 * QUIET_SECONDS) -> list[tuple[str, ...]]:
         """What is emitted, so many seconds later."""
         self.now += after
         self.emitted.clear()
         self.watch.look()
+        self.all += self.emitted
         return [each.lines for each in self.emitted]
 
 
@@ -59,14 +66,50 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
 
 
 def test_a_rule_of_nft(watched: Watched) -> None:
-    """At the next look, and its end too; rules for openings are none."""
+    """At the next look, and its end too; a rule that drops is none."""
     run("nft", TABLE)
-    assert watched.look() == []
+    assert watched.look() == [()]
     run("nft", *RULE)
     ((line,),) = watched.look()
     assert "counts each packet" in line
     run("nft", "delete table inet operator")
     assert watched.look() == [()]
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ("add rule inet operator c tcp dport 2 drop",),
+        ("add chain inet operator c { policy drop; }",),
+        ("add element inet operator banned { 192.0.2.1 }",),
+        ("flush chain inet operator c",),
+    ],
+)
+def test_a_rule_that_open_connections_meet(watched: Watched, commands: tuple[str, ...]) -> None:
+    """Its coming, its going, a policy and a set are changes, of a set within a minute."""
+    run("nft", TABLE)
+    run("nft", "add set inet operator banned { type ipv4_addr; }")
+    run("nft", "add rule inet operator c ip saddr @banned drop")
+    watched.look()
+    before = watched.changes
+    for command in commands:
+        run("nft", command)
+    watched.look(after=60)
+    assert watched.changes == before + 1
+
+
+def test_rules_that_open_connections_do_not_meet(watched: Watched) -> None:
+    """A rule for new connections, one behind established ones, and one at another hook."""
+    run("nft", TABLE)
+    run("nft", "insert rule inet operator c ct state established accept")
+    watched.look()
+    before = watched.changes
+    run("nft", "add rule inet operator c tcp dport 2 drop")
+    run("nft", "insert rule inet operator c ct state new tcp dport 3 drop")
+    run("nft", "add chain inet operator o { type filter hook output priority 0; }")
+    run("nft", "add rule inet operator o tcp dport 4 drop")
+    watched.look()
+    assert watched.changes == before
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -90,7 +133,7 @@ def test_a_routing_rule_by_mark(watched: Watched, family: str) -> None:
 def test_rules_that_keep_changing(watched: Watched) -> None:
     """They are unknown until they rest, and are not read meanwhile."""
     run("nft", TABLE)
-    assert watched.look() == []
+    assert watched.look() == [()]
     reads = watched.reads
     for emitted in ([("the rules are changing",)], [], []):
         run("nft", "add rule inet operator c tcp dport 2 drop")

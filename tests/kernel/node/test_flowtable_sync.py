@@ -34,7 +34,7 @@ class FakeKernel:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.contents: Contents | None = None
         self.refused: dict[str, str] = {}
-        self.reads = 0
+        self.reads = self.removals = 0
         for name in ("read", "make", "remove", "add_devices"):
             monkeypatch.setattr(flowtable, name, getattr(self, name))
         for name in ("remove_devices", "change_frontends"):
@@ -53,6 +53,7 @@ class FakeKernel:
         self.contents = EMPTY_FLOWTABLE
 
     def remove(self, _: object) -> None:
+        self.removals += 1
         self.contents = None
 
     def add_devices(self, _: object, names: set[str]) -> dict[str, str]:
@@ -118,6 +119,19 @@ def test_changes_are_written_without_a_look(kernel: FakeKernel, it: FlowtableSyn
     it.catch_up(needed=True)
     assert kernel.found.frontends == packed(NODEPORT)
     assert kernel.reads == looks
+
+
+def test_flows_end_and_the_content_stays(kernel: FakeKernel, it: FlowtableSync) -> None:
+    """The table is removed, which ends its flows, and made again at once; once for each call."""
+    woken: list[str] = []
+    it.on_change = lambda: woken.append("woken")
+    it.catch_up(needed=True)
+    before = kernel.found
+    it.end_flows()
+    assert woken
+    for _ in range(2):
+        it.catch_up(needed=True)
+        assert (kernel.contents, kernel.removals) == (before, 1)
 
 
 @pytest.mark.parametrize("report_only", [False, True], ids=["repair", "report"])
