@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -437,7 +438,8 @@ class Agent:
             case ConnectionsReset(name, (address, port), kind, count):
                 self.history.reset(name, host_port(address, port), f"{count} {kind}")
             case Reached() | Outcomes() | Answering() | Untracked():
-                self._take_seen(message)
+                part = f"observed {type(message).__name__.lower()}"
+                parts.attempt(part, partial(self._take_seen, message))
             case Call():
                 message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():

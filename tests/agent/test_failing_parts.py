@@ -5,6 +5,7 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind, SourceStatus
+from ebpflb.model.untracked import NO_UNTRACKED
 from ebpflb.serve.conditions import Cause, conditions
 from ebpflb.serve.listener import Request
 from ebpflb.stopping import parts
@@ -41,6 +42,20 @@ def test_services_are_served_while_a_part_of_the_loop_fails(
             assert not condition.unready
     agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
     wait_until("it works", lambda: not parts.is_failing(part) or wake(serving))
+    serving.wait_for(lambda status: not status.failing_parts)
+
+
+def test_services_are_served_though_what_is_observed_cannot_be_taken(
+    serving: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named until something of the kind is taken."""
+    with monkeypatch.context() as patched:
+        patched.setattr(serving.agent.cluster, "set_untracked", lambda _: 1 // 0)
+        serving.agent.inbox.put(NO_UNTRACKED)
+        serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
+        assert "10.1.0.9" in served(serving)
+        serving.wait_for(lambda status: list(status.failing_parts) == ["observed untracked"])
+    serving.send(NO_UNTRACKED)
     serving.wait_for(lambda status: not status.failing_parts)
 
 
