@@ -41,6 +41,7 @@ GROUPS = {
         "socket_translation",
         "devices",
         "devices_not_served",
+        "choices_lost",
         "devices_to_come",
         "flows_wait",
         "other_programs_first",

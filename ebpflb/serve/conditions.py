@@ -149,6 +149,10 @@ def _not_served(status: AgentStatus) -> Iterator[Condition]:
         "devices' requests are not translated",
         unready=True,
     )
+    yield from _not_done(status)
+
+
+def _not_done(status: AgentStatus) -> Iterator[Condition]:
     if status.stale_udp_error:
         text = "UDP sockets and flows may keep removed endpoints"
         yield Condition(Cause.STALE_UDP, f"{text}: {status.stale_udp_error}")
