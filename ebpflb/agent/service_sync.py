@@ -435,7 +435,7 @@ class ServiceSync:
             entries = self.planner.actual.get(port.name, NO_ENTRIES)
             if lack and not entries.id:
                 self.no_local.update(port.name, frozenset())
-                yield Step(1, port.name, not_made(port, lack))
+                yield Step(_PORT_COST, port.name, not_made(port, lack))
                 continue
             selection = yield from _in_steps(self.cluster.selecting(port.name, its))
             local.add(port, selection)

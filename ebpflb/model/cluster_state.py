@@ -407,7 +407,7 @@ class ClusterState:
                 return ()
 
     def _store_service(self, key: Key, service: Service) -> tuple[str, ...]:
-        ports, warnings = services.parse(service, self.admission)
+        ports, warnings = services.parse(service, self.admission, self.services.get(key, ()))
         if (local := self.admission.local_api_server) and key == KUBERNETES:
             ports = services.with_loopback(ports, local)
         if (which := self.admission.whole_addresses) is not WholeAddresses.NONE:

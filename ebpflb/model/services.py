@@ -13,7 +13,7 @@ Next: endpoints.py finds the endpoints of a service port, and those that are use
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import partial
@@ -263,6 +263,7 @@ _LOCAL = {"Cluster": False, "Local": True}
 _LIMIT = "too many"
 _Entry = TypeVar("_Entry")
 _Parsed = TypeVar("_Parsed", Address, Network)
+_Lists = dict[Family, tuple[_Parsed, ...]]
 
 
 class Protocol(IntEnum):
@@ -361,6 +362,9 @@ class ServicePort:
         return [*((address, self.port) for address in addresses), *nodeport]
 
 
+_Ports = tuple[ServicePort, ...]
+
+
 class ParsedService(NamedTuple):
     """The service ports, and a line for each entry that was skipped."""
 
@@ -387,47 +391,56 @@ def is_ours(service: objects.Service) -> bool:
     )
 
 
-def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> ParsedService:
-    """Return the service ports (kube-proxy.md 1); raises InvalidObject for an invalid field."""
+def parse(
+    service: objects.Service, admission: Admission = OF_KUBE_PROXY, former: _Ports = ()
+) -> ParsedService:
+    """Return the service ports (kube-proxy.md 1); raises InvalidObject for an invalid field.
+
+    ``former``: those of its last version; equal lists stay the same objects, compared at once.
+    """
     if not (is_ours(service) and admission.served.has(service.metadata)):
         return _NONE_WITHOUT_IP if _lacks_cluster_ip(service, admission) else _NONE
-    (namespace, name), spec = _names(service.metadata), service.spec
     warnings: list[str] = []
+    ports = tuple(_service_ports(service, admission, former, warnings))
+    return _limited(ports, warnings)
+
+
+def _service_ports(
+    service: objects.Service, admission: Admission, former: _Ports, warnings: list[str]
+) -> Iterator[ServicePort]:
+    (namespace, name), spec = _names(service.metadata), service.spec
     cluster_ips = _cluster_ips(spec, warnings)
-    external_ips = _by_family(_external_ips(spec, admission, warnings))
-    load_balancer_ips = _by_family(_load_balancer_ips(service, warnings))
-    source_ranges = _source_ranges(spec, warnings)
-    to_nodeports = _nodeport_ranges(service, admission, warnings)
+    external_ips, load_balancer_ips = _external_addresses(service, admission, former, warnings)
+    source_ranges, to_nodeports = _admitted(service, admission, former, warnings)
     spec_ports = _ports(spec, warnings)
     defaults = admission.of_annotations(Key(namespace, name))
     annotated = annotations.read(service, *defaults, warnings)
-    ports = tuple(
-        ServicePort(
-            name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
-            created=service.metadata.creation_timestamp or "",
-            cluster_ip=cluster_ip,
-            port=port.port,
-            node_port=port.node_port,
-            external_ips=external_ips[family],
-            load_balancer_ips=load_balancer_ips[family],
-            source_ranges=source_ranges[family],
-            nodeport_source_ranges=to_nodeports[family],
-            affinity_seconds=_affinity_seconds(spec),
-            internal_local=_is_local("spec.internalTrafficPolicy", spec.internal_traffic_policy),
-            external_local=_is_external_local(spec),
-            health_check_node_port=_health_check_node_port(spec),
-            scheduler=annotated.scheduler,
-            on_removal=annotated.on_removal if protocol is Protocol.TCP else KEPT,
-            slow_start=annotated.slow_start,
-            endpoint_health=_health_of(annotated.endpoint_health, protocol),
-            type=sys.intern(spec.type or "ClusterIP"),
-            node_local=_node_local(annotated.node_local, family, protocol),
-            passthrough=annotated.passthrough,
-        )
-        for family, cluster_ip in cluster_ips.items()
-        for port, protocol in spec_ports
-    )
-    return _limited(ports, warnings)
+    for family, cluster_ip in cluster_ips.items():
+        for port, protocol in spec_ports:
+            yield ServicePort(
+                name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
+                created=service.metadata.creation_timestamp or "",
+                cluster_ip=cluster_ip,
+                port=port.port,
+                node_port=port.node_port,
+                external_ips=external_ips[family],
+                load_balancer_ips=load_balancer_ips[family],
+                source_ranges=source_ranges[family],
+                nodeport_source_ranges=to_nodeports[family],
+                affinity_seconds=_affinity_seconds(spec),
+                internal_local=_is_local(
+                    "spec.internalTrafficPolicy", spec.internal_traffic_policy
+                ),
+                external_local=_is_external_local(spec),
+                health_check_node_port=_health_check_node_port(spec),
+                scheduler=annotated.scheduler,
+                on_removal=annotated.on_removal if protocol is Protocol.TCP else KEPT,
+                slow_start=annotated.slow_start,
+                endpoint_health=_health_of(annotated.endpoint_health, protocol),
+                type=sys.intern(spec.type or "ClusterIP"),
+                node_local=_node_local(annotated.node_local, family, protocol),
+                passthrough=annotated.passthrough,
+            )
 
 
 def _limited(ports: tuple[ServicePort, ...], warnings: list[str]) -> ParsedService:
@@ -461,11 +474,16 @@ def with_whole_addresses(
     ports: tuple[ServicePort, ...], which: WholeAddresses
 ) -> tuple[ServicePort, ...]:
     """Let the first port of each family stand for the Service's addresses."""
-    first = {port.name.family: port for port in reversed(ports)}
+    first = _first_ports(ports)
     return tuple(
         replace(it, whole_addresses=_whole(it, which)) if it is first[it.name.family] else it
         for it in ports
     )
+
+
+def _first_ports(ports: tuple[ServicePort, ...]) -> dict[Family, ServicePort]:
+    """Return the first port of each family."""
+    return {port.name.family: port for port in reversed(ports)}
 
 
 def _whole(port: ServicePort, which: WholeAddresses) -> tuple[Address, ...]:
@@ -503,6 +521,32 @@ def _first(
 def _is_about_limit(message: str) -> bool:
     """Whether a warning is about a limit of one Service."""
     return f": {_LIMIT}: " in message
+
+
+def _external_addresses(
+    service: objects.Service, admission: Admission, former: _Ports, warnings: list[str]
+) -> tuple[_Lists[Address], _Lists[Address]]:
+    """Return the external IPs and the load balancer IPs, by family."""
+    first = _first_ports(former).values()
+    external = _by_family(_external_ips(service.spec, admission, warnings))
+    balanced = _by_family(_load_balancer_ips(service, warnings))
+    return (
+        _kept(external, [it.external_ips for it in first]),
+        _kept(balanced, [it.load_balancer_ips for it in first]),
+    )
+
+
+def _admitted(
+    service: objects.Service, admission: Admission, former: _Ports, warnings: list[str]
+) -> tuple[_Lists[Network], _Lists[Network]]:
+    """Return the clients of load balancer IPs and of NodePorts, by family."""
+    first = _first_ports(former).values()
+    balanced = _source_ranges(service.spec, warnings)
+    to_nodeports = _nodeport_ranges(service, admission, warnings)
+    return (
+        _kept(balanced, [it.source_ranges for it in first]),
+        _kept(to_nodeports, [it.nodeport_source_ranges for it in first]),
+    )
 
 
 def _external_ips(
@@ -600,6 +644,13 @@ def _of(family: Family, values: Iterable[_Parsed]) -> tuple[_Parsed, ...]:
 
 def _by_family(values: Iterable[_Parsed]) -> dict[Family, tuple[_Parsed, ...]]:
     return {family: _of(family, values) for family in Family}
+
+
+def _kept(found: _Lists[_Parsed], former: list[tuple[_Parsed, ...]]) -> _Lists[_Parsed]:
+    """Return the lists, as the former objects where they are equal."""
+    if not former:
+        return found
+    return {family: next((it for it in former if it == its), its) for family, its in found.items()}
 
 
 _OPEN: dict[Family, tuple[Network, ...]] = dict.fromkeys(Family, ())

@@ -42,7 +42,7 @@ from ebpflb.plan.service_entries import (
 # A service port is tried again only after something was freed that it could use, and each plan
 # tries only a few: however many wait, other changes take no longer.
 
-MOST_TRIED = 64  # with one plan
+MOST_TRIED, MOST_PLANNED = 64, 4  # with one plan: a port may have 1,000 source ranges
 EVERYONE = ""  # instead of a namespace: any namespace can free the space
 
 
@@ -88,12 +88,16 @@ class Waiting:
         found: list[PortName] = []
         for namespace, tries in list(self._tries.items()):
             queue = self._queues[namespace]
-            tried = list(islice(queue, min(tries, MOST_TRIED)))
+            tried: list[PortName] = []
+            for name in islice(queue, min(tries, MOST_TRIED)):
+                if len(found) == MOST_PLANNED:
+                    break
+                tried.append(name)
+                found += [] if still_lacks(name, self.lacks[name]) else [name]
             for name in tried:
                 queue[name] = queue.pop(name)  # to the end
-            found += [name for name in tried if not still_lacks(name, self.lacks[name])]
             self._tries[namespace] -= len(tried)
-            if not tried or not self._tries[namespace]:
+            if not queue or not self._tries[namespace]:
                 del self._tries[namespace]
         return found
 
@@ -157,8 +161,7 @@ class Space:
         self.former_ids = FormerIds(())
         self.slots = SlotAllocator(capacity.slots)
         self.choices = SlotAllocator(capacity.choices)
-        self.waiting = Waiting()
-        self.ahead: dict[PortName, Ahead] = {}
+        self.waiting, self.ahead = Waiting(), dict[PortName, Ahead]()
         self.sizes = {
             "services": capacity.services,
             "service_stats": capacity.service_ids,
