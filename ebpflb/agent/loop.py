@@ -63,10 +63,12 @@ from ebpflb.model.events import (
     Disturbed,
     Event,
     Kind,
+    ObjectEvent,
     PartStatus,
     Removed,
     Replaced,
     SourceStatus,
+    Together,
 )
 from ebpflb.model.fast_forward import EachPacketRules
 from ebpflb.model.kube_proxy import Detection
@@ -90,6 +92,7 @@ class DevicesAttached:
 
 Message = (
     Event
+    | Together
     | DevicesAttached
     | DevicesChanged
     | Detection
@@ -407,12 +410,11 @@ class Agent:
 
     def _take(self, message: Message) -> None:
         match message:
+            case Together(events):
+                for event in events:
+                    self._take(event)
             case Replaced() | Changed() | Removed():
-                applied = self.cluster.apply(message)
-                if isinstance(message, Replaced) and message.kind is Kind.SERVICE:
-                    self.service_sync.plan_all()  # repairs any fault of the plan, hours apart
-                self.reporter.event_applied(applied, self.cluster.node)
-                self.history.event(message, applied)
+                self._take_objects(message)
             case DevicesChanged() | Neighbourhood() | EachPacketRules():
                 self._take_of_node(message)
             case DevicesAttached():
@@ -444,6 +446,13 @@ class Agent:
                 message.answer(self.cluster, self.service_sync.planner, self.canary)
             case Stop():
                 self.stopped = True
+
+    def _take_objects(self, event: ObjectEvent) -> None:
+        applied = self.cluster.apply(event)
+        if isinstance(event, Replaced) and event.kind is Kind.SERVICE:
+            self.service_sync.plan_all()  # repairs any fault of the plan, hours apart
+        self.reporter.event_applied(applied, self.cluster.node)
+        self.history.event(event, applied)
 
     def _take_seen(self, message: Reached | Outcomes | Answering | Untracked) -> None:
         """Take what this node has seen itself about endpoints and frontends."""

@@ -81,7 +81,7 @@ class ManifestDirectory:
             if before.error != after.error:
                 where = one_line(str(self._directory / name))
                 errors.append(SourceStatus(where, after.error))
-        updates = (self._update(name) for name in sorted(changed, key=_services_last))
+        updates = (self._update(name) for name in sorted(changed))
         return [event for event in updates if event] + errors
 
     def _signatures(self) -> dict[str, _Signature]:
@@ -159,11 +159,6 @@ class ManifestDirectory:
         for name, found in self._served.items():
             objects[name.kind][name.key] = found
         return [Replaced(kind, objects[kind]) for kind in Kind]
-
-
-def _services_last(name: ObjectName) -> tuple[bool, str, str, str]:
-    """Sort Services last: the agent may take one file's events in two turns, dependencies first."""
-    return name.kind is Kind.SERVICE, name.kind, *name.key
 
 
 def is_manifest(name: str) -> bool:

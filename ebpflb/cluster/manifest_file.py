@@ -240,7 +240,7 @@ def _add(path: Path, document: Any, content: Content) -> None:
     if kind is None:
         log.debug("%s: kind %s is skipped", path, document["kind"])
         return
-    document, name = _named(kind, document)
+    document, name = _named(kind, defaulted(kind, document))
     if name in content.objects:
         log.warning("%s: %s: defined twice, the first definition is used", path, name)
         return
@@ -248,6 +248,27 @@ def _add(path: Path, document: Any, content: Content) -> None:
         content.objects[name] = convert(kind, document)
     except InvalidObject as error:
         content.objects[name] = InvalidObject(error.field, error.reason)
+
+
+_Document = dict[Any, Any]
+
+
+def defaulted(kind: Kind, document: _Document) -> _Document:
+    """Return the document without null and "" where the API server would set a default."""
+    if kind is Kind.SERVICE and isinstance(spec := document.get("spec"), dict):
+        return document | {"spec": _with_filled_ports(_filled(spec))}
+    return _with_filled_ports(document) if kind is Kind.ENDPOINT_SLICE else document
+
+
+def _with_filled_ports(mapping: _Document) -> _Document:
+    ports = mapping.get("ports")
+    if not isinstance(ports, list):
+        return mapping
+    return mapping | {"ports": [_filled(it) if isinstance(it, dict) else it for it in ports]}
+
+
+def _filled(mapping: _Document) -> _Document:
+    return {name: value for name, value in mapping.items() if value not in (None, "")}
 
 
 def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], ObjectName]:

@@ -11,7 +11,7 @@ overflowed, events are lost, and every file is read again.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ebpflb.cluster.manifest_directory import ManifestDirectory, is_manifest
 from ebpflb.cluster.retry import RetryLoop, Timing
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Event
+from ebpflb.model.events import Event, Together
 from ebpflb.workers import DescriptorWorker
 
 # Which files of a directory are being written, according to inotify.
@@ -187,9 +187,10 @@ class ManifestSource(DescriptorWorker):
         except OSError as error:
             raise ClusterError(f"{self._directory}: {error.strerror}") from error
 
-    def _emit(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._loop.emit(event)
+    def _emit(self, events: Sequence[Event]) -> None:
+        """Emit what was read at once as one change: a Service and its slices fit together."""
+        if events:
+            self._loop.emit(Together(tuple(events)))
 
     def _events_for(self, inotify_events: list[InotifyEvent]) -> list[Event]:
         names = {

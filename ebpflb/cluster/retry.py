@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ebpflb.cluster.decoding import Forbidden
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Event, SourceStatus
+from ebpflb.model.events import Event, SourceStatus, Together
 from ebpflb.redaction import redact
 from ebpflb.stopping import parts
 
@@ -118,7 +118,7 @@ class RetryLoop:
             return 0.0
         return self._backoff.next()
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: Event | Together) -> None:
         """Pass the event to the agent, unless the source has been stopped."""
         if not self.stopped.is_set():
             self._emit(event)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ebpflb.model.events import Event
+from ebpflb.model.events import Event, Together
 
-Emit = Callable[[Event], None]
+Emit = Callable[[Event | Together], None]
 """Takes an event from any thread and returns soon, such as a queue's ``put``."""
 
 Observe = Callable[[str, str, int | None, float], None]

@@ -89,6 +89,12 @@ class SourceStatus(Struct, frozen=True):
     is_forbidden: bool = False
 
 
+class Together(NamedTuple):
+    """Events of one change, such as that of a file: one plan has all of them."""
+
+    events: tuple["Event", ...]
+
+
 class PartStatus(Struct, frozen=True):
     """A part of the agent failed by an unexpected exception; ``error`` is None once it works."""
 

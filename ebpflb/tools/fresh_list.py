@@ -16,7 +16,7 @@ from ebpflb.model import endpoints
 from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import finished
-from ebpflb.model.events import Changed, Event, Kind, Removed, Replaced, SourceStatus
+from ebpflb.model.events import Changed, Event, Kind, Removed, Replaced, SourceStatus, Together
 from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan.allocators import Capacity
@@ -56,7 +56,7 @@ def _list_by_api(cluster: ClusterState, options: Options) -> None:
     from ebpflb.cluster.api_source import ApiSource
     from ebpflb.cluster.list_watch import NEWEST
 
-    inbox = SimpleQueue[Event]()
+    inbox = SimpleQueue[Event | Together]()
     source = ApiSource(
         inbox.put,
         node_name=options.node_name,
@@ -83,7 +83,7 @@ def _list_by_api(cluster: ClusterState, options: Options) -> None:
         source.stop()
 
 
-def _apply(cluster: ClusterState, event: Event) -> None:
+def _apply(cluster: ClusterState, event: Event | Together) -> None:
     if isinstance(event, Replaced | Changed | Removed):
         cluster.apply(event)
 
@@ -127,7 +127,7 @@ def _desired(
                 yield not_made(port, lack)
                 continue
             selection = finished(cluster.selecting(port.name, its))
-            made = desired_service(port, selection, cluster.primary)
+            made = desired_service(port, selection, cluster.primary, api=cluster.api_places)
             made = starts.apply(made, port.slow_start, entries, now)
             yield existing(made, entries, lack) if lack else made
 

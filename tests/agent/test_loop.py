@@ -9,7 +9,7 @@ from ebpflb.agent import loop
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.events import Key, Kind, Removed, SourceStatus
+from ebpflb.model.events import Key, Kind, Removed, SourceStatus, Together
 from ebpflb.plan.entries import Range
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve.conditions import conditions, not_ready
@@ -52,6 +52,18 @@ def test_only_what_changed(serving: Harness) -> None:
     plans = len(serving.datapath.plans)
     serving.send(changed(Kind.SERVICE, service("a", "10.96.0.1")))
     assert len(serving.datapath.plans) == plans
+
+
+def test_what_comes_together_is_one_plan(serving: Harness) -> None:
+    """A port is renamed in a Service and its slice: its frontend is never without endpoints."""
+    web, slice = service("a", "10.96.0.1"), slices("a", "10.1.0.1")
+    web["spec"]["ports"][0]["name"] = slice["ports"][0]["name"] = "renamed"
+    plans = len(serving.datapath.plans)
+    events = (changed(Kind.ENDPOINT_SLICE, slice), changed(Kind.SERVICE, web))
+    serving.send(Together(events))
+    (plan,) = serving.datapath.plans[plans:]
+    ((frontend, entry),) = plan.services
+    assert (str(frontend), entry.cluster.size, plan.removed_services) == ("10.96.0.1:80", 1, [])
 
 
 def test_service_goes(serving: Harness) -> None:

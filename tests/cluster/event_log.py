@@ -7,7 +7,7 @@ from typing import Any
 
 from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Source
-from ebpflb.model.events import Event, Kind, SourceStatus
+from ebpflb.model.events import Event, Kind, SourceStatus, Together
 from tests.kit.api_server import WAIT_SECONDS
 
 NODE = "node-1"
@@ -32,8 +32,9 @@ class EventLog:
         self._queue: queue.Queue[Event] = queue.Queue()
         self._skipped: list[Event] = []
 
-    def __call__(self, event: Event) -> None:
-        self._queue.put(event)
+    def __call__(self, event: Event | Together) -> None:
+        for each in event.events if isinstance(event, Together) else (event,):
+            self._queue.put(each)
 
     def next(self, kind: Kind) -> Any:
         """The next event of this kind, waiting for it if need be."""

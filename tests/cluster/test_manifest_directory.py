@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.cluster.manifest_directory import ManifestDirectory
-from ebpflb.lab import manifests
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
 from tests.cluster.event_log import EventLog, Start
 from tests.cluster.manifest_files import begun, keys, write
@@ -55,16 +53,6 @@ def test_a_new_file_is_told(folder: Path, events: EventLog, follow: Start) -> No
     begun(events)
     write(folder / "a.yaml", service("web"))
     assert events.next(Kind.SERVICE).key == WEB
-
-
-def test_services_come_last(folder: Path) -> None:
-    """A file's Services come last: then all that they need is known, and their ranges are kept."""
-    followed = ManifestDirectory(folder, "node-1")
-    followed.scan()
-    range = manifests.service_cidr("10.96.0.0/16")
-    write(folder / "a.yaml", service("web"), endpoint_slice("web-1", "10.0.0.1"), range)
-    kinds = [event.kind for event in followed.scan() if isinstance(event, Changed)]
-    assert kinds == [Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR, Kind.SERVICE]
 
 
 def test_only_what_changed_is_told(folder: Path, events: EventLog, follow: Start) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ebpflb.cluster import manifest_file
 from ebpflb.cluster.manifest_directory import ManifestDirectory
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, SourceStatus
@@ -232,3 +233,20 @@ def test_a_look_without_a_directory_is_an_error(manifests: Manifests) -> None:
     manifests.path.rmdir()
     with pytest.raises(ClusterError, match=f"{manifests.path}: No such file"):
         manifests.folder.scan()
+
+
+@pytest.mark.parametrize("blank", [None, ""])
+def test_null_and_empty_are_the_defaults(folder: Path, blank: str | None) -> None:
+    """As in the API, where the API server fills them in."""
+    web, slice = service("a"), endpoint_slice("a", "10.1.0.1")
+    del slice["ports"][0]["name"], slice["ports"][0]["protocol"]
+    path = folder / "a.yaml"
+    path.write_text(yaml.safe_dump_all([web, slice]))
+    usual = manifest_file.read(path)
+    words = ("type", "sessionAffinity", "internalTrafficPolicy", "externalTrafficPolicy")
+    web["spec"] |= dict.fromkeys((*words, "healthCheckNodePort", "externalIPs"), blank)
+    web["spec"]["ports"][0] |= {"name": blank, "nodePort": blank, "protocol": blank}
+    slice["ports"][0] |= {"name": blank, "protocol": blank}
+    path.write_text(yaml.safe_dump_all([web, slice]))
+    assert manifest_file.read(path) == usual
+    assert not any(isinstance(each, InvalidObject) for each in usual.objects.values())

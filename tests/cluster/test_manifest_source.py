@@ -15,10 +15,10 @@ from ebpflb import files as regular_file
 from ebpflb.cluster import manifest_source
 from ebpflb.cluster.manifest_source import ManifestSource, OpenFiles
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Changed, Event, Key, Kind, Removed
-from tests.cluster.event_log import NODE, Begin, EventLog, Quick, Start
+from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Together
+from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Quick, Start
 from tests.cluster.manifest_files import begun, keys, look_at_everything, write
-from tests.cluster.objects import service
+from tests.cluster.objects import endpoint_slice, service
 from tests.kit.api_server import WAIT_SECONDS
 
 WEB = Key("default", "web")
@@ -67,7 +67,7 @@ class BlockedLog(EventLog):
         self.free.set()
         self.waits = threading.Event()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event | Together) -> None:
         if not self.free.is_set():
             self.waits.set()
             self.free.wait(WAIT_SECONDS)
@@ -286,3 +286,30 @@ def test_stop_is_prompt_and_final(folder: Path, events: EventLog, follow: Start)
     assert threading.enumerate() == before
     write(folder / "a.yaml", service("late"))
     assert events.all() == []
+
+
+def test_one_write_of_a_file_is_one_change(begin: Begin, folder: Path) -> None:
+    """A Service and its slice whose port is renamed come together, so no plan has one of them."""
+    received, told = list[Event | Together](), threading.Event()
+
+    def take(event: Event | Together) -> None:
+        received.append(event)
+        told.set()
+
+    file = folder / "a.yaml"
+    labels = {"kubernetes.io/service-name": "a"}
+    file.write_text(yaml.safe_dump_all([service("a"), endpoint_slice("a", labels=labels)]))
+    begin(ManifestSource(take, directory=folder, node_name=NODE, timing=QUICK))
+    assert told.wait(WAIT_SECONDS)
+    received.clear()
+    told.clear()
+    renamed = [service("a"), endpoint_slice("a", labels=labels)]
+    renamed[0]["spec"]["ports"][0]["name"] = renamed[1]["ports"][0]["name"] = "renamed"
+    file.write_text(yaml.safe_dump_all(renamed))
+    assert told.wait(WAIT_SECONDS)
+    (change,) = received
+    assert isinstance(change, Together)
+    assert sorted(each.kind for each in change.events if isinstance(each, Changed)) == [
+        Kind.ENDPOINT_SLICE,
+        Kind.SERVICE,
+    ]
