@@ -354,6 +354,22 @@ def test_a_service_with_too_many_entries() -> None:
     assert [port.limit for port in found] == [warnings[0], *[""] * 999]
 
 
+def test_equal_lists_stay_the_same_objects() -> None:
+    """A version with the same addresses and ranges is compared with the former one at once."""
+    spec = {
+        "externalIPs": ["192.0.2.1"],
+        "ingress": [{"ip": "198.51.100.1"}],
+        "loadBalancerSourceRanges": ["10.0.0.0/8"],
+    }
+    (former,) = services.parse(builders.service(**spec)).ports
+    (port,) = services.parse(builders.service(**spec), former=(former,)).ports
+    assert port.external_ips is former.external_ips
+    assert port.load_balancer_ips is former.load_balancer_ips
+    assert port.source_ranges is former.source_ranges
+    (other,) = services.parse(builders.service(externalIPs=["192.0.2.2"]), former=(former,)).ports
+    assert other.external_ips == ips("192.0.2.2")
+
+
 def test_few_of_many_warnings_are_kept() -> None:
     """An object may have an error in each of its entries; what is beyond a limit comes first."""
     found = services.parse(builders.service(externalIPs=["x"] * 1001))
