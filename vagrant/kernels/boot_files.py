@@ -30,7 +30,7 @@ PARTS = (
     *(f"*/kernel/{name}/*" for name in ("net", "lib", "crypto", "drivers/virtio")),
     *(f"*/kernel/fs/{name}/*" for name in ("9p", "fscache", "netfs", "overlayfs")),
     *(f"*/kernel/fs/{name}/*" for name in ("lockd", "nfs", "nfs_common")),
-    *(f"*/kernel/drivers/net/{name}*" for name in ("veth", "dummy", "tun", "macvlan")),
+    *(f"*/kernel/drivers/net/{name}*" for name in ("veth", "dummy", "tun", "macvlan", "ifb")),
     *(f"*/kernel/drivers/net/{name}*" for name in ("vxlan", "ipvlan", "geneve", "vrf")),
     *(f"*/kernel/drivers/net/{name}/*" for name in ("bonding", "wireguard")),
     "*/kernel/arch/*/crypto/*",  # of WireGuard

@@ -136,6 +136,7 @@ MORE = (
     "tests/network/test_priority_tags.py",
     "tests/network/test_forwarded.py",
     "tests/network/test_other_filters.py",
+    "tests/network/test_shapers.py",
 )
 
 # On arm64, where nothing compiles: every program of the bytecode, packets, and Services that are
