@@ -356,7 +356,7 @@ def test_a_service_with_too_many_entries() -> None:
 
 def test_equal_lists_stay_the_same_objects() -> None:
     """A version with the same addresses and ranges is compared with the former one at once."""
-    spec = {
+    spec: dict[str, Any] = {
         "externalIPs": ["192.0.2.1"],
         "ingress": [{"ip": "198.51.100.1"}],
         "loadBalancerSourceRanges": ["10.0.0.0/8"],
