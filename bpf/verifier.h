@@ -20,6 +20,12 @@
 })
 
 /*
+ * Keeps a local in one piece on the stack, until its scope ends. Otherwise clang makes a value of each
+ * field, and each value that finds no register takes eight bytes of the stack.
+ */
+#define ON_STACK(variable) asm volatile("" : "=m"(variable))
+
+/*
  * Declares a pointer to an empty local, which is written by stores of eight bytes. The verifier
  * assumes that the stack's old content is needed until one store replaces all eight bytes of it,
  * and follows paths separately that differ only there. So use this for data that helpers write, or

@@ -30,15 +30,20 @@ static __always_inline __u64 check_factor(int index)
 	return factor;
 }
 
-/* Returns the sum over `size` bytes whose first word has the index `first`. */
+/*
+ * Returns the sum over `size` bytes whose first word has the index `first`. OPAQUE makes clang add word by
+ * word: otherwise it multiplies many words first, and keeps the products on the stack.
+ */
 static __always_inline __u64 check_sum(const void *start, int size, int first)
 {
 	const word *words = start;
 	__u64 factor = check_factor(first), sum = 0;
 
 	UNROLL
-	for (int i = 0; i < size / 4; i++, factor *= CHECK_FACTOR)
+	for (int i = 0; i < size / 4; i++, factor *= CHECK_FACTOR) {
 		sum += words[i] * factor;
+		OPAQUE(sum);
+	}
 	return sum;
 }
 

@@ -102,30 +102,30 @@ static __always_inline struct outcome ingress_read(struct __sk_buff *ctx, struct
 	return outcome;
 }
 
-static __always_inline struct outcome ingress_icmp(struct __sk_buff *ctx, struct packet *packet,
-						   struct onward *onward,
-						   struct opening *opening)
+static __always_inline struct outcome ingress_icmp(struct __sk_buff *ctx, struct scratch *scratch)
 {
+	struct packet *packet = &scratch->packet;
+	struct onward *onward = &scratch->onward;
 	struct outcome outcome;
 
 	onward->is_ping = false;
 	if (!packet_is_echo(ctx, packet))
-		return icmp_error_translate(ctx, packet, onward, HOOK_INGRESS);
-	outcome = unchanged(ping_verdict(ctx, packet, &opening->selection.service));
+		return icmp_error_translate(ctx, packet, onward, &scratch->related, HOOK_INGRESS);
+	outcome = unchanged(ping_verdict(ctx, packet, &scratch->opening.selection.service));
 	onward->is_ping = outcome.verdict == VERDICT_PING_ANSWERED;
 	return outcome;
 }
 
-static __always_inline struct outcome ingress_outcome(struct __sk_buff *ctx, struct packet *packet,
-						      struct onward *onward,
-						      struct opening *opening)
+static __always_inline struct outcome ingress_outcome(struct __sk_buff *ctx,
+						      struct scratch *scratch)
 {
+	struct packet *packet = &scratch->packet;
 	enum reading reading = frame_is_for_others(ctx) ? FOREIGN : packet_parse(ctx, packet);
 
 	if (reading == READ)
-		return ingress_read(ctx, packet, onward, opening);
+		return ingress_read(ctx, packet, &scratch->onward, &scratch->opening);
 	if (reading == READ_ICMP)
-		return ingress_icmp(ctx, packet, onward, opening);
+		return ingress_icmp(ctx, scratch);
 	return not_read(reading);
 }
 
@@ -147,10 +147,9 @@ int ingress(struct __sk_buff *ctx)
 		return GO_ON;
 	struct packet *packet = &scratch->packet;
 	struct onward *onward = &scratch->onward;
-	struct opening *opening = &scratch->opening;
 
-	monitor_packet_begin(onward, opening);
-	outcome = ingress_outcome(ctx, packet, onward, opening);
+	monitor_packet_begin(scratch);
+	outcome = ingress_outcome(ctx, scratch);
 	if (outcome.rewrite)
 		packet_mark(ctx);
 	verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun, outcome.verdict));
@@ -195,14 +194,13 @@ int egress(struct __sk_buff *ctx)
 		return GO_ON;
 	struct packet *packet = &scratch->packet;
 	struct onward *onward = &scratch->onward;
-	struct opening *opening = &scratch->opening;
 
-	monitor_packet_begin(onward, opening);
+	monitor_packet_begin(scratch);
 	reading = packet_parse(ctx, packet);
 	if (reading == READ)
-		outcome = egress_read(ctx, packet, onward, opening);
+		outcome = egress_read(ctx, packet, onward, &scratch->opening);
 	else if (reading == READ_ICMP)
-		outcome = icmp_error_translate(ctx, packet, onward, HOOK_EGRESS);
+		outcome = icmp_error_translate(ctx, packet, onward, &scratch->related, HOOK_EGRESS);
 	else
 		outcome = not_read(reading);
 	verdict_count(monitor_packet(ctx, scratch, EVENT_EGRESS, begun, outcome.verdict));

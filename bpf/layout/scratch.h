@@ -83,6 +83,22 @@ struct onward {
 };
 SIZE(struct onward, 352);
 
+/* The packet that an ICMP error quotes: its tuple and the offsets of its headers. */
+struct quote {
+	struct tuple tuple;
+	__u32 ip;
+	__u32 transport;
+};
+SIZE(struct quote, 48);
+
+/* An ICMP error about a translated packet (path/icmp_error.h). */
+struct related {
+	struct quote quote;
+	struct tuple reply_tuple;	/* of the quoted packet's reply, whose entry applies */
+	struct tuple quoted;		/* what the quoted packet's tuple becomes */
+};
+SIZE(struct related, 128);
+
 /* A flow that is being opened: the selected backend, the new entries, and the search for a port. */
 struct opening {
 	struct selection selection;
@@ -115,8 +131,9 @@ struct scratch {
 	struct packet packet;
 	struct onward onward;
 	struct opening opening;
+	struct related related;
 };
-SIZE(struct scratch, 1264);
+SIZE(struct scratch, 1392);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

@@ -15,13 +15,6 @@
 #define LINK_ADDRESS_OPTION 2	/* RFC 4861 4.6 */
 #define REDIRECTED_OPTION 4
 
-/* The quoted packet: its tuple and the offsets of its headers. */
-struct quote {
-	struct tuple tuple;
-	__u32 ip;
-	__u32 transport;
-};
-
 /* Unreachable, time exceeded, parameter problem; "packet too big" is a kind of unreachable. */
 static __always_inline bool error_is(const struct packet *packet, __u8 type)
 {

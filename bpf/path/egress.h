@@ -49,15 +49,15 @@ static __always_inline enum verdict egress_to_service(const struct packet *packe
 	return service->flags & SERVICE_ENDPOINTS ? VERDICT_NO_LOCAL_ENDPOINT : VERDICT_REFUSED;
 }
 
-static __always_inline enum verdict egress_from_node(const struct packet *packet)
+static __always_inline enum verdict egress_from_node(const struct packet *packet,
+						       struct service *service)
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
-	struct service service ALIGNED;
 
 	if (!packet->opens)
 		return VERDICT_PASSED;
-	if (frontend_may_exist(&frontend) && service_read(&frontend, &service, NULL) == FOUND)
-		return egress_to_service(packet, &service);
+	if (frontend_may_exist(&frontend) && service_read(&frontend, service, NULL) == FOUND)
+		return egress_to_service(packet, service);
 	return selected_verdict(selected_without_service(&frontend.address));
 }
 
@@ -66,12 +66,13 @@ static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
 						    const struct packet *packet,
 						    struct onward *onward, struct opening *opening)
 {
+	struct service *service = &opening->selection.service;
 	struct flow *known = &onward->known;
 	struct flow *flow = flows_may_exist() ? flow_find(&packet->tuple) : NULL;
 
 	if (!flow)
-		return unchanged(ctx->ingress_ifindex ? egress_forwarded(ctx, packet)
-						      : egress_from_node(packet));
+		return unchanged(ctx->ingress_ifindex ? egress_forwarded(ctx, packet, service)
+						      : egress_from_node(packet, service));
 	if (!flow_copy(known, &packet->tuple, flow))
 		return unchanged(VERDICT_RECYCLED);
 	record_at(STEP_FLOW, known->kind, &known->address);

@@ -62,19 +62,19 @@ static __always_inline void forwarded_reply(const struct packet *packet)
 }
 
 static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
-						     const struct packet *packet)
+						     const struct packet *packet,
+						     struct service *service)
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
-	struct service service ALIGNED;
 
 	if (ctx->ingress_ifindex != ctx->ifindex || frontend.protocol != TCP || packet->opens ||
 	    packet->piece == LATER)
 		return VERDICT_PASSED;
-	if (service_read(&frontend, &service, NULL) != FOUND) {
+	if (service_read(&frontend, service, NULL) != FOUND) {
 		forwarded_reply(packet);
 		return VERDICT_PASSED;
 	}
-	if (service.flags & (SERVICE_UNTRACKED | SERVICE_PASSTHROUGH) || !forwarded_is_lost(ctx, packet))
+	if (service->flags & (SERVICE_UNTRACKED | SERVICE_PASSTHROUGH) || !forwarded_is_lost(ctx, packet))
 		return VERDICT_PASSED;
 	return packet->ends & FLOW_RST ? VERDICT_REJECT_LIMITED : VERDICT_REFUSED;
 }

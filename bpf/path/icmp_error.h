@@ -14,55 +14,65 @@
 #include "path/reply_to_device.h"
 
 /* Whether the packet is a redirect about a packet of a flow, in either direction. */
-static __always_inline bool redirects_flow(struct __sk_buff *ctx, const struct packet *packet)
+static __always_inline bool redirects_flow(struct __sk_buff *ctx, const struct packet *packet,
+					   struct related *related)
 {
-	struct quote quote = {};
-	struct tuple reverse;
+	struct tuple *quoted = &related->quote.tuple;
 
-	if (!flows_may_exist() || !redirected_read(ctx, packet, &quote))
+	if (!flows_may_exist() || !redirected_read(ctx, packet, &related->quote))
 		return false;
-	quote.tuple.hook = HOOK_EGRESS;
-	reverse = tuple_reverse(&quote.tuple, HOOK_EGRESS);
-	return flow_find(&quote.tuple) || flow_find(&reverse);
+	quoted->hook = HOOK_EGRESS;
+	tuple_write_reverse(&related->reply_tuple, quoted, HOOK_EGRESS);
+	return flow_find(quoted) || flow_find(&related->reply_tuple);
+}
+
+/*
+ * Sets what the error's tuple (onward->to) and that of the packet it quotes become, by the entry of the
+ * quoted packet's reply. A router on the way keeps its own address; the quoted packet's destination is
+ * translated.
+ */
+static __always_inline void related_translate(struct related *related, const struct flow *entry,
+					      struct tuple *to, const enum hook hook)
+{
+	struct tuple translated = flow_translate(&related->reply_tuple, entry);
+
+	tuple_write_reverse(&related->quoted, &translated, 0);
+	if (hook == HOOK_INGRESS)
+		to->destination = entry->address;
+	else if (address_equal(&to->source, &related->quote.tuple.destination))
+		to->source = entry->address;
 }
 
 static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx,
 							   const struct packet *packet,
 							   struct onward *onward,
+							   struct related *related,
 							   const enum hook hook)
 {
-	struct flow *known = &onward->known;
-	struct quote quote = {};
+	const struct tuple *quote = &related->quote.tuple;
+	struct flow *flow, *known = &onward->known;
 
-	if (hook == HOOK_EGRESS && redirects_flow(ctx, packet))
+	if (hook == HOOK_EGRESS && redirects_flow(ctx, packet, related))
 		return unchanged(VERDICT_REDIRECT);
 	/* An error goes to the sender of the quoted packet; any other error is forged. */
-	if (!quote_read(ctx, packet, &quote) ||
-	    !address_equal(&packet->tuple.destination, &quote.tuple.source))
+	if (!quote_read(ctx, packet, &related->quote) ||
+	    !address_equal(&packet->tuple.destination, &quote->source))
 		return undecided();
-	struct tuple reply_tuple = tuple_reverse(&quote.tuple, hook);
-	struct tuple to = packet->tuple, quoted = quote.tuple;
-	struct flow *flow = flow_find(&reply_tuple);
-
-	if (flow && !flow_copy(known, &reply_tuple, flow))
+	tuple_write_reverse(&related->reply_tuple, quote, hook);
+	onward->to = packet->tuple;
+	related->quoted = *quote;
+	flow = flow_find(&related->reply_tuple);
+	if (flow && !flow_copy(known, &related->reply_tuple, flow))
 		return unchanged(VERDICT_RECYCLED);
 	if (flow && (known->kind == FLOW_SNAT_PENDING || entry_is_not_for(known, ctx->ifindex)))
 		return undecided();
-	if (flow) {
-		struct tuple translated = flow_translate(&reply_tuple, known);
-
-		quoted = tuple_reverse(&translated, 0);
-		/* A router on the way keeps its own address; the quoted packet's destination is translated. */
-		if (hook == HOOK_INGRESS)
-			to.destination = known->address;
-		else if (address_equal(&to.source, &quote.tuple.destination))
-			to.source = known->address;
-	}
+	if (flow)
+		related_translate(related, known, &onward->to, hook);
 	if (hook == HOOK_INGRESS)
-		error_lead_to_device(ctx, packet, onward, &to, &quoted);
+		error_lead_to_device(ctx, packet, onward, related);
 	if (!flow && !onward->device)
 		return undecided();
-	error_rewrite(ctx, packet, &to, &quote, &quoted);
+	error_rewrite(ctx, packet, &onward->to, &related->quote, &related->quoted);
 	return rewritten(VERDICT_RELATED);
 }
 

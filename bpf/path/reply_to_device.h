@@ -74,19 +74,19 @@ static __always_inline bool reply_leads_to_device(struct __sk_buff *ctx,
 
 /*
  * The same of an ICMP error from the backend, or a router before it, about a packet of the client.
- * `to` is the error between the hooks, `quoted` the packet that it quotes; both become what the client
- * knows.
+ * onward->to is the error between the hooks, related->quoted the packet that it quotes; both become what
+ * the client knows.
  */
 static __always_inline void error_lead_to_device(struct __sk_buff *ctx,
 						 const struct packet *packet,
-						 struct onward *onward, struct tuple *to,
-						 struct tuple *quoted)
+						 struct onward *onward, struct related *related)
 {
 #ifndef NO_LINK_HEADER
-	struct tuple reply_tuple = tuple_reverse(quoted, HOOK_EGRESS);
+	struct tuple *to = &onward->to, *quoted = &related->quoted;
 	struct flow *entry = &onward->second;
 
-	if (!replies_go_to_device() || !reply_entry_of(&reply_tuple, onward) ||
+	tuple_write_reverse(&related->reply_tuple, quoted, HOOK_EGRESS);
+	if (!replies_go_to_device() || !reply_entry_of(&related->reply_tuple, onward) ||
 	    !leads_elsewhere(ctx, packet, to, entry->ifindex))
 		return;
 	if (address_equal(&to->source, &quoted->destination))
@@ -94,7 +94,7 @@ static __always_inline void error_lead_to_device(struct __sk_buff *ctx,
 	if (route_device(ctx, packet, to, entry->ifindex, BPF_FIB_LOOKUP_OUTPUT) != entry->ifindex)
 		return;
 	onward->after = flow_translate(&onward->between, entry);
-	*quoted = tuple_reverse(&onward->after, 0);
+	tuple_write_reverse(quoted, &onward->after, 0);
 	onward->device = entry->ifindex;
 	record_at(STEP_REPLY_DEVICE, entry->ifindex, &entry->address);
 #endif

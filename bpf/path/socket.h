@@ -91,6 +91,27 @@ static __always_inline bool socket_is_left(const struct request *request, const 
 }
 
 /*
+ * Selects the backend of a socket. A function of its own, so that the selection and the socket's entry
+ * share their place on the stack.
+ */
+static __always_inline enum selected socket_select(const struct request *request,
+						   struct backend *backend, bool *is_assigned,
+						   bool *is_counted)
+{
+	struct selection selection ALIGNED;
+	enum selected selected;
+
+	ON_STACK(selection);
+	selected = select_backend(request, &selection);
+	if (selected != SELECTED)
+		return selected;
+	*backend = selection.backend;
+	*is_assigned = selection.is_assigned;
+	*is_counted = selection.service.flags & SERVICE_LEAST_CONNECTIONS;
+	return selected;
+}
+
+/*
  * Returns what to do with a call; with REWRITE it goes to `backend`. With --shadow a call goes on
  * unchanged, and a pod's call is counted when its packets leave the pod, so that each is counted
  * once.
@@ -98,8 +119,7 @@ static __always_inline bool socket_is_left(const struct request *request, const 
 static __always_inline enum answer socket_translate(const struct request *request,
 						    const enum call call, struct backend *backend)
 {
-	struct selection selection ALIGNED;
-	bool shadow = is_shadow(), is_counted;
+	bool shadow = is_shadow(), is_assigned = false, is_counted = false;
 	enum selected selected;
 
 	if (!request->frontend->protocol) {
@@ -114,22 +134,18 @@ static __always_inline enum answer socket_translate(const struct request *reques
 		record(STEP_LEFT_TO_PACKETS, 0);
 		selected = LEFT_TO_PACKETS;
 	} else {
-		selected = select_backend(request, &selection);
+		selected = socket_select(request, backend, &is_assigned, &is_counted);
 	}
 	if (shadow) {
-		if (selected == SELECTED)
-			*backend = selection.backend;
 		verdict_count(monitor_request(request, call, backend, selected_verdict(selected)));
 		return LEAVE;
 	}
 	if (selected != SELECTED)
 		return socket_without_backend(request, call, selected, backend);
-	is_counted = selection.service.flags & SERVICE_LEAST_CONNECTIONS;
 	if (request->frontend->protocol == UDP)
-		datagram_open(request, &selection.backend, selection.is_assigned, is_counted);
+		datagram_open(request, backend, is_assigned, is_counted);
 	else
-		stream_open(request, &selection.backend, is_counted);
-	*backend = selection.backend;
+		stream_open(request, backend, is_counted);
 	verdict_count(monitor_request(request, call, backend, VERDICT_TRANSLATED));
 	return REWRITE;
 }

@@ -8,11 +8,11 @@
 #ifdef MONITOR
 
 /* Clears the notes about the previous packet. */
-static __always_inline void event_packet_begin(struct onward *onward, struct opening *opening)
+static __always_inline void event_packet_begin(struct scratch *scratch)
 {
-	onward->known.kind = 0;
-	opening->selection.service.id = 0;
-	opening->selection.backend = (struct backend){};
+	scratch->onward.known.kind = 0;
+	scratch->opening.selection.service.id = 0;
+	scratch->opening.selection.backend = (struct backend){};
 }
 
 /*
@@ -54,13 +54,13 @@ static __always_inline enum verdict event_packet(struct __sk_buff *ctx,
 	return verdict;
 }
 
-#define monitor_packet_begin(onward, opening) event_packet_begin(onward, opening)
+#define monitor_packet_begin(scratch) event_packet_begin(scratch)
 #define monitor_packet(ctx, scratch, hook, begun, verdict) \
 	event_packet(ctx, scratch, hook, begun, verdict)
 
 #else
 
-#define monitor_packet_begin(onward, opening) ((void)0)
+#define monitor_packet_begin(scratch) ((void)0)
 #define monitor_packet(ctx, scratch, hook, begun, verdict) (verdict)
 
 #endif

@@ -46,13 +46,14 @@ static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
 						 const struct packet *packet,
 						 struct onward *onward, struct opening *opening)
 {
-	struct flow snat = onward->known, *other = &opening->other, *now;
+	struct flow *snat = &onward->second, *other = &opening->other, *now;
 	enum port port;
 
+	*snat = onward->known;
 	route_source_here(ctx, packet, &opening->source);
 	if (address_is_any(&opening->source))
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
-	port = un_snat_create(settings_read(), &packet->tuple, &snat, opening);
+	port = un_snat_create(settings_read(), &packet->tuple, snat, opening);
 	if (port == NO_PORT)
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
 	now = flow_find(&packet->tuple);
@@ -61,15 +62,15 @@ static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
 		onward->to = flow_translate(&packet->tuple, other);
 		return rewritten(VERDICT_ESTABLISHED);
 	}
-	snat.kind = FLOW_SNAT;
-	snat.address = opening->source;
-	snat.port = opening->reply_tuple.destination_port;
-	side_begin(&snat, packet);
-	if (flow_update(&packet->tuple, &snat, BPF_EXIST)) {	/* evicted, or deleted, meanwhile */
+	snat->kind = FLOW_SNAT;
+	snat->address = opening->source;
+	snat->port = opening->reply_tuple.destination_port;
+	side_begin(snat, packet);
+	if (flow_update(&packet->tuple, snat, BPF_EXIST)) {	/* evicted, or deleted, meanwhile */
 		flow_delete(&opening->reply_tuple);
 		return unchanged(VERDICT_FLOWS_FULL);
 	}
-	onward->to = flow_translate(&packet->tuple, &snat);
+	onward->to = flow_translate(&packet->tuple, snat);
 	return rewritten(port == PORT_TAKEN ? VERDICT_PORT_TAKEN_OVER : VERDICT_MASQUERADED);
 }
 
