@@ -415,7 +415,8 @@ class Options:
         metavar="LOW-HIGH",
         parse=parse_ports,
         show=show_ports,
-        details="netfilter uses the larger range below or above, by default 32768-65535.",
+        details="netfilter uses 1024-29999 and 32768-65535, without these ports if a flow can be "
+        "in the flow tables.",
     )
     reply_path: str = option(
         ROUTE,

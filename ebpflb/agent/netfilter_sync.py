@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.layout import columns, names
 from ebpflb.kernel.maps.translations import Translations
 from ebpflb.kernel.netfilter import nft, table, watch
 from ebpflb.kernel.netfilter.elements import Change, Elements, read_backends, unpack
@@ -26,6 +27,11 @@ from ebpflb.plan.entries import Flags, Translation
 from ebpflb.plan.planner import Plan
 
 log = logging.getLogger(__name__)
+
+_FLAGS = columns("struct service", flags="I")
+_LEAST_CONNECTIONS = next(
+    bit for bit, name in names("service_flag", "SERVICE_").items() if name == "least_connections"
+)
 
 Element = tuple[int, Address, int]  # a Translation as the nft map has it
 
@@ -43,8 +49,11 @@ class NetfilterSync:
         self.active = False
         self._shadow = options.shadow
         self._flags = {"netfilter", "netfilter_sctp"} if sctp else {"netfilter"}
-        self._wanted, self._choices = Translations(maps), maps["udp_choices"]
-        self._options = table_options(options, sctp=sctp)
+        self._wanted, self._maps = Translations(maps), maps
+        self._either = [
+            table_options(options, sctp=sctp, beside_flows=each) for each in (False, True)
+        ]
+        self._beside_flows = False  # whether the rules leave the flow tables' ports to them
         self._lock = threading.Lock()
         self._table: NetfilterTable | None = None
         self._elements: Elements | None = None
@@ -78,10 +87,12 @@ class NetfilterSync:
         if self._shadow:
             return
         with self._lock:
+            options = self._either[0]
             if self._table is None:
-                self._table = NetfilterTable(self._options)
-                self._elements = Elements(self._table.session, self._options)
-            assert self._elements
+                self._table = NetfilterTable(options)
+                self._elements = Elements(self._table.session, options)
+            self._beside_flows = self._may_have_flows()
+            self._table.set_ports(self._either[self._beside_flows])
             wanted = dict(self._wanted.packed())
             if not (self._table.is_owned and self._table.is_intact()):
                 self._table.build()
@@ -90,6 +101,26 @@ class NetfilterSync:
             self._fill(wanted)
             nft.delete(watch.FORMER)
             self.active, self._former = True, set()
+
+    def _may_have_flows(self) -> bool:
+        """Whether a flow is in the flow tables, or a Service opens some there."""
+        services = (values for _, values in self._maps["services"].slices())
+        flags = (flags for values in services for (flags,) in _FLAGS.iter_unpack(values))
+        if any(each & _LEAST_CONNECTIONS for each in flags):
+            return True
+        tables = (self._maps[name] for name in ("tcp_flows", "other_flows"))
+        return any(keys for table in tables for keys, _ in table.slices())
+
+    def _leave_ports(self, plan: Plan) -> None:
+        """Leave the flow tables' ports to them before the plan lets them open a first flow."""
+        opens = any("least_connections" in entry.flags for _, entry in plan.services)
+        if not opens or self._beside_flows:
+            return
+        with self._lock:
+            assert self._table
+            self._table.set_ports(self._either[True])
+        self.restore()
+        self._beside_flows = True
 
     def _fill(self, wanted: Mapping[int, bytes]) -> None:
         """Make the elements equal to ``wanted``, except those of former ids.
@@ -113,14 +144,16 @@ class NetfilterSync:
 
     def write(self, plan: Plan) -> None:
         """Write the plan's elements, before the maps are written. Raises KernelError."""
-        if not self.active or not (plan.translations or plan.removed_translations):
+        if not self.active:
             return
-        with self._lock:
-            assert self._elements
-            try:
-                self._elements.write(plan.translations, plan.removed_translations)
-            except NodeError as error:
-                raise KernelError("writing translations", 0, str(error)) from error
+        try:
+            self._leave_ports(plan)
+            if plan.translations or plan.removed_translations:
+                with self._lock:
+                    assert self._elements
+                    self._elements.write(plan.translations, plan.removed_translations)
+        except NodeError as error:
+            raise KernelError("writing translations", 0, str(error)) from error
 
     def restore(self) -> list[str]:
         """Put back what others have removed or changed in the table.
@@ -163,7 +196,8 @@ class NetfilterSync:
             return
         with self._lock:
             if not self.active:  # it may have started meanwhile
-                self._choices.delete([flow for flow, _ in self._choices.items()])
+                choices = self._maps["udp_choices"]
+                choices.delete([flow for flow, _ in choices.items()])
                 self._close()
                 table.remove()
 

@@ -8,7 +8,7 @@ The devices that are to have programs are those of map devices.
 
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
-from ebpflb.kernel.netfilter.rules import TABLE, table_options
+from ebpflb.kernel.netfilter.rules import TABLE, TableOptions, table_options
 from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.model.addresses import Address, host_port
@@ -100,11 +100,22 @@ def table(
     if not nft.exists(TABLE):
         yield Drift(Part.TABLE, str(TABLE), MISSING)
     elif options:
-        wanted = table_options(options, sctp="netfilter_sctp" in flags)
+        sctp = "netfilter_sctp" in flags
+        either = [table_options(options, sctp=sctp, beside_flows=it) for it in (False, True)]
+        wanted = either[0]
         with closing(NetfilterTable(wanted, owns=False)) as found:
-            for said in found.differences():
-                yield Drift(Part.TABLE, str(TABLE), said)
+            yield from _in_rules(found, either)
             yield from _elements(Elements(found.session, wanted), damage, but)
+
+
+def _in_rules(table: NetfilterTable, either: Iterable[TableOptions]) -> Iterator[Drift]:
+    """Compare with the rules for each of these options; those that differ least are meant."""
+    found = []
+    for options in either:
+        table.set_ports(options)
+        found.append(table.differences())
+    for said in min(found, key=len):
+        yield Drift(Part.TABLE, str(TABLE), said)
 
 
 def _elements(elements: Elements, damage: "Damage", but: Set[int]) -> Iterator[Drift]:

@@ -21,12 +21,13 @@ from ebpflb.errors import KernelError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.netfilter import conntrack, nft, watch
 from ebpflb.kernel.netfilter.elements import Elements, unpack
-from ebpflb.kernel.netfilter.rules import TABLE, table_options
+from ebpflb.kernel.netfilter.rules import TABLE, Ports, table_options
 from ebpflb.kernel.netfilter.table import KEEPER, NetfilterTable
 from ebpflb.kernel.netfilter.transaction import Session
 from ebpflb.model.drift import Part
 from ebpflb.options import ConntrackOptions, Options, Paths
-from ebpflb.plan.entries import NO_SLOT, Backend, Translation
+from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry, Translation
+from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from ebpflb.plan.planner import Plan
 from tests.kernel.maps.small import small_maps
 from tests.kernel.node import nodes
@@ -56,7 +57,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def maps() -> Iterator[dict[str, Map]]:
     """With two backends."""
-    with small_maps(("backend_slots", "slots", "udp_choices")) as made:
+    read = "backend_slots", "slots", "udp_choices", "services", "tcp_flows", "other_flows"
+    with small_maps(read) as made:
         put(made, WEB, DNS)
         yield made
 
@@ -81,7 +83,7 @@ def take(maps: dict[str, Map], *ids: int) -> None:
 
 
 def elements() -> set[Translation]:
-    found = Elements(Session(), table_options(OPTIONS, sctp=False)).read()
+    found = Elements(Session(), table_options(OPTIONS, sctp=False, beside_flows=True)).read()
     return {Translation(id, *unpack(endpoint)) for id, endpoint in found.items()}
 
 
@@ -318,16 +320,49 @@ def test_release_while_the_engine_starts(
 @pytest.mark.parametrize(
     ("ports", "expected"),
     [
-        ((10000, 29999), (32768, 65535)),
-        ((40000, 60000), (1024, 39999)),
-        ((1024, 65535), (1024, 65535)),
-        ((1024, 65534), (1024, 65535)),
+        ((10000, 29999), [(1024, 9999), (32768, 65535)]),
+        ((40000, 60000), [(1024, 29999), (32768, 39999), (60001, 65535)]),
+        ((20000, 40000), [(1024, 19999), (40001, 65535)]),
+        ((512, 65535), [(1024, 65535)]),
+        ((1024, 65534), [(65535, 65535)]),
     ],
 )
-def test_ports_of_masqueraded_flows(ports: tuple[int, int], expected: tuple[int, int]) -> None:
-    """They are not those of the flow tables, so that a change of the engine gives none twice."""
+def test_ports_of_masqueraded_flows(ports: Ports, expected: list[Ports]) -> None:
+    """They are not those of the flow tables if flows can be there, and never a usual NodePort."""
     options = Options(Paths(Path("/none")), "node", Path("/none"), masquerade_ports=ports)
-    assert table_options(options, sctp=False).masquerade_ports == expected
+    assert table_options(options, sctp=False, beside_flows=True).masquerade_ports == (*expected,)
+    alone = table_options(options, sctp=False, beside_flows=False)
+    assert alone.masquerade_ports == ((1024, 29999), (32768, 65535))
+
+
+WIDE, BESIDE_FLOWS = "masquerade to :1024-29999", "masquerade to :1024-9999"
+COUNTED = Frontend(ip_address("10.96.0.1"), 80, 6)
+ENTRY = ServiceEntry(1, frozenset({"least_connections"}), 0, 0, Range(0, 0), Range(0, 0))
+
+
+@pytest.mark.usefixtures("is_owned")
+def test_ports_are_left_before_a_flow_opens(sync: NetfilterSync, maps: dict[str, Map]) -> None:
+    """The rules leave the flow tables' ports before a plan is written that lets them open flows."""
+    sync.start()
+    sync.write(Plan(services=[(COUNTED, ENTRY._replace(flags=frozenset()))]))
+    assert WIDE in ruleset()
+    sync.write(Plan(translations=[NEW], services=[(COUNTED, ENTRY)]))
+    assert BESIDE_FLOWS in ruleset()
+    assert sync.differences() == []
+    assert elements() == {WEB, DNS, NEW}
+
+
+@pytest.mark.parametrize("what", ["nothing", "services", "tcp_flows"])
+def test_ports_after_a_start(sync: NetfilterSync, maps: dict[str, Map], what: str) -> None:
+    """They are left if a flow is in the flow tables, or a Service opens some there."""
+    if what == "services":
+        maps["services"].write([(COUNTED, ENTRY)])
+    elif what == "tcp_flows":
+        client, to = ip_address("192.0.2.1"), COUNTED.address
+        flow = Flow(1, 0, to, 80, 0, 1, 1, 0, FlowKind.DNAT, frozenset())
+        maps["tcp_flows"].write([(Tuple(client, to, 40000, 80, 6, 1), flow)])
+    sync.start()
+    assert (WIDE if what == "nothing" else BESIDE_FLOWS) in ruleset()
 
 
 def test_table_options() -> None:
@@ -336,8 +371,8 @@ def test_table_options() -> None:
     chosen = Options(
         Paths(Path("/none")), "node", Path("/none"), masquerade_mark=2, conntrack=liberal
     )
-    made = table_options(chosen, sctp=True)
+    made = table_options(chosen, sctp=True, beside_flows=True)
     assert (made.masquerade_mark, made.sctp) == (2, True)
     assert made.drops_invalid == (not chosen.conntrack_wanted.be_liberal)
     assert not made.drops_invalid
-    assert table_options(OPTIONS, sctp=False).drops_invalid
+    assert table_options(OPTIONS, sctp=False, beside_flows=True).drops_invalid

@@ -51,7 +51,7 @@ def make(table: nft.Name) -> None:
         watch.keep_nat_hooks()
         return
     options = Options(Paths(NEVER), "node-1", NEVER)
-    with closing(NetfilterTable(table_options(options, sctp=False))) as made:
+    with closing(NetfilterTable(table_options(options, sctp=False, beside_flows=True))) as made:
         made.build()
 
 

@@ -207,7 +207,7 @@ options = Options(Paths(Path({state!r}), Path({run!r})), "node-1", Path("/"), co
 before = sysctls.RESERVED.read_text()
 with HostChanges(options) as host:
     assert host.make() is None
-    assert NetfilterTable(table_options(options, sctp=False)).build() is False
+    assert NetfilterTable(table_options(options, sctp=False, beside_flows=True)).build() is False
     assert sysctls.RESERVED.read_text() != before
     timeout = sysctls.NETFILTER_SYSCTLS / "nf_conntrack_tcp_timeout_established"
     assert not timeout.exists() or timeout.read_text() == "4711\\n"

@@ -93,7 +93,7 @@ def hold() -> Iterator[None]:
 @contextmanager
 def engine() -> Iterator[None]:
     """The table of the engine netfilter, which its agent has left."""
-    table = NetfilterTable(TableOptions(0x4000, (1024, 39999), drops_invalid=True, sctp=False))
+    table = NetfilterTable(TableOptions(0x4000, ((1024, 39999),), drops_invalid=True, sctp=False))
     table.build()
     table.close()
     yield

@@ -139,6 +139,9 @@ class _Table:
     def is_intact(self) -> bool:
         return not self.differences()
 
+    def set_ports(self, options: object) -> None:
+        pass
+
     def build(self) -> bool:
         return self._table.build()
 

@@ -170,7 +170,7 @@ def test_translations(maps: dict[str, Map]) -> None:
     """What netfilter's table holds, with names; of an id that has gone the endpoint alone."""
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-translations"):
         assert rows(maps, "translations") == []
-        options = TableOptions(0x4000, (30000, 65535), drops_invalid=True, sctp=False)
+        options = TableOptions(0x4000, ((30000, 65535),), drops_invalid=True, sctp=False)
         with closing(NetfilterTable(options)) as table:
             table.build()
             elements = Elements(table.session, options)

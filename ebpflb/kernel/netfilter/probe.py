@@ -23,7 +23,8 @@ from ebpflb.plan.entries import Chosen
 
 _CHOICE_TABLE = nft.Name("inet", "ebpflb-choice")
 _CHOICE_PRIORITY = -300  # before conntrack
-_OPTIONS = TableOptions(0x4000, (40000, 40999), drops_invalid=True, sctp=True)
+_PORTS = ((40000, 40999), (42000, 42999))
+_OPTIONS = TableOptions(0x4000, _PORTS, drops_invalid=True, sctp=True)
 BACKEND_ID = 1
 # RFC 5737: used in the namespace only
 _CLIENT, _ENDPOINT, _SERVICE = map(IPv4Address, ("203.0.113.1", "203.0.113.2", "203.0.113.3"))

@@ -17,7 +17,7 @@ The numbers are those of include/uapi/linux/netfilter/nf_tables.h.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ebpflb.kernel.netfilter.transaction import (
@@ -52,44 +52,57 @@ _HOST_ORDER = bytes([0, 4]) + struct.pack("=I", 1)  # NFTNL_UDATA_SET_KEYBYTEORD
 
 _PRIORITY, _MARK, _L3_PROTOCOL, _L4_PROTOCOL = 2, 3, 15, 16  # NFT_META_*
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2  # NFT_PAYLOAD_*
-_EQUAL, _NOT_EQUAL, _AT_LEAST = 0, 1, 5  # NFT_CMP_*
+_EQUAL, _NOT_EQUAL, _LESS, _AT_LEAST = 0, 1, 2, 5  # NFT_CMP_*
+_RANDOM = 1  # NFT_NG_RANDOM
+_TO_NETWORK_ORDER = 1  # NFT_BYTEORDER_HTON
 _VERDICT, _REGISTER, _SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
 _CT_STATE, _IS_INVALID = 0, 1  # NFT_CT_STATE, NF_CT_STATE_INVALID_BIT
 _MAPS_ADDRESS, _MAPS_PORT, _FULLY_RANDOM = 0x1, 0x2, 0x10  # NF_NAT_RANGE_*
 _FLAGS_BYTE, _SYN = 13, 0x02  # of a TCP header
-_UNPRIVILEGED, _LAST_NODEPORT, _LAST_PORT = 1024, 32767, 65535
+_UNPRIVILEGED, _LAST_PORT = 1024, 65535
+_NODEPORTS = (30000, 32767)  # the usual ones
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT
+
+
+Ports = tuple[int, int]  # the first and the last one
 
 
 class TableOptions(NamedTuple):
     """The options of the table.
 
-    ``masquerade_mark`` is one bit of the packet's mark. ``masquerade_ports`` are the first and the
-    last port that masqueraded flows of unprivileged ports get.
+    ``masquerade_mark`` is one bit of the packet's mark. ``masquerade_ports`` are the ranges from
+    which masqueraded flows of unprivileged ports get theirs.
     """
 
     masquerade_mark: int
-    masquerade_ports: tuple[int, int]
+    masquerade_ports: tuple[Ports, ...]
     drops_invalid: bool
     sctp: bool
 
 
-def table_options(options: Options, *, sctp: bool) -> TableOptions:
-    """Return the options; the ports of masqueraded flows differ from those of the flow tables.
+def table_options(options: Options, *, sctp: bool, beside_flows: bool) -> TableOptions:
+    """Return the options.
 
-    So a change of the engine gives no port to two connections. The ports are also outside the usual
-    range of NodePorts, where an answer would look like a request. The larger of the ranges below
-    and above is used.
+    Masqueraded flows get no port in the usual range of NodePorts, where an answer would look like a
+    request; and none of the flow tables' ports if a flow can be in them (``beside_flows``), so that
+    no port is given to two connections.
     """
-    first, last = options.masquerade_ports
-    below, above = (_UNPRIVILEGED, first - 1), (max(last, _LAST_NODEPORT) + 1, _LAST_PORT)
-    low, high = max(below, above, key=lambda ports: ports[1] - ports[0])
+    taken = [_NODEPORTS, options.masquerade_ports] if beside_flows else [_NODEPORTS]
     return TableOptions(
         masquerade_mark=options.masquerade_mark,
-        masquerade_ports=(low, high) if low < high else (_UNPRIVILEGED, _LAST_PORT),
+        masquerade_ports=tuple(_ports_beside(taken)) or ((_UNPRIVILEGED, _LAST_PORT),),
         drops_invalid=not options.conntrack_wanted.be_liberal,
         sctp=sctp,
     )
+
+
+def _ports_beside(taken: Iterable[Ports]) -> Iterator[Ports]:
+    """Yield the ranges of the unprivileged ports that are not taken."""
+    first = _UNPRIVILEGED
+    for low, high in [*sorted(taken), (_LAST_PORT + 1, _LAST_PORT + 1)]:
+        if first < low:
+            yield first, low - 1
+        first = max(first, high + 1)
 
 
 class _Family(NamedTuple):
@@ -218,25 +231,42 @@ def _masquerade_rules(options: TableOptions) -> Iterator[Rule]:
     clear = _load_meta(_MARK), _mask(rest), _set_meta(_MARK)
     source_port = _load_payload(_TRANSPORT_HEADER, 0, 2)
     unprivileged = source_port, _compare(_port(_UNPRIVILEGED), _AT_LEAST)
-    first, last = options.masquerade_ports
-    masquerade = (
-        _load_value(_REGISTER, _port(first)),
-        _load_value(_SECOND_REGISTER, _port(last)),
-        _expression(
-            "masq",
-            {
-                1: to_number(_FULLY_RANDOM | _MAPS_PORT),
-                2: to_number(_REGISTER),
-                3: to_number(_SECOND_REGISTER),
-            },
-        ),
-    )
     for protocol, number in _protocols(options).items():
         packets = *marked, *_is_protocol(number), *unprivileged
-        comment = f"masquerade unprivileged {protocol} ports"
-        yield Rule(MASQUERADE_CHAIN, comment, (*packets, *clear, *masquerade))
+        for ports, draw in _drawn(options.masquerade_ports):
+            comment = "masquerade unprivileged {} ports to {}-{}".format(protocol, *ports)
+            yield Rule(MASQUERADE_CHAIN, comment, (*packets, *draw, *clear, *_masquerade(ports)))
     other = _expression("masq", {1: to_number(_FULLY_RANDOM)})
     yield Rule(MASQUERADE_CHAIN, "masquerade other packets", (*marked, *clear, other))
+
+
+def _drawn(ranges: Sequence[Ports]) -> Iterator[tuple[Ports, tuple[Tree, ...]]]:
+    """Yield each range of ports, and what lets it have its part of the flows that are left."""
+    left = sum(last - first + 1 for first, last in ranges)
+    for first, last in ranges:
+        size = last - first + 1
+        yield (first, last), _draw(size, left) if size < left else ()
+        left -= size
+
+
+def _draw(size: int, limit: int) -> tuple[Tree, ...]:
+    """Compare a random number below ``limit`` with ``size``; the kernel compares bytes."""
+    number = {1: to_number(_REGISTER), 2: to_number(limit), 3: to_number(_RANDOM)}
+    registers = {1: to_number(_REGISTER), 2: to_number(_REGISTER)}
+    order = {**registers, 3: to_number(_TO_NETWORK_ORDER), 4: to_number(4), 5: to_number(4)}
+    below = _compare(struct.pack(">I", size), _LESS)
+    return _expression("numgen", number), _expression("byteorder", order), below
+
+
+def _masquerade(ports: Ports) -> tuple[Tree, ...]:
+    content = {
+        1: to_number(_FULLY_RANDOM | _MAPS_PORT),
+        2: to_number(_REGISTER),
+        3: to_number(_SECOND_REGISTER),
+    }
+    registers = zip((_REGISTER, _SECOND_REGISTER), ports, strict=True)
+    loads = (_load_value(register, _port(port)) for register, port in registers)
+    return (*loads, _expression("masq", content))
 
 
 def _invalid_rules(options: TableOptions) -> Iterator[Rule]:

@@ -66,6 +66,10 @@ class NetfilterTable:
         self._flags = (OWNER | PERSIST, 0) if owns else (0,)
         self._sets, self._chains, self._rules = sets(options), chains(options), rules(options)
 
+    def set_ports(self, options: TableOptions) -> None:
+        """Let ``build`` write the rules of options with other ``masquerade_ports``."""
+        self.options, self._rules = options, rules(options)
+
     def close(self) -> None:
         """Close the session.
 
@@ -208,7 +212,7 @@ def _advice(refused: Refused) -> str:
     if refused.number == errno.EPERM:
         return f"{refused}: another process owns the table, or CAP_NET_ADMIN is missing"
     if refused.number in nft.NO_SUCH_THING:
-        modules = "nft_chain_nat nft_nat nft_masq nft_ct nft_hash"
+        modules = "nft_chain_nat nft_nat nft_masq nft_ct nft_hash nft_numgen"
         return f"{refused}: the kernel has no NAT by nf_tables: modprobe -a {modules}"
     return str(refused)
 

@@ -21,7 +21,7 @@ from tests.kit.descriptors import beyond_1023
 pytestmark = pytest.mark.usefixtures("fresh_netns")
 NEVER = 3600.0  # seconds: what a test sees was not a look at regular times
 SERVICE, PORT = "127.0.0.7", 53
-OPTIONS = TableOptions(0x4000, (30000, 65535), drops_invalid=True, sctp=True)
+OPTIONS = TableOptions(0x4000, ((30000, 65535),), drops_invalid=True, sctp=True)
 
 
 class Table:

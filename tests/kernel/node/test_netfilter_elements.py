@@ -18,7 +18,7 @@ from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
 
 NAME = f"ebpflb-test-{os.getpid()}-elements"
-OPTIONS = TableOptions(0x4000, (20000, 20099), drops_invalid=True, sctp=True)
+OPTIONS = TableOptions(0x4000, ((20000, 20099),), drops_invalid=True, sctp=True)
 Backend = tuple[int, Address, int]
 WEB: Backend = (1, IPv4Address("10.0.0.2"), 8080)
 DNS: Backend = (2, IPv6Address("fd00::2"), 53)

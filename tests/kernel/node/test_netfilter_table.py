@@ -26,7 +26,7 @@ from tests.kernel.node.nodes import run
 
 NAME = f"ebpflb-test-{os.getpid()}-netfilter"
 CLIENT, ENDPOINT = f"{NAME}-client", f"{NAME}-endpoint"
-OPTIONS = TableOptions(0x4000, (20000, 20099), drops_invalid=True, sctp=True)
+OPTIONS = TableOptions(0x4000, ((20000, 20099),), drops_invalid=True, sctp=True)
 MASQUERADE = 0x800000
 HERE_AND_THERE = "02:00:00:00:00:01", "02:00:00:00:00:02"
 PORT, SERVICE_PORT = 8080, 80
@@ -175,6 +175,21 @@ def test_masquerades(addresses: Addresses, kind: int) -> None:
     host, port = _ask(addresses, kind, 5555)
     assert host == addresses.node
     assert port in range(20000, 20100)
+
+
+@pytest.mark.usefixtures("elements")
+def test_several_ranges_of_ports(table: NetfilterTable) -> None:
+    """Each range has its part of the flows; the table with its elements stays when they change."""
+    ranges = ((20000, 20499), (40000, 40999), (50000, 50499))
+    table.set_ports(OPTIONS._replace(masquerade_ports=ranges))
+    assert table.build()
+    assert table.is_intact()
+    shown = run("nft", "list", "chain", *_names("masquerade-marked"))
+    assert "numgen random mod 2000 < 500" in shown and "numgen random mod 1500 < 1000" in shown
+    _choose(V4, MASQUERADE)
+    got = [_ask(V4, socket.SOCK_DGRAM, 5000 + at)[1] for at in range(100)]
+    used = {next(at for at in ranges if at[0] <= port <= at[1]) for port in got}
+    assert used == {*ranges}
 
 
 @FAMILIES
@@ -421,7 +436,7 @@ def test_order_of_rules(plain: NetfilterTable) -> None:
 
 def test_other_options(plain: NetfilterTable) -> None:
     """A table for other options is another one, and keeps its elements where they have a place."""
-    options = TableOptions(0x8000, (30000, 30999), drops_invalid=False, sctp=False)
+    options = TableOptions(0x8000, ((30000, 30999),), drops_invalid=False, sctp=False)
     with closing(NetfilterTable(options, owns=False)) as other:
         assert not other.is_intact()
         assert other.build()
