@@ -25,6 +25,7 @@ struct request {
 	const struct tuple *tuple;
 	const struct settings *settings;
 	__u32 ifindex;		/* where it comes in */
+	bool is_translated;	/* by its socket: no external frontend counts */
 	bool in_middle;		/* a segment of a connection that conntrack may not know any more */
 };
 

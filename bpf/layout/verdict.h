@@ -30,7 +30,8 @@ enum verdict {
 	VERDICT_PING_ANSWERED = 22,	/* echo request to an address of a service: answered */
 	VERDICT_UNKNOWN_PORT = 23,	/* port of a load balancer's address that no service has: dropped */
 	VERDICT_REDIRECT = 24,	/* ICMP redirect about a packet of a known flow: dropped */
-	VERDICTS = 25,		/* how many */
+	VERDICT_TRANSLATED_AT_SOCKET = 25,	/* to an external frontend's address, by a socket hook: left alone */
+	VERDICTS = 26,		/* how many */
 };
 
 /* Why a flow is masqueraded. */

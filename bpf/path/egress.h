@@ -20,6 +20,7 @@
 #include "rules/frontend.h"
 #include "engine/flows/masquerade.h"
 #include "rules/selected.h"
+#include "sockets/translated.h"
 
 /*
  * Whether the packet was forwarded, and the kernel's NAT translates: then nothing is done here, and it
@@ -49,15 +50,18 @@ static __always_inline enum verdict egress_to_service(const struct packet *packe
 	return service->flags & SERVICE_ENDPOINTS ? VERDICT_NO_LOCAL_ENDPOINT : VERDICT_REFUSED;
 }
 
-static __always_inline enum verdict egress_from_node(const struct packet *packet,
-						       struct service *service)
+static __always_inline enum verdict egress_from_node(struct __sk_buff *ctx,
+						     const struct packet *packet,
+						     struct service *service)
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
 
 	if (!packet->opens)
 		return VERDICT_PASSED;
 	if (frontend_may_exist(&frontend) && service_read(&frontend, service, NULL) == FOUND)
-		return egress_to_service(packet, service);
+		return socket_has_translated(ctx, &packet->tuple)
+			       ? VERDICT_TRANSLATED_AT_SOCKET
+			       : egress_to_service(packet, service);
 	return selected_verdict(selected_without_service(&frontend.address));
 }
 
@@ -72,7 +76,7 @@ static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
 
 	if (!flow)
 		return unchanged(ctx->ingress_ifindex ? egress_forwarded(ctx, packet, service)
-						      : egress_from_node(packet, service));
+						      : egress_from_node(ctx, packet, service));
 	if (!flow_copy(known, &packet->tuple, flow))
 		return unchanged(VERDICT_RECYCLED);
 	record_at(STEP_FLOW, known->kind, &known->address);

@@ -23,6 +23,7 @@
 #include "path/select_backend.h"
 #include "path/vip.h"
 #include "core/note.h"
+#include "sockets/translated.h"
 
 /* As policy_masquerades; and where this node would not see the replies. */
 static __always_inline enum masquerade_reason
@@ -159,7 +160,7 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 {
 	const struct settings *settings = request->settings;
 	struct outcome outcome = undecided();
-	bool is_direct = selected == NO_SERVICE &&
+	bool is_direct = (selected == NO_SERVICE || selected == AT_SOCKET) &&
 			 direct_select(&packet->tuple, ctx->ifindex, opening);
 
 	if (is_direct)
@@ -201,10 +202,15 @@ static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
 	if (!packet->opens && (!netfilter_is_chosen(settings) || !may_exist ||
 			       choice_repeats(ctx, &packet->tuple, settings)))
 		return unchanged(VERDICT_PASSED);
-	if (may_exist && datagram_repeats(ctx, packet, settings))
+	request.is_translated =
+		(may_exist || address_may_be_vip(settings, &packet->tuple.destination)) &&
+		socket_has_translated(ctx, &packet->tuple);
+	if (may_exist && !request.is_translated && datagram_repeats(ctx, packet, settings))
 		return unchanged(VERDICT_ESTABLISHED);
 	selected = may_exist ? select_backend(&request, &opening->selection)
 			     : selected_without_service(&packet->tuple.destination);
+	if (selected == AT_SOCKET)
+		choice_remember(ctx, &packet->tuple, settings, 0);
 	if (settings->flags & SETTING_SHADOW)
 		return unchanged(selected_verdict(selected));
 	if (!packet->opens)

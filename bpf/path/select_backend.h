@@ -2,7 +2,8 @@
 /*
  * Decides which backend a request gets, the same for sockets and packets:
  *
- *   frontend -> service; packets that rules in raw exempt; source ranges; the backend that a datagram
+ *   frontend -> service; packets that rules in raw exempt, or that a socket hook has translated
+ *   already; source ranges; the backend that a datagram
  *   socket has; for sockets the node-local listener; traffic policy; session affinity; else one
  *   backend picked by number
  *   (kube-proxy.md 4, 7, 9, 11.1)
@@ -146,6 +147,8 @@ static __always_inline enum selected select_once(const struct request *request,
 		return found == ABSENT ? NO_SERVICE : SELECT_RECYCLED;
 	if (request_is_exempt(request, service))
 		return EXEMPT;
+	if (request->is_translated && service->flags & SERVICE_EXTERNAL)
+		return AT_SOCKET;
 	admission = select_admission(request, service);
 	if (admission != ADMITTED)
 		return admission == DENIED ? SOURCE_DENIED : LEFT_TO_PACKETS;

@@ -57,7 +57,8 @@ static __always_inline enum verdict vip_unknown_port(const struct request *reque
 						     const struct packet *packet,
 						     struct service *service)
 {
-	if (!address_may_be_vip(request->settings, &packet->tuple.destination) ||
+	if (request->is_translated ||
+	    !address_may_be_vip(request->settings, &packet->tuple.destination) ||
 	    !vip_read(&packet->tuple.destination, service) ||
 	    !(service->flags & SERVICE_LOAD_BALANCER))
 		return VERDICT_PASSED;

@@ -15,6 +15,7 @@ enum selected {
 	PASSED_THROUGH,		/* no endpoint, and the network finds another one */
 	SOURCE_DENIED,
 	LEFT_TO_PACKETS,	/* a pod's socket: its packets are decided on when they leave the pod */
+	AT_SOCKET,		/* a socket hook has translated it already */
 	EXEMPT,			/* packets that rules in raw exempt from conntrack */
 	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
 };
@@ -48,6 +49,8 @@ static __always_inline enum verdict selected_verdict(enum selected selected)
 		return VERDICT_PASSED_THROUGH;
 	case SOURCE_DENIED:
 		return VERDICT_SOURCE_DENIED;
+	case AT_SOCKET:
+		return VERDICT_TRANSLATED_AT_SOCKET;
 	case SELECT_RECYCLED:
 		return VERDICT_RECYCLED;
 	default:

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection is translated once: who asks a Service by its cluster IP reaches its endpoint, even
+where another tenant's Service claims that endpoint's address and port as its own frontend.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.lab import cni, manifests
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.manifests import Manifest
+from tests.kernel.node import nodes
+from tests.kit import forked, requests, two_nodes
+from tests.kit.firewall import chain, rules
+from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.parameters import connecting, families
+from tests.kit.requests import Send
+from tests.kit.two_nodes import Frontends, TwoNodes, address
+
+WEB, OTHER, THIEF = Frontends(10), Frontends(11), Frontends(66)
+KINDS: dict[str, Send] = requests.KINDS | {"fragments": requests.fragmented}
+VERDICT = "translated_at_socket"
+OPEN = 30077  # a port of the node, at which a pod of its network listens
+
+
+@pytest.fixture(scope="module", params=two_nodes.ENGINES, ids=str)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    """Each pod has a route: packets from one to another pass the programs, and the stack."""
+    how: dict[str, Any] = {"engine": request.param, "network": cni.Routed()}
+    folder = tmp_path_factory.mktemp("two")
+    with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, **how) as made:
+        yield made
+
+
+def one_port(
+    two: TwoNodes, name: str, frontends: Frontends, pods: Iterable[Host], port: int, target: int
+) -> tuple[Manifest, list[Manifest]]:
+    """A Service on one port of TCP and UDP, and its slices; in a namespace of its own name."""
+    named: list[Manifest] = [{"name": p, "protocol": p.upper()} for p in ("tcp", "udp")]
+    service = manifests.service(
+        name, frontends.cluster, [{**it, "port": port} for it in named], namespace=name
+    )
+    slices = [
+        manifests.endpoint_slice(
+            name,
+            family,
+            two.endpoints(*pods, v6=family == "IPv6"),
+            [{**it, "port": target} for it in named],
+            namespace=name,
+        )
+        for family in ("IPv4", "IPv6")
+    ]
+    return service, slices
+
+
+def thief(
+    two: TwoNodes, *claimed: Host, pods: Iterable[Host], claim: str = "externalIPs", **spec: Any
+) -> list[Manifest]:
+    """The Service whose external addresses are those of these pods."""
+    service, slices = one_port(two, "thief", THIEF, pods, TARGET, TARGET)
+    addresses = [each for host in claimed for each in (host.v4, host.v6)]
+    if claim == "ingress":
+        service["status"]["loadBalancer"]["ingress"] = [{"ip": each} for each in addresses]
+        spec = {"type": "LoadBalancer"} | spec
+    else:
+        spec["externalIPs"] = addresses
+    service["spec"] |= spec
+    return [service, *slices]
+
+
+@families
+@pytest.mark.parametrize("claim", ["externalIPs", "ingress"])
+@pytest.mark.parametrize("send", KINDS.values(), ids=KINDS)
+def test_a_cluster_ip_leads_to_its_own_endpoint(
+    two: TwoNodes, send: Send, claim: str, v6: bool
+) -> None:
+    """`explain` says so too. The thief gets only what is sent to the endpoint's address itself."""
+    two.publish(
+        two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin], claim=claim)
+    )
+    client, to = two.sockets(two.hooked), WEB.to("cluster", two.near, v6=v6)
+    before = two.verdict(VERDICT)
+    assert send(client, *to).name == "here"
+    assert two.verdict(VERDICT) > before
+    direct = address(two.here, to[0])
+    assert send(client, direct, TARGET).name == "twin"
+    assert explained(two, to[0]) == {"here": 1}
+    assert explained(two, direct, TARGET) == {"twin": 1}
+
+
+def explained(two: TwoNodes, host: str, port: int = PORT) -> dict[str, float]:
+    """The endpoints of the hooked pod's TCP connections, with their chances."""
+    to = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    words = ("explain", to, "--from", address(two.hooked, host), *two.agents[0].where)
+    said = json.loads(forked.run(*words, "-o", "json", netns=two.near.netns).stdout)
+    return {each["pod"]: each["chance"] for each in said["endpoints"] if each["chance"]}
+
+
+@families
+@pytest.mark.skipif(not requests.has_mptcp(), reason="this kernel has no MPTCP")
+def test_multipath_tcp(two: TwoNodes, v6: bool) -> None:
+    """The socket of the packets is a part of the one that was connected."""
+    two.publish(two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin]))
+    to = WEB.to("cluster", two.near, v6=v6)
+    assert requests.mptcp(two.sockets(two.hooked), *to).name == "here"
+
+
+@families
+@connecting
+def test_an_endpoint_at_the_nodes_address(two: TwoNodes, send: Send, v6: bool) -> None:
+    """Another Service's NodePort is the port of an endpoint in the node's own network."""
+    two.publish()
+    server = two.start_program(two.near, "serve", "near", str(OPEN))
+    service, slices = one_port(two, "web", WEB, [two.near], PORT, OPEN)
+    node_port, others = one_port(two, "thief", THIEF, [two.twin], PORT, TARGET)
+    for port in node_port["spec"]["ports"]:
+        port["nodePort"] = OPEN
+    node_port["spec"]["type"] = "NodePort"
+    try:
+        two.publish(service, *slices, node_port, *others)
+        client, to = two.sockets(two.hooked), WEB.to("cluster", two.near, v6=v6)
+        assert send(client, *to).name == "near"
+        assert send(client, address(two.near, to[0]), OPEN).name == "twin"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@families
+def test_a_datagram_socket_with_several_frontends(two: TwoNodes, v6: bool) -> None:
+    """The endpoints are claimed; one of them serves two of the socket's frontends."""
+    two.publish(
+        two.service("web", 10, two.here),
+        two.service("other", 11, two.here),
+        two.service("third", 12, two.twin),
+        thief(two, two.here, two.twin, pods=[two.there]),
+    )
+    frontends = [(number, "twin" if number == 12 else "here") for number in (10, 11, 12)]
+    with requests.udp_socket(two.sockets(two.hooked), WEB.cluster[v6]) as client:
+        for number, name in frontends * 3:
+            answer = requests.exchange(client, *Frontends(number).to("cluster", two.near, v6=v6))
+            assert (answer.name, answer.peer[0]) == (name, Frontends(number).cluster[v6])
+
+
+@families
+@connecting
+@pytest.mark.parametrize("who", ["hooked", "near"])
+@pytest.mark.parametrize("thieves", ["none", "ranges"])
+def test_no_rule_of_the_other_service_counts(
+    two: TwoNodes, thieves: str, who: str, send: Send, v6: bool
+) -> None:
+    """It has no endpoint, or admits other clients only. Of the node itself, too, packets to the
+    endpoint's own address are refused or dropped, and those to the cluster IP are not.
+    """
+    claimed = (
+        thief(two, two.here, pods=[])
+        if thieves == "none"
+        else thief(
+            two,
+            two.here,
+            pods=[two.twin],
+            claim="ingress",
+            loadBalancerSourceRanges=["198.51.100.0/24", "2001:db8::/32"],
+        )
+    )
+    two.publish(two.service("web", 10, two.here), claimed)
+    client, to = two.sockets(getattr(two, who)), WEB.to("cluster", two.near, v6=v6)
+    assert send(client, *to).name == "here"
+    try:
+        assert not requests.is_answered(send, client, (address(two.here, to[0]), TARGET), 0.3)
+    except OSError:
+        assert thieves == "none"
+
+
+@families
+def test_a_repeated_syn(two: TwoNodes, v6: bool) -> None:
+    """The endpoint is claimed while a connection to it opens, whose first SYN is lost."""
+    two.publish(web := two.service("web", 10, two.here))
+    to = WEB.to("cluster", two.near, v6=v6)
+    before = two.verdict(VERDICT)
+    with requests.tcp_socket(two.sockets(two.hooked), to[0]) as client:
+        with rules(two.near, chain("forward", "filter", "tcp flags syn drop")):
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.connect(to)
+            two.publish(web, thief(two, two.here, pods=[two.twin]))
+        client.settimeout(60)
+        assert client.recv(64).startswith(b"here ")
+    assert two.verdict(VERDICT) > before
+
+
+@families
+@connecting
+def test_conntrack_forgets(two: TwoNodes, send: Send, v6: bool) -> None:
+    """What was open stays, although conntrack takes its next packet for the first of a flow."""
+    two.publish(two.service("web", 10, two.here), thief(two, two.here, pods=[two.twin]))
+    to = WEB.to("cluster", two.near, v6=v6)
+    with ExitStack() as stack:
+        client = stack.enter_context(requests.socket_of(send, two.sockets(two.hooked), to[0]))
+        client.connect(to)
+        client.send(b"?")
+        assert client.recv(64).startswith(b"here ")
+        for word in (b"one", b"two"):
+            with nodes.entered(two.near.netns):
+                conntrack.delete(conntrack.connections(lambda *_: True))
+            client.send(word)
+            answer = b""
+            while not answer.endswith(word):
+                answer += client.recv(64)
