@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two CPUs that want the same masquerade port at once: exactly one of their flows gets it."""
+"""Two CPUs at once: of two flows that want one masquerade port exactly one gets it; two datagrams
+that open one flow share its port.
+"""
 
 import os
 import threading
@@ -12,7 +14,7 @@ from ebpflb.kernel.programs import loader
 from ebpflb.plan.flow_entries import FlowKind
 from tests.load import scaled
 from tests.packet.aging import forget, idle
-from tests.packet.frames import Ether, at, forwarded, opening, source
+from tests.packet.frames import Ether, at, destination, forwarded, opening, reply, source
 from tests.packet.node import ACTIONS, PacketNode, knows_ingress_device
 from tests.packet.places import Places
 from tests.packet.services import serve
@@ -96,3 +98,25 @@ def test_a_port_that_is_being_given_is_not_taken(node: PacketNode, places: Place
     assert (late.action, late.verdicts) == ("drop", {"ports_exhausted": 1})
     idle(node, "udp", 2)
     assert node.egress(forwarded(came.packet)).action == "pass"
+
+
+@pytest.mark.parametrize("ahead", ["reply", "ingress", "egress"])
+def test_datagrams_of_one_flow_share_its_port(node: PacketNode, places: Places, ahead: str) -> None:
+    """A datagram is decided on before the request's entry of another one of its flow is written,
+    which is so far ahead. It opens no second flow, which would end the first one.
+    """
+    node.settings()
+    where = serve(node, places, "nodeport", "udp", cluster=[at(places.there, 8080)])
+    request = opening("udp", at(places.client, 50123), where)
+    first = forwarded(node.ingress(request).packet)
+    if ahead == "egress":
+        first = node.egress(first).packet
+    table = node.maps["other_flows"]
+    later = {FlowKind.DNAT} | ({FlowKind.SNAT_PENDING} if ahead == "reply" else set())
+    table.delete([key for key, flow in table.items() if flow.kind in later])
+    second = node.through(request)
+    if ahead != "egress":
+        first = node.egress(first).packet
+    assert source(first) == source(second) != at(places.client, 50123)
+    back = node.through(reply(first))
+    assert (source(back), destination(back)) == (where, at(places.client, 50123))

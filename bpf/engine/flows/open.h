@@ -16,24 +16,53 @@
 #include "engine/flows/half_open.h"
 #include "engine/flows/port.h"
 
+#define AT_ONCE SECOND	/* two packets of a flow that meet no entry of it */
+
 enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, MAP_FULL };
+
+/* Whether the existing entry of a reply's tuple, of which opening->other is a copy, is this flow's. */
+static __always_inline bool reply_is_own(const struct opening *opening,
+					 const struct tuple *request_tuple)
+{
+	const struct tuple *former_tuple = &opening->former_request_tuple;
+
+	return former_tuple->source_port == request_tuple->source_port &&
+	       former_tuple->destination_port == request_tuple->destination_port &&
+	       address_equal(&former_tuple->destination, &request_tuple->destination);
+}
+
+/*
+ * Whether another datagram of this flow is opening it, on another CPU: that one has written the reply's
+ * entry, and the request's not yet when this one looked for it. Then both write the same entries: as
+ * one flow, if they are created at the same time.
+ */
+static __always_inline bool flow_join(const struct tuple *request_tuple, struct opening *opening)
+{
+	const struct flow *other = &opening->other;
+
+	if (request_tuple->protocol != UDP || !reply_is_own(opening, request_tuple) ||
+	    other->backend != opening->reply_entry.backend ||
+	    opening->reply_entry.created >= other->created + AT_ONCE)
+		return false;
+	opening->request_entry.created = opening->snat_entry.created = other->created;
+	opening->request_entry.connection = other->connection;
+	return true;
+}
 
 /*
  * Whether the existing entry of a reply's tuple may be overwritten: it belongs to the same flow,
  * whose request's entry the LRU evicted, or to a connection that has ended. A former flow without a
  * request's entry counts as closed by its client.
  */
-static __always_inline bool reply_may_be_replaced(const struct flow *reply_entry,
-						  const struct tuple *former_tuple,
+static __always_inline bool reply_may_be_replaced(const struct opening *opening,
 						  const struct tuple *request_tuple)
 {
+	const struct flow *reply_entry = &opening->other;
 	struct flow *request_entry;
 
-	if (former_tuple->source_port == request_tuple->source_port &&
-	    former_tuple->destination_port == request_tuple->destination_port &&
-	    address_equal(&former_tuple->destination, &request_tuple->destination))
+	if (reply_is_own(opening, request_tuple))
 		return true;
-	request_entry = flow_find(former_tuple);
+	request_entry = flow_find(&opening->former_request_tuple);
 	return flow_has_ended(reply_entry->flags, request_entry ? request_entry->flags : FLOW_FIN);
 }
 
@@ -82,8 +111,9 @@ static __always_inline enum opened reply_create(const struct settings *settings,
 	if (!found || !flow_copy(&opening->other, tuple, found))
 		return reply_create_with_port(settings, request_tuple, opening);
 	opening->former_request_tuple = request_tuple_of(tuple, &opening->other);
-	if (opening->other.kind != FLOW_RESTING &&
-	    reply_may_be_replaced(&opening->other, &opening->former_request_tuple, request_tuple)) {
+	if (opening->other.kind != FLOW_RESTING && flow_join(request_tuple, opening))
+		return OPENED;
+	if (opening->other.kind != FLOW_RESTING && reply_may_be_replaced(opening, request_tuple)) {
 		flow_delete(&opening->former_request_tuple);
 		flow_uncount(opening->other.connection);
 		return flow_write(tuple, &opening->reply_entry) ? MAP_FULL : OPENED;
@@ -97,11 +127,19 @@ static __always_inline enum opened reply_create(const struct settings *settings,
  */
 static __always_inline bool snat_create(struct opening *opening)
 {
+	struct flow *found;
+	long failed;
+
 	opening->snat_tuple = tuple_reverse(&opening->reply_tuple, HOOK_EGRESS);
-	if (flow_find(&opening->snat_tuple))
+	found = flow_find(&opening->snat_tuple);
+	if (found && found->created == opening->snat_entry.created)
+		return true;	/* flow_join */
+	if (found)
 		snat_close(&opening->snat_tuple, true, &opening->other);
-	return !(opening->snat_entry.flags & FLOW_MASQUERADE) ||
-	       !flow_write(&opening->snat_tuple, &opening->snat_entry);
+	if (!(opening->snat_entry.flags & FLOW_MASQUERADE))
+		return true;
+	failed = flow_create(&opening->snat_tuple, &opening->snat_entry);
+	return !failed || failed == -EEXIST;
 }
 
 /*
@@ -143,7 +181,7 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 		flow_uncount(opening->request_entry.connection);
 		return MAP_FULL;
 	}
-	half_open_note(request_tuple, opening, now);
+	half_open_note(request_tuple, opening, opening->request_entry.created);
 	return opened;
 }
 
