@@ -42,13 +42,14 @@ class EventLines:
         if self._output.is_data:
             print_row_as(self._output, told)
             return
-        row = _wide(told) if self._output.is_wide else _narrow(told)
+        row = _wide(told) if self._output.is_wide else narrow_row(told)
         for line in table_lines([row], headers=self._headers, least=_WIDTHS):
             click.echo(line)
         self._headers = False
 
 
-def _narrow(told: Told) -> Row:
+def narrow_row(told: Told) -> Row:
+    """Return the columns of a terminal; `-o wide` has more."""
     return {
         "time": told.time,
         "verdict": told.verdict,
@@ -63,7 +64,7 @@ def _narrow(told: Told) -> Row:
 
 def _wide(told: Told) -> Row:
     return {
-        **_narrow(told),
+        **narrow_row(told),
         "process": _process(told),
         "pod": told.pod,
         "client": told.client,

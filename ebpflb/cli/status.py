@@ -24,6 +24,7 @@ GROUPS = {
         "node",
         "node_unknown",
         "source",
+        "standalone",
         "last_received",
         "source_errors",
         "lists_complete",

@@ -3,6 +3,7 @@
 
 import socket
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 import pytest
 from msgspec.structs import replace
@@ -14,9 +15,11 @@ from ebpflb.errors import NodeError
 from ebpflb.kernel.netfilter.arrivals import Arrival
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.netns import Namespace
+from ebpflb.model.devices import Device
 from tests.kernel.node import nodes
-from tests.model.test_devices import ETH
 
+ADDRESS = ip_address("192.0.2.1")
+ETH = Device(2, "eth0", False, True, 0, (ADDRESS,), (ADDRESS,))
 UPLINKS: Uplinks = {ETH: ETH.sources}
 
 

@@ -322,3 +322,10 @@ def _quarantined(planner: Planner) -> Iterator[partial[None]]:
         for call in batch:
             assert isinstance(call, partial)
             yield call
+
+
+def from_nothing(node: PlannedNode) -> Maps:
+    """Return the content of a node without history for the same services."""
+    fresh = PlannedNode()
+    fresh.change(node.desired)
+    return fresh.maps

@@ -18,7 +18,7 @@ from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import CLIENTS
 from tests.plan.histories import Step
-from tests.plan.node import PlannedNode, check_tidy
+from tests.plan.node import PlannedNode, check_tidy, from_nothing
 from tests.plan.simulation import Maps, writes
 
 Endpoint = tuple[Address, int]
@@ -30,13 +30,6 @@ def small_tables() -> Iterator[None]:
     """Each place is looked up after each write."""
     with histories.small_tables():
         yield
-
-
-def from_nothing(node: PlannedNode) -> Maps:
-    """Return the content of a node without history for the same services."""
-    fresh = PlannedNode()
-    fresh.change(node.desired)
-    return fresh.maps
 
 
 @given(histories.steps)

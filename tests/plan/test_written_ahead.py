@@ -14,8 +14,7 @@ from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import CAPACITY, by_name, desired, name
 from tests.plan.histories import Step
-from tests.plan.node import PlannedNode, check_tidy
-from tests.plan.test_properties import from_nothing
+from tests.plan.node import PlannedNode, check_tidy, from_nothing
 
 
 @pytest.fixture(autouse=True, scope="module")

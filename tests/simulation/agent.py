@@ -229,6 +229,7 @@ def _others(history: History, cluster: ClusterState, clock: Callable[[], float])
         "node_local": node_local(cluster, clock),
         "node_readiness": NodeReadiness(OFF, NODE, Health(1.0), None),
         "device_watch": FakeDeviceWatch(),
+        "uplink_canary": FakeUplinkCanary(),
         "host": _Host(),
         "history": history,
         "api_servers_file": ApiServersFile(Path("/nowhere/api-servers.json")),
@@ -299,7 +300,6 @@ class Life:
             audit=self._audit(nodes, self.history.explaining(on_drift)),
             clock=clock,
             stale_udp=self.workers.stale_udp,
-            uplink_canary=FakeUplinkCanary(),  # type: ignore[arg-type]
             on_removal=self.workers.on_removal,
             **_others(self.history, cluster, clock),
         )

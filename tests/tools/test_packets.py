@@ -104,6 +104,12 @@ def remembered(maps: dict[str, Map]) -> None:
     count(maps["flow_stats"], 0, 16, 1, 3, 2)
     asked = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
     maps["half_open"].write([(7, HalfOpen(asked, asked, begun))])
+    count(maps["reject_budgets"], 0, now, 42)
+    count(maps["reject_budgets"], 1, now, 43)
+    _remember_choices(maps, asked, begun)
+
+
+def _remember_choices(maps: dict[str, Map], asked: Tuple, begun: int) -> None:
     chosen = Chosen.PREFIX | Chosen.MASQUERADE | BACKEND
     maps["udp_choices"].write(
         [
@@ -113,8 +119,6 @@ def remembered(maps: dict[str, Map]) -> None:
     )
     places = ((7, WEB << 32 | chosen), (8, 0), (9, WEB << 32 | 99))
     maps["recent_choices"].write([(index, RecentChoice(5, choice)) for index, choice in places])
-    count(maps["reject_budgets"], 0, now, 42)
-    count(maps["reject_budgets"], 1, now, 43)
 
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:

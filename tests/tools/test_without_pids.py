@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.cli.monitor import _narrow
+from ebpflb.cli.monitor import narrow_row
 from ebpflb.errors import NodeError
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.node import clients, namespaces, process
@@ -55,9 +55,9 @@ def test_an_address_says_more_than_a_number() -> None:
     words = dict.fromkeys(["time", "hook", "verdict", "protocol", "pod", "service", "frontend"], "")
     words |= dict.fromkeys(["backend", "backend_pod", "device"], "")
     told = Told(**words, process="curl", pid=4711, client="10.244.7.1", ns=1)
-    assert _narrow(told)["from"] == "10.244.7.1"
+    assert narrow_row(told)["from"] == "10.244.7.1"
     told.client = ""
-    assert _narrow(told)["from"] == "curl/4711"
+    assert narrow_row(told)["from"] == "curl/4711"
 
 
 def test_explain_asks_for_a_pods_address(maps: dict[str, Map], pods: dict[str, str]) -> None:
