@@ -29,6 +29,7 @@ from ebpflb.model.events import Key
 from ebpflb.model.services import PortName, ServicePort
 from ebpflb.plan import tables
 from ebpflb.plan.allocators import Capacity, FormerIds, Quarantine
+from ebpflb.plan.canary import is_canary
 from ebpflb.plan.desired import LIMIT, NOTHING, DesiredBackend, DesiredService, Lack, Size
 from ebpflb.plan.entries import (
     Backend,
@@ -116,7 +117,7 @@ class Plan:
 # Services may share an address at different ports: then any of them may stand for it as a whole.
 
 
-_NO_AGE = "~"  # after all times
+_NO_AGE = "}"  # after all times, before the canary's
 
 
 class Claims:
@@ -184,10 +185,13 @@ class Claims:
         return rivals
 
     def _let_keep(self, frontend: Frontend, names: list[PortName]) -> None:
-        """Put first who has the frontend, if its age or that of the first is not known."""
+        """Put first who has the frontend, if its age or that of the first is not known.
+
+        The canary keeps nothing: every Service comes before it.
+        """
         holder = self._holder(frontend)
         held = self.desired.get(holder) if holder and holder != names[0] else None
-        if not (holder and held) or frontend not in held.frontends:
+        if not (holder and held) or frontend not in held.frontends or is_canary(holder):
             return
         if not (held.created and self.desired[names[0]].created):
             names.remove(holder)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two services, one frontend: the older one keeps it (Claims)."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from ebpflb.model.services import PortName
+from ebpflb.plan.canary import NAMESPACE
 from ebpflb.plan.desired import DesiredService
 from ebpflb.plan.entries import WHOLE
 from ebpflb.plan.planner import Claims
@@ -147,3 +150,18 @@ def test_without_an_age_who_has_it_keeps_it(ages: tuple[str, str]) -> None:
         node.restart()
     node.change({name("z"): None})
     assert node.planner.frontends.owners[frontend(1)] == name("a")
+
+
+def test_the_canary_keeps_nothing_from_a_service_without_age() -> None:
+    """It came first and its name is first; the Service gets the frontend at once."""
+    canary = replace(
+        desired("canary", [1], [1], created="~"),
+        name=name("canary")._replace(namespace=NAMESPACE),
+    )
+    service = replace(
+        desired("web", [1], [2], created=""), name=name("web")._replace(namespace="shop")
+    )
+    node = PlannedNode()
+    node.change({canary.name: canary})
+    node.change({service.name: service})
+    assert node.planner.frontends.owners == {frontend(1): service.name}
