@@ -38,6 +38,7 @@ PACKET_HELPERS: dict[str, tuple[int | str, ...]] = {
     "skb_load_bytes": (26, _CONTEXT, 0, _STACK, _BYTES),
     "csum_diff": (28, _STACK, _BYTES, _STACK, _BYTES, 0),
     "skb_change_tail": (38, _CONTEXT, _BYTES, 0),
+    "get_socket_cookie": (46, _CONTEXT),
     "fib_lookup": (69, _CONTEXT, _STACK, _BYTES, 0),
     "jiffies64": (118,),
     "redirect_neigh": (152, 1, 0, 0, 0),

@@ -218,19 +218,3 @@ def test_it_is_shown_and_outlives_the_agent(listening: Listening) -> None:
         assert set(counted["names"]) == {"cache"}
         assert not counted["errors"]
     two.logs("node-local listener 169.254.20.10:80/TCP: Connection refused; sockets get endpoints")
-
-
-def test_check_names_rules_that_sockets_bypass(listening: Listening) -> None:
-    """Unless the Service's sockets go to the listener."""
-    two = listening.two
-    words = f"does not exempt sockets' requests to {DNS.cluster[0]}:{PORT} (default/dns"
-
-    def is_named() -> bool:
-        return words in two.ebpflb("check").stdout
-
-    with exempted(two.near, "iptables-nft"):
-        two.publish(service(two, two.here))
-        assert is_named()
-        with listener(two, two.near, LISTENERS[0]):
-            two.publish(service(two, two.here, annotations=ANNOTATION))
-            wait_until("nothing is named", lambda: not is_named())

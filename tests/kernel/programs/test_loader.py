@@ -24,7 +24,7 @@ LOAD64, EXIT = 0x18, struct.pack("<BBhi", 0x95, 0, 0, 0)
 MAP, VALUE = 1, 2  # references: to a map, to the only value of one
 STORE_WORDS, ADD_ATOMICALLY, FRAME = 0x7B, 0xDB, 10  # of eight bytes; the register of the stack
 CALL, SPIN_LOCK, SPIN_UNLOCK = 0x85, 93, 94  # helpers
-OF_SOCKETS = {"socket_places", "sockets", "assignments", "peers", "service_names"}
+OF_SOCKETS = {"assignments", "service_names"}  # ingress asks what a socket has translated
 FDS = {number: 3 + index for index, number in enumerate(MAP_NUMBERS.values())}
 
 
