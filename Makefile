@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# On Debian 12, as root; each target installs what it needs:
+# On Debian 12, as root (on 13 only `demo` was tried); each target installs what it needs:
 #   make demo            shows it at work on this machine
 #   make test            check, and a part of all tests: what every change must pass
 #   make test-all        check, and all tests
@@ -8,6 +8,7 @@
 #   make check           lint, types, import rules; compiles the C with clang and gcc
 #   make format          fixes what ruff can fix
 #   make test-kernels    what every change must pass on Linux 5.10, 6.1 and 6.12 (vagrant/README.md)
+#   make test-bcc        compiles and loads bpf/ with the other distribution's BCC
 #   make bench           measures everything, and renews the figures of docs/benchmarks.md;
 #                        BENCH="--only connect,growth --quick": some of it, with few rounds
 #   make bench-connect, bench-agent, bench-nodeport, bench-growth, bench-schedulers, bench-draws
@@ -164,7 +165,7 @@ IMAGE_OPTIONS = ARCH='$(ARCH)' BASE='$(BASE)' ENGINE='$(ENGINE)'
 image: wheel
 	$(IMAGE_OPTIONS) deploy/image/build $(TARGET)
 
-# With the bytecode of every variant, which BCC of Debian 12 compiles here.
+# With the bytecode of every variant, which BCC compiles here.
 wheel: $(VENV)/test
 	rm -rf bytecode dist/*.whl
 	$(BIN)/python -m ebpflb.kernel.programs.precompile bytecode

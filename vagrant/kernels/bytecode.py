@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every file of bpf/hooks in every variant, compiled with whichever BCC is here.
 
-    python -m vagrant.kernels.bytecode FOLDER           compiles, with the agents' cache
+    python -m vagrant.kernels.bytecode FOLDER           compiles, with the agents' cache; fails if
+                                                        a program's stack is over its budget
     python -m vagrant.kernels.bytecode --load FOLDER    has this kernel load what is there
 
 The second needs no BCC: bytecode of another BCC (vagrant/bcc) is loaded here.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from ebpflb.kernel import probe
 from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.programs import compiler, loader, precompile
 from ebpflb.options import Paths
+from vagrant.kernels import verifier
 
 
 def variants(source: str) -> dict[str, tuple[str, ...]]:
@@ -29,6 +32,20 @@ def variants(source: str) -> dict[str, tuple[str, ...]]:
     return {
         name: its for name, its in precompile.VARIANTS[source].items() if missing.isdisjoint(its)
     }
+
+
+def compile_all(folder: Path) -> None:
+    """Compile into a folder. Raises CompileError."""
+    precompile.write(folder, Paths.cache)
+    bcc = compiler.bcc_version() or ""
+    (folder / "bcc").write_text(bcc)
+    print(f"{folder}: by BCC {bcc}")
+
+
+def bcc_of(folder: Path) -> str:
+    """Return the version of the BCC that filled a folder; if it names none, of this machine's."""
+    named = folder / "bcc"
+    return named.read_text() if named.exists() else compiler.bcc_version() or ""
 
 
 def load_all(folder: Path) -> None:
@@ -58,8 +75,10 @@ def main(words: list[str]) -> None:
             load_all(Path(words[1]))
         else:
             folder = Path(words[0])
-            precompile.write(folder, Paths.cache)
-            print(f"{folder}: by BCC {compiler.bcc_version()}")
+            compile_all(folder)
+            over = verifier.complaints(verifier.stacks(folder), verifier.read(), verifier.STACK)
+            if over and not os.environ.get("LAB_RENEW"):
+                sys.exit("\n".join(["over the budget of the stack", *over]))
     except EbpflbError as error:
         sys.exit(str(error))
 

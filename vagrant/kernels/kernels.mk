@@ -6,9 +6,10 @@
 #   make test-arm64                      what runs on an arm64 kernel, emulated
 #   make kernel-shell KERNEL=5.10        look around in one
 #   make verifier-table                  renew the verifier's budget
-#   make test-bcc                        the same sources under Debian 13's BCC
+#   make test-bcc                        the same sources under the other distribution's BCC
 LAB := $(PYTHON) -m vagrant.kernels
-LAB_PACKAGES := qemu-system-x86 busybox-static kmod xz-utils zstd util-linux debian-archive-keyring
+LAB_PACKAGES := qemu-system-x86 busybox-static kmod xz-utils zstd util-linux debian-archive-keyring \
+	debootstrap
 
 ARM64_PACKAGES := qemu-system-arm mmdebstrap
 
@@ -30,9 +31,10 @@ kernel-shell: $(VENV)/test $(VENV)/packages-lab
 	@$(LAB) shell $(KERNEL)
 
 verifier-table: $(VENV)/test $(VENV)/packages-lab
-	$(LAB) table
+	LAB_RENEW=1 vagrant/bcc
+	$(BIN)/python -m vagrant.kernels table
 
-test-bcc:
+test-bcc: $(VENV)/test $(VENV)/packages-lab
 	vagrant/bcc
 
 $(VENV)/packages-arm64: | $(VENV)/packages-test

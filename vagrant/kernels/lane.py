@@ -22,6 +22,8 @@ from vagrant.kernels.lane_tests import ALL_TESTS, ARM64_TESTS, BUDGET, IN_TURNS,
 from vagrant.kernels.listing import Kernel
 
 CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpflb-kernels")
+BYTECODE = CACHE / "bytecode"  # by this machine's BCC
+OTHER_BYTECODE = CACHE / "other-bytecode"  # by the other distribution's (vagrant/bcc)
 RESULTS = Path("build/kernels")
 AT_ONCE = 3  # on two cores: each uses one, most of the time
 LIMIT, ALL_LIMIT = 2400.0, 5400.0  # seconds for one kernel, emulated
@@ -58,7 +60,7 @@ def bootable(kernel: Kernel) -> Path:
     if not is_foreign(kernel):
         return boot_files.prepare(package)
     root = arm64.root(folder(kernel))
-    arm64.bring(root, CACHE / "bytecode")
+    arm64.bring(root, BYTECODE)
     return boot_files.prepare(package, root)
 
 
@@ -76,7 +78,7 @@ def prime(tests: Sequence[str]) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     for command in (
         [python, "-m", "compileall", "-q", "ebpflb"],
-        [python, "-m", "vagrant.kernels.bytecode", str(CACHE / "bytecode")],
+        [python, "-m", "vagrant.kernels.bytecode", str(BYTECODE)],
         [python, "-m", "pytest", "-qq", "--collect-only", *PLUGINS, *tests],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -91,7 +93,10 @@ def show_here() -> None:
 
 
 def test_all(
-    kernels: Sequence[Kernel], tests: Sequence[str], environment: str = ""
+    kernels: Sequence[Kernel],
+    tests: Sequence[str],
+    environment: str = "",
+    bytecode: Path = BYTECODE,
 ) -> list[Outcome]:
     """Every kernel, AT_ONCE at a time; lines of output are marked with the kernel."""
     machine.is_root()
@@ -99,7 +104,9 @@ def test_all(
     images = [bootable(kernel) for kernel in kernels]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [
-            pool.submit(_test, kernel, made, share(tests, place, len(kernels)), environment)
+            pool.submit(
+                _test, kernel, made, share(tests, place, len(kernels)), environment, bytecode
+            )
             for place, (kernel, made) in enumerate(zip(kernels, images, strict=True))
         ]
         try:
@@ -122,23 +129,27 @@ def _is_listed(tests: Sequence[str]) -> bool:
     return any(tuple(tests[: len(each)]) == each for each in (TESTS, ALL_TESTS, MORE, ARM64_TESTS))
 
 
-def _test(kernel: Kernel, made: Path, tests: Sequence[str], environment: str) -> Outcome:
+def _test(
+    kernel: Kernel, made: Path, tests: Sequence[str], environment: str, bytecode: Path
+) -> Outcome:
     def say(line: str) -> None:
         print(f"{kernel.name:5}| {line}", flush=True)
 
     limit = LIMIT if tests[: len(TESTS)] == TESTS or tests == [BUDGET] else ALL_LIMIT
     with machine.output_folder(CACHE / "runs", kernel.name) as out:
-        command = inside(kernel, tests, environment)
+        command = inside(kernel, tests, environment, bytecode)
         result = machine.run(made, out, command, limit=limit, say=say)
         _keep(kernel, out)
         return judge(kernel, result)
 
 
-def inside(kernel: Kernel, tests: Sequence[str], environment: str = "") -> str:
+def inside(
+    kernel: Kernel, tests: Sequence[str], environment: str = "", bytecode: Path = BYTECODE
+) -> str:
     """The shell command that runs tests in the machine that QEMU boots here."""
     if is_foreign(kernel):
         return _tests(kernel, tests, environment)
-    compiled = shlex.quote(str(CACHE / "bytecode"))
+    compiled = shlex.quote(str(bytecode))
     copy = f"rm -rf bytecode && cp -r {compiled} bytecode"  # compiler.BROUGHT, copy-on-write
     return f"{copy} && PYTHONDONTWRITEBYTECODE=1 {_tests(kernel, tests, environment)}"
 
