@@ -270,7 +270,7 @@ class NodeSync:
         return why_off(self.options.fast_forward, self.each_packet) is None
 
     def take_each_packet(self, rules: EachPacketRules) -> None:
-        """Take the rules; those in force for the first time hold for connections that are open."""
+        """Take the rules; new ones hold for open connections too, so their offloads end."""
         former, self.each_packet = self.each_packet, rules
         if former is None or former.lines != rules.lines:
             log.info("--fast-forward=auto: %s", self.fast_forward_off or "on")

@@ -90,7 +90,7 @@ class SourceStatus(Struct, frozen=True):
 
 
 class Together(NamedTuple):
-    """Events of one change, such as that of a file: one plan has all of them."""
+    """The events of one change, such as a write of a file; all are applied in one plan."""
 
     events: tuple["Event", ...]
 

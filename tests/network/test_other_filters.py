@@ -17,7 +17,8 @@ from pyroute2.iproute import IPRoute
 from ebpflb.kernel import bpf
 from ebpflb.kernel.attach import tcx
 from ebpflb.kernel.attach.clsact import PARENTS
-from ebpflb.kernel.netfilter.arrivals import TABLE, Arrival
+from ebpflb.kernel.netfilter.arrivals import Arrival
+from ebpflb.kernel.netfilter.table import CANARY
 from ebpflb.kernel.programs.loader import SCHED_CLS
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
@@ -196,7 +197,7 @@ def canaries(two: TwoNodes) -> list[str]:
     names = [str(name) for _, name in two.maps["service_names"].items() if is_canary(name)]
     with nodes.entered(two.near.netns):
         tables = nodes.run("nft", "list", "tables").split()
-    return [*names, *(it for it in tables if it == TABLE.table)]
+    return [*names, *(it for it in tables if it == CANARY.table)]
 
 
 @pytest.mark.parametrize("loss", LOSSES)

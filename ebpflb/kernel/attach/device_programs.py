@@ -203,7 +203,7 @@ class DevicePrograms:
         self.take_attached()
 
     def _let_plugins_begin(self, later: Collection[Device]) -> None:
-        """Note until when new pods' devices wait; by tcx programs are in nobody's way."""
+        """Note until when new pods' devices wait; with tcx no device has to wait."""
         until = time.monotonic() + PLUGIN_SECONDS
         self._earliest = {
             device.index: self._earliest.get(device.index, until)

@@ -27,12 +27,12 @@ from ebpflb.kernel.netfilter.rules import (
     drop,
     has_choice,
 )
+from ebpflb.kernel.netfilter.table import CANARY
 from ebpflb.kernel.netfilter.transaction import (
     GET_RULE,
     NEW_CHAIN,
     NEW_RULE,
     NEW_TABLE,
-    Name,
     Transaction,
     dump,
 )
@@ -50,7 +50,6 @@ from ebpflb.model.addresses import Address, family
 from ebpflb.model.devices import Addresses, Device
 from ebpflb.plan.canary import FRAME_PORT, FRAMES_TO
 
-TABLE = Name("inet", "ebpflb-canary")
 _FIRST, _LAST = -450, -101  # priorities: before everything; before the kernel's NAT (-100)
 _ATTEMPTS, _ATTEMPT_SECONDS, _POLL_SECONDS = 3, 0.5, 0.01
 _FIRST_PORT = 49152  # of the frames' sources: each device has its own
@@ -101,7 +100,7 @@ def arrivals(uplinks: Mapping[Device, Addresses]) -> dict[str, Arrival]:
         results = _send_all(frames)
     finally:
         with suppress(NodeError):
-            nft.delete(TABLE)
+            nft.delete(CANARY)
     worst: dict[str, Arrival] = {}
     for frame, result in results.items():
         former = worst.get(frame.device.name, Arrival.OK)
@@ -124,8 +123,8 @@ def _frames(uplinks: Mapping[Device, Addresses]) -> Iterator[_Frame]:
 
 def _count(frames: Sequence[_Frame]) -> None:
     """Create the table, in place of one that a killed agent has left. Raises NodeError."""
-    nft.delete(TABLE)
-    name, change = to_text(TABLE.table), Transaction(TABLE)
+    nft.delete(CANARY)
+    name, change = to_text(CANARY.table), Transaction(CANARY)
     change.add(NEW_TABLE, encode({1: name, 2: to_number(0)}))
     for chain, priority in (("first", _FIRST), ("last", _LAST)):
         change.add(NEW_CHAIN, encode(base_chain(name, chain, "filter", PREROUTING, priority)))
@@ -179,8 +178,8 @@ def _result(first: int, chosen: int, untranslated: int) -> Arrival:
 def _counts() -> Iterator[tuple[int, int, int]]:
     """Yield of each frame: how many arrived; with and without a choice. Raises NodeError."""
     counts: dict[str, list[int]] = {"first": [], "last": []}
-    for rule in map(attributes, dump(TABLE, GET_RULE, encode({1: to_text(TABLE.table)}))):
-        if from_text(rule[1]) == TABLE.table:
+    for rule in map(attributes, dump(CANARY, GET_RULE, encode({1: to_text(CANARY.table)}))):
+        if from_text(rule[1]) == CANARY.table:
             counts[from_text(rule[_CHAIN])].append(_counter(rule[_EXPRESSIONS]))
     last = iter(counts["last"])
     return zip(counts["first"], last, last, strict=True)

@@ -45,6 +45,7 @@ from ebpflb.kernel.netfilter.transaction import (
 from ebpflb.kernel.netlink import Tree, attributes, encode, has_attributes, to_number, to_text
 
 KEEPER = nft.Name("inet", "ebpflb-keep")
+CANARY = nft.Name("inet", "ebpflb-canary")  # of arrivals.py; an agent that is killed may leave it
 _KEEPER_PRIORITY = -100
 _DORMANT, OWNER, PERSIST = 0x1, 0x2, 0x4  # NFT_TABLE_F_*
 _NAME = to_text(TABLE.table)
@@ -256,7 +257,7 @@ def remove() -> None:
 
     Raises NodeError, also if a running agent owns the table.
     """
-    for name in (TABLE, KEEPER):
+    for name in (TABLE, KEEPER, CANARY):
         removal = Transaction(name)
         removal.add(DELETE_TABLE, encode({1: to_text(name.table)}))
         try:

@@ -19,7 +19,7 @@ from ebpflb.kernel.checksum import internet_checksum
 from ebpflb.kernel.netfilter import nft, probe, rules
 from ebpflb.kernel.netfilter.elements import Elements
 from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
-from ebpflb.kernel.netfilter.table import KEEPER, Keeper, NetfilterTable, remove
+from ebpflb.kernel.netfilter.table import CANARY, KEEPER, Keeper, NetfilterTable, remove
 from ebpflb.model.addresses import parse_address
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
@@ -517,6 +517,12 @@ def test_connections_survive_a_flush() -> None:
                 assert client.recv(9) == b"!"
             assert KEEPER in nft.tables()
     assert KEEPER not in nft.tables()
+
+
+def test_cleanup_removes_what_a_killed_agent_left_of_the_canary(node: None) -> None:
+    run("nft", "add", "table", "inet", "ebpflb-canary")
+    remove()
+    assert CANARY not in nft.tables()
 
 
 def test_the_probe_leaves_nothing(node: None) -> None:
