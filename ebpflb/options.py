@@ -366,7 +366,8 @@ class Options:
         former=FORMER_NAMES,
         chart="packetPath",
         details="See [two engines](architecture.md#two-engines). With `netfilter` (formerly"
-        " `conntrack`) the agent does not start where it cannot work.",
+        " `conntrack`) the agent does not start where it cannot work, and writes nothing while its"
+        " table cannot be made: what is in force keeps translating.",
     )
     socket_translation: str = option(
         ALL_SOCKETS,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from ebpflb.agent.netfilter_sync import NetfilterSync
-from ebpflb.errors import NodeError
+from ebpflb.errors import KernelError, NodeError
 from ebpflb.kernel.netfilter.flowtable import FlowtableSync, flowtable_obstacle
 from ebpflb.kernel.netfilter.probe import can_translate_sctp, netfilter_obstacle
 from ebpflb.kernel.node.sysctls import bridge_calls
@@ -74,7 +74,8 @@ class EngineChoice:
     def update(self, devices: Devices, pods: Collection[Network]) -> bool:
         """Decide by the node's current state; return whether the engine differs from the last one.
 
-        When this returns netfilter, the table of netfilter is ready.
+        When this returns netfilter, the table of netfilter is ready. Raises KernelError if
+        --packet-path=netfilter cannot work now.
         """
         unsuited = _unmarked(self._mark) or packet_path.unsuited(
             devices, pods, bridge_calls(), self._patterns
@@ -103,12 +104,16 @@ class EngineChoice:
         return now >= self.due
 
     def _prepared(self, path: PacketPath) -> PacketPath:
-        """Return the path, or the flow tables if the nftables table cannot be made."""
+        """Return the path, or the flow tables if the nftables table cannot be made.
+
+        Raises KernelError if netfilter is demanded.
+        """
         try:
             self._netfilter.start()
         except NodeError as error:
             if self._wanted == Engine.NETFILTER:
-                log.error("--packet-path=netfilter cannot work now: %s", error)
+                what = "--packet-path=netfilter cannot work now"
+                raise KernelError(what, 0, str(error)) from error
             return PacketPath(Engine.FLOWS, str(error))
         return path
 

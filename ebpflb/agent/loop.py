@@ -506,6 +506,7 @@ class Agent:
         if full and not self.sync_error:
             self.node_sync.check_families()
         try:
+            self.node_sync.require_engine()  # before any write: what is in force keeps serving
             do_all([self._write_node, self.service_sync.write])
             if not self.node_sync.attached:
                 self.ports_not_reserved = self.host.make()

@@ -330,6 +330,11 @@ class NodeSync:
         served = self._desired.served
         self._set_not_served(self.datapath.exchange(others, self.options.cgroup, served))
 
+    def require_engine(self) -> None:
+        """Decide the first engine. Raises KernelError if a demanded one cannot work now."""
+        if self.engine.path is None:
+            self._choose_engine()
+
     def choose_engine(self) -> None:
         """Decide by the node's current state; ``changed`` becomes true if the engine changes."""
         if self.attached and self._choose_engine():

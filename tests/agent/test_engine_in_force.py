@@ -5,6 +5,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.model.packet_path import AUTO, Engine
+from ebpflb.serve.conditions import not_ready
 from tests.agent.fakes import FakeNetfilter, Harness, engine_choice
 from tests.agent.started import start
 
@@ -45,3 +46,19 @@ def test_flow_tables(
     assert found is not None
     assert found.engine is Engine.FLOWS
     assert reason in found.reason
+
+
+def test_a_demanded_engine_is_never_left(harness: Harness) -> None:
+    """While its table cannot be made nothing is written, so that what an earlier agent left keeps
+    translating; the node is not ready, the status says why, and it is tried again.
+    """
+    table = FakeNetfilter()
+    table.error = BUSY
+    harness.engine = engine_choice(Engine.NETFILTER, table)
+    start(harness, packet_path=Engine.NETFILTER)
+    said = f"the last sync failed: --packet-path=netfilter cannot work now: {BUSY}"
+    assert said in not_ready(harness.agent.status)
+    assert not (harness.datapath.plans or harness.datapath.settings or harness.datapath.attached)
+    table.error = None
+    harness.wait_for(lambda status: not not_ready(status))
+    assert "netfilter" in harness.datapath.settings["flags"]

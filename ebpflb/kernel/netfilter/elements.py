@@ -22,9 +22,9 @@ from ebpflb.kernel.netfilter.transaction import (
     Refused,
     Session,
     Transaction,
-    dump,
     dump_parts,
     get,
+    own_elements,
 )
 from ebpflb.kernel.netlink import NESTED, attribute, attributes, list_items, nested, text
 from ebpflb.model.addresses import Address
@@ -130,7 +130,7 @@ def read_backends() -> dict[int, bytes]:
     return {
         _ID.unpack(key)[0]: endpoint
         for backends in BACKEND_SETS.values()
-        for message in dump(TABLE, GET_ELEMENTS, backends.names())
+        for message in own_elements(TABLE, backends.name)
         for key, endpoint in backends.decode(message)
     }
 

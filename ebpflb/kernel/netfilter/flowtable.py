@@ -30,7 +30,6 @@ from ebpflb.kernel.netfilter.nft import Name
 from ebpflb.kernel.netfilter.transaction import (
     DELETE_ELEMENTS,
     DELETE_FLOWTABLE,
-    GET_ELEMENTS,
     GET_FLOWTABLE,
     GET_RULE,
     NEW_CHAIN,
@@ -42,6 +41,7 @@ from ebpflb.kernel.netfilter.transaction import (
     Refused,
     Transaction,
     dump,
+    own_elements,
 )
 from ebpflb.kernel.netlink import attribute, attributes, list_items, nested, number, text
 from ebpflb.kernel.node.namespaces import call_in_new
@@ -125,7 +125,7 @@ def _devices(table: Name) -> frozenset[str] | None:
 
 
 def _elements(table: Name, frontend_set: FrontendSet) -> Iterator[bytes]:
-    for message in dump(table, GET_ELEMENTS, text(1, table.table), text(2, frontend_set.name)):
+    for message in own_elements(table, frontend_set.name):
         for found in list_items(attributes(message).get(3, b"")):
             yield attributes(attributes(found)[1])[1]
 

@@ -24,6 +24,7 @@ from ebpflb.kernel.netlink import (
     packed,
     parts,
     split,
+    text,
 )
 
 # NFT_MSG_*
@@ -149,6 +150,19 @@ def dump(table: Name, kind: int, *attributes: bytes) -> list[bytes]:
         with suppress(Interrupted):
             return [item for part in dump_parts(table, kind, *attributes) for item in part]
     return [item for part in dump_parts(table, kind, *attributes) for item in part]
+
+
+def own_elements(table: Name, name: str) -> list[bytes]:
+    """Return the messages with a set's elements; the table is one that only ebpflb changes.
+
+    Transactions about other tables interrupt the list, but leave it complete. Raises Refused.
+    """
+    messages: list[bytes] = []
+    names = text(1, table.table), text(2, name)
+    with suppress(Interrupted):
+        for part in dump_parts(table, GET_ELEMENTS, *names):
+            messages += part
+    return messages
 
 
 def dump_parts(table: Name, kind: int, *attributes: bytes) -> Generator[list[bytes], None, None]:

@@ -8,9 +8,10 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from ebpflb.kernel.netfilter import transaction
+from ebpflb.kernel.netfilter import nft, transaction
 from ebpflb.kernel.netfilter.elements import BACKEND_SETS, Change, Elements, unpack
-from ebpflb.kernel.netfilter.rules import TABLE, TableOptions
+from ebpflb.kernel.netfilter.nft import Name
+from ebpflb.kernel.netfilter.rules import LOAD_CT_STATE, TABLE, TableOptions, one_rule_table
 from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.kernel.netfilter.transaction import GET_ELEMENTS, Interrupted, Refused, dump, dump_parts
 from ebpflb.model.addresses import Address, parse_address
@@ -191,22 +192,25 @@ def test_changes_while_it_is_compared(elements: Elements) -> None:
     assert _compare(elements, *((number, *endpoint) for number, endpoint in wanted.items())) == []
 
 
-def test_an_interrupted_list(elements: Elements, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that was changed while it was read is read again, but not for ever."""
-    elements.write(_many(5000))
-    names = BACKEND_SETS[4].names()
-    changes = iter(range(3))
+def test_interrupted_lists(elements: Elements, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While other tables change all the time the elements are read completely; other lists, which
+    may then be incomplete, are read again, but not for ever.
+    """
+    many = _many(5000)
+    elements.write(many)
+    other = Name("inet", "other")
+    attempts: list[int] = []
 
     def changing(*request: object) -> Iterator[list[bytes]]:
-        parts = dump_parts(*request)  # type: ignore[arg-type]
-        yield next(parts)
-        for change in changes:
-            elements.write([(10_000 + change, *LAST[1:])])
-            break
-        yield from parts
+        attempts.append(0)
+        for part in dump_parts(*request):  # type: ignore[arg-type]
+            one_rule_table(other, "c", "filter", 0, [LOAD_CT_STATE]).commit()
+            nft.delete(other)
+            yield part
 
     monkeypatch.setattr(transaction, "dump_parts", changing)
-    assert len(elements.read()) == 5003
-    changes = iter(range(3, 1000))
+    assert _read(elements) == set(many)
+    assert len(attempts) == 2
     with pytest.raises(Interrupted):
-        dump(TABLE, GET_ELEMENTS, names)
+        dump(TABLE, GET_ELEMENTS, BACKEND_SETS[4].names())
+    assert len(attempts) == 12
