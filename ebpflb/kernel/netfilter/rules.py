@@ -5,7 +5,7 @@ The program at a device's ingress chooses a backend and writes the choice into t
 priority: a prefix, flags and the backend's id (plan.entries.Chosen). The table translates by maps
 of ids:
 
-choose             (nat, prerouting)  a packet with a choice goes to "translate"
+choose             (nat, prerouting)  a packet with a choice goes to "translate", except from lo
 translate          translates the destination, or drops the packet
 masquerade-marked  (nat, postrouting)  a packet with the masquerade mark gets an address of the node
 invalid            (filter, prerouting, if configured)  a segment that conntrack calls invalid goes
@@ -50,7 +50,8 @@ _CLASS_ID, _IPV4, _IPV6, _PORT = 23, 7, 8, 13  # data types of nft(8)
 _CONCATENATED = 6  # bits
 _HOST_ORDER = bytes([0, 4]) + struct.pack("=I", 1)  # NFTNL_UDATA_SET_KEYBYTEORDER: for nft(8)
 
-_PRIORITY, _MARK, _L3_PROTOCOL, _L4_PROTOCOL = 2, 3, 15, 16  # NFT_META_*
+_PRIORITY, _MARK, _INPUT_DEVICE, _L3_PROTOCOL, _L4_PROTOCOL = 2, 3, 4, 15, 16  # NFT_META_*
+_LO = 1  # LOOPBACK_IFINDEX
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2  # NFT_PAYLOAD_*
 _EQUAL, _NOT_EQUAL, _LESS, _AT_LEAST = 0, 1, 2, 5  # NFT_CMP_*
 _RANDOM = 1  # NFT_NG_RANDOM
@@ -200,7 +201,9 @@ def rules(options: TableOptions) -> list[Rule]:
 
 def _choice_rules(options: TableOptions) -> Iterator[Rule]:
     mark, rest = options.masquerade_mark, 0xFFFFFFFF & ~options.masquerade_mark
-    yield Rule("choose", "packets with a choice", (*has_choice(), _goto("translate")))
+    # No program runs at lo: there a process with CAP_NET_RAW has written the priority.
+    elsewhere = _load_meta(_INPUT_DEVICE), _compare(_word(_LO), _NOT_EQUAL)
+    yield Rule("choose", "packets with a choice", (*has_choice(), *elsewhere, _goto("translate")))
     marked = _load_meta(_MARK), _mask(rest, mark), _set_meta(_MARK)
     masqueraded = _mask(Chosen.MASQUERADE), _compare(_word(Chosen.MASQUERADE))
     yield Rule("translate", "mark for masquerade", (_load_meta(_PRIORITY), *masqueraded, *marked))

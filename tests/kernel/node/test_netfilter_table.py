@@ -262,6 +262,30 @@ def test_a_choice_without_an_element(addresses: Addresses, flags: int) -> None:
         assert local.recv(9) == b"other"
 
 
+@pytest.mark.usefixtures("elements")
+def test_a_forged_choice_on_lo() -> None:
+    """No program runs at lo, so a choice there is not obeyed: the frame reaches the local socket at
+    its destination, not the endpoint.
+    """
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "addr", "add", V4.service, "dev", "lo")
+    addresses = [socket.inet_aton(it) for it in (V4.client, V4.service)]
+    header = struct.Struct(">BBHHHBBH4s4s")
+    fields = [0x45, 0, 34, 0, 0, 64, socket.IPPROTO_UDP, 0, *addresses]
+    fields[7] = internet_checksum(header.pack(*fields))
+    frame = bytes(12) + b"\x08\x00" + header.pack(*fields)
+    frame += struct.pack(">HHHH", 5555, SERVICE_PORT, 14, 0) + b"forged"
+    with (
+        _socket(NAME, V4, socket.SOCK_DGRAM) as local,
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as forger,
+    ):
+        local.bind((V4.service, SERVICE_PORT))
+        forger.bind(("lo", 0))
+        forger.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 0xEB000001 - (1 << 32))
+        forger.send(frame)
+        assert local.recv(9) == b"forged"
+
+
 def _names(what: str) -> list[str]:
     return [TABLE.family, TABLE.table, what]
 
@@ -331,7 +355,7 @@ def test_as_nft_prints_it() -> None:
             "type filter hook prerouting priority -190; policy accept;",
             f"elements = {{ 0:1 : {V4.endpoint} . {PORT} }}",
             f"elements = {{ 0:2 : {V6.endpoint} . 53 }}",
-            "meta priority & ff00:0 == eb00:0 goto translate",
+            'meta priority & ff00:0 == eb00:0 iif != "lo" goto translate',
             "dnat ip to meta priority & 7f:ffff map @backends4",
             "dnat ip6 to meta priority & 7f:ffff map @backends6",
             "masquerade to :20000-20099 fully-random",
