@@ -8,7 +8,7 @@ import click
 from ebpflb.cli import common
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, netns_cookie
-from ebpflb.kernel.attach.device_programs import unpin_all
+from ebpflb.kernel.attach.device_programs import attached_devices, unpin_all
 from ebpflb.kernel.maps.bpffs import mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.state_dir import StateDir, StateLock
 from ebpflb.kernel.netfilter import flowtable, nft, watch
@@ -28,7 +28,7 @@ STAYS = "is kept while it still translates connections; run this command again l
 @common.state_dir
 @common.run_dir
 @click.option("--kube-proxy", is_flag=True, help="Remove what kube-proxy left behind, not ebpflb.")
-@click.option("--dry-run", is_flag=True, help="With --kube-proxy: only print what to remove.")
+@click.option("--dry-run", is_flag=True, help="Only print what to remove.")
 @click.option(
     "--force",
     is_flag=True,
@@ -47,14 +47,14 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
     that kube-proxy left in this network namespace. Rules of others are kept.
     """
-    if (dry_run or force) and not kube_proxy:
-        raise click.UsageError("--dry-run and --force need --kube-proxy")
+    if force and not kube_proxy:
+        raise click.UsageError("--force needs --kube-proxy")
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
     if kube_proxy:
         remove_kube_proxy(paths, dry_run=dry_run, force=force)
     else:
-        remove_ebpflb(paths)
+        remove_ebpflb(paths, dry_run=dry_run)
 
 
 def remove_all(paths: Paths) -> None:
@@ -63,9 +63,9 @@ def remove_all(paths: Paths) -> None:
     remove_kube_proxy(paths)
 
 
-def remove_ebpflb(paths: Paths) -> None:
+def remove_ebpflb(paths: Paths, *, dry_run: bool = False) -> None:
     """Everything that ebpflb has set up. Raises NodeError while an agent runs, and where the state
-    directory is hidden; KernelError.
+    directory is hidden; KernelError. ``dry_run``: only prints what would be removed.
     """
     if hidden := why_hidden(paths.state):
         raise NodeError(hidden)
@@ -82,6 +82,9 @@ def remove_ebpflb(paths: Paths) -> None:
         raise NodeError(f"an agent{who} still serves {paths.state}: stop it first")
     try:
         _require_namespace(paths.state)
+        if dry_run:
+            _print_ebpflb(paths)
+            return
         unpin_all(StateDir(paths.state))
     finally:
         lock.release()
@@ -89,6 +92,25 @@ def remove_ebpflb(paths: Paths) -> None:
     _release_ports(paths)
     status.remove(paths)
     click.echo(f"nothing is left of {paths.state}")
+
+
+def _print_ebpflb(paths: Paths) -> None:
+    """What ``remove_ebpflb`` would remove now."""
+    state = StateDir(paths.state)
+    hooks, devices = len(cgroup_links.attached(state)), sum(attached_devices(state).values())
+    tables = (flowtable.TABLE, TABLE, watch.HOLD, watch.FORMER)
+    found = [
+        hooks and f"programs at {hooks} socket hooks",
+        devices and f"programs at {devices} devices",
+        paths.state.is_dir() and f"the maps in {paths.state}",
+        *(f"{table}, when no connection needs it" for table in tables if nft.exists(table)),
+        paths.ports_file.exists() and "the reservation of ports to masquerade with",
+        *(str(path) for path in status.files_of(paths) if path.exists()),
+    ]
+    for what in filter(None, found):
+        click.echo(f"would be removed: {what}")
+    if not any(found):
+        click.echo(f"nothing is left of {paths.state}")
 
 
 def _require_namespace(state: Path) -> None:

@@ -25,7 +25,8 @@ from ebpflb.lab.hosts import Lab
 from ebpflb.lab.netns import NETNS
 from ebpflb.tools.pins import paths
 
-DEMO_PREFIX = "ebpflb-demo"  # everything of a demo is called so, and its pid follows
+# Everything of a demo is called so; the user who has started it, and its pid, follow.
+DEMO_PREFIX = "ebpflb-demo"
 RUN = Path("/run")
 HOSTS = {"node": "node", "client": "node", "outside": "."}  # -> the cgroup of its processes
 COMMANDS = (
@@ -44,7 +45,8 @@ def demo(context: click.Context, keep: bool, remove: bool) -> None:
     """Demonstrate ebpflb with real traffic.
 
     Sets up a small cluster of network namespaces on this machine. Needs no Kubernetes and changes
-    nothing else. Removes everything at the end, also if it is interrupted.
+    nothing else. Removes everything at the end, also if it is interrupted; and first what an
+    earlier demo of the same user has left, with --keep or when it was killed.
     """
     if context.invoked_subcommand:
         return
@@ -55,7 +57,7 @@ def demo(context: click.Context, keep: bool, remove: bool) -> None:
         if not left:
             click.echo("no demo was found")
         return
-    name = f"{DEMO_PREFIX}-{os.getpid()}"
+    name = f"{DEMO_PREFIX}-{_user()}-{os.getpid()}"
     with ExitStack() as stack:
         stack.callback(_remove, name)
         _heading("set-up: a small cluster on this machine")
@@ -80,7 +82,7 @@ def shell(host: str) -> None:
     none is named; a pod on it, client; or the client outside of the cluster, outside.
     """
     common.require_capabilities()
-    kept = sorted(RUN.glob(f"{DEMO_PREFIX}-*"), key=lambda it: it.stat().st_mtime)
+    kept = sorted(RUN.glob(f"{DEMO_PREFIX}-{_user()}-*"), key=lambda it: it.stat().st_mtime)
     if not kept:
         raise NodeError("no demo is kept here: run `ebpflb demo --keep`")
     name = kept[-1].name
@@ -94,9 +96,14 @@ def shell(host: str) -> None:
     child.become(["nsenter", f"--net={NETNS / name}-{host}", program])
 
 
+def _user() -> int:
+    """The user who has called sudo, or this process's own."""
+    return int(os.environ.get("SUDO_UID") or os.geteuid())
+
+
 def _remove_ended(say: Callable[[str], None]) -> bool:
-    """Removes the demos that were kept or killed: those whose process has ended, and says which.
-    Returns whether there was any demo.
+    """Removes this user's demos that were kept or killed: those whose process has ended, and prints
+    which. ``say`` is told why others stay. Returns whether there was any demo.
 
     One at a time does: what another one is removing would be gone in the middle.
     """
@@ -104,14 +111,16 @@ def _remove_ended(say: Callable[[str], None]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         paths = [path for place in (RUN, NETNS, cgroup_root(), BPFFS) for path in place.glob("*")]
-        found = {re.match(rf"{DEMO_PREFIX}-(\d+)\b", path.name) for path in paths}
-        demos = sorted({(it[0], it[1]) for it in found if it})
-        for name, pid in demos:
-            if _is_demo(pid):
+        found = {re.match(rf"{DEMO_PREFIX}-(\d+)-(\d+)\b", path.name) for path in paths}
+        demos = sorted({(it[0], it[1], it[2]) for it in found if it})
+        for name, user, pid in demos:
+            if int(user) != _user():
+                say(f"{name} stays: it is of user {user}")
+            elif _is_demo(pid):
                 say(f"{name} is still running: end its process {pid} first")
             else:
                 _remove(name)
-                say(f"removed: {name}")
+                click.echo(f"removed: {name}, which an earlier demo left")
         return bool(demos)
     finally:
         os.close(lock)

@@ -12,8 +12,10 @@ from ebpflb.cli import common
 from ebpflb.cli.output import Output, list_option, print_list, show, watch_option
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.model.addresses import Address, parse_address
+from ebpflb.plan.flow_entries import FlowState
 from ebpflb.tools import pins
 from ebpflb.tools.flow_list import (
+    PARTIAL,
     FlowFilter,
     flush_connections,
     flush_flows,
@@ -55,6 +57,13 @@ def flows() -> None:
 @common.service
 @client
 @common.namespace
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice([*map(str, FlowState), PARTIAL]),
+    multiple=True,
+    help="Only flows in this state; may be repeated.",
+)
 @watch_option
 @common.state_dir
 @list_option
@@ -62,6 +71,7 @@ def list_(
     service: tuple[str, str] | None,
     client: Address | None,
     namespace: str,
+    states: tuple[str, ...],
     watch: float | None,
     state_dir: Path,
     output: Output,
@@ -74,8 +84,8 @@ def list_(
     only = FlowFilter(service, client)
 
     def read() -> list[dict[str, Any]]:
-        rows = _read(state_dir, only)
-        return [row for row in rows if common.is_in(namespace, row["service"])]
+        rows = (row for row in _read(state_dir, only) if common.is_in(namespace, row["service"]))
+        return [row for row in rows if not states or row["state"] in states]
 
     show(read, lambda rows: _print(rows, output, namespace), watch)
 

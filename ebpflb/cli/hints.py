@@ -9,6 +9,8 @@ import click
 # What kubectl's users type first.
 VERBS = {"get": "services list", "list": "services list", "describe": "services get"}
 SHOWS = {"services": "get", "flows": "list", "maps": "dump"}  # what a group has instead of them
+# Commands and options that remove something: a mistyped word never leads to one of them.
+REMOVING = {"cleanup", "flush", "--cleanup", "--kube-proxy", "--force", "--all", "--remove"}
 _CHOICES = re.compile(r"is not one of .*")
 _LONG = 200  # characters of an error, beyond which its list of words is left out
 _ALIKE = 0.8  # from 0 to 1
@@ -16,6 +18,8 @@ _ALIKE = 0.8  # from 0 to 1
 
 def with_hint(error: click.UsageError) -> click.UsageError:
     """Return the error with what was probably meant; as it is if that is unknown."""
+    possible: list[str] = getattr(error, "possibilities", None) or []
+    possible[:] = [name for name in possible if name not in REMOVING]
     hint = _hint(error)
     if not hint:
         return error

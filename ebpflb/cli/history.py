@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, list_option, print_list, show, watch_option
+from ebpflb.cli.output import Output, limit_option, list_option, print_list, show, watch_option
 from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
 from ebpflb.plan.entries import service_of
 from ebpflb.serve.verdict import span
 from ebpflb.tools import pins
 
-_MOST_ROWS = 100  # rows, unless --limit says more
 FEW = 3  # names of one sort in a cell of a narrow table
 
 
@@ -26,13 +25,7 @@ FEW = 3  # names of one sort in a cell of a narrow table
     callback=common.moment,
     help="Only records since a time, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=_MOST_ROWS,
-    show_default=True,
-    help="Show only the latest N; 0 means all.",
-)
+@limit_option
 @watch_option
 @common.state_dir
 @common.run_dir
@@ -41,7 +34,7 @@ def history(
     service: tuple[str, str] | None,
     namespace: str,
     since: float | None,
-    limit: int,
+    limit: int | None,
     watch: float | None,
     state_dir: Path,
     run_dir: Path | None,
@@ -53,25 +46,26 @@ def history(
     bounded: a note says when they begin. `maps dump --at TIME` shows what the maps held.
     """
     common.require_capabilities()
-    paths = pins.paths(state_dir, run_dir)
+    paths, most = pins.paths(state_dir, run_dir), output.most_rows(limit)
     wanted = service or ((namespace, "") if namespace else None)
 
     def read() -> LatestChanges:
-        return latest_changes(paths, wanted, since, limit)
+        return latest_changes(paths, wanted, since, most)
 
-    show(read, lambda found: _show(found, output, namespace), watch)
+    show(read, lambda found: _show(found, output, most, namespace), watch)
 
 
-def _show(found: LatestChanges, output: Output, namespace: str) -> None:
-    rows = [row for change in found.changes for row in _rows(change, wide=output.is_wide)]
+def _show(found: LatestChanges, output: Output, most: int, namespace: str) -> None:
+    every = [row for change in found.changes for row in _rows(change, wide=output.is_wide)]
+    rows = every[-most:]
     names = (row["service"] for row in rows if row["service"])
     print_list(rows, output, data=found._asdict(), names=names, what="changes", namespace=namespace)
     if output.is_data:
         return
     for note in (f"history begins at {found.begins}", *found.notes):
         click.echo(note, err=True)
-    if found.earlier:
-        click.echo(f"{found.earlier} earlier records are not shown: --limit 0 shows all", err=True)
+    if found.earlier or len(rows) < len(every):
+        click.echo("earlier changes are not shown: --limit 0 shows all", err=True)
 
 
 def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:

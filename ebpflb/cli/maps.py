@@ -11,6 +11,7 @@ from ebpflb.cli.output import (
     Row,
     list_option,
     print_as,
+    print_list,
     print_names,
     print_none_found,
     print_table,
@@ -19,8 +20,10 @@ from ebpflb.cli.output import (
 )
 from ebpflb.history.past import Past
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
+from ebpflb.plan.entries import service_of
 from ebpflb.tools import pins
 from ebpflb.tools.dump import ROWS, Dump, dump_maps, past_maps
+from ebpflb.tools.snapshot import require_service
 
 CHANGED = "warning: the agent changed the maps during the dump; rows may not fit together"
 
@@ -32,6 +35,8 @@ def maps() -> None:
 
 @maps.command()
 @click.argument("names", metavar="[MAP]...", nargs=-1, type=click.Choice(list(ROWS)))
+@click.option("--all", "every", is_flag=True, help="The entries of all maps.")
+@common.service
 @click.option(
     "--at",
     metavar="TIME",
@@ -45,13 +50,18 @@ def maps() -> None:
 @list_option
 def dump(
     names: tuple[str, ...],
+    every: bool,
+    service: tuple[str, str] | None,
     at: float | None,
     watch: float | None,
     state_dir: Path,
     run_dir: Path | None,
     output: Output,
 ) -> None:
-    """Print all maps, or those named, with names instead of ids and with counters.
+    """Print the entries of maps, with names instead of ids and with counters.
+
+    Without MAP, --all and --service: how many entries each map has. With --service alone: the
+    entries of that Service in every map.
 
     Reads the pinned maps; no agent has to run. "conntrack" is the kernel's own table: its entries
     that lead to an address and port of a service. "translations" are the elements of netfilter's
@@ -60,15 +70,41 @@ def dump(
     common.require_capabilities()
 
     def read() -> Dump:
+        dumped = _read()
+        return _of_service(dumped, "/".join(service)) if service else dumped
+
+    def _read() -> Dump:
         if at is None:
             with pins.pinned_maps(state_dir) as pinned:
+                if service:
+                    require_service(pinned, "/".join(service))
                 return dump_maps(pinned, names)
         past = Past(pins.paths(state_dir, run_dir))
         for note in past.notes:
             click.echo(f"history: {note}", err=True)
         return past_maps(past, at, names)
 
-    show(read, lambda dumped: _print(dumped, output), watch)
+    print_ = _print if names or every or service else _print_counts
+    show(read, lambda dumped: print_(dumped, output), watch)
+
+
+def _of_service(dumped: Dump, service: str) -> Dump:
+    """Return the rows that name a port of this Service."""
+    maps = {
+        name: [row for row in rows if service_of(row.get("service", "")) == service]
+        for name, rows in dumped.maps.items()
+    }
+    return dumped._replace(maps=maps)
+
+
+def _print_counts(dumped: Dump, output: Output) -> None:
+    """How many entries each map has."""
+    rows = [{"map": name, "entries": len(rows)} for name, rows in dumped.maps.items() if rows]
+    print_list(rows, output, data=rows, names=(row["map"] for row in rows), what="entries")
+    if output.has_sentences:
+        click.echo("`ebpflb maps dump MAP` prints the entries of a map, --all of all", err=True)
+    if dumped.changed_while_reading:
+        click.echo(CHANGED, err=True)
 
 
 def _print(dumped: Dump, output: Output) -> None:

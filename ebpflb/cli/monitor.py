@@ -10,14 +10,22 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import Output, Row, microseconds, print_row_as, stream_option, table_lines
+from ebpflb.cli.output import (
+    Output,
+    Row,
+    cell,
+    microseconds,
+    print_row_as,
+    stream_option,
+    table_lines,
+)
 from ebpflb.errors import NodeError, one_line
 from ebpflb.kernel.monitoring import DECISIONS, FREQUENT, USUAL, decision_mask
 from ebpflb.tools import pins
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Teller, Told
 from ebpflb.tools.snapshot import require_service
 
-# Columns get these widths before what comes is known; a longer cell makes its own line longer.
+# Columns begin with these widths; a longer cell widens its column from then on.
 _WIDTHS = {
     "time": 29,
     "verdict": 13,
@@ -36,14 +44,16 @@ class EventLines:
     """
 
     def __init__(self, output: Output) -> None:
-        self._output, self._headers = output, output.headers
+        self._output, self._headers, self._widths = output, output.headers, {**_WIDTHS}
 
     def show(self, told: Told) -> None:
         if self._output.is_data:
             print_row_as(self._output, told)
             return
         row = _wide(told) if self._output.is_wide else narrow_row(told)
-        for line in table_lines([row], headers=self._headers, least=_WIDTHS):
+        for name, value in row.items():
+            self._widths[name] = max(self._widths.get(name, 0), len(cell(value)))
+        for line in table_lines([row], headers=self._headers, least=self._widths):
             click.echo(line)
         self._headers = False
 

@@ -26,6 +26,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _GAP = "  "
 _NONE = "<none>"  # an empty cell, so that `awk` counts the columns right
 _LEAST_TEXT = 20  # characters of free text that are left on the narrowest terminal
+TABLE_ROWS = 100  # on a terminal, unless --limit says more
 _NUMBER = re.compile(r"(\d+(\.\d+)?( ?(%|[nµm]?s|min|h|d))?|[-?])?")
 
 
@@ -43,6 +44,12 @@ class Output(NamedTuple):
     @property
     def is_wide(self) -> bool:
         return self.form == "wide"
+
+    def most_rows(self, limit: int | None, on_terminal: int = TABLE_ROWS) -> int:
+        """Return how many rows --limit allows; without it only a terminal's table is limited."""
+        if limit is None and sys.stdout.isatty() and self.form in ("table", "wide"):
+            return on_terminal
+        return limit or sys.maxsize
 
     @property
     def has_sentences(self) -> bool:
@@ -80,6 +87,13 @@ _no_headers = click.option(
 )
 data_option = output_option("json", "yaml")
 list_option = output_option("wide", "json", "yaml", "name")
+
+
+limit_option = click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help=f"Rows at most; 0 means all.  [default: {TABLE_ROWS} of a table on a terminal, else all]",
+)
 
 
 def stream_option(line: str) -> Decorator:

@@ -11,6 +11,7 @@ from ebpflb.cli import common
 from ebpflb.cli.output import (
     Output,
     Row,
+    limit_option,
     list_option,
     percent,
     print_as,
@@ -166,16 +167,7 @@ def _count(number: int | None) -> int | str:
     return "-" if number is None else number
 
 
-TABLE_ROWS = 100  # of a table, unless --limit says more
 NOT_SERVED = 3  # exit status: a frontend serves nothing, or something does not fit
-UNLIMITED = sys.maxsize
-
-limit_option = click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=None,
-    help=f"Rows of a table at most; 0 means all.  [default: {TABLE_ROWS}; all in JSON and YAML]",
-)
 
 
 def _name(_context: object, _argument: object, text: str) -> tuple[str, str]:
@@ -240,7 +232,7 @@ def list_(
     names = tuple(
         name if "/" in name else f"{namespace or '*'}/{name}" for name in patterns or ("*",)
     )
-    wanted = Wanted(names, _rows(limit, output), selector)
+    wanted = Wanted(names, output.most_rows(limit), selector)
 
     def read(wanted: Wanted = wanted) -> ServiceList:
         with pins.maps_if_any(state_dir) as maps:
@@ -291,11 +283,5 @@ def get(
             within = service[0] or namespace or pages.namespace_of(paths, maps, service[1])
             return pages.page(paths, maps, within, service[1])
 
-    found = show(read, lambda value: show_page(value, output, _rows(limit, output)), watch)
+    found = show(read, lambda value: show_page(value, output, output.most_rows(limit)), watch)
     sys.exit(NOT_SERVED if found.problems else 0)
-
-
-def _rows(limit: int | None, output: Output) -> int:
-    if limit is None:
-        return UNLIMITED if output.is_data else TABLE_ROWS
-    return limit or UNLIMITED

@@ -22,7 +22,6 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.tools import pins, rates
 from ebpflb.tools.rates import Rate
 
-TOP_ROWS = 20  # where it is not a terminal that has another height
 _AROUND = 3  # lines of a screen that are no rows
 ALL = "all"  # of the endpoints and pods of a service
 
@@ -40,8 +39,7 @@ ALL = "all"  # of the endpoints and pods of a service
     "--limit",
     type=click.IntRange(min=0),
     default=None,
-    help=f"Rows at most; 0 means all.  [default: the terminal's, or {TOP_ROWS}; all in JSON and "
-    "YAML]",
+    help="Rows at most; 0 means all.  [default: those that a terminal shows, elsewhere all]",
 )
 @common.namespace
 @common.state_dir
@@ -65,7 +63,8 @@ def top(
 
         def show(rows: list[Rate]) -> None:
             found = [row for row in rows if common.is_in(namespace, row.service)]
-            _show(found, output, _limit(limit, output), namespace)
+            height = shutil.get_terminal_size().lines
+            _show(found, output, output.most_rows(limit, max(1, height - _AROUND)), namespace)
 
         if once or not sys.stdout.isatty():
             show(meter.read())
@@ -83,15 +82,6 @@ class _Meter:
         time.sleep(self._seconds)
         before, self._last = self._last, rates.sample(self._maps)
         return rates.rates(self._maps, before, self._last)
-
-
-def _limit(chosen: int | None, output: Output) -> int:
-    if chosen is None and output.is_data:
-        return sys.maxsize
-    if chosen is None:
-        lines = shutil.get_terminal_size().lines if sys.stdout.isatty() else TOP_ROWS + _AROUND
-        return max(1, lines - _AROUND)
-    return chosen or sys.maxsize
 
 
 def _show(rows: list[Rate], output: Output, limit: int, namespace: str) -> None:

@@ -135,8 +135,8 @@ class ServiceRow(msgspec.Struct):
     ports: list[str]  # NUMBER/PROTOCOL, or NUMBER:NODEPORT/PROTOCOL
     addresses: list[str]  # where it is reached: cluster IPs, then all others
     policies: list[str]  # of its frontends, without duplicates
-    used: int  # endpoints, of all service ports
-    unused: int
+    used: int  # pods that are an endpoint of any port, in any family
+    unused: int  # other pods
     ids: list[int]
     problems: list[str] = []
     open: int | None = None
@@ -155,7 +155,9 @@ class ServiceList(msgspec.Struct):
 def summary(page: ServicePage) -> ServiceRow:
     """Return the page as one row."""
     frontends = [row for port in page.ports for row in port.frontends]
-    states = Counter(row.state for port in page.ports for row in port.endpoints)
+    endpoints = [row for port in page.ports for row in port.endpoints]
+    used = {_pod(row) for row in endpoints if row.state == USED}
+    unused = {*map(_pod, endpoints), *(row.pod or row.endpoint for row in page.left_out)} - used
     ports = [row for row in frontends if row.kind not in (NODE_PORT, ADDRESS)]
     hosts = [row.frontend.rpartition(":")[0] for row in ports]
     return ServiceRow(
@@ -163,11 +165,16 @@ def summary(page: ServicePage) -> ServiceRow:
         [*dict.fromkeys(_numbers(port) for port in page.ports if port.frontends)],
         [*dict.fromkeys(hosts)],
         sorted({row.policy for row in frontends}),
-        states[USED],
-        states.total() - states[USED] + len(page.left_out),
+        len(used),
+        len(unused),
         [port.id for port in page.ports if port.id],
         page.problems,
     )
+
+
+def _pod(row: EndpointRow) -> str:
+    """Return the pod of an endpoint, or the address of one without."""
+    return row.pod or row.endpoint.rpartition(":")[0].strip("[]")
 
 
 def _numbers(port: PortPage) -> str:

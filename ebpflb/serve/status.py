@@ -206,14 +206,19 @@ def _make_private(folder: Path) -> None:
         folder.chmod(_PRIVATE_FOLDER)
 
 
-def remove(paths: Paths) -> None:
-    """Remove all files of an agent that no longer runs; a directory in place of a file stays."""
+def files_of(paths: Paths) -> list[Path]:
+    """Return the files of an agent, which need not exist; a directory in place of one is none."""
     sockets = (paths.socket_file, paths.monitor_socket)
     former = paths.run / f"{paths.name}{_FORMER_FILE}"
     kept = (paths.ports_file, paths.failure_file, former)
-    files = (paths.status_file, paths.lock_file, *kept, *sockets)
     recorded = paths.run.glob(f"{glob.escape(paths.name)}.*history*")
-    for path in (*files, *(path for path in recorded if path.is_symlink() or not path.is_dir())):
+    files = (path for path in recorded if path.is_symlink() or not path.is_dir())
+    return [paths.status_file, paths.lock_file, *kept, *sockets, *files]
+
+
+def remove(paths: Paths) -> None:
+    """Remove all files of an agent that no longer runs."""
+    for path in files_of(paths):
         path.unlink(missing_ok=True)
     if paths.run.is_dir() and not any(paths.run.iterdir()):
         with suppress(OSError):  # a mount point, or on a read-only root, as in a container

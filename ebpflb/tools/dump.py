@@ -26,7 +26,7 @@ from ebpflb.kernel.maps.records import (
     SocketEntry,
 )
 from ebpflb.kernel.maps.sockets import RememberedSockets
-from ebpflb.model.addresses import host_port
+from ebpflb.model.addresses import Family, host_port
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
@@ -245,7 +245,7 @@ def _verdicts(snapshot: Snapshot) -> list[Row]:
 
 def _service_names(snapshot: Snapshot) -> list[Row]:
     return [
-        {"id": number, **name._asdict(), "protocol": protocol_name(name.protocol)}
+        {"id": number, "service": snapshot.service(number), "family": str(Family(name.family))}
         for number, name in sorted(snapshot.service_names.items())
     ]
 

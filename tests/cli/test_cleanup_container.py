@@ -51,6 +51,9 @@ def test_cleanup_refuses_where_it_cannot_find_what_was_reserved(
         assert str(tmp_path / "nowhere") in done.err and "--run-dir" in done.err
         assert state.exists()
         (tmp_path / "nowhere").mkdir()
+        dry = ebpflb("cleanup", "--dry-run", *where)
+        assert (dry.status, dry.out) == (0, f"would be removed: the maps in {state.directory}\n")
+        assert state.exists()
         assert ebpflb("cleanup", *where).status == 0
         assert not state.directory.exists()
     finally:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from ebpflb import cli as cli_package
 from ebpflb.cli import ALIASES, COMMANDS, cli
+from ebpflb.cli.hints import REMOVING
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 from tests.cli.conftest import NEVER, Ebpflb
 
@@ -121,7 +122,7 @@ def test_a_mistyped_command() -> None:
         ("status web", "Got unexpected extra argument (web)\n"),
         ("top default/web", "(default/web). `ebpflb services get default/web` shows a Service."),
         ("maps dump slot", "'slot' is not a known word. Did you mean slots?"),
-        ("monitor --verdict translate", "is not a known word. Did you mean translated?"),
+        ("monitor --verdict translate", "is not a known word. Did you mean translated or "),
         ("services list -o yml", "'yaml', 'name'. Did you mean yaml?"),
         ("services get default/web:80", '"default/web:80" is not NAMESPACE/NAME'),
         ("explain http://10.96.0.10/a", ": did you mean 10.96.0.10:80?"),
@@ -136,6 +137,32 @@ def test_what_was_probably_meant(words: str, hint: str) -> None:
     assert done.exit_code == 2
     error = done.output.partition("Error: ")[2]
     assert hint in error and len(error.splitlines()) == 1
+
+
+def removing(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+    """The commands and options whose help says that they remove, behind the command they are of."""
+    inner = command.commands.items() if isinstance(command, click.Group) else ()
+    for each, one in [("", command), *inner]:
+        words = f"{name} {each}".strip()
+        if re.search(r"^(Delete|Detach)", one.help or ""):
+            yield words.rpartition(" ")[0], words.rpartition(" ")[2]
+        for option in one.params:
+            if re.search(r"^(Only remove|Remove|All flows)", getattr(option, "help", "") or ""):
+                yield words, option.opts[0]
+
+
+def test_no_mistake_leads_to_a_removal() -> None:
+    """A mistyped word is never answered with a command or option that removes something."""
+    commands = {name: cli.get_command(click.Context(cli), name) for name in COMMANDS}
+    found = [it for name, each in commands.items() if each for it in removing(each, name)]
+    assert {word for _, word in found} == REMOVING - {"--force"}
+    for words, word in (*found, ("run", "--cleanup-ipvs"), ("cleanup", "--force")):
+        for typed in (word[:-1], f"{word}x", word):
+            if typed != word or word == "--cleanup-ipvs":
+                done = CliRunner().invoke(cli, [*words.split(), typed])
+                error = done.output.partition("Error: ")[2]
+                assert done.exit_code == 2 and "No such" in error
+                assert not {*re.findall(r"[\w-]+", error)} & REMOVING, error
 
 
 def test_help_of_a_command() -> None:

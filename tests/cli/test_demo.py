@@ -33,6 +33,7 @@ STEPS = [
     "# the agent is killed",
 ]
 COLUMNS = 80
+USER = int(os.environ.get("SUDO_UID") or os.geteuid())
 
 
 def begin(*words: str) -> "subprocess.Popen[str]":
@@ -164,7 +165,7 @@ def test_killed_and_swept() -> None:
     removing = [begin("--remove") for _ in range(4)]
     said = [each.communicate(timeout=120)[0] for each in removing]
     assert [each.returncode for each in removing] == [0] * 4
-    assert sum(f"removed: {PREFIX}-{demo.pid}" in text for text in said) == 1, said
+    assert sum(f"removed: {PREFIX}-{USER}-{demo.pid}" in text for text in said) == 1, said
     wait_until("nothing is left", lambda: not left(demo.pid))
     assert begin("--remove").communicate(timeout=120)[0] == "no demo was found\n"
 
@@ -172,11 +173,27 @@ def test_killed_and_swept() -> None:
 def test_a_process_with_the_number_of_a_demo_is_none() -> None:
     """What a demo left is removed though another process has its number now."""
     with subprocess.Popen(["sleep", "60"]) as other:
-        Path(f"/run/{PREFIX}-{other.pid}").mkdir()
+        Path(f"/run/{PREFIX}-{USER}-{other.pid}").mkdir()
         said = begin("--remove").communicate(timeout=120)[0]
         other.kill()
-    assert said == f"removed: {PREFIX}-{other.pid}\n"
+    assert said == f"removed: {PREFIX}-{USER}-{other.pid}, which an earlier demo left\n"
     assert not places()
+
+
+def test_another_users_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays, whoever calls with sudo; a demo says what it removes before its first step."""
+    own, another = (Path(f"/run/{PREFIX}-{user}-1") for user in (USER + 1, USER + 2))
+    own.mkdir()
+    another.mkdir()
+    monkeypatch.setenv("SUDO_UID", str(USER + 1))
+    demo = begin()
+    assert demo.stdout and demo.stdout.readline().startswith(f"removed: {own.name}, which")
+    demo.terminate()
+    demo.communicate(timeout=120)
+    assert (own.exists(), another.exists()) == (False, True)
+    said = begin("--remove").communicate(timeout=120)[0]
+    another.rmdir()
+    assert said == f"{another.name} stays: it is of user {USER + 2}\n"
 
 
 @pytest.mark.extended

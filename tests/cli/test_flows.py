@@ -101,6 +101,20 @@ def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -
     assert (flushed.status, flushed.out.split()[2]) == (0, str(count))
 
 
+def test_state(ebpflb: Ebpflb, pins: list[str]) -> None:
+    """--state lists the flows in the given states; an unknown one is answered with all states."""
+    states = [
+        flow["state"] for flow in json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)
+    ]
+    first, other = sorted({*states})
+    for words, count in (([first], states.count(first)), ([first, other], len(states))):
+        given = [word for state in words for word in ("--state", state)]
+        found = json.loads(ebpflb("flows", "list", *given, *pins, "-o", "json").out)
+        assert [flow["state"] for flow in found] == [it for it in states if it in words]
+        assert len(found) == count
+    assert "'half' is not one of 'opening'" in ebpflb("flows", "list", "--state", "half").err
+
+
 def test_a_flush_names_its_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     """Without a service or a client, all flows have to be asked for."""
     done = ebpflb("flows", "flush", *pins)

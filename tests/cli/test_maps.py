@@ -23,14 +23,35 @@ def dead(cluster: Cluster) -> None:
 
 def test_table(ebpflb: Ebpflb, state: list[str]) -> None:
     """Every map with entries has a table, whose rows name it; numbers are joined to names."""
-    done = ebpflb("maps", "dump", *state, "-o", "wide")
+    done = ebpflb("maps", "dump", "--all", *state, "-o", "wide")
     assert (done.status, done.err) == (0, "")
     shown = {line.split()[0] for line in done.out.splitlines() if line} - {"MAP"}
-    full = ebpflb("maps", "dump", *state, "-o", "name").out.splitlines()
+    full = ebpflb("maps", "dump", "--all", *state, "-o", "name").out.splitlines()
     for names in (shown, set(full)):
         assert {"services", "slots", "settings"} <= names < set(ROWS)
     for words in ("default/web:tcp/TCP", "10.244.1.11:8080", "web-3", "NodePort", f"{VIP}:80"):
         assert words in done.out
+
+
+def test_counts(ebpflb: Ebpflb, state: list[str]) -> None:
+    """Without a map's name no entries are printed: how many each map has, and how to get them."""
+    done = ebpflb("maps", "dump", *state)
+    rows = dict(line.split() for line in done.out.splitlines())
+    assert rows.pop("MAP") == "ENTRIES" and 0 < len(rows) < len(ROWS)
+    slots = ebpflb("maps", "dump", "slots", "--no-headers", *state).out
+    assert int(rows["slots"]) == len(slots.splitlines())
+    assert "`ebpflb maps dump MAP`" in done.err
+
+
+def test_a_service(ebpflb: Ebpflb, state: list[str]) -> None:
+    """--service leaves the rows of one Service, of the maps that are named or of all."""
+    words = ("maps", "dump", "--service", "default/web", *state, "-o", "json")
+    maps = json.loads(ebpflb(*words).out)["maps"]
+    assert {"services", "slots", "service_names"} <= {name for name, rows in maps.items() if rows}
+    assert all(row["service"].startswith("default/web:") for rows in maps.values() for row in rows)
+    assert json.loads(ebpflb(*words, "slots").out)["maps"] == {"slots": maps["slots"]}
+    missing = ebpflb("maps", "dump", "--service", "default/wob", *state)
+    assert missing.status == 1 and "did you mean default/web" in missing.err
 
 
 def test_columns(ebpflb: Ebpflb, state: list[str]) -> None:
@@ -55,10 +76,10 @@ def unchanging(maps: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str
 
 def test_json_and_yaml(ebpflb: Ebpflb, state: list[str]) -> None:
     """Both hold every map, and the same."""
-    said = json.loads(ebpflb("maps", "dump", *state, "-o", "json").out)
+    said = json.loads(ebpflb("maps", "dump", "--all", *state, "-o", "json").out)
     assert said["maps"].keys() == ROWS.keys()
     assert said["changed_while_reading"] is False
-    same = yaml.safe_load(ebpflb("maps", "dump", *state, "-o", "yaml").out)
+    same = yaml.safe_load(ebpflb("maps", "dump", "--all", *state, "-o", "yaml").out)
     assert unchanging(said["maps"]) == unchanging(same["maps"])
 
 
@@ -90,7 +111,8 @@ def test_changed_while_reading(ebpflb: Ebpflb, cluster: Cluster, state: list[str
     settings = cluster.maps["settings"]
     before = settings.get(0)
     settings.write([(0, before._replace(writes=before.writes + 1))])
-    assert "the agent changed the maps during the dump" in ebpflb("maps", "dump", *state).err
+    for words in (["--all"], []):
+        assert "changed the maps during the dump" in ebpflb("maps", "dump", *words, *state).err
     said = ebpflb("maps", "dump", "settings", *state, "-o", "json").out
     assert json.loads(said)["changed_while_reading"] is True
     settings.write([(0, before)])

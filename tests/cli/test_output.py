@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from ebpflb.cli.monitor import EventLines
 from ebpflb.cli.output import Output, print_table, table_lines
+from ebpflb.tools.events import Told
 
 LONG = "a-name-of-a-service-" * 4
 
@@ -95,6 +97,16 @@ def test_rows_that_come_one_by_one() -> None:
     ]
     (line,) = table_lines([{"from": "longer-one", "to": "b"}], headers=False, least=least)
     assert line == "longer-one  b"
+
+
+def test_columns_of_events_widen(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a longer cell the columns of all later lines stand below each other."""
+    lines = EventLines(Output())
+    for service in ("shop/web:http/TCP", f"shop/{LONG}", "shop/web:http/TCP"):
+        rest = (service, "10.96.0.10:80", "", "", "", 1)
+        lines.show(Told("now", "connect", "translated", "TCP", "curl", 7, "", "", *rest))
+    places = [line.find("10.96.0.10") for line in capsys.readouterr().out.splitlines()]
+    assert places[0] == -1 and places[1] < places[2] == places[3]
 
 
 def test_control_characters() -> None:

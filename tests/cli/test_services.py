@@ -2,6 +2,7 @@
 """`ebpflb services`: from a real agent, and from the maps where none answers."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_list(ebpflb: Ebpflb, where: list[str]) -> None:
     rows = json.loads(ebpflb("services", "list", "default/w*", *where, "-o", "json").out)
     (row,) = rows["services"]
     assert f"80:{NODEPORT}/TCP" in row["ports"]
-    assert (row["used"], row["unused"]) == (4, 4)
+    assert (row["used"], row["unused"]) == (2, 2), "pods, which have two ports each"
 
 
 def test_completion(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,12 +149,17 @@ def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:
     assert "is not a label selector requirement such as" in wrong.err and "\x1b" not in wrong.err
 
 
-def test_many_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
-    """A table ends after 100 rows and says how many more there are; JSON has all."""
-    done = ebpflb("services", "get", "shop/many", *where)
+def test_many_endpoints(ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a table ends after 100 rows and says how many more there are; in a pipe, and as
+    JSON, there are all.
+    """
+    words = ("services", "get", "shop/many", *where)
+    assert ebpflb(*words).out.count("pod-") == MANY
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    done = ebpflb(*words)
     assert done.out.count("pod-") == 100
     assert done.err == f"... and {MANY - 100} more: --limit 0 shows all\n"
-    assert ebpflb("services", "get", "shop/many", "--limit", 0, *where).out.count("pod-") == MANY
+    assert ebpflb(*words, "--limit", 0).out.count("pod-") == MANY
     assert len(page(ebpflb, "shop/many", *where)["ports"][0]["endpoints"]) == MANY
 
 

@@ -7,6 +7,7 @@ from ebpflb import child
 from ebpflb.errors import NodeError
 
 BPFFS = Path("/sys/fs/bpf")
+_MOUNT = f"mount -t bpf bpf {BPFFS}"
 _NAMED = 4  # state directories named in one line
 
 
@@ -23,15 +24,17 @@ def mount_of(path: Path) -> tuple[Path, str]:
 
 def why_unseen(path: Path) -> str:
     """Return why there is no such state directory, and what to do; "" if there is one."""
-    if path.is_dir():
+    mount, kind = mount_of(path.resolve())
+    if path.is_dir() and kind == "bpf":
         return ""
     if hidden := why_hidden(path):
         return hidden
-    mount, kind = mount_of(path)
     if kind != "bpf":
+        is_mounted = mount_of(BPFFS) == (BPFFS, "bpf")
+        help = f"give a --state-dir below {BPFFS}" if is_mounted else f"mount one ({_MOUNT})"
         return (
-            f"{path} is not in a bpffs here ({mount} is of type {kind}): mount one"
-            f" (mount -t bpf bpf {BPFFS}), or in a cluster use `kubectl exec` into ebpflb's pod"
+            f"{path} is not in a bpffs here ({mount} is of type {kind}): {help}, or in a cluster "
+            "use `kubectl exec` into ebpflb's pod"
         )
     if others := state_directories(mount):
         named = " or ".join(map(str, others[:_NAMED])) + (" or ..." if others[_NAMED:] else "")
