@@ -13,7 +13,7 @@ from tests.kit.cluster import NODEPORT, PORT, Cluster
 V6 = "fd00:96::10"
 COMMANDS = [
     "flows list",
-    "maps dump",
+    "maps dump --all",
     "services list",
     "services get default/web",
     "history",

@@ -41,7 +41,7 @@ from tests.kernel.node import nodes
 
 LIKELY = (0, 1, 2, 4, 6, 10, 17, 132, 255)
 COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {
-    "maps dump": (maps_command, ("dump",)),
+    "maps dump": (maps_command, ("dump", "--all")),
     "status": (status, ()),
     "check": (check, ()),
     "flows list": (flows, ("list",)),
