@@ -71,6 +71,7 @@ from ebpflb.serve import status
 from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
+from ebpflb.serve.metrics_read import AgentSeen, Sources
 from ebpflb.serve.servers import HttpServers
 
 
@@ -217,9 +218,7 @@ class _Builder:
     def _recorder(self) -> EventRecorder:
         if (server := self._writing_server()) is None:
             return EventRecorder()
-        recorder = ApiRecorder(server, self._options.node_name)
-        self._metrics.events_dropped(lambda: recorder.dropped)
-        return recorder
+        return ApiRecorder(server, self._options.node_name)
 
     def _writing_server(self) -> Callable[[], WritingServer] | None:
         """Return what connects to the API server to write; None with manifests."""
@@ -382,14 +381,25 @@ class _Builder:
 
     def _connect_metrics(self, agent: Agent) -> None:
         """Connect the metrics to the objects that they read on request."""
-        metrics, maps, options = self._metrics, self._maps, self._options
-        metrics.read(self._datapath, lambda: agent.service_sync.planner, lambda: agent.status)
-        metrics.health(self._servers.health)
-        metrics.node_local(lambda: agent.node_local.watch.counts)
-        health = agent.endpoint_health
-        metrics.set_aside(lambda: health.count, lambda: health.times)
-        metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
-        metrics.conntrack(maps, lambda: self._nat_watch.put_back)
-        if series := options.service_metrics:
-            planner, labels = lambda: agent.service_sync.planner, agent.cluster.labels
-            metrics.services(series, maps, planner, lambda key: labels.get(key, ""))
+        options, aside, labels = self._options, agent.endpoint_health, agent.cluster.labels
+
+        def look() -> AgentSeen:
+            return AgentSeen(
+                status=agent.status,
+                health=self._servers.health,
+                endpoints_set_aside=aside.count,
+                times_set_aside=aside.times,
+                node_local=agent.node_local.watch.counts,
+                events_dropped=self._servers.events.dropped,
+            )
+
+        sources = Sources(
+            datapath=self._datapath,
+            planner=lambda: agent.service_sync.planner,
+            agent=look,
+            restored=lambda: self._nat_watch.put_back,
+            series=options.service_metrics,
+            labels_of=lambda key: labels.get(key, ""),
+        )
+        self._metrics.read(sources)
+        self._metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)

@@ -113,9 +113,10 @@ def service(key: Key) -> Reference:
 
 
 class EventRecorder:
-    """Events as log lines. ``is_log``: they are nothing else."""
+    """Events as log lines. ``is_log``: they are nothing else; ``dropped``: how many are lost."""
 
     is_log = True
+    dropped = 0
 
     def start(self) -> None:
         """Begin to send events."""
@@ -146,7 +147,6 @@ class ApiRecorder(EventRecorder):
         stop_timeout: float = 2.0,
     ) -> None:
         """``stop_timeout``: seconds that ``stop`` waits for unsent events."""
-        self.dropped = 0
         self._make_server = make_server
         self._server: EventServer | None = None
         self.instance = f"{CONTROLLER}-{node_name}"[:MAX_INSTANCE]

@@ -14,8 +14,6 @@ listener            listening sockets and connections, in one thread
 health              10256: whether the agent syncs in time, and the node should get traffic
 service_health      health-check node ports
 metrics_pages       10249: /metrics, /healthz, /proxyMode, /configz, /flagz, /statusz
-metrics             all metrics, and their exposition
-metrics_agent       metrics of the agent's status
-metrics_services    series of single Services
-metrics_kube_proxy  metrics that kube-proxy has
+metrics             all metrics, and their exposition: what the agent counts as it works
+metrics_read        what is read at each scrape, series of single Services too
 """

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """All metrics of an agent (docs/metrics.md), and their exposition.
 
-The agent counts as it works; maps, hooks and its status are read at each scrape. Metrics that
-cannot be read are left out and counted as failures, and the others are shown.
+The agent counts those of TOLD as it works; those of metrics_read are read at each scrape. Metrics
+that cannot be read are left out and counted as failures, and the others are shown.
+
+Names, labels and buckets that begin with kubeproxy_ are kube-proxy's (kube-proxy.md 14); those of
+kubernetes_ and rest_client_ are of Kubernetes' component-base 1.36. One agent serves both families,
+and one sync writes both: it is observed once for each family, as in a dual-stack kube-proxy.
 """
 
 import logging
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from prometheus_client import (
@@ -24,71 +28,107 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from ebpflb.errors import EbpflbError
-from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.occupancy import Occupancy
-from ebpflb.model import node_local
+from ebpflb.model.addresses import Family
 from ebpflb.model.annotations import RESET_KINDS
-from ebpflb.model.busiest import SeriesOf
 from ebpflb.model.drift import Drift, Part
+from ebpflb.model.endpoints import TrafficPolicy
 from ebpflb.model.events import Kind
-from ebpflb.plan.planner import Planner
-from ebpflb.serve.health import Health
-from ebpflb.serve.metrics_agent import (
-    ConntrackCollector,
-    HooksCollector,
-    MapsCollector,
-    StatusCollector,
-)
-from ebpflb.serve.metrics_kube_proxy import KubeProxyMetrics
-from ebpflb.serve.metrics_services import Labels, OpenFlows, ServicesCollector
-from ebpflb.serve.status import AgentStatus
+from ebpflb.serve.metrics_read import Look, Reading, Sources, metric, parse_spec
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 
-# The metrics that kube-proxy has from its libraries: build, process, feature gates, requests to the
-# API server, and the health checks of /metrics/slis.
-#
-# Names, labels and buckets are those of Kubernetes' component-base 1.36.
-
-REQUEST_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
 NO_RESPONSE = "<error>"  # client-go's code for a request without a response
 
-_EMPTY_LABELS = ("git_tree_state", "go_version", "compiler")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_MAJOR, _MINOR, *_ = VERSION.split(".")
+_BUILD = {
+    "major": _MAJOR,
+    "minor": _MINOR,
+    "git_version": f"v{VERSION}",
+    "platform": f"linux/{_MACHINES.get(platform.machine(), platform.machine())}",
+    "git_commit": COMMIT,
+    "build_date": BUILD_DATE,
+    **dict.fromkeys(("git_tree_state", "go_version", "compiler"), ""),  # a Go program has them
+}
 
-
-def describe_process(registry: CollectorRegistry) -> None:
-    """Register process_*, python_gc_* and python_info."""
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
-    PlatformCollector(registry=registry)
-
-
-def describe_build(registry: CollectorRegistry) -> None:
-    """Register kubernetes_build_info; labels that only a Go program has are empty."""
-    major, minor = VERSION.split(".")[:2]
-    machine = platform.machine()
-    labels = {
-        "major": major,
-        "minor": minor,
-        "git_version": f"v{VERSION}",
-        "platform": f"linux/{_MACHINES.get(machine, machine)}",
-        "git_commit": COMMIT,
-        "build_date": BUILD_DATE,
-        **dict.fromkeys(_EMPTY_LABELS, ""),
-    }
-    text = "Always 1: the version of ebpflb, in the labels of Kubernetes"
-    Gauge("kubernetes_build_info", text, list(labels), registry=registry).labels(**labels).set(1)
-
+_RULES, _STALE = "kubeproxy_sync_proxy_rules", "kubeproxy_conntrack_reconciler"
+_SYNC = f"{_RULES}_duration_seconds"
+_FULL_SYNC = "kubeproxy_sync_full_proxy_rules_duration_seconds"
+_PARTIAL_SYNC = "kubeproxy_sync_partial_proxy_rules_duration_seconds"
+_PROGRAMMING = "kubeproxy_network_programming_duration_seconds"
+_NO_LOCAL = f"{_RULES}_no_local_endpoints_total"
+_REQUESTS = "rest_client_request_duration_seconds"
+_SYNC_SECONDS = tuple(0.001 * 2**power for power in range(15))
+_BUCKETS: Mapping[str, Sequence[float]] = {
+    **dict.fromkeys(
+        (_SYNC, _FULL_SYNC, _PARTIAL_SYNC, f"{_STALE}_sync_duration_seconds"), _SYNC_SECONDS
+    ),
+    _PROGRAMMING: (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30)),
+    _REQUESTS: (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60),
+}
 
 log = logging.getLogger(__name__)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
+
+
+# By name and labels, as in docs/metrics.md. A name in _BUCKETS is a histogram's, one that ends
+# in "_total" a counter's, and any other a gauge's.
+TOLD = {
+    f"{_SYNC}{{ip_family}}": "Duration of each sync, full or partial",
+    f"{_FULL_SYNC}{{ip_family}}": "Duration of each sync of all services",
+    f"{_PARTIAL_SYNC}{{ip_family}}": "Duration of each sync of only the services that changed",
+    f"{_RULES}_last_timestamp_seconds{{ip_family}}": "Time of the last sync that succeeded",
+    f"{_RULES}_last_queued_timestamp_seconds{{ip_family}}": "Time at which a sync was last "
+    "requested",
+    f"{_PROGRAMMING}{{ip_family}}": "From the change of a pod or Service to the sync that covers "
+    "it",
+    f"{_RULES}_endpoint_changes_pending": "Changes of EndpointSlices that are not synced yet",
+    f"{_RULES}_endpoint_changes_total": "Events about EndpointSlices",
+    f"{_RULES}_service_changes_pending": "Changes of Services that are not synced yet",
+    f"{_RULES}_service_changes_total": "Events about Services, each counted once for each family",
+    f"{_NO_LOCAL}{{traffic_policy,ip_family}}": "Service ports that have no endpoint on this node "
+    "although their policy is Local",
+    "kubeproxy_proxy_healthz_total{code}": "Responses of /healthz on port 10256",
+    "kubeproxy_proxy_livez_total{code}": "Responses of /livez on port 10256",
+    f"{_STALE}_sync_duration_seconds{{ip_family}}": "Duration of each search for stale UDP flows, "
+    "which are ended",
+    f"{_STALE}_deleted_entries_total{{ip_family}}": "Stale UDP flows that were ended: flow "
+    "entries, sockets and conntrack entries",
+    f"kubernetes_build_info{{{','.join(_BUILD)}}}": "Always 1: the version of ebpflb, in the "
+    "labels of Kubernetes",
+    "kubernetes_feature_enabled{name,stage}": "Whether a supported feature gate is enabled, with "
+    "its stage in Kubernetes",
+    "rest_client_requests_total{code,method,host}": "Requests to the API server by status code, "
+    "method and host",
+    f"{_REQUESTS}{{verb,host}}": "Time until the API server responded, by verb and host",
+    "ebpflb_sync_failures_total": "Syncs that failed",
+    "ebpflb_socket_destroy_supported": "Whether the kernel can destroy sockets (INET_DIAG_DESTROY)",
+    "ebpflb_connections_reset_total{kind}": "Connections that were reset because their endpoint "
+    "was removed or terminates",
+    "ebpflb_node_readiness_writes_total{result}": "Writes of the Node's readiness to the API "
+    "server (--node-readiness)",
+    "ebpflb_audit_drift_total{part}": "Times that the audit found a difference from the plan",
+    "ebpflb_watches_silent_total{kind}": "Watches that were opened again because they sent nothing "
+    "for too long",
+    "ebpflb_scrape_errors_total{what}": "Scrapes at which a part of the metrics could not be read",
+}
+SLIS = {
+    "kubernetes_healthcheck{name,type}": "Result of the last health check: 1 is success",
+    "kubernetes_healthchecks_total{name,type,status}": "Health checks by result",
+}
+# Values of labels whose series exist from the start, at zero.
+_VALUES: Mapping[str, Iterable[object]] = {
+    "ip_family": Family,
+    "traffic_policy": TrafficPolicy,
+    "code": (200, 503),
+    "result": ("success", "error"),
+    "part": Part,
+}
 
 
 class Exposition(NamedTuple):
@@ -98,31 +138,86 @@ class Exposition(NamedTuple):
     content_type: str
 
 
-class Metrics(KubeProxyMetrics):
+_Any = Counter | Gauge | Histogram
+_Kind = TypeVar("_Kind", Counter, Gauge, Histogram)
+
+
+class Metrics:
     """Safe to call from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """``clock`` returns seconds since the epoch."""
         self.registry, self.slis = CollectorRegistry(), CollectorRegistry()
-        super().__init__(self.registry, clock)
-        describe_process(self.registry)
-        describe_build(self.registry)
-        self._declare()
-        self._declare_endpoints()
-        self._declare_as_kubernetes()
+        self._clock = clock
+        for library in (ProcessCollector, GCCollector, PlatformCollector):
+            library(registry=self.registry)
+        self._told: dict[str, _Any] = {}
+        for texts, registry in ((TOLD, self.registry), (SLIS, self.slis)):
+            for spec, text in texts.items():
+                name, labels = parse_spec(spec)
+                self._told[name] = _made(name, labels, text, registry)
+        for kind in RESET_KINDS:
+            self._add("ebpflb_connections_reset_total", 0, kind)
+        for kind in Kind:
+            self._add("ebpflb_watches_silent_total", 0, kind)
+        self._set("kubernetes_build_info", 1, *_BUILD.values())
         self._lock = threading.Lock()  # of the collectors
         self._collectors: list[Collector] = []
-        self.occupancy: Occupancy | None = None
-        self.conntrack_counts: ConntrackCollector | None = None
+        self.reading: Reading | None = None
+
+    def service_changes(self, count: int) -> None:
+        """Count events about Services."""
+        self._add(f"{_RULES}_service_changes_total", count * len(Family))
+
+    def endpoint_changes(self, count: int) -> None:
+        """Count events about EndpointSlices, each of which is of one family."""
+        self._add(f"{_RULES}_endpoint_changes_total", count)
+
+    def pending(self, services: int, slices: int) -> None:
+        """Set the number of changed Services and EndpointSlices that wait for a sync."""
+        self._set(f"{_RULES}_service_changes_pending", services)
+        self._set(f"{_RULES}_endpoint_changes_pending", slices)
+
+    def queued(self) -> None:
+        """Note a requested sync. The agent also calls this when it starts."""
+        for family in Family:
+            self._set(f"{_RULES}_last_queued_timestamp_seconds", self._clock(), family)
+
+    def synced(self, seconds: float, *, full: bool) -> None:
+        """Note a sync that succeeded after ``seconds``; no change is pending now."""
+        self._observe_sync(seconds, full=full)
+        for family in Family:
+            self._set(f"{_RULES}_last_timestamp_seconds", self._clock(), family)
+        self.pending(0, 0)
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """Note that a sync failed after ``seconds``; its changes are still pending."""
-        super().failed(seconds, full=full)
-        self._failures.inc()
+        self._observe_sync(seconds, full=full)
+        self._add("ebpflb_sync_failures_total")
+
+    def programmed(self, family: Family, latencies: Iterable[float]) -> None:
+        """Observe the seconds from a change's trigger to its programming (kube-proxy.md 16.4)."""
+        for latency in latencies:
+            self._of(Histogram, _PROGRAMMING, family).observe(latency)
+
+    def no_local_endpoints(self, counts: Mapping[TrafficPolicy, Mapping[Family, int]]) -> None:
+        """Set the numbers of service ports without an endpoint here although a policy is Local."""
+        for policy, families in counts.items():
+            for family, count in families.items():
+                self._set(_NO_LOCAL, count, policy, family)
+
+    def stale_flows_ended(self, family: Family, seconds: float, entries: int) -> None:
+        """Observe a search for stale UDP flows, its seconds and the number of ended flows."""
+        self._of(Histogram, f"{_STALE}_sync_duration_seconds", family).observe(seconds)
+        self._add(f"{_STALE}_deleted_entries_total", entries, family)
+
+    def answered(self, path: str, code: int) -> None:
+        """Count a response of /healthz or /livez on port 10256."""
+        self._add(f"kubeproxy_proxy_{path.removeprefix('/')}_total", 1, code)
 
     def gate(self, name: str, stage: str, *, enabled: bool) -> None:
         """Set one feature gate and its stage as Kubernetes 1.36 writes it, such as "DEPRECATED"."""
-        self._gates.labels(name, stage).set(enabled)
+        self._set("kubernetes_feature_enabled", enabled, name, stage)
 
     def request(self, method: str, url: str, code: int | None, seconds: float) -> None:
         """Count one request to the API server; ``url`` is any URL of the server.
@@ -130,97 +225,54 @@ class Metrics(KubeProxyMetrics):
         ``code`` is None without a response; a watch ends when its response begins.
         """
         host = urlsplit(url).netloc
-        self._requests.labels(NO_RESPONSE if code is None else code, method, host).inc()
-        self._request_seconds.labels(method, host).observe(seconds)
+        shown = NO_RESPONSE if code is None else code
+        self._add("rest_client_requests_total", 1, shown, method, host)
+        self._of(Histogram, _REQUESTS, method, host).observe(seconds)
 
     def check(self, name: str, type: str, *, ok: bool) -> None:
         """Count one check of ``type`` healthz or livez."""
-        self._last_check.labels(name, type).set(ok)
-        self._checks.labels(name, type, "success" if ok else "error").inc()
+        self._set("kubernetes_healthcheck", ok, name, type)
+        self._add("kubernetes_healthchecks_total", 1, name, type, "success" if ok else "error")
 
     def socket_destroy_supported(self, supported: bool) -> None:
         """Set whether this kernel can destroy sockets (INET_DIAG_DESTROY)."""
-        self._destroy_supported.set(supported)
+        self._set("ebpflb_socket_destroy_supported", supported)
 
     def node_written(self, success: bool) -> None:
         """Count a write of --node-readiness to the Node."""
-        self._node_writes.labels("success" if success else "error").inc()
+        self._add("ebpflb_node_readiness_writes_total", 1, "success" if success else "error")
 
     def connections_reset(self, kind: str, count: int) -> None:
         """Count reset connections to removed endpoints."""
-        self._reset.labels(kind).inc(count)
-
-    def health(self, health: Health) -> None:
-        """Read at each scrape what /livez and /readyz answer, and how long a message waits."""
-        self._healthy.set_function(lambda: health.healthy)
-        self._ready.set_function(lambda: health.ready)
-        self._oldest.set_function(lambda: health.pulse.waiting)
-
-    def set_aside(self, count: Callable[[], int], times: Callable[[], int]) -> None:
-        """Call both at each scrape: endpoints that are set aside, and how often one was."""
-        self._set_aside.set_function(lambda: count())
-        self._times_set_aside.count = times
-
-    def node_local(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """Call ``counts`` at each scrape: node-local listeners by whether they answer."""
-        for state in node_local.STATES:
-            self._node_local.labels(state).set_function(partial(_count_of, counts, state))
+        self._add("ebpflb_connections_reset_total", count, kind)
 
     def watch_silent(self, kind: str) -> None:
         """Count a watch that sent nothing for so long that it was opened again."""
-        self._watches_silent.labels(kind).inc()
+        self._add("ebpflb_watches_silent_total", 1, kind)
 
     def drift_found(self, drifts: Iterable[Drift]) -> None:
         """Count differences that the audit found."""
         for drift in drifts:
-            self._drift_found.labels(drift.part).inc()
+            self._add("ebpflb_audit_drift_total", 1, drift.part)
 
-    def events_dropped(self, count: Callable[[], int]) -> None:
-        """Call ``count`` at each scrape: the number of events that the recorder dropped."""
-        self._dropped.count = count
-
-    def read(
-        self,
-        datapath: Datapath,
-        planner: Callable[[], Planner],
-        status: Callable[[], AgentStatus],
-    ) -> None:
+    def read(self, sources: Sources) -> None:
         """Read these at each scrape from now on, until ``close``."""
-        self.occupancy = Occupancy(datapath.maps)
-        self._register("maps", MapsCollector(datapath.maps, planner, self.occupancy))
-        self._register("hooks", HooksCollector(datapath.state, lambda: datapath.programs))
-        self._register("status", StatusCollector(status))
-
-    def conntrack(self, maps: Mapping[str, Map], restored: Callable[[], int]) -> None:
-        """Read conntrack at each scrape from now on, until ``close``."""
-        self.conntrack_counts = ConntrackCollector(maps, restored)
-        self._register("conntrack", self.conntrack_counts)
-
-    def services(
-        self,
-        series: SeriesOf,
-        maps: Mapping[str, Map],
-        planner: Callable[[], Planner],
-        labels: Labels,
-    ) -> None:
-        """Read these service ports at each scrape, after ``read`` and ``conntrack``."""
-        occupancy, conntrack = self.occupancy, self.conntrack_counts
-        assert occupancy is not None and conntrack is not None
-
-        def open_flows() -> OpenFlows:
-            return OpenFlows(occupancy.latest().open_flows, conntrack.open_flows())
-
-        self._register("services", ServicesCollector(series, maps, planner, labels, open_flows))
+        self.reading = Reading(sources)
+        for what, look in self.reading.groups().items():
+            failures = self._of(Counter, "ebpflb_scrape_errors_total", what)
+            group = _AllOrNothing(look, failures)
+            with self._lock:
+                self._collectors.append(group)
+                self.registry.register(group)
 
     def close(self) -> None:
         """Stop reading maps, programs and status; counters are still shown."""
         with self._lock:
             while self._collectors:
                 self.registry.unregister(self._collectors.pop())
-        if self.occupancy is not None:
-            self.occupancy.stop()
-        if self.conntrack_counts is not None:
-            self.conntrack_counts.wait()
+        if self.reading is not None:
+            self.reading.occupancy.stop()
+            self.reading.connections.stop()
 
     def exposition(self, accept: str = "") -> Exposition:
         """Return /metrics, in the format of the Accept header.
@@ -234,116 +286,45 @@ class Metrics(KubeProxyMetrics):
         """Return /metrics/slis."""
         return _exposition(self.slis, accept)
 
-    def _register(self, what: str, collector: Collector) -> None:
-        whole = _AllOrNothing(collector, self._scrape_errors.labels(what))
-        with self._lock:
-            self._collectors.append(whole)
-            self.registry.register(whole)
+    def _observe_sync(self, seconds: float, *, full: bool) -> None:
+        for name, family in product((_SYNC, _FULL_SYNC if full else _PARTIAL_SYNC), Family):
+            self._of(Histogram, name, family).observe(seconds)
 
-    def _declare_as_kubernetes(self) -> None:
-        text = "Whether a supported feature gate is enabled, with its stage in Kubernetes"
-        self._gates = Gauge(
-            "kubernetes_feature_enabled", text, ["name", "stage"], registry=self.registry
-        )
-        text = "Requests to the API server by status code, method and host"
-        self._requests = Counter(
-            "rest_client_requests_total", text, ["code", "method", "host"], registry=self.registry
-        )
-        self._request_seconds = Histogram(
-            "rest_client_request_duration_seconds",
-            "Time until the API server responded, by verb and host",
-            ["verb", "host"],
-            buckets=REQUEST_SECONDS,
-            registry=self.registry,
-        )
-        text, labels = "Result of the last health check: 1 is success", ["name", "type"]
-        self._last_check = Gauge("kubernetes_healthcheck", text, labels, registry=self.slis)
-        self._checks = Counter(
-            "kubernetes_healthchecks_total",
-            "Health checks by result",
-            ["name", "type", "status"],
-            registry=self.slis,
-        )
+    def _add(self, name: str, by: int = 1, *labels: object) -> None:
+        self._of(Counter, name, *labels).inc(by)
 
-    def _declare_endpoints(self) -> None:
-        own = self.registry
-        text = "Node-local listeners that Services name, by whether they answer"
-        self._node_local = Gauge("ebpflb_node_local_listeners", text, ["state"], registry=own)
-        for state in node_local.STATES:
-            self._node_local.labels(state)
-        text = "Endpoints that are set aside because connections from this node fail to open"
-        self._set_aside = Gauge("ebpflb_endpoints_set_aside", text, registry=own)
-        text = "Times that an endpoint was set aside"
-        self._times_set_aside = _Counted("ebpflb_endpoint_set_aside_total", text)
-        own.register(self._times_set_aside)
+    def _set(self, name: str, value: float, *labels: object) -> None:
+        self._of(Gauge, name, *labels).set(value)
 
-    def _declare(self) -> None:
-        own = self.registry
-        self._failures = Counter("ebpflb_sync_failures_total", "Syncs that failed", registry=own)
-        text = (
-            "Events that were not written: over the limits, refused, or the API server was "
-            "not reachable"
-        )
-        self._dropped = _Counted("ebpflb_events_dropped_total", text)
-        own.register(self._dropped)
-        text = "Whether the kernel can destroy sockets (INET_DIAG_DESTROY)"
-        self._destroy_supported = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
-        text = "Connections that were reset because their endpoint was removed or terminates"
-        self._reset = Counter("ebpflb_connections_reset_total", text, ["kind"], registry=own)
-        for kind in RESET_KINDS:
-            self._reset.labels(kind)
-        text = "Whether every change has been applied in time, as /livez reports it"
-        self._healthy = Gauge("ebpflb_healthy", text, registry=own)
-        text = "Whether this agent's programs and every service are in place, as /readyz reports it"
-        self._ready = Gauge("ebpflb_ready", text, registry=own)
-        text = "How long the oldest change has waited for the agent's loop"
-        self._oldest = Gauge("ebpflb_inbox_oldest_seconds", text, registry=own)
-        self._declare_counters()
-
-    def _declare_counters(self) -> None:
-        own = self.registry
-        text = "Writes of the Node's readiness to the API server (--node-readiness)"
-        name = "ebpflb_node_readiness_writes_total"
-        self._node_writes = Counter(name, text, ["result"], registry=own)
-        for result in ("success", "error"):
-            self._node_writes.labels(result)
-        text = "Times that the audit found a difference from the plan"
-        self._drift_found = Counter("ebpflb_audit_drift_total", text, ["part"], registry=own)
-        for part in Part:
-            self._drift_found.labels(part)
-        text = "Watches that were opened again because they sent nothing for too long"
-        self._watches_silent = Counter("ebpflb_watches_silent_total", text, ["kind"], registry=own)
-        for kind in Kind:
-            self._watches_silent.labels(kind)
-        text = "Scrapes at which a part of the metrics could not be read"
-        self._scrape_errors = Counter("ebpflb_scrape_errors_total", text, ["what"], registry=own)
+    def _of(self, kind: type[_Kind], name: str, *labels: object) -> _Kind:
+        made = self._told[name]
+        assert isinstance(made, kind)
+        return made.labels(*labels) if labels else made
 
 
-def _count_of(counts: Callable[[], Mapping[str, int]], state: str) -> int:
-    return counts()[state]
-
-
-class _Counted(Collector):
-    """A counter without labels that another object counts."""
-
-    count: Callable[[], int] = staticmethod(lambda: 0)
-
-    def __init__(self, name: str, text: str) -> None:
-        self._name, self._text = name, text
-
-    def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(self._name, self._text, self.count())
+def _made(name: str, labels: Sequence[str], text: str, registry: CollectorRegistry) -> _Any:
+    """Return the metric, registered."""
+    made: _Any
+    if name in _BUCKETS:
+        made = Histogram(name, text, labels, registry=registry, buckets=_BUCKETS[name])
+    elif name.endswith("_total") and name != _NO_LOCAL:
+        made = Counter(name, text, labels, registry=registry)
+    else:
+        made = Gauge(name, text, labels, registry=registry)
+    for values in product(*(_VALUES.get(label, ()) for label in labels)) if labels else ():
+        made.labels(*values)
+    return made
 
 
 class _AllOrNothing(Collector):
-    """All metrics of a collector, or none if one of them cannot be read."""
+    """All metrics that ``look`` returns, or none if one of them cannot be read."""
 
-    def __init__(self, collector: Collector, failures: Counter) -> None:
-        self._collector, self._failures = collector, failures
+    def __init__(self, look: Look, failures: Counter) -> None:
+        self._look, self._failures = look, failures
 
     def collect(self) -> Iterable[Metric]:
         try:
-            return list(self._collector.collect())
+            return [metric(name, samples) for name, samples in self._look().items()]
         except (EbpflbError, OSError) as error:
             self._failures.inc()
             log.warning("metrics: %s", error)
@@ -357,12 +338,12 @@ class _GoBounds:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
-            if metric.type == "histogram":
-                for sample in metric.samples:
+        for each in self._registry.collect():
+            if each.type == "histogram":
+                for sample in each.samples:
                     if "le" in sample.labels:
                         sample.labels["le"] = sample.labels["le"].removesuffix(".0")
-            yield metric
+            yield each
 
 
 def _exposition(registry: CollectorRegistry, accept: str) -> Exposition:

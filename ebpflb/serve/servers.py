@@ -109,7 +109,7 @@ class HttpServers:
 
         ``local`` answers in the run directory; ``waiting`` is that of ``Health``.
         """
-        self._options, self._events, self._retry = options, events, retry
+        self._options, self.events, self._retry = options, events, retry
         self._node = event_recorder.node(options.node_name)
         self._thread = ServerThread()
         self.health = Health(
@@ -132,19 +132,19 @@ class HttpServers:
 
         A failure is also written as an event, and stops everything again.
         """
-        self._events.start()
+        self.events.start()
         self._thread.start()
         self.health.synced()
         for reason, port in self._ports.items():
             try:
                 self._thread.run(port.open())
             except NodeError as error:
-                self._events.event(self._node, "Warning", reason, START_ACTION, str(error))
+                self.events.event(self._node, "Warning", reason, START_ACTION, str(error))
                 self.stop()
                 raise
         if self._local:
             self._thread.run(self._local.open())
-        self._events.event(self._node, "Normal", "Starting", START_ACTION, "")
+        self.events.event(self._node, "Normal", "Starting", START_ACTION, "")
 
     def ports_not_open(self) -> dict[str, str]:
         """Return server -> its address, and why it cannot listen there; safe in any thread."""
@@ -156,11 +156,11 @@ class HttpServers:
 
     def record_unknown_node(self, note: str) -> None:
         """Record an event about this node's name, which no Node has."""
-        self._events.event(self._node, "Warning", "NodeUnknown", START_ACTION, note)
+        self.events.event(self._node, "Warning", "NodeUnknown", START_ACTION, note)
 
     def record_drift(self, note: str) -> None:
         """Record an event: the node differs from the plan. It takes no time."""
-        self._events.event(self._node, "Warning", DRIFT_REASON, DRIFT_ACTION, note)
+        self.events.event(self._node, "Warning", DRIFT_REASON, DRIFT_ACTION, note)
 
     def record_lack(self, service: Key, reason: str) -> None:
         """Record an event: a Service does not fit into the maps. It has already been logged."""
@@ -171,19 +171,19 @@ class HttpServers:
         self._warn(service, ASIDE_REASON, ASIDE_ACTION, note)
 
     def _warn(self, service: Key, reason: str, action: str, note: str) -> None:
-        if not self._events.is_log:
-            self._events.event(event_recorder.service(service), "Warning", reason, action, note)
+        if not self.events.is_log:
+            self.events.event(event_recorder.service(service), "Warning", reason, action, note)
 
     def record_annotation(self, warning: ObjectWarning) -> None:
         """Record an event: an object's annotation cannot be read. It has already been logged."""
-        if self._events.is_log:
+        if self.events.is_log:
             return
         about = event_recorder.Reference(warning.kind, warning.key)
-        self._events.event(about, "Warning", ANNOTATION_REASON, ANNOTATION_ACTION, warning.reason)
+        self.events.event(about, "Warning", ANNOTATION_REASON, ANNOTATION_ACTION, warning.reason)
 
     def stop(self) -> None:
         """Close everything; does nothing if it was never started, or is already stopped."""
-        steps: list[Callable[[], object]] = [self._thread.stop, self._events.stop]
+        steps: list[Callable[[], object]] = [self._thread.stop, self.events.stop]
         if self._thread.alive:
             opened: list[LocalSocket | Port] = [
                 *([self._local] if self._local else []),

@@ -19,7 +19,7 @@ from ebpflb.model.endpoint_health import Outcome, Outcomes
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Backend
-from tests.agent.fakes import WEB, Harness, Json, changed, lists, service, slices, used, value
+from tests.agent.fakes import WEB, Harness, Json, changed, lists, service, slices, used
 
 IPS = "10.1.0.1", "10.1.0.2", "10.1.0.3"
 
@@ -54,7 +54,6 @@ def counted(harness: Harness, *outcomes: Outcome) -> None:
 def test_what_fails_gets_no_connections_for_its_time(harness: Harness) -> None:
     """One Event and the metrics say so, the status names it, and its existing flows stay."""
     health = harness.agent.endpoint_health
-    harness.metrics.set_aside(lambda: health.count, lambda: health.times)
     counted(harness, outcome(IPS[0]))
     assert used(harness) == set(IPS[1:])
     assert len(harness.agent.service_sync.planner.actual[WEB].backends) == 3
@@ -62,14 +61,13 @@ def test_what_fails_gets_no_connections_for_its_time(harness: Harness) -> None:
     assert about == Key("default", "web")
     assert note.startswith("endpoint 10.1.0.1:8080 is set aside on this node for 10 s")
     assert harness.status.set_aside == {"default/web/TCP": "10.1.0.1:8080"}
-    assert value(harness, "ebpflb_endpoints_set_aside") == 1
-    assert value(harness, "ebpflb_endpoint_set_aside_total") == 1
+    assert (health.count, health.times) == (1, 1)
     assert health.due == harness.now + 10
     harness.now += 11
     harness.send()
     assert used(harness) == set(IPS)
     assert not harness.status.set_aside
-    assert value(harness, "ebpflb_endpoints_set_aside") == 0
+    assert (health.count, health.times) == (0, 1)
 
 
 def test_a_connection_that_opens_brings_it_back(harness: Harness) -> None:

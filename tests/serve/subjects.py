@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent to read metrics of, without a kernel; and expositions, read back."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +19,17 @@ from ebpflb.kernel.maps.records import Sweep
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
 from ebpflb.model.busiest import SeriesOf
+from ebpflb.model.node_local import STATES
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.plan.planner import Planner
+from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
+from ebpflb.serve.metrics_read import AgentSeen, Sources
 from ebpflb.serve.status import AgentStatus
 from tests.plan.builders import CAPACITY, desired
 from tests.plan.builders import name as port_name
 
+MOVES_BY_ITSELF = "process_", "python_", "ebpflb_conntrack_"
 BUSY = AgentStatus(
     pid=1,
     node="node-1",
@@ -80,15 +84,25 @@ def fake_datapath(maps: dict[str, Any] | None = None) -> Any:
     return SimpleNamespace(maps=maps or fake_maps(), state=state, programs=[])
 
 
+def agent_seen(status: AgentStatus) -> AgentSeen:
+    return AgentSeen(status, Health(60), 0, 0, dict.fromkeys(STATES, 0), 0)
+
+
+def sources(
+    maps: dict[str, Any] | None = None,
+    planner: Callable[[], Planner] = lambda: Planner(CAPACITY),
+    status: Callable[[], AgentStatus] = lambda: BUSY,
+) -> Sources:
+    return Sources(fake_datapath(maps), planner, lambda: agent_seen(status()))
+
+
 def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     """The metrics of an agent, each with a series at least, and with no kernel behind them."""
     one = {"connect4": RunTime(1.0, 2)}
     monkeypatch.setattr(device_programs, "run_times", lambda *_: one)
     made, planner = Metrics(), Planner(CAPACITY)
     planner.plan_changes({port_name("web"): desired("web", [1], [1])}, 0.0)
-    made.read(fake_datapath(), lambda: planner, lambda: BUSY)
-    made.conntrack(fake_maps(), lambda: 0)
-    made.services(SeriesOf(1), fake_maps(), lambda: planner, lambda _: "")
+    made.read(sources(planner=lambda: planner)._replace(series=SeriesOf(1)))
     made.request("GET", "https://10.96.0.1:443", 200, 0.01)
     made.gate("AllowServiceExternalIPs", "DEPRECATED", enabled=True)
     made.check("ping", "healthz", ok=True)
@@ -98,10 +112,9 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
 def settled(made: Metrics) -> Metrics:
     """After a count of the maps: nothing moves by itself any more."""
     made.exposition()
-    assert made.occupancy is not None
-    made.occupancy.wait()
-    if made.conntrack_counts is not None:
-        made.conntrack_counts.wait()
+    assert made.reading is not None
+    made.reading.occupancy.wait()
+    made.reading.connections.wait()
     return made
 
 
@@ -133,7 +146,7 @@ def changes(made: Metrics, before: Any) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for (name, labels), now in values(made).items():
         then = before.get((name, labels), 0.0)
-        if now != then and not name.startswith(("process_", "python_")):
+        if now != then and not name.startswith(MOVES_BY_ITSELF):
             key = " ".join(text for _, text in sorted(labels))
             found.setdefault(name, {})[key] = now - then
     return found

@@ -13,14 +13,10 @@ from ebpflb.kernel.attach import device_programs
 from ebpflb.kernel.maps.layout import layout_hash
 from ebpflb.model.annotations import BY_SOCKETS
 from ebpflb.model.events import Kind
-from ebpflb.model.node_local import STATES
-from ebpflb.plan.planner import Planner
-from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
-from tests.plan.builders import CAPACITY
 from tests.serve import subjects
-from tests.serve.subjects import BUSY, changes, fake_datapath, fake_maps, value, values
+from tests.serve.subjects import changes, fake_maps, value, values
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
@@ -92,7 +88,7 @@ def test_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """After it no map is read, and what was told is shown still; closing twice is no error."""
     made = Metrics()
     maps = fake_maps()
-    made.read(fake_datapath(maps), lambda: Planner(CAPACITY), lambda: BUSY)
+    made.read(subjects.sources(maps))
     made.answered("/livez", 200)
     made.close()
     made.close()
@@ -113,7 +109,7 @@ def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
         return (0,)
 
     monkeypatch.setattr(maps["verdicts"], "get", slowly)
-    made.read(fake_datapath(maps), lambda: Planner(CAPACITY), lambda: BUSY)
+    made.read(subjects.sources(maps))
     scrape, close = threading.Thread(target=made.exposition), threading.Thread(target=made.close)
     scrape.start()
     reading.wait(60)
@@ -139,24 +135,6 @@ def test_told_from_many_threads(metrics: Metrics) -> None:
     for each in threads:
         each.join()
     assert value(metrics, "kubeproxy_sync_proxy_rules_service_changes_total") == 4000
-
-
-def test_health(metrics: Metrics) -> None:
-    """Health, readiness and the wait of the oldest message are asked at each scrape."""
-    now, waiting = 100.0, 0.0
-    health = Health(60, monotonic=lambda: now, waiting=lambda: waiting)
-    metrics.health(health)
-    names = "ebpflb_healthy", "ebpflb_ready", "ebpflb_inbox_oldest_seconds"
-    assert [value(metrics, name) for name in names] == [1, 0, 0]
-    health.set_not_ready([])
-    health.turned()
-    health.queued()
-    now, waiting = 159.0, 3.5
-    assert [value(metrics, name) for name in names] == [1, 0, 3.5]  # the loop has not turned
-    health.turned()
-    assert value(metrics, "ebpflb_ready") == 1
-    now = 161.0
-    assert value(metrics, "ebpflb_healthy") == 0
 
 
 def test_requests(metrics: Metrics) -> None:
@@ -189,17 +167,13 @@ def test_checks(metrics: Metrics) -> None:
 def test_told(metrics: Metrics) -> None:
     """What the agent's parts count or know is shown at the next scrape, each by its labels."""
     before = values(metrics)
-    metrics.events_dropped(lambda: 2)
     metrics.socket_destroy_supported(True)
-    metrics.node_local(lambda: dict(zip(STATES, (4, 5), strict=True)))
     metrics.connections_reset(BY_SOCKETS, 6)
     metrics.connections_reset(BY_SOCKETS, 1)
     metrics.watch_silent(Kind.SERVICE)
     metrics.node_written(False)
     assert changes(metrics, before) == {
-        "ebpflb_events_dropped_total": {"": 2},
         "ebpflb_socket_destroy_supported": {"": 1},
-        "ebpflb_node_local_listeners": dict(zip(STATES, (4, 5), strict=True)),
         "ebpflb_connections_reset_total": {BY_SOCKETS: 7},
         "ebpflb_watches_silent_total": {"Service": 1},
         "ebpflb_node_readiness_writes_total": {"error": 1},

@@ -9,7 +9,6 @@ from prometheus_client import Metric
 from ebpflb.model.addresses import Family
 from ebpflb.model.endpoints import TrafficPolicy
 from ebpflb.serve.metrics import Metrics
-from tests.serve import subjects
 from tests.serve.kube_proxy_table import OF_OTHER_MODES, OURS, TABLE, Row, section
 from tests.serve.subjects import changes, families, value, values
 
@@ -156,35 +155,3 @@ def test_stale_udp_flows(metrics: Metrics) -> None:
     name = "kubeproxy_conntrack_reconciler"
     assert found[f"{name}_sync_duration_seconds_count"] == {"IPv4": 1}
     assert found[f"{name}_deleted_entries_total"] == {"IPv4": 7}
-
-
-@pytest.mark.parametrize("what", ["healthz", "livez"])
-def test_answers_are_counted_by_code(metrics: Metrics, what: str) -> None:
-    """Each answer of /healthz and /livez counts under its code, and under no other name."""
-    before = values(metrics)
-    for code in (200, 503, 503):
-        metrics.answered(f"/{what}", code)
-    assert changes(metrics, before) == {f"kubeproxy_proxy_{what}_total": {"200": 1, "503": 2}}
-
-
-def test_library_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that section 14 names after its table are there, with their labels."""
-    made = subjects.everything(monkeypatch)
-    shown = families(made.exposition().body)
-    slis = families(made.slis_exposition().body)
-    labels = {
-        "rest_client_requests_total": {"code", "method", "host"},
-        "rest_client_request_duration_seconds": {"verb", "host"},
-        "kubernetes_feature_enabled": {"name", "stage"},
-        "process_cpu_seconds_total": set(),
-    }
-    for name, wanted in labels.items():
-        assert set(shown[name].samples[-1].labels) == wanted
-    assert "git_version" in shown["kubernetes_build_info"].samples[0].labels
-    assert set(slis) == {"kubernetes_healthcheck", "kubernetes_healthchecks_total"}
-    assert set(slis["kubernetes_healthcheck"].samples[0].labels) == {"name", "type"}
-    assert set(slis["kubernetes_healthchecks_total"].samples[0].labels) == {
-        "name",
-        "type",
-        "status",
-    }

@@ -34,7 +34,7 @@ from tests.kernel.maps import small
 from tests.kernel.variants import needs_root
 from tests.plan.builders import CLUSTER, RESTRICTED, name
 from tests.plan.flow_builders import Made
-from tests.serve.subjects import BUSY, changes, fake_datapath, settled, value, values
+from tests.serve.subjects import changes, fake_datapath, settled, sources, value, values
 from tests.tools.conftest import count
 
 pytestmark = needs_root
@@ -55,7 +55,7 @@ def planner() -> Planner:
 @pytest.fixture
 def metrics(world: dict[str, Map], planner: Planner) -> Iterator[Metrics]:
     made = Metrics()
-    made.read(fake_datapath(world), lambda: planner, lambda: BUSY)
+    made.read(sources(world, lambda: planner))
     yield made
     made.close()
 
@@ -100,7 +100,9 @@ def test_verdicts(world: dict[str, Map], metrics: Metrics) -> None:
 def test_room(metrics: Metrics) -> None:
     """Every map that can get full has its use and its size; what has one element has neither."""
     found = values(settled(metrics))
-    sizes = {dict(labels)["map"]: v for (n, labels), v in found.items() if "max_entries" in n}
+    sizes = {
+        dict(labels)["map"]: v for (n, labels), v in found.items() if n == "ebpflb_map_max_entries"
+    }
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
     fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
     fixed |= {"secret", "half_open", "timeouts", "recent_choices", "flow_gate", "rotations"}
@@ -160,10 +162,11 @@ def test_weights(
 
 def test_the_planner_may_begin_anew(world: dict[str, Map]) -> None:
     """After a failed write the agent has another planner, and that one is read."""
-    planners = [Planner(CAPACITY), Planner(CAPACITY)]
-    program(world, planners[1], 2)
+    planners = [Planner(CAPACITY)]
     made = Metrics()
-    made.read(fake_datapath(world), planners.pop, lambda: BUSY)
+    made.read(sources(world, lambda: planners[-1]))
+    planners.append(Planner(CAPACITY))
+    program(world, planners[1], 2)
     assert value(made, "ebpflb_map_entries", map="services") == 4
     made.close()
 
@@ -221,8 +224,8 @@ def test_scrape_costs_the_same_whatever_is_programmed(
     calls: list[str] = []
     bpf = kernel.bpf
     settled(metrics)
-    assert metrics.occupancy
-    metrics.occupancy.stop()  # it counts anew where the steps below take more than a minute
+    assert metrics.reading
+    metrics.reading.occupancy.stop()  # it counts anew where the steps below take more than a minute
 
     def counted(command: int, what: str, attr: Any) -> int:
         calls.append(what)
@@ -253,7 +256,7 @@ def test_hooks(
     datapath.programs, datapath.state = loaded, home
     cgroup_links.attach(home, cgroup, loaded)
     made = Metrics()
-    made.read(datapath, lambda: planner, lambda: BUSY)
+    made.read(sources(world, lambda: planner)._replace(datapath=datapath))
     found = values(made)
     for what in ("run_seconds", "runs"):
         name = f"ebpflb_hook_{what}_total"

@@ -18,14 +18,14 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Frontend
 from ebpflb.plan.planner import Planner
-from ebpflb.serve import metrics_agent, metrics_services
+from ebpflb.serve import metrics_read
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_agent import ConntrackFlows
+from ebpflb.serve.metrics_read import ConntrackFlows
 from tests.kernel.maps import small
 from tests.kernel.variants import needs_root
 from tests.plan.builders import CLUSTER
 from tests.plan.flow_builders import Made
-from tests.serve.subjects import BUSY, fake_datapath, settled, values
+from tests.serve.subjects import settled, sources, values
 from tests.tools.conftest import count
 
 pytestmark = needs_root
@@ -62,12 +62,11 @@ class World:
 
     def metrics(self, series: str) -> Metrics:
         made = Metrics()
-        made.read(fake_datapath(self.maps), lambda: self.planner, lambda: BUSY)
-        made.conntrack(self.maps, lambda: 0)
-        wanted = parse_series(series)
-        if wanted:
-            labels = self.labels
-            made.services(wanted, self.maps, lambda: self.planner, lambda key: labels.get(key, ""))
+        made.read(
+            sources(self.maps, lambda: self.planner)._replace(
+                series=parse_series(series), labels_of=lambda key: self.labels.get(key, "")
+            )
+        )
         return made
 
 
@@ -75,12 +74,12 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with small.all_maps() as maps:
         made = World(maps)
-        monkeypatch.setattr("ebpflb.serve.metrics_services.time.monotonic", lambda: made.now)
+        monkeypatch.setattr("ebpflb.serve.metrics_read.time.monotonic", lambda: made.now)
 
         def counted(_: object) -> ConntrackFlows:
             return ConntrackFlows(Counter(), Counter(made.open))
 
-        monkeypatch.setattr(metrics_agent, "count_connections", counted)
+        monkeypatch.setattr(metrics_read, "count_connections", counted)
         yield made
 
 
@@ -165,7 +164,7 @@ def test_the_choice_follows_what_is_busy(world: World) -> None:
     made = world.metrics("1")
     assert series(made, NEW) == {"a": 10}
     world.count(b, 1000)
-    world.now += metrics_services.CHOICE_INTERVAL - 1
+    world.now += metrics_read.CHOICE_INTERVAL - 1
     assert series(made, NEW) == {"a": 10}
     world.now += 1
     assert series(made, NEW) == {"b": 1000}
@@ -182,7 +181,7 @@ def test_labels_select(world: World) -> None:
     assert series(made, NEW) == {"shown": 0}
     assert values(made)[WITHOUT, frozenset()] == 0
     world.labels[Key("shop", "other")] = "metrics=on"
-    world.now += metrics_services.CHOICE_INTERVAL
+    world.now += metrics_read.CHOICE_INTERVAL
     assert series(made, NEW) == {"shown": 0, "other": 1000}
     made.close()
 

@@ -18,7 +18,7 @@ from ebpflb.kernel.netfilter import conntrack
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry
-from ebpflb.serve.metrics_agent import ConntrackCollector, count_connections
+from ebpflb.serve.metrics_read import Reading, count_connections
 from ebpflb.tools.flow_list import (
     FlowFilter,
     FlushResult,
@@ -28,6 +28,7 @@ from ebpflb.tools.flow_list import (
 )
 from tests.kernel.node import nodes
 from tests.kernel.node.nodes import run
+from tests.serve.subjects import sources
 
 NAME = f"ebpflb-test-{os.getpid()}-joined"
 ALL = FlowFilter()
@@ -226,18 +227,13 @@ def test_metrics(maps: dict[str, Map]) -> None:
     """How full conntrack is at once; its flows when they have been counted."""
     say(VIP, 53, 4001)
     say(VIP, 54, 4001)
-    collector = ConntrackCollector(maps, lambda: 3)
-    for _ in range(2):
-        found = {
-            (metric.name, *sample.labels.values()): sample.value
-            for metric in collector.collect()
-            for sample in metric.samples
-        }
-        collector.wait()
-    assert found == {
-        ("ebpflb_conntrack_entries",): 2,
-        ("ebpflb_conntrack_max_entries",): conntrack.limit(),
-        ("ebpflb_conntrack_table_restored",): 3,
-        ("ebpflb_conntrack_flows", "TCP"): 0,
-        ("ebpflb_conntrack_flows", "UDP"): 1,
+    reading = Reading(sources(maps)._replace(restored=lambda: 3))
+    look = reading.groups()["conntrack"]
+    assert look()["ebpflb_conntrack_flows"] == {}
+    reading.connections.wait()
+    assert look() == {
+        "ebpflb_conntrack_entries": 2,
+        "ebpflb_conntrack_max_entries": conntrack.limit(),
+        "ebpflb_conntrack_table_restored_total": 3,
+        "ebpflb_conntrack_flows": {"TCP": 0, "UDP": 1},
     }

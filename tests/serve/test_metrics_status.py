@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from ebpflb.model.node_local import STATES
 from ebpflb.model.packet_path import Engine, PacketPath
-from ebpflb.plan.planner import Planner
+from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_agent import MAX_SERIES
+from ebpflb.serve.metrics_read import MAX_SERIES, AgentSeen
 from ebpflb.serve.status import AgentStatus
-from tests.plan.builders import CAPACITY
-from tests.serve.subjects import changes, fake_datapath, settled, value, values
+from tests.serve.subjects import agent_seen, changes, settled, sources, value, values
 
 STATUS = AgentStatus(pid=1, node="node-1", source="s", started="2026-11-23T12:00:00+00:00")
 SERVICE = "ebpflb_service_not_programmed"
@@ -20,7 +20,7 @@ SERVICE = "ebpflb_service_not_programmed"
 def reading(published: list[AgentStatus]) -> Metrics:
     """The metrics of an agent that appends each status that it publishes."""
     made = Metrics()
-    made.read(fake_datapath(), lambda: Planner(CAPACITY), lambda: published[-1])
+    made.read(sources(status=lambda: published[-1]))
     return settled(made)
 
 
@@ -67,6 +67,34 @@ def test_fields(fields: dict[str, Any], name: str, now: dict[str, float]) -> Non
     assert moved == {f"ebpflb_{name}": now}
 
 
+def test_the_loop() -> None:
+    """Health, the wait of the oldest message and counts of the agent's parts are read."""
+    now, waiting = 100.0, 0.0
+    health = Health(60, monotonic=lambda: now, waiting=lambda: waiting)
+    seen = agent_seen(STATUS)._replace(health=health)
+    made = Metrics()
+    made.read(sources()._replace(agent=lambda: seen))
+    names = "ebpflb_healthy", "ebpflb_ready", "ebpflb_inbox_oldest_seconds"
+    assert [value(made, name) for name in names] == [1, 0, 0]
+    health.set_not_ready([])
+    health.turned()
+    health.queued()
+    now, waiting = 159.0, 3.5
+    assert [value(made, name) for name in names] == [1, 0, 3.5]  # the loop has not turned
+    health.turned()
+    assert value(made, "ebpflb_ready") == 1
+    now = 161.0
+    assert value(made, "ebpflb_healthy") == 0
+    before = values(settled(made))
+    seen = AgentSeen(STATUS, health, 2, 3, dict(zip(STATES, (4, 5), strict=True)), 6)
+    assert changes(made, before) == {
+        "ebpflb_endpoints_set_aside": {"": 2},
+        "ebpflb_endpoint_set_aside_total": {"": 3},
+        "ebpflb_node_local_listeners": dict(zip(STATES, (4, 5), strict=True)),
+        "ebpflb_events_dropped_total": {"": 6},
+    }
+
+
 def test_conditions_are_those_of_the_status() -> None:
     """Each has a sample as long as it lasts; what is usual after a start has one too."""
     serving = STATUS.changed(attached=True, in_sync=True, lists_complete=True)
@@ -78,29 +106,6 @@ def test_conditions_are_those_of_the_status() -> None:
         "ebpflb_condition": {"drift": 1, "sync error": 1},
         "ebpflb_audit_outstanding": {"": 1},
     }
-
-
-@pytest.mark.parametrize(
-    ("fields", "cause"),
-    [
-        ({"lists_complete": False}, "lists not complete"),
-        ({"node_unknown": "no Node has the name n"}, "node unknown"),
-        (
-            {"programs": "an earlier version's: the verifier refused"},
-            "programs of an earlier version",
-        ),
-        ({"sync_error": "map is full"}, "sync error"),
-        ({"audit_errors": {"maps": "no"}}, "audit errors"),
-    ],
-)
-def test_each_condition_has_a_sample(fields: dict[str, Any], cause: str) -> None:
-    """Alerts ask for these."""
-    serving = STATUS.changed(attached=True, in_sync=True, lists_complete=True)
-    published = [serving]
-    made = reading(published)
-    before = values(made)
-    published.append(serving.changed(**fields))
-    assert changes(made, before) == {"ebpflb_condition": {cause: 1}}
 
 
 def test_services_not_programmed() -> None:

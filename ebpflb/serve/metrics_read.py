@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics that are read at each scrape: of maps, hooks, status, conntrack and Services.
+
+The cost of a scrape does not depend on the number of Services, endpoints and flows.
+
+Exact are verdicts, events of flow entries, the entries of maps that the agent writes (counted by
+the planner) and of the small maps, which are read whole. The entries of tcp_flows and other_flows
+are from the last sweep, at most ten seconds ago. The flows, and the entries of the other LRU maps,
+are from the last count, at most a minute ago while metrics are scraped.
+
+The series of single service ports, if --service-metrics asks for them, read counters that the
+programs have of every Service anyway (docs/service-metrics.md).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ebpflb.kernel.attach import device_programs
+from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.maps.bpf_map import Map
+from ebpflb.kernel.maps.frontend_keys import FrontendKeys
+from ebpflb.kernel.maps.layout import VERDICTS, layout_hash
+from ebpflb.kernel.maps.occupancy import COUNT_INTERVAL, COUNTED_MAPS, Counts, Occupancy
+from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
+from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.kernel.netfilter import conntrack
+from ebpflb.model import services
+from ebpflb.model.addresses import Family
+from ebpflb.model.annotations import SCHEDULERS
+from ebpflb.model.busiest import Busiest, Port, SeriesOf
+from ebpflb.model.events import Key, Kind
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import Frontend, protocol_name
+from ebpflb.plan.flow_entries import ENDED_TCP_STATES
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.service_entries import ServiceEntries
+from ebpflb.serve.conditions import conditions
+from ebpflb.serve.health import Health
+from ebpflb.serve.status import AgentStatus
+from ebpflb.version import BUILD_DATE, COMMIT, VERSION
+from ebpflb.workers import Count
+
+MAX_SERIES = 50  # Services by name: the reason is a full map, and `ebpflb status` names the others
+COUNTED_WHOLE = (
+    *("node_addresses", "own_addresses", "link_addresses", "devices", "pod_devices"),
+    *("route_sources", "service_ranges", "stale_endpoints"),
+)  # small maps: read at each scrape
+
+# By name and labels, as docs/metrics.md has them; a name that ends in "_total" is a counter's.
+READ = {
+    "ebpflb_verdicts_total{verdict}": "Outcomes of socket calls and packets, since the maps were "
+    "created",
+    "ebpflb_map_entries{map}": "Entries of a map",
+    "ebpflb_map_max_entries{map}": "Maximum number of entries of a map",
+    "ebpflb_service_ports_by_scheduler{scheduler}": "Service ports in the maps, by the scheduler "
+    "that they use now",
+    "ebpflb_service_ports_weighted": "Service ports in the maps whose endpoints have different "
+    "weights",
+    # Entries, not flows: a flow has two, or four if it is masqueraded.
+    "ebpflb_flow_entries_created_total{map}": "Flow entries created by packets",
+    "ebpflb_flow_entries_deleted_total{map}": "Flow entries deleted by packets of a newer flow",
+    "ebpflb_flow_entries_refused_total{map}": "Flow entries that were not created because the map "
+    "was full",
+    "ebpflb_flow_entries_swept_total{map}": "Flow entries deleted by the agent because the flow "
+    "was closed or idle",
+    "ebpflb_flow_entries_evicted_total{map}": "Flow entries evicted by the LRU for newer ones, as "
+    "of the last sweep",
+    "ebpflb_half_open_flows_displaced_total{map}": "Half-open flows deleted by packets of a newer "
+    "flow",
+    "ebpflb_flows{protocol}": "Flows of the packet path, as of the last count",
+    "ebpflb_connections_uncounted_total": "Connections that least-connections did not count: its "
+    "map was full, as last counted",
+    "ebpflb_occupancy_timestamp_seconds": "Time of the last count of flows and of the entries of "
+    "LRU maps; 0 before the first",
+    "ebpflb_hook_statistics_enabled": "Whether the kernel measures the runs of hooks "
+    "(kernel.bpf_stats_enabled)",
+    "ebpflb_hook_run_seconds_total{hook}": "Run time of a hook, while the kernel measured it",
+    "ebpflb_hook_runs_total{hook}": "Runs of a hook, while the kernel counted them",
+    "ebpflb_healthy": "Whether every change has been applied in time, as /livez reports it",
+    "ebpflb_ready": "Whether this agent's programs and every service are in place, as /readyz "
+    "reports it",
+    "ebpflb_inbox_oldest_seconds": "How long the oldest change has waited for the agent's loop",
+    "ebpflb_events_dropped_total": "Events that were not written: over the limits, refused, or the "
+    "API server was not reachable",
+    "ebpflb_node_local_listeners{state}": "Node-local listeners that Services name, by whether "
+    "they answer",
+    "ebpflb_endpoints_set_aside": "Endpoints that are set aside because connections from this node "
+    "fail to open",
+    "ebpflb_endpoint_set_aside_total": "Times that an endpoint was set aside",
+    "ebpflb_build_info{version,commit,build_date,layout}": "Always 1: the version, its commit and "
+    "its date, and the layout of the maps",
+    "ebpflb_packet_path_info{engine,reason}": "Always 1: the engine that translates packets, and "
+    "why",
+    "ebpflb_condition{condition}": "1 for each condition that `ebpflb status` or /readyz names now",
+    "ebpflb_service_ports": "Service ports that are programmed",
+    "ebpflb_backends": "Backends of all service ports",
+    "ebpflb_devices_not_served": "Devices whose packets are not served",
+    "ebpflb_devices_to_come": "Devices that still wait for their first programs",
+    "ebpflb_ports_not_open": "Ports of the agent on which it cannot listen, usually because "
+    "another process holds them",
+    "ebpflb_audit_outstanding": "Number of differences from the plan now",
+    "ebpflb_masquerade_ports_reserved": "Whether the ports of --masquerade-ports are reserved on "
+    "this node",
+    "ebpflb_services_not_programmed": "Services with a port that does not fit: its existing "
+    "entries stay in place",
+    "ebpflb_service_not_programmed{namespace,name}": "1 for each of these Services, at most "
+    f"{MAX_SERIES}",
+    "ebpflb_objects_invalid{kind}": "Invalid objects; the last good state of each stays in use "
+    "where there was one",
+    "ebpflb_source_error{source}": "1 for each source of objects that cannot be read now",
+    "ebpflb_conntrack_entries": "Entries of the kernel's conntrack, of all kinds",
+    "ebpflb_conntrack_max_entries": "Maximum number of entries of conntrack",
+    "ebpflb_conntrack_table_restored_total": "Times that the nft table of the engine netfilter was "
+    "put back",
+    "ebpflb_conntrack_flows{protocol}": "Flows that conntrack keeps, as of the last count",
+    "ebpflb_service_connections_total{namespace,name,port,protocol}": "New connections and flows "
+    "that got an endpoint",
+    "ebpflb_service_refused_total{namespace,name,port,protocol,verdict}": "Connections and packets "
+    "that got none, because the Service has none here",
+    "ebpflb_service_open_connections{namespace,name,port,protocol,path}": "Open connections: of "
+    "sockets now, of packets as of the last count",
+    "ebpflb_service_ports_without_series": "Service ports without series: there are more than "
+    "--service-metrics allows",
+}
+Samples = float | Mapping[Any, float]
+"""The value of a metric, or with labels each series' value by the values of its labels."""
+Look = Callable[[], Mapping[str, Samples]]
+"""Returns metrics by name. Raises EbpflbError or OSError."""
+
+
+def parse_spec(spec: str) -> tuple[str, tuple[str, ...]]:
+    """Return name and labels of a metric that is written as in READ."""
+    name, _, labels = spec.removesuffix("}").partition("{")
+    return name, tuple(labels.split(",")) if labels else ()
+
+
+_DESCRIBED = {name: (labels, READ[spec]) for spec in READ for name, labels in [parse_spec(spec)]}
+
+
+def metric(name: str, samples: Samples) -> Metric:
+    """Return the metric with these samples."""
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    labels, text = _DESCRIBED[name]
+    made = kind(name, text, labels=labels)
+    series = samples if isinstance(samples, Mapping) else {(): samples}
+    for values, number in series.items():
+        made.add_metric((values,) if isinstance(values, str) else values, number)
+    return made
+
+
+_PROTOCOLS = (Protocol.TCP, Protocol.UDP)  # the protocols that the engine netfilter translates
+
+
+class ConntrackFlows(NamedTuple):
+    """The flows in conntrack: translated entries to frontends.
+
+    ``open`` leaves out TCP connections that have ended, of which only the entry remains.
+    """
+
+    by_protocol: Counter[Protocol]
+    open: Counter[Frontend]
+
+
+def count_connections(maps: Mapping[str, Map]) -> ConntrackFlows:
+    """Count the flows in conntrack; 100,000 entries take a second of CPU. Raises NodeError."""
+    frontends = FrontendKeys(maps)
+    alike = Counter(
+        (it.protocol, it.tcp_state, it.original.destination, it.original.destination_port)
+        for it in conntrack.connections(frontends)
+        if it.is_translated
+    )
+    found = ConntrackFlows(Counter(), Counter())
+    for (protocol, tcp_state, address, port), number in alike.items():
+        found.by_protocol[protocol] += number
+        if tcp_state not in ENDED_TCP_STATES:
+            found.open[frontends.frontend(protocol, address, port)] += number
+    return found
+
+
+class AgentSeen(NamedTuple):
+    """The agent at a scrape; ``node_local`` are node-local listeners by state."""
+
+    status: AgentStatus
+    health: Health
+    endpoints_set_aside: int
+    times_set_aside: int
+    node_local: Mapping[str, int]
+    events_dropped: int
+
+
+class Sources(NamedTuple):
+    """What is read at each scrape; the agent may replace its planner.
+
+    ``restored``: how often the engine's nft table was put back. ``labels_of`` returns the labels
+    of a Service, as ``show_labels`` writes them.
+    """
+
+    datapath: Datapath
+    planner: Callable[[], Planner]
+    agent: Callable[[], AgentSeen]
+    restored: Callable[[], int] = lambda: 0
+    series: SeriesOf | None = None
+    labels_of: Callable[[Key], str] = lambda _: ""
+
+
+class Reading:
+    """Read ``sources``; the flows of maps and of conntrack are counted in threads."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources, self._maps = sources, sources.datapath.maps
+        self._tables = [FlowTable(self._maps, name) for name in FLOW_MAPS]
+        self.occupancy = Occupancy(self._maps)
+        first: ConntrackFlows | None = None  # not counted yet
+        count = partial(count_connections, self._maps)
+        self.connections = Count("flows of conntrack", COUNT_INTERVAL, count, first)
+
+    def groups(self) -> dict[str, Look]:
+        """Return what reads each group of metrics: all of them are shown, or none."""
+        found: dict[str, Look] = {
+            "maps": self._look_at_maps,
+            "hooks": self._look_at_hooks,
+            "status": lambda: look_at_agent(self._sources.agent()),
+            "conntrack": self._look_at_conntrack,
+        }
+        if self._sources.series:
+            found["services"] = SeriesReader(self._sources, self._sources.series, self).look
+        return found
+
+    def _look_at_maps(self) -> dict[str, Samples]:
+        counts, totals = self.occupancy.latest(), self._sources.planner().totals
+        entries = self._entries(counts)
+        limits = sorted({*entries, *COUNTED_MAPS})
+        return {
+            "ebpflb_verdicts_total": {
+                name: self._maps["verdicts"].get(number)[0] for number, name in VERDICTS.items()
+            },
+            "ebpflb_map_entries": entries,
+            "ebpflb_map_max_entries": {name: self._maps[name].spec.entries for name in limits},
+            "ebpflb_service_ports_by_scheduler": {it: totals.schedulers[it] for it in SCHEDULERS},
+            "ebpflb_service_ports_weighted": totals.weighted,
+            **self._flow_entries(),
+            "ebpflb_flows": {protocol.name: count for protocol, count in counts.flows.items()},
+            "ebpflb_connections_uncounted_total": {(): counts.uncounted} if counts.at else {},
+            "ebpflb_occupancy_timestamp_seconds": counts.at,
+        }
+
+    def _entries(self, counts: Counts) -> dict[str, float]:
+        return {
+            **self._sources.planner().used_entries(),
+            **{name: self._maps[name].count() for name in COUNTED_WHOLE},
+            **{table.name: table.numbers.entries for table in self._tables},
+            **counts.entries,
+        }
+
+    def _flow_entries(self) -> dict[str, Samples]:
+        found: dict[str, dict[str, float]] = {}
+        for table in self._tables:
+            created, deleted, refused, displaced = self._maps["flow_stats"].get(table.number)
+            swept, _, evicted = table.numbers
+            for name, number in {
+                "flow_entries_created": created,
+                "flow_entries_deleted": deleted,
+                "flow_entries_refused": refused,
+                "flow_entries_swept": swept,
+                "flow_entries_evicted": evicted,
+                "half_open_flows_displaced": displaced,
+            }.items():
+                found.setdefault(f"ebpflb_{name}_total", {})[table.name] = number
+        return {**found}
+
+    def _look_at_hooks(self) -> dict[str, Samples]:
+        datapath = self._sources.datapath
+        used = device_programs.run_times(datapath.state, datapath.programs)
+        return {
+            "ebpflb_hook_statistics_enabled": device_programs.statistics_enabled(),
+            "ebpflb_hook_run_seconds_total": {hook: it.seconds for hook, it in used.items()},
+            "ebpflb_hook_runs_total": {hook: it.runs for hook, it in used.items()},
+        }
+
+    def _look_at_conntrack(self) -> dict[str, Samples]:
+        flows = self.connections.latest()
+        return {
+            "ebpflb_conntrack_entries": conntrack.count(),
+            "ebpflb_conntrack_max_entries": conntrack.limit(),
+            "ebpflb_conntrack_table_restored_total": self._sources.restored(),
+            "ebpflb_conntrack_flows": {p.name: flows.by_protocol[p] for p in _PROTOCOLS}
+            if flows
+            else {},
+        }
+
+
+def look_at_agent(seen: AgentSeen) -> dict[str, Samples]:
+    """Return the metrics of the last published status, and of the agent's loop."""
+    status, health = seen.status, seen.health
+    kinds = Counter(name.partition(" ")[0] for name in status.invalid_objects)
+    path = status.packet_path
+    named = islice(sorted(status.not_programmed), MAX_SERIES)
+    return {
+        "ebpflb_healthy": health.healthy,
+        "ebpflb_ready": health.ready,
+        "ebpflb_inbox_oldest_seconds": health.pulse.waiting,
+        "ebpflb_events_dropped_total": seen.events_dropped,
+        "ebpflb_node_local_listeners": seen.node_local,
+        "ebpflb_endpoints_set_aside": seen.endpoints_set_aside,
+        "ebpflb_endpoint_set_aside_total": seen.times_set_aside,
+        "ebpflb_build_info": {(VERSION, COMMIT, BUILD_DATE, layout_hash()): 1},
+        "ebpflb_packet_path_info": {(path.engine, path.reason): 1} if path else {},
+        "ebpflb_condition": dict.fromkeys((each.cause for each in conditions(status)), 1),
+        "ebpflb_service_ports": status.service_ports,
+        "ebpflb_backends": status.backends,
+        "ebpflb_devices_not_served": len(status.devices_not_served),
+        "ebpflb_devices_to_come": status.devices_to_come,
+        "ebpflb_ports_not_open": len(status.ports_not_open),
+        "ebpflb_audit_outstanding": len(status.drift),
+        "ebpflb_masquerade_ports_reserved": status.ports_not_reserved is None,
+        "ebpflb_services_not_programmed": len(status.not_programmed),
+        "ebpflb_service_not_programmed": {tuple(name.split("/")): 1 for name in named},
+        "ebpflb_objects_invalid": {kind: kinds[kind] for kind in Kind},
+        "ebpflb_source_error": dict.fromkeys(status.source_errors, 1),
+    }
+
+
+CHOICE_INTERVAL = 60.0  # seconds between two choices of service ports, if metrics are scraped
+
+
+class SeriesReader:
+    """Choose the service ports that have series, and read their counters."""
+
+    def __init__(self, sources: Sources, series: SeriesOf, counts: Reading) -> None:
+        self._sources, self._maps = sources, sources.datapath.maps
+        self._selector, self._busiest = series.selector, Busiest(series.limit)
+        self._counts = counts
+        self._choice_due = 0.0  # of the monotonic clock
+        self._left_out = 0
+
+    def look(self) -> dict[str, Samples]:
+        """Read the counters of the chosen service ports. Raises KernelError."""
+        if time.monotonic() >= self._choice_due:
+            self._choose()
+            self._choice_due = time.monotonic() + CHOICE_INTERVAL
+        ports = {_words(port): entries for port, entries in self._entries()}
+        counters = self._counters(it.id for each in ports.values() for it in each)
+        own = {port: [counters[it.id] for it in each] for port, each in ports.items()}
+        return {
+            "ebpflb_service_connections_total": {
+                port: sum(it.chosen for it in each) for port, each in own.items()
+            },
+            "ebpflb_service_refused_total": {
+                (*port, verdict): sum(getattr(it, verdict) for it in each)
+                for port, each in own.items()
+                for verdict in ("refused", "no_local_endpoint")
+            },
+            "ebpflb_service_open_connections": self._open(ports),
+            "ebpflb_service_ports_without_series": self._left_out,
+        }
+
+    def _choose(self) -> None:
+        ids: dict[Port, list[int]] = {}
+        for name, entries in self._sources.planner().actual.copy().items():
+            if services.meets(self._selector, self._sources.labels_of(name.owner)):
+                ids.setdefault(Port(*name[:4]), []).append(entries.id)
+        counts = self._counters(id for each in ids.values() for id in each)
+        self._busiest.choose(
+            {port: sum(_total(counts[id]) for id in each) for port, each in ids.items()}
+        )
+        self._left_out = len(ids) - len(self._busiest.ports)
+
+    def _entries(self) -> Iterable[tuple[Port, list[ServiceEntries]]]:
+        """Return the chosen service ports that still exist, with their entries, by family."""
+        actual = self._sources.planner().actual
+        for port in self._busiest.ports:
+            entries = [actual.get(PortName(*port, family)) for family in Family]
+            if existing := [it for it in entries if it]:
+                yield port, existing
+
+    def _counters(self, ids: Iterable[int]) -> dict[int, ServiceCounters]:
+        found = self._maps["service_stats"].get_many({*ids})
+        return {id: ServiceCounters(*counts) for id, counts in found.items()}
+
+    def _open(
+        self, ports: Mapping[tuple[str, ...], list[ServiceEntries]]
+    ) -> dict[tuple[str, ...], float]:
+        backends = {id for each in ports.values() for it in each for id in it.ids}
+        counted = self._maps["backend_stats"].get_many(backends)
+        sockets = {id: BackendCounters(*counts) for id, counts in counted.items()}
+        flows, conntrack = self._counts.occupancy.latest(), self._counts.connections.latest()
+        connections = conntrack.open if conntrack else {}
+        found: dict[tuple[str, ...], float] = {}
+        for port, each in ports.items():
+            own = [sockets[id] for it in each for id in it.ids]
+            found[*port, "socket"] = sum(max(it.opened - it.closed, 0) for it in own)
+            number = sum(connections.get(at, 0) for it in each for at in it.services)
+            found[*port, "packet"] = number + sum(flows.open_flows.get(it.id, 0) for it in each)
+        return found
+
+
+def _total(counts: ServiceCounters) -> int:
+    return counts.chosen + counts.refused + counts.no_local_endpoint
+
+
+def _words(port: Port) -> tuple[str, ...]:
+    return *port[:3], protocol_name(port.protocol)
