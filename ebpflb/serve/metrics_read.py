@@ -36,6 +36,7 @@ from ebpflb.model.annotations import SCHEDULERS
 from ebpflb.model.busiest import Busiest, Port, SeriesOf
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.canary import is_canary
 from ebpflb.plan.entries import Frontend, protocol_name
 from ebpflb.plan.flow_entries import ENDED_TCP_STATES
 from ebpflb.plan.planner import Planner
@@ -363,7 +364,8 @@ class SeriesReader:
     def _choose(self) -> None:
         ids: dict[Port, list[int]] = {}
         for name, entries in self._sources.planner().actual.copy().items():
-            if services.meets(self._selector, self._sources.labels_of(name.owner)):
+            labels = self._sources.labels_of(name.owner)
+            if services.meets(self._selector, labels) and not is_canary(name):
                 ids.setdefault(Port(*name[:4]), []).append(entries.id)
         counts = self._counters(id for each in ids.values() for id in each)
         self._busiest.choose(
