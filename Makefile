@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # On Debian 12, as root (on 13 only `demo` was tried); each target installs what it needs:
+#   make help            prints these lines
 #   make demo            shows it at work on this machine
 #   make test            check, and a part of all tests: what every change must pass
 #   make test-all        check, and all tests
@@ -51,13 +52,16 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: three at a time for each processor.
 WORKERS := $(shell echo $$((3 * $$(nproc))))
 
-.PHONY: demo test test-all test-fast test-page conformance soak check format diagrams screenshots bench bench-connect \
+.PHONY: help demo test test-all test-fast test-page conformance soak check format diagrams screenshots bench bench-connect \
 	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
 	lint-types run-test run-test-all tests-bytecode tests-libraries image wheel release release-twice \
 	lock renew lane-packages clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
+
+help:
+	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
 
 # `make test`: each test with one or two sets of its parameters, each file of tests/network with one
 # of its set-ups, what is repeated a third as often, and without those that take long.

@@ -5,6 +5,7 @@ import fcntl
 import logging
 import os
 import stat
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -22,6 +23,11 @@ from ebpflb.errors import in_json_words, one_line
 
 log = logging.getLogger(__name__)
 
+_CHECKOUT = Path(__file__).parents[1] / "docs"
+# The documentation: beside the package in a checkout, else where setup.cfg's data_files puts it.
+DOCS = (
+    _CHECKOUT if (_CHECKOUT / "runbook.md").exists() else Path(sys.prefix) / "share/doc/ebpflb/docs"
+)
 Decoded = TypeVar("Decoded")
 
 MAX_BYTES = 16 << 20  # as YAML this takes 20 s to read, in which no other file is read

@@ -391,7 +391,7 @@ class Options:
     map_sizes: MapSizes = option(
         (),
         "--map-size",
-        f"Other sizes of maps: {', '.join(map_sizes.SIZES)} (docs/scale.md has the memory for"
+        f"Other sizes of maps: {', '.join(map_sizes.SIZES)} (scale.md has the memory for"
         " each). The flows of packets start empty.",
         metavar="NAME=ENTRIES,...",
         repeated=True,

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from ebpflb.agent.canary_sync import CanaryRefused, CanarySync
 from ebpflb.agent.inspection import Call
 from ebpflb.errors import EbpflbError, in_words
+from ebpflb.files import DOCS
 from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter.arrivals import Arrival, arrivals
 from ebpflb.model.devices import Addresses, Device
@@ -133,7 +134,7 @@ class UplinkCanary(DescriptorWorker):
             return False
         lost = {name: str(arrival) for name, arrival in found.items() if arrival.is_loss}
         for name in lost.keys() - self.lost.keys():
-            log.error("device %s: %s: see docs/runbook.md, choices lost", name, lost[name])
+            log.error("device %s: %s: see %s/runbook.md, choices lost", name, lost[name], DOCS)
         for name in self.lost.keys() - lost.keys():
             log.warning("device %s: requests are translated again", name)
         self.lost = lost

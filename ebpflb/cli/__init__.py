@@ -42,6 +42,7 @@ from click.shell_completion import CompletionItem
 
 from ebpflb import redaction
 from ebpflb.errors import EbpflbError, escaped, in_words
+from ebpflb.files import DOCS
 from ebpflb.version import VERSION
 
 
@@ -63,7 +64,13 @@ def _complete_help(
 @click.argument("words", metavar="[COMMAND]...", nargs=-1, shell_complete=_complete_help)
 @click.pass_context
 def _print_help(context: click.Context, words: tuple[str, ...]) -> None:
-    """Show the help of a command."""
+    """Show the help of a command.
+
+    \b
+    $ ebpflb help
+    $ ebpflb help services get
+    $ ebpflb help run
+    """
     command, context = context.find_root().command, context.find_root()
     for word in words:
         if not isinstance(command, click.Group):
@@ -142,10 +149,20 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"Documentation: {DOCS}",
+)
 @click.version_option(VERSION, prog_name="ebpflb")
 def cli() -> None:
-    """A Kubernetes service load balancer in eBPF that replaces kube-proxy, with any CNI."""
+    """A Kubernetes service load balancer in eBPF that replaces kube-proxy, with any CNI.
+
+    \b
+    $ ebpflb status
+    $ ebpflb services get shop/cart
+    $ ebpflb explain shop/cart:http
+    """
 
 
 def main() -> None:

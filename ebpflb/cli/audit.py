@@ -33,6 +33,11 @@ def audit(
     cluster's objects, from where the last agent has had them. An agent may run, or none. Exit
     status 0 if nothing differs; 1 if something does, cannot be compared, or if a kube-proxy runs
     in vain beside programs that no agent updates.
+
+    \b
+    $ ebpflb audit
+    $ ebpflb audit --watch 10
+    $ ebpflb audit -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)

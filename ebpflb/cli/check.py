@@ -30,6 +30,11 @@ def check(
     Tries every feature that ebpflb uses. For each one that is missing, prints what to do about it
     or what does not work without it. The last line says it in words. Exit status 0 if nothing
     required is missing.
+
+    \b
+    $ ebpflb check
+    $ ebpflb check -o wide
+    $ ebpflb check -o json
     """
 
     def read() -> list[CheckResult]:

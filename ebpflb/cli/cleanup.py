@@ -46,6 +46,11 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
 
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
     that kube-proxy left in this network namespace. Rules of others are kept.
+
+    \b
+    $ ebpflb cleanup --dry-run
+    $ ebpflb cleanup
+    $ ebpflb cleanup --kube-proxy --dry-run
     """
     if force and not kube_proxy:
         raise click.UsageError("--force needs --kube-proxy")

@@ -47,10 +47,17 @@ def demo(context: click.Context, keep: bool, remove: bool) -> None:
     Sets up a small cluster of network namespaces on this machine. Needs no Kubernetes and changes
     nothing else. Removes everything at the end, also if it is interrupted; and first what an
     earlier demo of the same user has left, with --keep or when it was killed.
+
+    \b
+    $ ebpflb demo
+    $ ebpflb demo --keep
+    $ ebpflb demo --remove
     """
     if context.invoked_subcommand:
         return
     common.require_capabilities()
+    if not shutil.which("ip"):
+        raise NodeError("the demo makes network namespaces by ip(8): apt install iproute2")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     left = _remove_ended(click.echo if remove else lambda line: None)
     if remove:
@@ -80,6 +87,11 @@ def shell(host: str) -> None:
 
     Every command works there. It begins in the folder of the node's manifests. HOST is the node, if
     none is named; a pod on it, client; or the client outside of the cluster, outside.
+
+    \b
+    $ ebpflb demo shell
+    $ ebpflb demo shell client
+    $ ebpflb demo shell outside
     """
     common.require_capabilities()
     kept = sorted(RUN.glob(f"{DEMO_PREFIX}-{_user()}-*"), key=lambda it: it.stat().st_mtime)

@@ -12,6 +12,7 @@ from ebpflb.cli import common
 from ebpflb.cli.output import Output, list_option, show, watch_option
 from ebpflb.cli.results import print_results
 from ebpflb.errors import EbpflbError, NodeError, in_words
+from ebpflb.files import DOCS
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.options import REPORT, Paths
@@ -53,6 +54,11 @@ def doctor(
     packets, NodePorts) to an endpoint of its own: for some seconds there are two network
     namespaces, and service ports that serve nobody else. With --no-canary it changes nothing.
     Exit status 0 if nothing is wrong; warnings do not count.
+
+    \b
+    $ ebpflb doctor
+    $ ebpflb doctor --no-canary
+    $ ebpflb doctor -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
@@ -123,7 +129,7 @@ def _verdict(paths: Paths) -> Iterator[CheckResult]:
     for reason in reasons:
         what = f"status: {reason.cause}"
         yield CheckResult(
-            what, False, True, str(reason.verdict), f"{reason.text} (docs/runbook.md)"
+            what, False, True, str(reason.verdict), f"{reason.text} ({DOCS}/runbook.md)"
         )
 
 

@@ -98,6 +98,11 @@ def explain(
 
     Exit status: 0 if an endpoint gets it, 3 if it is to no service, 4 if it is refused, 5 if it is
     dropped, 1 if that cannot be found out, 2 for wrong usage.
+
+    \b
+    $ ebpflb explain shop/cart:http
+    $ ebpflb explain 10.96.0.10:53/udp --from shop/web-1
+    $ ebpflb explain 192.0.2.1:30080 --from outside -o wide
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)

@@ -50,6 +50,11 @@ def flows() -> None:
     those that are translated and lead to an address and port of a service are flows. Connections
     that were translated at their socket are not among the flows: their packets carry the backend's
     address from the start.
+
+    \b
+    $ ebpflb flows list --client 198.51.100.7
+    $ ebpflb flows list --service shop/cart -o wide
+    $ ebpflb flows flush --service shop/cart
     """
 
 
@@ -79,6 +84,11 @@ def list_(
     """Print a row for each flow.
 
     -o wide adds service, pod, node, masquerading, the packets of replies, age and engine.
+
+    \b
+    $ ebpflb flows list --service shop/cart -o wide
+    $ ebpflb flows list --client 198.51.100.7
+    $ ebpflb flows list --state opening --watch
     """
     common.require_capabilities()
     only = FlowFilter(service, client)
@@ -122,6 +132,11 @@ def flush(
     """Delete the flows of a service or of a client, or all of them, without a confirmation.
 
     A TCP connection breaks when its flow is deleted; the next UDP datagram opens a new flow.
+
+    \b
+    $ ebpflb flows flush --client 198.51.100.7
+    $ ebpflb flows flush --service shop/cart
+    $ ebpflb flows flush --all
     """
     if not (service or client or every):
         raise click.UsageError("whose flows? name --service or --client, or all with --all")

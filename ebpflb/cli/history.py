@@ -44,6 +44,11 @@ def history(
 
     Reads the files that the agent keeps in its run directory; no agent has to run. They are
     bounded: a note says when they begin. `maps dump --at TIME` shows what the maps held.
+
+    \b
+    $ ebpflb history --since 10m
+    $ ebpflb history --service shop/cart -o wide
+    $ ebpflb history -n shop --limit 20
     """
     common.require_capabilities()
     paths, most = pins.paths(state_dir, run_dir), output.most_rows(limit)

@@ -30,7 +30,13 @@ CHANGED = "warning: the agent changed the maps during the dump; rows may not fit
 
 @click.group()
 def maps() -> None:
-    """Inspect the maps in the kernel."""
+    """Inspect the maps in the kernel.
+
+    \b
+    $ ebpflb maps dump
+    $ ebpflb maps dump verdicts
+    $ ebpflb maps dump --service shop/cart
+    """
 
 
 @maps.command()
@@ -66,6 +72,11 @@ def dump(
     Reads the pinned maps; no agent has to run. "conntrack" is the kernel's own table: its entries
     that lead to an address and port of a service. "translations" are the elements of netfilter's
     table: the endpoint of each backend id.
+
+    \b
+    $ ebpflb maps dump verdicts
+    $ ebpflb maps dump services slots --service shop/cart
+    $ ebpflb maps dump --all -o json
     """
     common.require_capabilities()
 

@@ -139,6 +139,11 @@ def monitor(
     The running agent puts programs in force that tell their decisions, and the usual ones again
     when the last monitor ends, in whatever way. How many events were lost is said at the end, and
     when it happens.
+
+    \b
+    $ ebpflb monitor --service shop/cart
+    $ ebpflb monitor --verdict refused --count 10
+    $ ebpflb monitor --client 10.244.1.0/24 -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)

@@ -42,9 +42,14 @@ def run(**values: Any) -> None:
 
     It watches Services and EndpointSlices and writes them into the maps of the eBPF programs.
 
-    Accepts kube-proxy's flags and its configuration file (docs/configuration.md). Flags that are
+    Accepts kube-proxy's flags and its configuration file (configuration.md). Flags that are
     accepted but ignored are not listed here. SIGTERM stops the agent; the programs and maps stay in
     the kernel and keep serving until `ebpflb cleanup` removes them.
+
+    \b
+    $ ebpflb run --kubeconfig /etc/kubernetes/kubelet.conf
+    $ ebpflb run --config /etc/ebpflb/kube-proxy.yaml --shadow
+    $ ebpflb run --manifests /etc/ebpflb/manifests --hostname-override node-1
     """
     if values["manifests"] and values["kubeconfig"]:
         raise click.UsageError("--manifests and --kubeconfig cannot be combined")

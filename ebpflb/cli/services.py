@@ -190,6 +190,11 @@ def services() -> None:
 
     The running agent answers over a socket in its run directory, for root alone. Without an agent
     the pinned maps are shown: what is used, but not why the rest is not.
+
+    \b
+    $ ebpflb services list
+    $ ebpflb services list -n shop 'web-*'
+    $ ebpflb services get shop/cart
     """
 
 
@@ -226,6 +231,11 @@ def list_(
     """Print a row for each Service, of all namespaces.
 
     Names may be patterns, such as 'web-*' or 'shop/*'.
+
+    \b
+    $ ebpflb services list
+    $ ebpflb services list -n shop 'web-*' -o wide
+    $ ebpflb services list -l app=web -o name
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)
@@ -274,6 +284,11 @@ def get(
 
     A share is the chance of a new connection. Exit status 0 if every frontend leads to an endpoint,
     3 if one does not or something does not fit, 1 if there is no such Service.
+
+    \b
+    $ ebpflb services get shop/cart
+    $ ebpflb services get cart -n shop --watch
+    $ ebpflb services get shop/cart -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)

@@ -179,7 +179,13 @@ def status(state_dir: Path, run_dir: Path, watch: float | None, output: Output) 
 
     After the version stands OK, DEGRADED (what was programmed serves, but something is wrong or
     changes are not applied) or DOWN (sockets are not served), with each reason. The exit status is
-    0, 3 or 4 for these; 1 if the status is unknown. docs/runbook.md says what to do.
+    0, 3 or 4 for these; 1 if the status is unknown. The page runbook.md says what to do; `ebpflb
+    --help` says where it is.
+
+    \b
+    $ ebpflb status
+    $ ebpflb status --watch 5
+    $ ebpflb status -o json
     """
     common.require_capabilities()
     paths = pins.paths(state_dir, run_dir)

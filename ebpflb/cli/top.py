@@ -56,6 +56,11 @@ def top(
 
     Of a Service the connections of sockets and the flows of packets on this node are counted, of a
     backend those of sockets alone. Refreshed in place until Ctrl-C. No agent has to run.
+
+    \b
+    $ ebpflb top
+    $ ebpflb top --once -n shop
+    $ ebpflb top --once --interval 10 -o json
     """
     common.require_capabilities()
     with pins.pinned_maps(state_dir) as maps:

@@ -71,6 +71,11 @@ def ui(
     Verdict, services with live rates, explain, live events, history. Nothing can be changed there.
     Other sites cannot read it: requests with other names than this machine's, or from other sites'
     pages, are refused. Its packages are those of requirements/ui.txt.
+
+    \b
+    $ ebpflb ui
+    $ ebpflb ui --listen 127.0.0.1:8080
+    $ ebpflb ui --listen 192.0.2.1:10251 --token-file /etc/ebpflb/token
     """
     token = _token(token_file) if token_file else ""
     if not ip_address(listen[0]).is_loopback and not token:

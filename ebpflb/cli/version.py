@@ -10,7 +10,13 @@ from ebpflb.version import BUILD_DATE, COMMIT, VERSION
 @click.command()
 @data_option
 def version(output: Output) -> None:
-    """Show the version, the commit that it was built from, and that commit's date."""
+    """Show the version, the commit that it was built from, and that commit's date.
+
+    \b
+    $ ebpflb version
+    $ ebpflb version -o json
+    $ ebpflb version -o yaml
+    """
     if output.is_data:
         print_as(output, {"version": VERSION, "commit": COMMIT, "build_date": BUILD_DATE})
         return

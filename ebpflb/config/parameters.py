@@ -102,7 +102,7 @@ PARAMETERS = (
     _ignored("iptables-localhost-nodeports", "iptables.localhostNodePorts", "M",
         "Processes on the node can always connect to NodePorts on loopback, packets never can."),
     Parameter("iptables-sync-period", "iptables.syncPeriod nftables.syncPeriod", "M",
-        "The audit's periods depend on it (docs/reliability.md); /healthz fails when "
+        "The audit's periods depend on it (reliability.md); /healthz fails when "
         "a change waits for twice this time."),
     Parameter("iptables-min-sync-period", "iptables.minSyncPeriod nftables.minSyncPeriod", "M",
         "Minimum pause between two updates. The default is none (in kube-proxy 1s)."),

@@ -164,7 +164,7 @@ class Demo:
         words = ("conntrack", "-L", "-p", "tcp", "--dport", str(NODEPORT))
         self.say(f"  $ {' '.join(words)}")
         if not shutil.which(words[0]):
-            self.say("  (conntrack is not installed here)")
+            self.say("  (conntrack is not installed here: apt install conntrack)")
             return
         process = self.node.start(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         entries = process.communicate()[0].splitlines()

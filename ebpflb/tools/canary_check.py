@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
+from ebpflb.files import DOCS
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.cgroup_links import HeldLinks, cgroup_root
 from ebpflb.kernel.attach.device_programs import attacher
@@ -176,10 +177,10 @@ _NOT_FORWARDED = (
 )
 _NOT_TRANSLATED = (
     "the endpoint itself answers, so the Service's translation fails: see the lines `audit` and "
-    "`status` above, `ebpflb monitor` and docs/runbook.md"
+    f"`status` above, `ebpflb monitor` and {DOCS}/runbook.md"
 )
 
-_LOST = "look for tc filters, tc programs and rules behind ebpflb: docs/runbook.md, choices lost"
+_LOST = f"look for tc filters, tc programs and rules behind ebpflb: {DOCS}/runbook.md, choices lost"
 
 Fault = Callable[[Protocol, Address, int], str]
 

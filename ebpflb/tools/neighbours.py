@@ -6,6 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ebpflb.errors import EbpflbError, NodeError, in_words
+from ebpflb.files import DOCS
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter.each_packet import marked_routes
@@ -21,7 +22,7 @@ from ebpflb.tools.snapshot import Snapshot
 
 _REPLIES = "replies of endpoints"
 _EACH_PACKET, _MOST = "rules for each packet", 3
-_BY_HAND = "compare them by hand with docs/firewalls.md"
+_BY_HAND = f"compare them by hand with {DOCS}/firewalls.md"
 _IF_NOT_WANTED = "if clients outside shall reach the Service, remove the rule"
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from ebpflb.files import DOCS
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -81,7 +82,7 @@ def _fill(fill: MapFill) -> CheckResult:
         detail += " at the last sweep"
         lost = "the least recently used entries are evicted"
     is_ok = fill.share < NEARLY_FULL
-    remedy = "" if is_ok else f"nearly full: {lost} (docs/limits.md)"
+    remedy = "" if is_ok else f"nearly full: {lost} ({DOCS}/limits.md)"
     return CheckResult(f"map {fill.name}", is_ok, False, detail, remedy)
 
 

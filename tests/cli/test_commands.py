@@ -3,6 +3,7 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,6 +86,37 @@ def test_help_says_what_each_command_says() -> None:
         command = cli.get_command(click.Context(cli), name)
         assert command and command.help
         assert f" {name} {' '.join(command.help.split()).partition('. ')[0].rstrip('.')}." in shown
+
+
+def every_command(
+    command: click.Command = cli, parent: click.Context | None = None, name: str = "ebpflb"
+) -> Iterator[click.Context]:
+    context = click.Context(command, parent, info_name=name)
+    yield context
+    if isinstance(command, click.Group):
+        found = {
+            each: command.get_command(context, each) for each in command.list_commands(context)
+        }
+        for each, one in found.items():
+            if one:
+                yield from every_command(one, context, each)
+
+
+def test_each_help_has_three_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fit 80 columns, and are right uses of the command, or of one that it has."""
+    monkeypatch.setattr(click.Path, "convert", lambda _, value, *__: value)  # need not be there
+    for context in every_command():
+        lines = context.get_help().splitlines()
+        examples = [line.strip()[2:] for line in lines if line.startswith("  $ ")]
+        assert len(examples) == 3, context.command_path
+        for example in examples:
+            assert f"{example} ".startswith(f"{context.command_path} ") and len(example) < 76
+            command: click.Command | None = cli
+            words, used = shlex.split(example)[1:], click.Context(cli)
+            while isinstance(command, click.Group) and words and words[0][0] != "-":
+                command = command.get_command(used, words.pop(0))
+            assert command, example
+            command.make_context("", words, parent=used)  # raises UsageError
 
 
 @pytest.mark.parametrize(("word", "name"), ALIASES.items())

@@ -180,6 +180,14 @@ def test_a_process_with_the_number_of_a_demo_is_none() -> None:
     assert not places()
 
 
+def test_without_ip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is named with its package, before anything is made."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = subprocess.run([*EBPFLB, "demo"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("ip(8): apt install iproute2\n")
+
+
 def test_another_users_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays, whoever calls with sudo; a demo says what it removes before its first step."""
     own, another = (Path(f"/run/{PREFIX}-{user}-1") for user in (USER + 1, USER + 2))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An installation from a wheel has all it needs: the image and a bare machine have no checkout."""
 
+import ast
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from ebpflb.cli import cli
 from ebpflb.kernel import attributes, declarations
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import compiler
+from tests.cli.test_commands import every_command
 
 CHECKOUT = Path(__file__).parents[2]
 URL, TAG = "https://example.org/somebody/ebpflb", "v9.8.7"
@@ -58,10 +60,17 @@ def installed() -> Iterator[Path]:
         path.chmod(0o755)
         source, environment = path / "source", path / "environment"
         source.mkdir()
-        for name in ("LICENSES", "bpf", "deploy/completion", "ebpflb"):
+        for name in ("LICENSES", "bpf", "deploy/completion", "docs", "ebpflb"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(CHECKOUT / name, source / name, ignore=ignored)
-        for name in (".gitignore", "README.md", "pyproject.toml", "setup.cfg", "setup.py"):
+        for name in (
+            ".gitignore",
+            "CHANGELOG.md",
+            "README.md",
+            "pyproject.toml",
+            "setup.cfg",
+            "setup.py",
+        ):
             shutil.copy(CHECKOUT / name, source)
         commit(source)
         (source / "bytecode").mkdir()
@@ -111,6 +120,44 @@ def test_links_of_the_readme_are_absolute(installed: Path) -> None:
     assert f"{URL}/blob/{TAG}/docs/install.md" in targets
     assert [it for it in targets if not it.startswith(("https://", "#"))] == []
     assert f"Project-URL: Source, {URL}" in text.splitlines()
+
+
+def test_documentation_is_installed(installed: Path) -> None:
+    """The help says where; messages name pages of it, and its pages link to files that are there or
+    to the repository.
+    """
+    told = run(installed / "bin/ebpflb", "--help", **elsewhere(installed))
+    docs = installed / "share/doc/ebpflb/docs"
+    assert f"Documentation: {docs}" in told
+    assert {"install.md", "runbook.md"} <= {path.name for path in docs.iterdir()}
+    for page in (*docs.iterdir(), docs.parent / "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert target.startswith("https://") or (page.parent / target).exists(), page
+    code = "from ebpflb.tools import canary_check as c, neighbours as n; print(c._LOST, n._BY_HAND)"
+    said = run(installed / "bin/python", "-c", code, **elsewhere(installed))
+    assert f"{docs}/runbook.md" in said and f"{docs}/firewalls.md" in said
+
+
+def test_no_text_names_a_page_of_a_checkout() -> None:
+    """What a command or an agent says is read where there is no checkout."""
+    for path in (CHECKOUT / "ebpflb").rglob("*.py"):
+        parsed = ast.parse(path.read_text())
+        notes = {id(node.value) for node in ast.walk(parsed) if isinstance(node, ast.Expr)}
+        for node in ast.walk(parsed):
+            if isinstance(node, ast.Constant) and id(node) not in notes:
+                assert "docs/" not in str(node.value).replace("ebpflb/docs", ""), path
+    for context in every_command():
+        assert "docs/" not in (context.command.help or "")
+
+
+def test_manual_page() -> None:
+    """man(1) shows the help of every command."""
+    source = run(sys.executable, CHECKOUT / "deploy/release/man.py", cwd=CHECKOUT)
+    shown = run("man", "--warnings", "-l", "-", input=source, env={**os.environ, "MANWIDTH": "100"})
+    assert "Documentation: /opt/ebpflb/share/doc/ebpflb/docs" in shown
+    for context in every_command():
+        assert f" {context.command_path}\n" in shown
+        assert f"Usage: {context.command_path} " in shown
 
 
 SHELLS = {
