@@ -222,13 +222,14 @@ def test_the_page_is_off_by_default_and_may_write_nothing() -> None:
 
 
 def test_one_version() -> None:
-    """Chart and manifests are of one version, and no tag says "latest"; a release gives the chart
-    the version that git has.
+    """Chart and manifests name the image that `make image` makes in any checkout, and no tag says
+    "latest"; a release gives the chart the version that git has. No page names a version's files.
     """
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    version = chart["version"]
-    assert chart["appVersion"] == version
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert f"image=${{IMAGE:-localhost/ebpflb:{version}}}$" in (DEPLOY / "image/build").read_text()
     assert f"image: localhost/ebpflb:{version}\n" in MANIFESTS.read_text()
+    for page in (*(DEPLOY.parent / "docs").glob("*.md"), DEPLOY.parent / "README.md"):
+        assert not re.search(r"ebpflb[-_:]\d", page.read_text()), page
     for path in DEPLOY.rglob("*.y*ml"):
         assert ":latest" not in path.read_text(), path
 
