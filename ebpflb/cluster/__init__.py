@@ -17,13 +17,11 @@ event_recorder  Kubernetes events about the Node and its Services, sent to the A
 
 A directory of manifests:
 
-manifest_source     follows the directory with inotify
-manifest_directory  the objects of all files together, and the events for a changed file
-manifest_file       one file -> its documents -> objects, or errors
+manifests       files -> objects -> events, followed with inotify
 
 Both:
 
-decoding            JSON or YAML values -> the objects of ``model``
+decoding        JSON or YAML values -> the objects of ``model``
 """
 
 from ebpflb.cluster import kubernetes_parts

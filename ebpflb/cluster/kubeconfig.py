@@ -19,7 +19,7 @@ from kubernetes.config.exec_provider import ExecProvider
 from kubernetes.config.kube_config import KubeConfigLoader
 
 from ebpflb import redaction
-from ebpflb.cluster import kubernetes_parts, manifest_file
+from ebpflb.cluster import kubernetes_parts, manifests
 from ebpflb.errors import ClusterError, in_words
 
 # Files that exist in this process only: they disappear when it is killed.
@@ -77,7 +77,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 def _parse(data: bytes, folder: Path, files: MemoryFiles) -> dict[str, Any]:
     """Raises ClusterError."""
     try:
-        config = next(manifest_file.load_documents(data), None)
+        config = next(manifests.load_documents(data), None)
     except ValueError as error:
         raise ClusterError(_reason(error)) from None
     if not isinstance(config, dict):

@@ -35,7 +35,7 @@ class Timing:
     # Between two lists, this to twice this: an API server answers the lists of all nodes.
     list_interval: float = 4 * 3600.0
     missing_resource_delay: float = 300.0  # an older server may be replaced by one that has it
-    settled_after: float = 2.0  # a file without a change for this time counts as written
+    settled_after: float = 1.0  # a scan reads a file that did not change for this time
     rescan_interval: float = 30.0  # a directory is scanned this often even if inotify is silent
     jitter: Callable[[], float] = random.random
     clock: Callable[[], float] = time.time  # seconds since the epoch

@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from ebpflb import files
-from ebpflb.cluster import decoding, manifest_file
+from ebpflb.cluster import decoding, manifests
 from ebpflb.config import fields, listen_addresses
 from ebpflb.config.fields import KubeProxyConfiguration, Section, join_path, value_at
 from ebpflb.errors import ConfigurationError, InvalidObject, one_line
@@ -64,17 +64,10 @@ def parse(data: bytes) -> Document:
 
     Raises ValueError, with a message for the operator, if it is not a mapping.
     """
-    try:
-        return _parse(data)
-    except RecursionError as error:
-        raise ValueError("neither YAML nor JSON: nested too deeply") from error
-
-
-def _parse(data: bytes) -> Document:
     duplicates: list[str] = []
     try:
         values = _parse_json(data, duplicates)
-    except (ValueError, RecursionError):
+    except ValueError:
         duplicates.clear()
         values = _parse_yaml(data, duplicates)
     if not isinstance(values, dict):
@@ -94,8 +87,7 @@ def _parse_json(data: bytes, duplicates: list[str]) -> Any:
 
 def _parse_yaml(data: bytes, duplicates: list[str]) -> Any:
     try:
-        manifest_file.check_values(data)
-        loader = manifest_file.Loader(data)
+        loader = manifests.Loader(data)
         try:
             node = loader.get_node() if loader.check_node() else None
             if node is None:
@@ -105,7 +97,7 @@ def _parse_yaml(data: bytes, duplicates: list[str]) -> Any:
         finally:
             loader.dispose()
     except Exception as error:  # PyYAML's constructors raise any
-        reason = one_line(manifest_file.describe_yaml_error(error))
+        reason = one_line(manifests.describe_yaml_error(error))
         raise ValueError(f"neither YAML nor JSON: {reason}") from error
 
 

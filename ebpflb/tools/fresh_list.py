@@ -41,7 +41,7 @@ def listed(options: Options) -> ClusterState:
         options.node_name, bind_address=options.bind_address, admission=options.admission
     )
     if options.manifests:
-        from ebpflb.cluster.manifest_directory import ManifestDirectory
+        from ebpflb.cluster.manifests import ManifestDirectory
 
         for event in ManifestDirectory(options.manifests, options.node_name).scan():
             _apply(cluster, event)

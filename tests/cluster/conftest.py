@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebpflb.cluster.api_source import ApiSource
-from ebpflb.cluster.manifest_source import ManifestSource
+from ebpflb.cluster.manifests import ManifestSource
 from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Source
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Quick, Start

@@ -18,6 +18,7 @@ QUICK = Timing(
     watch_timeout=20,
     watch_grace=5,
     rescan_interval=20,
+    settled_after=0.05,
 )
 
 Start = Callable[..., Source]

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ebpflb.cluster import decoding, manifest_file
+from ebpflb.cluster import decoding, manifests
 from ebpflb.errors import InvalidObject
 from ebpflb.lab.manifests import service_cidr
 from ebpflb.model import endpoint_slices
@@ -93,9 +93,9 @@ def test_yaml_and_json_decode_alike(tmp_path: Path, object: Json) -> None:
     """Any Service comes out equal from both, or is refused by both, with the API's defaults."""
     path = tmp_path / "a.yaml"
     path.write_text(yaml.safe_dump(object))
-    content = manifest_file.read(path)
+    content = manifests.read(path)
     try:
-        whole = manifest_file.defaulted(Kind.SERVICE, object)  # as the API server sends it
+        whole = manifests.defaulted(Kind.SERVICE, object)  # as the API server sends it
         expected = decoding.decode(Kind.SERVICE, msgspec.json.encode(whole))
     except InvalidObject:
         ((name, found),) = content.objects.items()

@@ -18,7 +18,7 @@ from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start
 from tests.cluster.objects import service
 from tests.kit.api_server import FakeApiServer
-from tests.kit.hostile_files import HOSTILE, lay
+from tests.kit.hostile_files import NOT_NESTED, lay
 
 
 def threads() -> list[threading.Thread]:
@@ -176,7 +176,7 @@ def test_tls_is_spoken_and_stopped_alike(
 def test_kubernetes_is_not_imported_before_it_is_needed() -> None:
     """The client costs memory, which a node on manifests must not pay."""
     program = (
-        "import sys, ebpflb.cluster.api_source, ebpflb.cluster.manifest_source;"
+        "import sys, ebpflb.cluster.api_source, ebpflb.cluster.manifests;"
         "sys.exit('kubernetes.client.rest' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
@@ -228,7 +228,7 @@ def test_a_broken_kubeconfig_is_told_in_one_line(
     assert "Errno" not in str(failed.value) and "\n" not in str(failed.value)
 
 
-@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("make", NOT_NESTED.values(), ids=NOT_NESTED)
 def test_what_is_no_kubeconfig(
     events: EventLog, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:

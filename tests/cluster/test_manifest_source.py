@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from inotify_simple import Event as InotifyEvent
-from inotify_simple import flags
 
 from ebpflb import files as regular_file
-from ebpflb.cluster import manifest_source
-from ebpflb.cluster.manifest_source import ManifestSource, OpenFiles
+from ebpflb.cluster import manifests
+from ebpflb.cluster.manifests import ManifestDirectory, ManifestSource
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Together
+from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, Together
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Quick, Start
 from tests.cluster.manifest_files import begun, keys, look_at_everything, write
 from tests.cluster.objects import endpoint_slice, service
 from tests.kit.api_server import WAIT_SECONDS
 
 WEB = Key("default", "web")
+SERVICE = Kind.SERVICE
 
 
 def test_a_file_written_in_place_is_told_when_it_is_closed(
@@ -88,7 +87,7 @@ def test_what_changed_while_inotify_lost_events_is_read(
     """A file that was being written then, and one that was written then, are not forgotten."""
     write(folder / "a.yaml", service("web"))
     events = BlockedLog()
-    timing = quick(rescan_interval=1000, settled_after=0.05)
+    timing = quick(rescan_interval=1000)
     begin(ManifestSource(events, directory=folder, node_name=NODE, timing=timing))
     begun(events)
     with (folder / "b.yaml").open("w") as file:
@@ -107,24 +106,26 @@ def test_what_changed_while_inotify_lost_events_is_read(
     assert "inotify lost events" in caplog.text
 
 
-def test_a_file_that_is_still_written_when_events_are_lost_is_left_for_later(
-    folder: Path, quick: Quick
-) -> None:
-    """A file that is still being written is read once it is closed, or unchanged for a while."""
-    now = [1000.0]
-    files = OpenFiles(folder, quick(settled_after=2.0), lambda: now[0])
-    (folder / "a.yaml").touch()
-    os.utime(folder / "a.yaml", (1000, 1000))
-    assert not files.is_finished(InotifyEvent(1, flags.MODIFY, 0, "a.yaml"))
-    files.events_lost()
-    now[0] = 1001.9
-    assert files.names() == {"a.yaml"} and files.unsure
-    now[0] = 1002.1
-    assert files.names() == set() and not files.unsure
-    assert not files.is_finished(InotifyEvent(1, flags.MODIFY, 0, "a.yaml"))
-    assert files.names() == {"a.yaml"}
-    assert files.is_finished(InotifyEvent(1, flags.CLOSE_WRITE, 0, "a.yaml"))
-    assert files.names() == set()
+def test_a_scan_leaves_a_file_that_has_just_changed_for_the_next_one(folder: Path) -> None:
+    """A file may be open unseen: a link's target, or any file after inotify has lost events."""
+    (folder / "a.yaml").write_text(yaml.safe_dump_all([service("first"), service("second")]))
+    directory = ManifestDirectory(folder, NODE, settled_after=1000)
+    (services,) = (it for it in directory.scan() if isinstance(it, Replaced) and it.kind is SERVICE)
+    assert len(services.objects) == 2
+    (folder / "a.yaml").write_text(yaml.safe_dump(service("first")))
+    assert directory.scan() == [] and directory.skipped
+    os.utime(folder / "a.yaml", (0, 0))
+    assert directory.scan() == [Removed(SERVICE, Key("default", "second"))]
+    assert not directory.skipped
+
+
+def test_a_hard_link_is_read(folder: Path, events: EventLog, follow: Start) -> None:
+    """Nobody closes it after it was created."""
+    write(folder.parent / "elsewhere", service("web"))
+    follow()
+    begun(events)
+    (folder / "a.yaml").hardlink_to(folder.parent / "elsewhere")
+    assert events.next(Kind.SERVICE).key == WEB
 
 
 def test_a_file_being_rewritten_is_not_read_by_a_look_that_was_due(
@@ -268,7 +269,7 @@ def test_without_inotify_the_directory_is_looked_at_by_the_second(
     def refuse() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(manifest_source, "INotify", refuse)
+    monkeypatch.setattr(manifests, "INotify", refuse)
     write(folder / "a.yaml", service("web"))
     follow()
     assert keys(events.next(Kind.SERVICE)) == {"default/web"}
