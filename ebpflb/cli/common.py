@@ -76,14 +76,10 @@ def _state(context: click.Context) -> Path:
 
 
 def service_names(context: click.Context, _option: object, incomplete: str) -> list[str]:
-    """Complete NAMESPACE/NAME by what the agent or else the maps know; nothing if neither does."""
-    from ebpflb.tools import pins, service_pages
-
-    paths = pins.paths(_state(context), None)
-    with suppress(EbpflbError, OSError), pins.maps_if_any(paths.state) as maps:
-        wanted = service_pages.Wanted((f"{incomplete}*",), _MOST_NAMES)
-        return [row.service for row in service_pages.listed(paths, maps, wanted).services]
-    return []
+    """Complete the NAMESPACE/NAME of a Service in the maps."""
+    return _names_in(
+        context, incomplete, lambda maps: (str(it.owner) for _, it in maps["service_names"].items())
+    )
 
 
 def namespace_names(context: click.Context, _option: object, incomplete: str) -> list[str]:

@@ -108,7 +108,7 @@ def _print_notes(more: int, notes: list[str]) -> None:
 def _frontends(page: ServicePage, wide: bool) -> Iterator[Row]:
     sticky = wide or any(port.affinity_seconds for port in page.ports)
     scheduled = wide or any(port.scheduler != RANDOM for port in page.ports)
-    resets = wide or any(port.on_removal not in ("", KEEP) for port in page.ports)
+    resets = wide or any(port.on_removal != KEEP for port in page.ports)
     for port in page.ports:
         for row in port.frontends:
             cells: dict[str, object] = {
@@ -123,7 +123,7 @@ def _frontends(page: ServicePage, wide: bool) -> Iterator[Row]:
             if scheduled:
                 cells["scheduler"] = port.scheduler
             if resets:
-                cells["on_removal"] = port.on_removal or "unknown"
+                cells["on_removal"] = port.on_removal
             cells["endpoints"] = row.endpoints
             yield {**cells, **(port.counters if wide else {}), "problem": row.problem}
 
@@ -189,7 +189,7 @@ def services() -> None:
     """Show Services as this node serves them.
 
     The running agent answers over a socket in its run directory, for root alone. Without an agent
-    the pinned maps are shown: what is used, but not why the rest is not.
+    `ebpflb maps dump` shows what the maps hold.
 
     \b
     $ ebpflb services list

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Service as the operator sees it: frontends, endpoints with their share, and unused endpoints.
 
-The endpoints in use are those in the maps (``ServiceEntries``); ``programmed_port`` makes a page
-from the maps alone. ``make_service_page`` adds, from the agent's state, why endpoints are not used.
+The endpoints in use are those in the maps (``ServiceEntries``); the agent's state says why others
+are not used.
 """
 
 from collections import Counter
@@ -88,7 +88,7 @@ class PortPage(msgspec.Struct):
     frontends: list[FrontendRow]
     endpoints: list[EndpointRow]
     scheduler: str = RANDOM
-    on_removal: str = ""  # as in the annotation; "": unknown, because the maps do not hold it
+    on_removal: str = ""  # as in the annotation
     problem: str = ""  # why the maps differ from the Service
     counters: dict[str, int] = {}
 
@@ -107,7 +107,7 @@ class LeftOutRow(msgspec.Struct):
 class ServicePage(msgspec.Struct):
     """A Service; ``notes`` are sentences about unknown facts, or problems of the whole Service.
 
-    ``type`` is the Service's spec.type, or "" where no agent answers: the maps do not have it.
+    ``type`` is the Service's spec.type, or "" for an invalid Service.
     """
 
     service: str
@@ -129,7 +129,7 @@ class ServicePage(msgspec.Struct):
 
 
 class ServiceRow(msgspec.Struct):
-    """A Service in a list; ``ids`` are the ids of its service ports in the maps."""
+    """A Service in a list; ``backends`` are the ids of the backends in its slots."""
 
     service: str
     ports: list[str]  # NUMBER/PROTOCOL, or NUMBER:NODEPORT/PROTOCOL
@@ -137,7 +137,7 @@ class ServiceRow(msgspec.Struct):
     policies: list[str]  # of its frontends, without duplicates
     used: int  # pods that are an endpoint of any port, in any family
     unused: int  # other pods
-    ids: list[int]
+    backends: list[int]
     problems: list[str] = []
     open: int | None = None
     opened: int | None = None
@@ -167,7 +167,7 @@ def summary(page: ServicePage) -> ServiceRow:
         sorted({row.policy for row in frontends}),
         len(used),
         len(unused),
-        [port.id for port in page.ports if port.id],
+        [row.id for row in endpoints if row.id],
         page.problems,
     )
 
@@ -182,22 +182,6 @@ def _numbers(port: PortPage) -> str:
     rows = [row for row in port.frontends if row.kind != ADDRESS]
     numbers = {row.kind == NODE_PORT: row.frontend.rpartition(":")[2] for row in rows}
     return f"{':'.join(numbers[it] for it in sorted(numbers))}/{port.protocol}"
-
-
-def programmed_port(name: PortName, entries: ServiceEntries) -> PortPage:
-    """Return the page of a service port, from the maps alone."""
-    affinity = next((each.affinity_seconds for each in entries.services.values()), 0)
-    wanted = {frontend: service.flags for frontend, service in entries.services.items()}
-    return PortPage(
-        service_name(name, entries.id),
-        str(Family(name.family)),
-        Protocol(name.protocol).name,
-        entries.id,
-        affinity,
-        [frontend_row(frontend, flags, entries) for frontend, flags in wanted.items()],
-        _slot_rows(entries),
-        scheduler_of(next(iter(wanted.values()), frozenset())),
-    )
 
 
 def frontend_row(
@@ -299,22 +283,34 @@ def make_service_page(facts: ServiceFacts) -> ServicePage:
 
 
 def _port_page(facts: PortFacts, service: ServiceFacts) -> PortPage:
-    page = programmed_port(facts.port.name, facts.entries)
-    page.affinity_seconds = facts.port.affinity_seconds
-    page.on_removal = str(facts.port.on_removal)
-    page.problem = _no_space(facts)
-    if facts.desired:
-        page.frontends = [
-            frontend_row(f, flags, facts.entries, _missing_frontend(f, facts))
-            for f, flags in facts.desired.frontends.items()
-            if f.port or facts.owners[f] == facts.port.name
-        ]
-        page.frontends += [
-            frontend_row(f, flags, facts.entries, WITHHELD)
-            for f, flags in facts.desired.withheld.items()
-        ]
-    page.endpoints = [*_endpoint_rows(facts, service, page.endpoints)]
-    return page
+    port, entries = facts.port, facts.entries
+    programmed = {frontend: it.flags for frontend, it in entries.services.items()}
+    return PortPage(
+        service_name(port.name, entries.id),
+        str(Family(port.name.family)),
+        Protocol(port.name.protocol).name,
+        entries.id,
+        port.affinity_seconds,
+        [*_frontend_rows(facts, programmed)],
+        [*_endpoint_rows(facts, service, _slot_rows(entries))],
+        scheduler_of(next(iter(programmed.values()), frozenset())),
+        str(port.on_removal),
+        _no_space(facts),
+    )
+
+
+def _frontend_rows(facts: PortFacts, programmed: Mapping[Frontend, Flags]) -> Iterator[FrontendRow]:
+    """Yield what the port wants; before it is planned, what the maps have."""
+    if facts.desired is None:
+        for frontend, flags in programmed.items():
+            yield frontend_row(frontend, flags, facts.entries)
+        return
+    for frontend, flags in facts.desired.frontends.items():
+        if frontend.port or facts.owners[frontend] == facts.port.name:
+            missing = _missing_frontend(frontend, facts)
+            yield frontend_row(frontend, flags, facts.entries, missing)
+    for frontend, flags in facts.desired.withheld.items():
+        yield frontend_row(frontend, flags, facts.entries, WITHHELD)
 
 
 def _endpoint_rows(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.model import objects
+from ebpflb.model.addresses import host_port
 from ebpflb.model.annotations import FAILOVER_ANNOTATION
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Topology
@@ -16,6 +17,7 @@ from ebpflb.model.services import OF_KUBE_PROXY, Admission, WholeAddresses
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired import desired_service
 from ebpflb.plan.planner import Planner
+from ebpflb.plan.service_entries import NO_ENTRIES
 from ebpflb.plan.service_page import (
     DRAINING,
     UNUSED,
@@ -26,7 +28,6 @@ from ebpflb.plan.service_page import (
     ServicePage,
     make_service_page,
     port_facts,
-    programmed_port,
     summary,
 )
 from tests.model import builders
@@ -250,8 +251,8 @@ def test_used_and_unused_partition_the_endpoints(
     rows = [row.endpoint for row in page.endpoints]
     assert len(rows) == len(set(rows)) >= len({each["addresses"][0] for each in after})
     (port,) = made.cluster.services[Key("shop", "web")]
-    held = programmed_port(port.name, made.planner.actual[port.name]).endpoints if page.id else []
-    used = {row.endpoint for row in held if row.state == USED}
+    held = made.planner.actual[port.name] if page.id else NO_ENTRIES
+    used = {host_port(b.address, b.port) for b in held.backends if b.flags & held.used_lists}
     assert {row.endpoint for row in page.endpoints if row.state == USED} == used
     for row in page.endpoints:
         assert row.state == USED or row.reason

@@ -33,10 +33,8 @@ from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.tools import node_audit as comparisons
-from ebpflb.tools import service_pages
 from ebpflb.tools.dump import ROWS, dump_maps
 from ebpflb.tools.flow_list import FlowFilter, list_flows
-from ebpflb.tools.service_pages import Wanted
 from tests.kernel.node import nodes
 
 LIKELY = (0, 1, 2, 4, 6, 10, 17, 132, 255)
@@ -92,7 +90,7 @@ def damage(opened: Map, chance: random.Random) -> None:
 def test_every_reader_survives_any_content_of_the_maps(
     state: StateDir, cache: Path, seed: int
 ) -> None:
-    """maps dump, flows, services, audit, status, and the sweep, which goes on and clears."""
+    """maps dump, flows, audit, status, and the sweep, which goes on and clears."""
     chance, maps = random.Random(seed), state.open_maps()
     for _ in range(60):
         for opened in maps.values():
@@ -101,7 +99,6 @@ def test_every_reader_survives_any_content_of_the_maps(
         dump_maps(maps, (name,))
     list_flows(maps, FlowFilter())
     list(comparisons.inconsistent(maps, comparisons.contents(maps)))
-    service_pages.programmed_list(maps, Wanted(("*",), 100))
     program = FrameProgram(precompile.FLOW_END, maps, cache)
     for name in FLOW_MAPS:
         table = SweptTable(maps, name, Timeouts(), program.run)
