@@ -35,7 +35,6 @@ tenant         what 1.5 MB of each list that a tenant may write cost
 growth         more services, endpoints, flows: `make bench-growth`
 flow_growth    its last part: packets amid other flows
 flow_program   a packet's cost by test runs; established: also beside another commit's
-history        what the history costs a change
 
 schedulers     what each scheduler means for clients: `make bench-schedulers`
 queue_program  its client and servers

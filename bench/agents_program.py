@@ -26,7 +26,6 @@ from ebpflb.agent import loop
 from ebpflb.agent.loop import Inbox
 from ebpflb.cluster import api  # noqa: F401  # otherwise each agent imports it
 from ebpflb.cluster.api_source import ApiSource
-from ebpflb.history import segments
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.options import Paths
 from ebpflb.serve.metrics import Metrics
@@ -46,7 +45,7 @@ SPECS = {
 SPECS["no_frontends"] = MAPS["no_frontends"]  # programs compute its bits
 STATE = Path("/sys/fs/bpf/simulation")  # as tests.simulation.bpffs names it
 REPLACE = files.replace
-USUAL = {"SYNC_PERIOD": 3600.0, "HISTORY": segments.LIMIT}  # not the simulation's: no audit
+USUAL = {"SYNC_PERIOD": 3600.0}  # not the simulation's: no audit
 
 
 class Node:

@@ -68,10 +68,6 @@ PARTS = {
             "--rounds 20 --calls 500", "--rounds 5 --calls 200", (Panel("connect4", "ns"),),
         ),
         Part(
-            "history", "bench.history", "What the history costs a change",
-            "--changes 2000", "--changes 300", (Panel("a change", "us"),),
-        ),
-        Part(
             "established", "bench.established", "A packet in the programs at a device",
             "--rounds 3", "--rounds 1", (Panel("programs", "ns"),),
         ),

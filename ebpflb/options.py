@@ -230,6 +230,10 @@ class Paths:
         return self.run / f"{self.name}.json"
 
     @property
+    def history_file(self) -> Path:
+        return self.run / f"{self.name}.history"
+
+    @property
     def lock_file(self) -> Path:
         return self.run / f"{self.name}.lock"
 

@@ -15,8 +15,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ebpflb.history import past
-from ebpflb.history.recorder import RECORDED
+from ebpflb.history import records
 from ebpflb.kernel import monitoring
 from ebpflb.plan.service_page import ServicePage
 from ebpflb.tools.events import EventFilter, Senders
@@ -59,8 +58,6 @@ class PageSource(Protocol):
 
     def events(self, wanted: EventFilter, verdicts: tuple[str, ...]) -> WatchedEvents: ...
 
-    def maps_at(self, at: float, names: tuple[str, ...]) -> dict[str, Any]: ...
-
 
 class Meter(Protocol):
     """What measures rates; ``RateMeter`` is one."""
@@ -95,7 +92,6 @@ class Api:
             "choices": self._choices,
             "explain": self._explain,
             "history": self._history,
-            "maps": self._maps,
             "events": self._events,
         }
         return [Route(f"/{name}", _answered(each)) for name, each in found.items()]
@@ -134,10 +130,10 @@ class Api:
         return await self._readers.run(read)
 
     async def _choices(self, request: Request) -> Any:
-        """What fields of the page offer: pods, verdicts, maps; and the node's own addresses."""
+        """What fields of the page offer: pods, verdicts; and the node's own addresses."""
         found = await self._readers.run(self._source.senders)
-        words = {"verdicts": sorted(monitoring.DECISIONS), "maps": RECORDED}
-        return {"pods": found.pods, "node": found.node, **words}
+        verdicts = sorted(monitoring.DECISIONS)
+        return {"pods": found.pods, "node": found.node, "verdicts": verdicts}
 
     async def _service(self, request: Request) -> Any:
         """The Service as the command has it, but of its endpoints one page; rates, and a graph."""
@@ -174,19 +170,6 @@ class Api:
     async def _events(self, request: Request) -> Any:
         wanted, words = event_filter(request), verdicts(request)
         return self._live.response(lambda: self._source.events(wanted, words))
-
-    async def _maps(self, request: Request) -> Any:
-        """What one map held at a time, as the command has it, but the first SHOWN_ROWS rows.
-
-        Times of changes are written in whole milliseconds: all of that millisecond counts.
-        """
-        at, name = moment(text(request, "at")) + 0.000_999, text(request, "map")
-        if name not in RECORDED:
-            raise BadInput(f'"{name}" is not a recorded map: {", ".join(RECORDED)}')
-        found = await self._readers.run(lambda: self._source.maps_at(at, (name,)))
-        rows = found["maps"][name]
-        more = max(0, len(rows) - SHOWN_ROWS)
-        return {**found, "maps": {name: rows[:SHOWN_ROWS]}, "more": more}
 
 
 def _answered(method: Callable[[Request], Awaitable[Any]]) -> Respond:
@@ -239,7 +222,7 @@ def latest_rows(found: dict[str, Any]) -> dict[str, Any]:
     for change in reversed(changes):
         if left <= 0:
             break
-        more = max(0, len(change.services) - left)
+        more = change.more_services + max(0, len(change.services) - left)
         fields = {**msgspec.structs.asdict(change), "services": change.services[:left]}
         kept.insert(0, {**fields, "more_services": more})
         left -= max(1, len(change.services))
@@ -306,7 +289,7 @@ def question(request: Request) -> Asked:
 def moment(words: str) -> float:
     """Seconds since the epoch. Raises BadInput."""
     try:
-        return past.parse_time(words, time.time())
+        return records.parse_time(words, time.time())
     except ValueError as error:
         raise BadInput(str(error)) from None
 

@@ -7,14 +7,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebpflb.history import changes
-from ebpflb.history.past import Past
+from ebpflb.history import records
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.monitoring import DECISIONS, USUAL, decision_mask
 from ebpflb.options import Paths
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.service_page import ServicePage
-from ebpflb.tools import dump, node_status, pins, service_pages
+from ebpflb.tools import node_status, pins, service_pages
 from ebpflb.tools.events import EventFilter, EventNames, EventStream, Senders, Teller, find_senders
 from ebpflb.tools.explain import answer
 from ebpflb.tools.explain.asking import NamedService
@@ -75,7 +74,7 @@ class Readings:
     ) -> dict[str, Any]:
         """As `ebpflb history`."""
         wanted = min(limit, LISTED_CHANGES)
-        return changes.latest_changes(self._paths(), service, since, wanted)._asdict()
+        return records.latest_changes(self._paths(), service, since, wanted)._asdict()
 
     def events(self, wanted: EventFilter, verdicts: tuple[str, ...]) -> WatchedEvents:
         """As `ebpflb monitor`; returns when the agent has its programs in force."""
@@ -90,11 +89,6 @@ class Readings:
             opened = stack.pop_all()
         numbers = {DECISIONS[word] for word in chosen}
         return WatchedEvents(_parts(opened, stream, teller, numbers), stream.end)
-
-    def maps_at(self, at: float, names: tuple[str, ...]) -> dict[str, Any]:
-        """As `ebpflb maps dump --at`."""
-        past = Past(self._paths())
-        return {**dump.past_maps(past, at, names)._asdict(), "notes": past.notes}
 
     def _paths(self) -> Paths:
         """The directories of the agent that runs now, or ran last."""

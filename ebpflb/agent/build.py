@@ -135,8 +135,8 @@ class _Builder:
         self._start(self._source)  # its lists arrive while the agent is made
         self._host = stack.enter_context(HostChanges(options))
         missing = self._open_datapath()
-        self._history = History(options.paths, self._maps)
-        self._start(self._history)
+        self._history = History(options.paths)
+        self._history.start()
         self._servers = self._make_servers(flags)
         self._engine = self._make_engine(missing)
         self._flowtable = engine_choice.flowtable_of(options, missing)

@@ -12,7 +12,7 @@ from itertools import islice
 
 from ebpflb.agent.endpoint_watch import EndpointWatch
 from ebpflb.cluster.event_recorder import object_limit
-from ebpflb.history.segments import WriteCause
+from ebpflb.history.records import WriteCause
 from ebpflb.model.addresses import host_port
 from ebpflb.model.annotations import HEALTH_OFF
 from ebpflb.model.cluster_state import ClusterState

@@ -45,7 +45,6 @@ from ebpflb.history.recorder import (
     API_SERVERS,
     CANARY,
     DEVICES,
-    NEIGHBOURS,
     NODE_LOCAL,
     UNTRACKED,
     History,
@@ -400,7 +399,9 @@ class Agent:
         self.publisher.publish(make_status(self), in_force=is_in_force)
 
     def _commit_history(self) -> None:
-        self.history.commit(keep=self._has_changes(), error=self.sync_error)
+        if not self.sync_error:
+            changed, now = self.service_sync.take_changed(), self.service_sync.planner.actual
+            self.history.commit(changed, now, keep=self._has_changes())
 
     def _wait(self) -> list[Message]:
         """Return all messages in the inbox; wait for the first one until something else is due."""
@@ -556,7 +557,6 @@ class Agent:
                 self.history.because(DEVICES)
             case Neighbourhood():
                 self.node_sync.neighbourhood = message
-                self.history.because(NEIGHBOURS)
             case EachPacketRules():
                 self.node_sync.take_each_packet(message)
 
@@ -599,7 +599,6 @@ class Agent:
 
     def _set_error(self, error: KernelError) -> None:
         """Note a failed write; the next sync is a full one, and may follow in the same turn."""
-        self.history.write_failed()
         if str(error) != self.sync_error:
             log.error("%s; trying again every %g s", error, WRITE_RETRY_SECONDS)
         self.in_sync, self.sync_error = False, str(error)

@@ -243,6 +243,7 @@ class ServiceSync:
         self._canary: frozenset[PortName] = frozenset()
         self.write_log = WriteLog(clock)
         self.slow_starts = SlowStarts()
+        self._changed: dict[PortName, ServiceEntries] = {}  # the next result of ``take_changed``
         self._watched: dict[PortName, Change] = {}  # the next result of ``take_watched``
         self.port_names: dict[Key, tuple[PortName, ...]] = {}  # Service -> its ports in the plan
         self.backlog = Backlog(self._steps)
@@ -252,6 +253,7 @@ class ServiceSync:
         """Read the maps; every service must be planned again."""
         contents = self.datapath.read_contents()
         self.planner = Planner(self.datapath.capacity, contents, self._shares)
+        self.planner.changed = self._changed
         self.planner.waiting.changed |= self._lacking
         # In force until the cluster's own ranges are received: meanwhile unused addresses in them
         # are dropped, as before.
@@ -312,6 +314,15 @@ class ServiceSync:
     def retry_due(self) -> float:
         """When ``write`` should try again what did not fit, by the clock."""
         return self.planner.retry_due
+
+    def take_changed(self) -> dict[PortName, ServiceEntries]:
+        """Return the service ports that were written since the last call, as they were before.
+
+        To be called after a successful ``write``: those of a failed one are among the next result.
+        """
+        changed = dict(self._changed)
+        self._changed.clear()
+        return changed
 
     def take_watched(self) -> dict[PortName, Change]:
         """Return the changes of service ports whose connections are reset, since the last call.

@@ -127,7 +127,7 @@ service = click.option(
 
 def moment(_context: object, _option: object, text: str | None) -> float | None:
     """Return a time as seconds since the epoch: a callback of click."""
-    from ebpflb.history.past import parse_time
+    from ebpflb.history.records import parse_time
 
     try:
         return None if text is None else parse_time(text, time.time())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb history``: what the agent has written into the maps, when, and because of what."""
+"""``ebpflb history``: how Services have changed in the maps, when, and because of what."""
 
 from datetime import datetime
 from pathlib import Path
@@ -8,7 +8,13 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, limit_option, list_option, print_list, show, watch_option
-from ebpflb.history.changes import Change, LatestChanges, ServiceChange, latest_changes
+from ebpflb.history.records import (
+    Change,
+    LatestChanges,
+    ServiceChange,
+    WriteCause,
+    latest_changes,
+)
 from ebpflb.plan.entries import service_of
 from ebpflb.serve.verdict import span
 from ebpflb.tools import pins
@@ -40,10 +46,10 @@ def history(
     run_dir: Path | None,
     output: Output,
 ) -> None:
-    """Show what has changed in the maps, and which object or event was the cause.
+    """Show how Services have changed in the maps, and which object or event was the cause.
 
     Reads the files that the agent keeps in its run directory; no agent has to run. They are
-    bounded: a note says when they begin. `maps dump --at TIME` shows what the maps held.
+    bounded: a note says when they begin.
 
     \b
     $ ebpflb history --since 10m
@@ -74,7 +80,7 @@ def _show(found: LatestChanges, output: Output, most: int, namespace: str) -> No
 
 
 def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:
-    """A row for each service, or one for the maps if none has changed."""
+    """A row for each service, or one for a record without any."""
     age = span(datetime.now().astimezone() - datetime.fromisoformat(change.time))
     words = [(it.service, _service(it, wide=wide)) for it in change.services]
     return [
@@ -85,22 +91,22 @@ def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:
             "change": text,
             "cause": _causes(change, name, wide=wide),
         }
-        for name, text in words or [("", _maps(change))]
+        for name, text in words or [("", "")]
     ]
 
 
 def _causes(change: Change, service: str, *, wide: bool) -> str:
     """Those of the service come first: slices have names that begin with its name."""
     name = service_of(service)
-    ordered = sorted(change.causes, key=lambda it: not it["name"].startswith(name))
+    ordered = sorted(change.causes, key=lambda it: not it.name.startswith(name))
     named = ordered if wide else ordered[:1]
     more = change.more_causes + len(ordered) - len(named)
     return "; ".join(map(_cause, named)) + (f" (+{more})" if more else "")
 
 
-def _cause(cause: dict[str, str]) -> str:
-    version = f"@{cause['version']}" if cause["version"] else ""
-    return " ".join(filter(None, (cause["kind"], f"{cause['name']}{version}", cause["event"])))
+def _cause(cause: WriteCause) -> str:
+    version = f"@{cause.version}" if cause.version else ""
+    return " ".join(filter(None, (cause.kind, f"{cause.name}{version}", cause.event)))
 
 
 def _service(change: ServiceChange, *, wide: bool) -> str:
@@ -120,15 +126,3 @@ def _some(sign: str, names: list[str], *, wide: bool) -> list[str]:
     shown = names if wide else names[:FEW]
     more = len(names) - len(shown)
     return [f"{sign}{name}" for name in shown] + ([f"{sign}{more} more"] if more else [])
-
-
-def _maps(change: Change) -> str:
-    counts = [
-        f"{name} {_count(count)}" for name, count in change.maps.items() if name != "settings"
-    ]
-    return ", ".join(counts) or "settings"
-
-
-def _count(count: dict[str, int]) -> str:
-    signs = {"written": "~", "deleted": "-"}
-    return " ".join(f"{signs[what]}{number}" for what, number in count.items())

@@ -18,11 +18,10 @@ from ebpflb.cli.output import (
     show,
     watch_option,
 )
-from ebpflb.history.past import Past
 from ebpflb.kernel.maps.records import BackendCounters, ServiceCounters
 from ebpflb.plan.entries import service_of
 from ebpflb.tools import pins
-from ebpflb.tools.dump import ROWS, Dump, dump_maps, past_maps
+from ebpflb.tools.dump import ROWS, Dump, dump_maps
 from ebpflb.tools.snapshot import require_service
 
 CHANGED = "warning: the agent changed the maps during the dump; rows may not fit together"
@@ -43,25 +42,15 @@ def maps() -> None:
 @click.argument("names", metavar="[MAP]...", nargs=-1, type=click.Choice(list(ROWS)))
 @click.option("--all", "every", is_flag=True, help="The entries of all maps.")
 @common.service
-@click.option(
-    "--at",
-    metavar="TIME",
-    callback=common.moment,
-    help="Show the maps as they were at a time, such as 14:03, 2026-11-22T14:03:10 or 10m (ago); "
-    "only maps that the agent writes, and no counters.",
-)
 @watch_option
 @common.state_dir
-@common.run_dir
 @list_option
 def dump(
     names: tuple[str, ...],
     every: bool,
     service: tuple[str, str] | None,
-    at: float | None,
     watch: float | None,
     state_dir: Path,
-    run_dir: Path | None,
     output: Output,
 ) -> None:
     """Print the entries of maps, with names instead of ids and with counters.
@@ -81,19 +70,11 @@ def dump(
     common.require_capabilities()
 
     def read() -> Dump:
-        dumped = _read()
+        with pins.pinned_maps(state_dir) as pinned:
+            if service:
+                require_service(pinned, "/".join(service))
+            dumped = dump_maps(pinned, names)
         return _of_service(dumped, "/".join(service)) if service else dumped
-
-    def _read() -> Dump:
-        if at is None:
-            with pins.pinned_maps(state_dir) as pinned:
-                if service:
-                    require_service(pinned, "/".join(service))
-                return dump_maps(pinned, names)
-        past = Past(pins.paths(state_dir, run_dir))
-        for note in past.notes:
-            click.echo(f"history: {note}", err=True)
-        return past_maps(past, at, names)
 
     print_ = _print if names or every or service else _print_counts
     show(read, lambda dumped: print_(dumped, output), watch)

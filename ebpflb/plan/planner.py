@@ -240,6 +240,7 @@ class Planner:
         self.slots, self.waiting = self.space.slots, self.space.waiting
         self.former_ids = self.space.former_ids = FormerIds(contents.former_translations)
         self.backend_changes: list[BackendChange] = []
+        self.changed: dict[PortName, ServiceEntries] = {}  # as they were before, for the history
         self._made: dict[PortName, MadeTables] = {}  # tables made ahead for the next plan
         self._admitted: dict[str, Size] = {}  # namespace -> what it wants, with the next plan
         self._ahead = Plan()
@@ -520,6 +521,7 @@ class Planner:
         old = self.actual.pop(name, None)
         if old is None:
             return
+        self.changed.setdefault(name, old)
         self._count(name, old, NO_ENTRIES)
         self.frontends.remove(name, old.services)
         self.source_ranges.remove(old.id)
@@ -531,6 +533,8 @@ class Planner:
     def _change(self, name: PortName, new: ServiceEntries) -> None:
         old = self.actual.get(name, NO_ENTRIES)
         self._write(name, old, new)
+        if new.block != old.block or new.services != old.services:
+            self.changed.setdefault(name, old)
         if new.block != old.block:
             self._free_block(old, used_ids=frozenset(new.ids))
         if new.block != old.block or new.services.keys() != old.services.keys():

@@ -7,11 +7,8 @@ write), so the dump can tell whether its rows may be of two states.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ebpflb.errors import NodeError
-from ebpflb.history.past import Past
-from ebpflb.history.recorder import RECORDED
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import (
@@ -304,15 +301,3 @@ ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "service_names": _service_names,
     "backend_names": _backend_names,
 }
-
-
-def past_maps(past: Past, at: float, names: tuple[str, ...]) -> Dump:
-    """Raises NodeError for a map that is not recorded, or a time before the history begins."""
-    unrecorded = [name for name in names if name not in RECORDED]
-    if unrecorded:
-        raise NodeError(
-            f"{', '.join(unrecorded)}: not in the history, because the agent does not write it"
-        )
-    state = past.at(at)
-    maps: Any = {name: state.map(name) for name in RECORDED}
-    return dump_maps(maps, names or tuple(name for name in ROWS if name in RECORDED))

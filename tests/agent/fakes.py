@@ -22,7 +22,7 @@ from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster import decoding
 from ebpflb.errors import EbpflbError, NodeError
-from ebpflb.history.segments import WriteCause
+from ebpflb.history.records import WriteCause
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.node import sysctls
 from ebpflb.lab import manifests
@@ -258,10 +258,7 @@ class FakeHistory:
     def reset(self, name: object, endpoint: str, count: str) -> None:
         pass
 
-    def write_failed(self) -> None:
-        pass
-
-    def commit(self, *, keep: bool = False, error: str | None = None) -> None:
+    def commit(self, before: object, now: object, *, keep: bool = False) -> None:
         pass
 
 

@@ -25,7 +25,6 @@ COMMANDS = {
     "status": ("status",),
     "history": ("history",),
     "maps dump": ("maps", "dump", "--all"),
-    "maps dump --at": ("maps", "dump", "--all", "--at", "1m"),
     "flows list": ("flows", "list"),
     "check": ("check",),
     "cleanup": ("cleanup",),
@@ -37,7 +36,7 @@ PLACES: tuple[Callable[[Paths], Path], ...] = (
     lambda paths: paths.ports_file,
     lambda paths: paths.socket_file,
     lambda paths: paths.monitor_socket,
-    lambda paths: paths.run / f"{paths.name}.00000001.history",
+    lambda paths: paths.history_file,
 )
 
 

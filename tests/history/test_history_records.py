@@ -1,102 +1,215 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of a history file: what a crash or damage leaves is read up to there."""
+"""What a record says, and what becomes of files that are full, damaged, in the way or gone."""
 
-import json
-from contextlib import suppress
+import errno
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
 
 from ebpflb.errors import NodeError
-from ebpflb.history import segments
-from ebpflb.history.segments import (
-    Begun,
-    Entries,
-    Record,
-    Sync,
-    Whole,
-    Write,
-    WriteCause,
-    as_line,
-)
+from ebpflb.history import recorder, records
+from ebpflb.history.recorder import History
+from ebpflb.history.records import Change, LatestChanges, WriteCause, latest_changes
+from ebpflb.model.services import PortName
+from ebpflb.options import Paths
+from ebpflb.plan.allocators import Capacity
+from ebpflb.plan.desired import DesiredService
+from ebpflb.plan.planner import Planner
+from tests.kit.hostile_files import HOSTILE, lay
+from tests.plan.builders import by_name, desired
 
-CAUSES = some.builds(WriteCause, *([some.text(max_size=9)] * 4))
-WRITES = some.builds(
-    Write, some.text(max_size=9), some.binary(max_size=9), some.none() | some.binary(max_size=9)
-)
-TIMES = some.floats(0, 2e9)
-RECORDS: some.SearchStrategy[list[Record]] = some.lists(
-    some.one_of(
-        some.builds(Begun, TIMES, some.text(), some.text(), some.booleans()),
-        some.builds(Entries, some.text(), some.binary(), some.binary()),
-        some.builds(Whole, TIMES),
-        some.builds(Sync, TIMES, some.lists(CAUSES), some.integers(0, 9), some.lists(WRITES)),
-    ),
-    max_size=5,
-)
-BEGUN = Begun(0.0, "layout", "version", True)
+IN_THE_WAY: dict[str, Callable[[Path], object]] = {
+    **HOSTILE,
+    "a link to a file": lambda path: path.symlink_to("/etc/passwd"),
+}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("history")
+class Node:
+    """A planner, whose plans count as written, and its history in a directory."""
+
+    def __init__(self, folder: Path, limit: int = records.LIMIT) -> None:
+        self.paths = Paths(Path("/state"), folder)
+        self.planner = Planner(Capacity(4096, 4096, 4096, 4096, 4096))
+        self.now = 1000.0
+        self.history = History(self.paths, limit=limit, clock=self.clock)
+
+    def clock(self) -> float:
+        self.now += 1
+        return self.now
+
+    def wants(self, *services: DesiredService, keep: bool = False) -> None:
+        self.history.because(WriteCause("modified", "Service", "default/web"))
+        self.plan(*services)
+        self.commit(keep=keep)
+
+    def plan(self, *services: DesiredService) -> None:
+        known: dict[PortName, DesiredService | None] = dict.fromkeys(self.planner.actual)
+        self.planner.plan_changes(known | by_name(*services), self.clock())
+
+    def commit(self, *, keep: bool = False) -> None:
+        changed, self.planner.changed = self.planner.changed, {}
+        self.history.commit(changed, self.planner.actual, keep=keep)
+
+    def told(self, service: tuple[str, str] | None = None, limit: int = 0) -> LatestChanges:
+        return latest_changes(self.paths, service, None, limit)
 
 
-def written(folder: Path, data: bytes) -> Path:
-    path = folder / "state.00000001.history"
-    path.write_bytes(data)
-    return path
+def endpoints(change: Change) -> list[tuple[str, int, int, list[str], list[str]]]:
+    return [
+        (
+            it.service,
+            *(it.endpoints_before, it.endpoints_after),
+            *(it.endpoints_added, it.endpoints_removed),
+        )
+        for it in change.services
+    ]
 
 
-def lines(records: list[Record]) -> list[bytes]:
-    return [as_line(record) for record in (BEGUN, *records)]
+def test_a_record_names_what_changed(tmp_path: Path) -> None:
+    """Endpoints and frontends that came and went, and the number of endpoints before and after."""
+    node = Node(tmp_path)
+    node.wants(desired("web", [1], [1, 2]))
+    node.wants(desired("web", [1, 2], [2]))
+    node.wants(desired("web", [1, 2], [2]))
+    node.wants()
+    first, second, third = node.told().changes
+    a, b = first.services[0].endpoints_added
+    web = first.services[0].service
+    assert endpoints(first) == [(web, 0, 2, [a, b], [])]
+    assert endpoints(second) == [(web, 2, 1, [], [a])]
+    assert len(second.services[0].frontends_added) == 1
+    assert endpoints(third) == [(web, 1, 0, [], [b])]
+    assert len(third.services[0].frontends_removed) == 2
 
 
-def read(path: Path) -> list[Record]:
-    """The records after the first one."""
-    first, *others = segments.read(path)
-    assert first == BEGUN
-    return others
+def test_what_is_changed_back_within_a_turn_is_no_change(tmp_path: Path) -> None:
+    """The first and the last state of a turn are compared."""
+    node = Node(tmp_path)
+    node.wants(desired("web", [1], [1]))
+    node.plan(desired("web", [1], [1, 2]))
+    node.plan(desired("web", [1], [1]))
+    node.commit()
+    assert len(node.told().changes) == 1
 
 
-@given(RECORDS)
-def test_round_trip(folder: Path, records: list[Record]) -> None:
-    """A written record reads back the same, and each is a line that any reader of JSON takes."""
-    written_lines = lines(records)
-    assert all(isinstance(json.loads(line), dict) for line in written_lines)
-    assert read(written(folder, b"".join(written_lines))) == records
+def test_causes(tmp_path: Path) -> None:
+    """A record has the causes since the last one, also those whose sync came later."""
+    node = Node(tmp_path)
+    node.wants(keep=True)
+    node.wants(desired("a", [1], [1]))
+    node.plan()
+    node.commit()
+    causes = [change.causes for change in node.told().changes]
+    assert causes == [[WriteCause("modified", "Service", "default/web")] * 2, [recorder.AGAIN]]
 
 
-@given(RECORDS, some.data())
-def test_cut(folder: Path, records: list[Record], data: some.DataObject) -> None:
-    """A crash during a write loses the last record and nothing else."""
-    first, *others = lines(records)
-    whole = b"".join(others)
-    end = data.draw(some.integers(0, len(whole)))
-    assert read(written(folder, first + whole[:end])) == records[: whole[:end].count(b"\n")]
+def test_a_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of causes, service ports and endpoints some are named, and the others counted."""
+    monkeypatch.setattr(recorder, "MOST_SERVICES", 3)
+    monkeypatch.setattr(recorder, "MOST_NAMED", 2)
+    node = Node(tmp_path)
+    for _ in range(recorder.MOST_CAUSES + 10):
+        node.history.because(WriteCause("modified", "Service", "default/web"))
+    node.wants(*(desired(f"s{n}", [n], [1, 2, 3]) for n in range(5)))
+    (change,) = node.told().changes
+    assert (len(change.causes), change.more_causes) == (recorder.MOST_CAUSES, 11)
+    assert (len(change.services), change.more_services) == (3, 2)
+    assert [(it.endpoints_after, len(it.endpoints_added)) for it in change.services] == [(3, 2)] * 3
 
 
-@given(RECORDS, some.integers(0), some.binary(max_size=99))
-def test_damaged(folder: Path, records: list[Record], at: int, damage: bytes) -> None:
-    """A line that is no record is named by its number; what is before it is read."""
-    all_lines = lines(records)
-    at = 1 + at % len(all_lines)
-    bad = b"\xff" + damage.replace(b"\n", b"") + b"\n"
-    path = written(folder, b"".join([*all_lines[:at], bad, *all_lines[at:]]))
-    found: list[Record] = []
-    with pytest.raises(NodeError, match=f"line {at + 1} is damaged"):
-        for record in segments.read(path):
-            found.append(record)
-    assert found[1:] == records[: at - 1]
+def test_of_one_service(tmp_path: Path) -> None:
+    """Other Services are left out, and earlier changes of it are counted."""
+    node = Node(tmp_path)
+    for count in (1, 2, 3):
+        node.wants(desired("web", [1], [1, 2, 3][:count]), desired("b", [2], [1, 2, 3][:count]))
+    found = node.told(("shop", "b"), limit=2)
+    assert found.earlier == 1
+    assert [len(change.services) for change in found.changes] == [1, 1]
+    services = {it.service for change in found.changes for it in change.services}
+    assert services == {"shop/b/TCP"}
 
 
-@given(some.binary(max_size=99))
-def test_anything(folder: Path, data: bytes) -> None:
-    """Any bytes are read or named."""
-    with suppress(NodeError):
-        read(written(folder, as_line(BEGUN) + data))
-    if data:
-        with pytest.raises(NodeError, match="line 1 is damaged"):
-            list(segments.read(written(folder, data)))
+def test_two_files_are_kept(tmp_path: Path) -> None:
+    """Together they are not larger than the limit; what is kept is the newest, without a gap."""
+    node = Node(tmp_path, limit=4096)
+    for _ in range(100):
+        node.history.start()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4096
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.iterdir())
+    times = [change.time for change in node.told().changes]
+    wanted = [records.moment(1001.0 + number) for number in range(100)]
+    assert len(times) > 10 and times == wanted[-len(times) :]
+
+
+def test_damaged_lines_are_named(tmp_path: Path) -> None:
+    """Lines that are no records, and half a line at the end; the others are read."""
+    node = Node(tmp_path)
+    node.history.start()
+    with node.paths.history_file.open("ab") as file:
+        file.write(b'damaged\n{"time":"then","causes":[]}\n' + b"[" * 99_999 + b"\n")
+    node.history.start()
+    with node.paths.history_file.open("ab") as file:
+        file.write(b'{"time":')
+    found = node.told()
+    assert len(found.changes) == 2
+    assert [note.split(" is damaged")[0].split()[-1] for note in found.notes] == list("2346")
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_lies_in_its_place(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the agent nor a reader waits for it or follows it; it is named."""
+    node = Node(tmp_path)
+    node.history.start()
+    os.replace(node.paths.history_file, tmp_path / "state.history.1")
+    lay(IN_THE_WAY[kind], node.paths.history_file)
+    node.history.start()
+    notes, logged = node.told().notes, caplog.messages
+    assert notes or logged or len(node.told().changes) == 2
+    assert node.told().changes[0].causes[0].event == "started"
+
+
+def test_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent goes on without a history, says so once, and records again when there is space."""
+    node, real = Node(tmp_path), os.write
+    node.history.start()
+    with monkeypatch.context() as full, caplog.at_level(logging.WARNING):
+        full.setattr(os, "write", lambda fd, data: real(fd, data[:5]))
+        for _ in range(3):
+            node.history.start()
+    assert caplog.text.count(os.strerror(errno.ENOSPC)) == 1
+    node.history.start()
+    found = node.told()
+    assert (len(found.changes), found.notes) == (2, [])
+
+
+def test_a_run_directory_that_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Meanwhile nothing is recorded, and nothing fails; when it is there again records go on."""
+    node = Node(tmp_path / "run")
+    node.history.start()
+    assert "nothing is recorded" in caplog.text
+    with pytest.raises(NodeError, match="no history in"):
+        node.told()
+    node.paths.run.mkdir()
+    node.history.start()
+    shutil.rmtree(node.paths.run)
+    node.paths.run.mkdir()
+    node.history.start()
+    assert len(node.told().changes) == 1
+
+
+def test_files_of_earlier_versions_go(tmp_path: Path) -> None:
+    """Those of this agent; the files of another agent in the same directory stay."""
+    (tmp_path / "state.00000001.history").write_text("{}")
+    other = tmp_path / "state-2.00000001.history"
+    other.write_text("not ours to judge")
+    Node(tmp_path).history.start()
+    assert {path.name for path in tmp_path.iterdir()} == {"state.history", other.name}

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from ebpflb.history.past import parse_time
+from ebpflb.history.records import parse_time
 
 NOW = datetime(2026, 3, 4, 15, 0, 0).timestamp()
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.history import segments
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.serve import status
@@ -135,7 +134,7 @@ def test_a_run_directory_that_is_removed(cluster: Cluster, pod: Sockets) -> None
     assert set(requests.backends(pod, VIP)) == {it.name for it in cluster.web[1:]}
     wait_until("its status is there", lambda: bool(status.read(agent.paths)))
     cluster.publish(web(*map(endpoint, cluster.web)))
-    wait_until("its history is there", lambda: bool(segments.paths_of(agent.paths)))
+    wait_until("its history is there", agent.paths.history_file.exists)
     assert "Traceback" not in agent.log() and "[Errno" not in agent.log()
     agent.stop()
     assert agent.process and agent.process.returncode == 0, agent.log()

@@ -59,9 +59,6 @@ class Node:
     def events(self, wanted: Any, verdicts: tuple[str, ...]) -> Any:
         return self.answer("events", wanted, verdicts)
 
-    def maps_at(self, at: float, names: tuple[str, ...]) -> Any:
-        return self.answer("maps", at, names)
-
 
 class NoRates:
     """Measures nothing."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ebpflb.errors import KernelError, NodeError
-from ebpflb.history.changes import Change, ServiceChange
+from ebpflb.history.records import Change, ServiceChange
 from ebpflb.lab.agents import wait_until
 from ebpflb.tools.events import Sender, Senders
 from ebpflb.version import VERSION
@@ -67,7 +67,6 @@ def test_choices(node: Node) -> None:
     for word in said["verdicts"]:
         node.answers["events"] = NodeError("no agent runs")
         assert get(guarded(node), "/api/events", verdict=word).status == 200
-    assert "slots" in said["maps"]
 
 
 def test_service(node: Node) -> None:
@@ -113,7 +112,7 @@ def test_history(node: Node) -> None:
 def test_a_history_of_many_services_is_cut(node: Node) -> None:
     """The newest changes first, with a limited number of rows; on request it is whole."""
     changes = [
-        Change(f"{at}", [], 0, [ServiceChange(f"a/{i}:p/TCP") for i in range(300)], {})
+        Change(f"{at}", [], 0, [ServiceChange(f"a/{i}:p/TCP") for i in range(300)])
         for at in range(3)
     ]
     node.answers["history"] = {"begins": "0", "changes": changes, "earlier": 1, "notes": []}
@@ -122,16 +121,6 @@ def test_a_history_of_many_services_is_cut(node: Node) -> None:
     assert (found, said["earlier"]) == ([("1", 200, 100), ("2", 300, 0)], 2)
     whole = get(guarded(node), "/api/history", whole="1").said
     assert ([len(it["services"]) for it in whole["changes"]], whole["earlier"]) == ([300] * 3, 1)
-
-
-def test_maps_of_the_past(node: Node) -> None:
-    """All that was written in the millisecond that is named; of many rows the first."""
-    rows = [{"slot": i} for i in range(300)]
-    node.answers["maps"] = {"maps": {"slots": rows}, "changed_while_reading": False, "notes": []}
-    at = "2026-11-22T14:03:10.123+00:00"
-    said = get(guarded(node), "/api/maps", at=at, map="slots").said
-    assert (len(said["maps"]["slots"]), said["more"]) == (200, 100)
-    assert node.asked[0][1] > datetime.fromisoformat(at).timestamp() + 0.0009
 
 
 def test_control_characters_are_escaped(node: Node) -> None:
@@ -163,9 +152,6 @@ def test_control_characters_are_escaped(node: Node) -> None:
         ("history", {"service": "web"}),
         ("history", {"since": "yesterday"}),
         ("history", {"since": "5"}),
-        ("maps", {"at": "10m"}),
-        ("maps", {"at": "now", "map": "services"}),
-        ("maps", {"at": "10m", "map": "tcp_flows"}),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(node: Node, path: str, query: Any) -> None:

@@ -5,7 +5,6 @@
 """
 
 import struct
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property, partial
@@ -28,7 +27,6 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp import conntrack_worker, socket_search
-from ebpflb.history import recorder
 from ebpflb.history.recorder import History
 from ebpflb.kernel import bpf, map_writer, sources
 from ebpflb.kernel.attach import netns_cookie
@@ -39,6 +37,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import EndFlow
 from ebpflb.kernel.programs import compiler, loader
 from ebpflb.model import addresses
+from ebpflb.model.addresses import host_port
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.drift import Drift
@@ -47,6 +46,7 @@ from ebpflb.model.node_readiness import OFF
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options, Paths
 from ebpflb.plan import tables
+from ebpflb.plan.entries import service_name
 from ebpflb.plan.flow_entries import Timeouts
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
@@ -87,7 +87,7 @@ SPECS: dict[str, MapSpec] = {
     for name, spec in layout.MAPS.items()
 }
 SECRET = 0x9E3779B97F4A7C15  # that of every node: schedules are replayed exactly
-RUN, HISTORY = "run", 1 << 16  # the run directory, and the bytes of its history
+RUN = "run"  # the run directory
 PRIMES = (7, 13, 31)  # the sizes of tables, which are written place by place
 _EXIT = bytes.fromhex("b7000000010000009500000000000000")
 
@@ -201,7 +201,6 @@ def simulated(
         (resets, "Sender", NoSegments),
         (conntrack_worker, "conntrack", tracked),
         (socket_search, "SockDiag", lambda: OpenSockets(None)),
-        (recorder, "threading", SimpleNamespace(Thread=_Thread, Lock=threading.Lock)),
         (files, "replace", lambda path, content: None),
         (program_loader, "threading", SimpleNamespace(Thread=_Thread)),
         (loader, "side_by_side", _one_by_one),
@@ -287,7 +286,8 @@ class Life:
         self.ended = _EndedConnections(self.datapath.maps, folder)
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
         self.workers = workers(self.datapath.maps)
-        self.history = History(self.options.paths, self.datapath.maps, limit=HISTORY, clock=clock)
+        self.options.paths.history_file.unlink(missing_ok=True)
+        self.history = History(self.options.paths, clock=clock)
         self.agent = Agent(
             options=self.options,
             inbox=inbox,
@@ -303,6 +303,15 @@ class Life:
             on_removal=self.workers.on_removal,
             **_others(self.history, cluster, clock),
         )
+        self.endpoints_at_start = self.endpoints()
+
+    def endpoints(self) -> dict[str, set[str]]:
+        """The endpoints that are written, by the service port's name in the history."""
+        found: dict[str, set[str]] = {}
+        for name, entries in self.service_sync.planner.actual.items():
+            places = {host_port(*each.endpoint) for each in entries.backends}
+            found.setdefault(service_name(name, 0), set()).update(places)
+        return found
 
     def _servers(self) -> Any:
         """The servers, without ports; their events are not looked at."""

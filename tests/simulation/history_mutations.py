@@ -1,32 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes made on purpose in the record of what the agent writes."""
+"""Mistakes made on purpose in the record of what changes."""
 
 from typing import Any
 from unittest.mock import patch
 
-from ebpflb.history.recorder import History
-from ebpflb.history.segments import Whole
+from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.history.recorder import Before, History
+from ebpflb.plan.service_entries import NO_ENTRIES
 from tests.simulation.write_mutations import Mutation
 
 
 def deletions_are_not_recorded() -> Any:
-    def wrote(self: History, name: str, keys: bytes, values: bytes | None) -> None:
-        if values is not None:
-            _wrote(self, name, keys, values)
+    def commit(self: History, before: Before, now: Before, *, keep: bool = False) -> None:
+        left = {name: old for name, old in before.items() if name in now}
+        _commit(self, left, now, keep=keep)
 
-    return patch.object(History, "wrote", wrote)
-
-
-_wrote = History.wrote
+    return patch.object(History, "commit", commit)
 
 
-def checkpoints_are_empty() -> Any:
-    """What an earlier agent has written is forgotten."""
-
-    def read(self: History) -> None:
-        self._append(Whole(self._clock()))
-
-    return patch.object(History, "_read", read)
+_commit = History.commit
 
 
-OF_THE_HISTORY: list[Mutation] = [deletions_are_not_recorded, checkpoints_are_empty]
+def what_a_failed_write_has_changed_is_forgotten() -> Any:
+    def start_over(self: ServiceSync) -> None:
+        self._changed.clear()
+        _start_over(self)
+
+    return patch.object(ServiceSync, "_start_over", start_over)
+
+
+_start_over = ServiceSync._start_over
+
+
+def changes_begin_with_nothing() -> Any:
+    """The former endpoints of a service port are not known."""
+
+    def commit(self: History, before: Before, now: Before, *, keep: bool = False) -> None:
+        _commit(self, dict.fromkeys(before, NO_ENTRIES), now, keep=keep)
+
+    return patch.object(History, "commit", commit)
+
+
+OF_THE_HISTORY: list[Mutation] = [
+    deletions_are_not_recorded,
+    what_a_failed_write_has_changed_is_forgotten,
+    changes_begin_with_nothing,
+]

@@ -125,7 +125,6 @@ class SimNode:
             self.life.history.start()
             self.life.agent.source.start()
             self.life.agent.run()
-            self.life.history.stop()
             self.life.datapath.close()
             if leaked := self.kernel.opened():
                 raise Wrong(f"descriptors are still open: {leaked}")
@@ -151,7 +150,6 @@ class SimNode:
         """A life ends: what only its descriptors have kept is gone."""
         if self.life:
             self.watched = restore_watched(self.life.agent.status.reset_on_removal)
-            self.life.history.close_file()  # only its descriptor
         self.life = None
         self.happenings.stop()
         self.kernel.close_descriptors()

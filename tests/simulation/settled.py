@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold when nothing has happened for a while."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import product
-from math import inf
 from typing import TYPE_CHECKING, Any
 
-from ebpflb.history.past import Past
-from ebpflb.history.recorder import RECORDED
+from ebpflb.history.records import latest_changes
 from ebpflb.kernel.attach.tcx import TCX_HOOKS
 from ebpflb.kernel.maps.sockets import RememberedSockets
 from ebpflb.kernel.maps.sweep import FLOW_MAPS
@@ -84,19 +82,15 @@ def _check_maps(node: "SimNode", life: Life) -> None:
 
 
 def _check_history(life: Life) -> None:
-    """It tells of each map what it holds."""
-    past = Past(life.options.paths).at(inf)
-    for name in RECORDED:
-        opened, told = life.datapath.maps[name], past.map(name)
-        differs: list[Any]
-        if opened.spec.kind == "ARRAY":
-            size = opened.spec.entries
-            pairs = zip(told.get_range(0, size), opened.get_range(0, size), strict=True)
-            differs = [at for at, (past, now) in enumerate(pairs) if past != now]
-        else:
-            differs = sorted(set(told.items()) ^ set(opened.items()), key=str)
-        if differs:
-            raise Wrong(f"the history tells otherwise of {name}: {differs}")
+    """From the start of this agent on, its changes lead to the endpoints that there are now."""
+    told = defaultdict(set, life.endpoints_at_start)
+    changes = latest_changes(life.options.paths, None, None, 0).changes
+    for service in (service for change in changes for service in change.services):
+        told[service.service].difference_update(service.endpoints_removed)
+        told[service.service].update(service.endpoints_added)
+    now = life.endpoints()
+    if differs := [name for name in {*told, *now} if told.get(name) != now.get(name, set())]:
+        raise Wrong(f"the history tells otherwise of {differs}")
 
 
 def _check_sweeps(node: "SimNode", life: Life) -> None:

@@ -9,7 +9,7 @@ import errno
 import mmap
 import os
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import groupby, islice
 from pathlib import Path
@@ -186,16 +186,6 @@ def _walked_items(fd: int, spec: MapSpec) -> Iterator[tuple[bytes, bytes]]:
         key = bpf.map_next_key(fd, key, spec.key_size)
 
 
-# How a map reports its writes, for the history.
-
-Wrote = Callable[[str, bytes, bytes | None], None]
-"""Called with a map's name, the joined keys and the joined values; None as values: deleted."""
-
-
-def unrecorded(name: str, keys: bytes, values: bytes | None) -> None:
-    """Ignore the write."""
-
-
 # The kernel's form of a line of maps.h: kind, number of entries and size.
 
 POSSIBLE_CPUS = Path("/sys/devices/system/cpu/possible")
@@ -248,7 +238,6 @@ class Map:
         self.key = records.codec(spec.key)
         self.value = records.codec(spec.value)
         self.check = layout.check_in(spec)
-        self.wrote: Wrote = unrecorded  # called after each write
 
     def close(self) -> None:
         os.close(self.fd)
@@ -288,16 +277,12 @@ class Map:
         packed_key, start = self.key.pack(key), layout.ffi.offsetof(self.spec.value, field)
         changed = value[:start] + pack("=Q", number) + value[start + 8 :]
         bpf.map_update(self.fd, packed_key, changed)
-        self.wrote(self.spec.name, packed_key, changed)
         return changed
 
     def delete(self, keys: Sequence[Any]) -> None:
         """Delete those of the keys that exist."""
-        packed = [self.key.pack(key) for key in keys]
-        for key in packed:
-            bpf.map_delete(self.fd, key)
-        if packed:
-            self.wrote(self.spec.name, b"".join(packed), None)
+        for key in keys:
+            bpf.map_delete(self.fd, self.key.pack(key))
 
     def pop(self, key: Any) -> Any:
         """Delete a hash's key; return its last value, or None for an unknown key."""
@@ -367,7 +352,6 @@ class Map:
                 raise
             for key, value in zip(keys, values, strict=True):
                 bpf.map_update(self.fd, key, value)
-        self.wrote(self.spec.name, all_keys, all_values)
 
     def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
         """Yield the packed keys of up to ``size`` entries, joined, and their values, until the end.
@@ -419,15 +403,9 @@ class MappedArray(Map):
         if len(pairs) > FEW:
             super().write(pairs)
             return
-        written = []
         for index, value in pairs:
             at = index * self.stride
-            _, packed = self.packed(index, value)
-            self.memory[at : at + self.size] = packed
-            written.append(packed)
-        if written:
-            keys = pack(f"={len(pairs)}I", *(index for index, _ in pairs))
-            self.wrote(self.spec.name, keys, b"".join(written))
+            _, self.memory[at : at + self.size] = self.packed(index, value)
 
     def write_run(self, first: int, values: "array[int]") -> None:
         """Write consecutive elements, from ``first`` on, that no program reads yet.
@@ -440,8 +418,6 @@ class MappedArray(Map):
         for word in range(words):
             padded[word::step] = values[word::words]
         self.memory[first * self.stride : (first + count) * self.stride] = padded.tobytes()
-        keys = array("I", range(first, first + count)).tobytes()
-        self.wrote(self.spec.name, keys, values.tobytes())
 
     def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
         """Yield only elements that are not zero."""

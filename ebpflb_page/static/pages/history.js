@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ebpflb history`, and what a map held at one of its times, as `ebpflb maps dump --at`.
+// `ebpflb history`.
 
 import { get } from "../api.js";
-import { choices, serviceField } from "../choices.js";
+import { serviceField } from "../choices.js";
 import { el, field, save, select, servicePort, setText } from "../dom.js";
 import { Table } from "../table.js";
 import { CANARY, clock, rfc3339 } from "../words.js";
@@ -31,25 +31,22 @@ const whole = (parts) => {
   return node;
 };
 
-const written = (change) => Object.entries(change.maps).map(([name, it]) =>
-  `${name} ${Object.entries(it).map(([what, count]) => `${count} ${what}`).join(", ")}`).join("; ");
-
-// A row for each Service that a change touches, or one for its maps; the newest first.
+// A row for each Service that a change touches, or one for a record without any; the newest first.
 export const rowsOf = (changes, service = "") => changes.flatMap((change, number) => {
   const touched = change.services.filter((it) => !service || it.service.startsWith(`${service}:`));
   const named = (it) => (service ? it.service.slice(service.length + 1) : it.service);
   const rows = touched.map((it) => ({ service: named(it), what: whole(words(it)) }));
   if (change.more_services) rows.push({ service: "", what: whole([`${change.more_services} more service ports`]) });
-  const all = rows.length ? rows : [{ service: "", what: whole([el("span", { class: "quiet" }, written(change))]) }];
+  const all = rows.length ? rows : [{ service: "", what: "" }];
   return all.map((it) => ({ ...it, time: change.time, cause: causes(change), id: `${number} ${change.time} ${it.service}` }));
 }).reverse();
 
-export const changesTable = (caption, choose = null) => {
+export const changesTable = (caption, { ofAll = false } = {}) => {
   const time = (it) => el("time", { title: rfc3339(it.time), datetime: it.time }, clock(it.time));
   return new Table(caption, [
     { label: "Day", minor: true, name: "day", cell: (it) => rfc3339(it.time).slice(0, 10) },
-    { label: "Time", name: "time", cell: (it) => (choose ? el("button", { type: "button", class: "link", title: "what the maps held then", onclick: () => choose(it.time) }, time(it)) : time(it)) },
-    choose ? { label: "Service", name: "whose", cell: (it) => servicePort(it.service) } : { label: "Port", name: "port", cell: (it) => it.service },
+    { label: "Time", name: "time", cell: (it) => time(it) },
+    ofAll ? { label: "Service", name: "whose", cell: (it) => servicePort(it.service) } : { label: "Port", name: "port", cell: (it) => it.service },
     { label: "Change", name: "change", cell: (it) => it.what },
     { label: "Cause", name: "cause", cell: (it) => it.cause },
   ], { name: "lines changes" });
@@ -57,45 +54,7 @@ export const changesTable = (caption, choose = null) => {
 
 const isCanary = (change) => change.services.length > 0 && change.services.every((it) => it.service.startsWith(`${CANARY}:`));
 
-const held = (name, rows) => {
-  if (!rows.length) return el("p", { class: "quiet" }, `${name}: no entries`);
-  const columns = Object.keys(rows[0]).map((key) => ({ label: key.replaceAll("_", " "), cell: (it) => it[key] }));
-  const table = new Table(`${name}, as it was`, columns, { scrolls: true });
-  table.show(rows, (it) => JSON.stringify(it));
-  return table.node;
-};
-
-// What a map held at the chosen time.
-const pastMaps = (signal, tell, news) => {
-  let at = null;
-  const map = select("map", []), past = el("div", { id: "past" }), when = el("span", { id: "chosen" });
-  const ready = choices(signal).then(({ maps }) => map.replaceChildren(...maps.map((it) => el("option", {}, it))));
-  ready.catch(() => {}); // it is said when a map is asked for
-  let asked = 0;
-  const read = async () => {
-    const number = ++asked;
-    await ready;
-    const found = await get("maps", { at, map: map.value }, signal);
-    if (number !== asked) return; // another map or time was chosen meanwhile
-    past.replaceChildren(...Object.entries(found.maps).map(([name, rows]) => held(name, rows)),
-      el("p", { class: "quiet" }, [found.more ? `${found.more} more rows: ebpflb maps dump --at ${at}` : "", ...found.notes].filter(Boolean).join("; ")));
-    news(`${map.value} as it was at ${clock(at)}`);
-  };
-  const again = () => read().then(() => tell(null)).catch((error) => signal.aborted || tell(error));
-  map.addEventListener("change", again);
-  const node = el("section", { class: "past", hidden: true }, el("h2", {}, "What the maps held at ", when), field("Map", map), past);
-  const choose = (time) => {
-    at = time;
-    node.hidden = false;
-    setText(when, rfc3339(time));
-    again();
-    node.scrollIntoView({ block: "nearest" });
-    map.focus();
-  };
-  return { node, choose };
-};
-
-export const show = (body, { query, signal, tell, news }) => {
+export const show = (body, { query, signal, tell }) => {
   let changes = [];
   const service = serviceField("Service", query.get("service") ?? "", signal);
   const since = select("since", SINCE, query.get("since") ?? "");
@@ -103,8 +62,7 @@ export const show = (body, { query, signal, tell, news }) => {
   const given = () => Object.fromEntries([["service", service.input.value.trim()], ["since", since.value]].filter(([, it]) => it));
   const saveAll = () => get("history", { ...given(), limit: SAVED, whole: 1 }, signal).then((found) => save("ebpflb-history.jsonl", found.changes));
   const out = el("button", { type: "button", onclick: () => saveAll().catch((error) => signal.aborted || tell(error)) }, "Save as JSON lines");
-  const past = pastMaps(signal, tell, news);
-  const list = changesTable("Changes, the newest first; a time shows what the maps held then", past.choose);
+  const list = changesTable("Changes, the newest first", { ofAll: true });
   const draw = (found) => {
     const shown = canaries.checked ? changes : changes.filter((it) => !isCanary(it));
     list.show(rowsOf(shown, service.input.value.trim()), (it) => it.id);
@@ -128,6 +86,6 @@ export const show = (body, { query, signal, tell, news }) => {
   canaries.addEventListener("change", () => last && draw(last));
   body.append(el("form", { role: "search", onsubmit: (event) => { event.preventDefault(); again(); } },
     service.node, field("Since", since), el("button", {}, "Show"), out, el("label", { class: "check" }, canaries, "Show canaries")),
-  begins, past.node, list.node);
+  begins, list.node);
   again();
 };

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history's files: a line of JSON for each sync that changed a Service.
+
+A file that is full replaces the one before it, so there are two. Nothing is synced to the disk: the
+history survives the agent, not the machine.
+"""
+
+import errno
+import glob
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ebpflb import files
+from ebpflb.errors import NodeError, one_line
+from ebpflb.options import Paths
+from ebpflb.plan.entries import service_of
+
+LIMIT = 16 << 20  # bytes of both files together
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PRIVATE = 0o600
+
+# Times as people type them: 10m (ago), 14:03, 2026-11-22T14:03:10.
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_TODAY = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
+
+
+class WriteCause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An event of the cluster or the node, with the object's kind, name and resourceVersion."""
+
+    event: str  # "added", "modified", "deleted", "listed", or another reason for a write
+    kind: str = ""
+    name: str = ""
+    version: str = ""  # "" if the source has none, as manifests
+
+
+class ServiceChange(msgspec.Struct):
+    """The change of one service port; endpoints as ADDRESS:PORT, frontends with their kind.
+
+    Each list names at most MOST_NAMED of recorder.py; ``endpoints_before`` and ``endpoints_after``
+    count all.
+    """
+
+    service: str
+    endpoints_before: int = 0
+    endpoints_after: int = 0
+    endpoints_added: list[str] = []
+    endpoints_removed: list[str] = []
+    endpoints_changed: list[str] = []  # with their current lists
+    frontends_added: list[str] = []
+    frontends_removed: list[str] = []
+    frontends_changed: list[str] = []
+    connections_reset: list[str] = []  # the number, and the endpoint
+
+
+class Change(msgspec.Struct):
+    """One sync. ``more_causes`` and ``more_services`` are not named.
+
+    ``time``: of this machine's zone, to the millisecond. ``services`` is empty for a start of the
+    agent, and for a correction by the audit.
+    """
+
+    time: str
+    causes: list[WriteCause]
+    more_causes: int = 0
+    services: list[ServiceChange] = []
+    more_services: int = 0
+
+
+class LatestChanges(NamedTuple):
+    """The latest changes, and the number of earlier ones that match too."""
+
+    begins: str
+    changes: list[Change]
+    earlier: int
+    notes: list[str]
+
+
+def moment(time: float) -> str:
+    """Return a time of this machine's zone, to the millisecond."""
+    return datetime.fromtimestamp(time).astimezone().isoformat(timespec="milliseconds")
+
+
+def parse_time(text: str, now: float) -> float:
+    """Return seconds since the epoch; a time without a zone is in this machine's zone.
+
+    A time of day in the future means yesterday's. Raises ValueError with a sentence for the user.
+    """
+    try:
+        return _parsed_time(text, now)
+    except (ValueError, OverflowError):
+        example = "14:03, 2026-11-22T14:03:10 or 10m"
+        raise ValueError(f'"{text}" is not a time such as {example}') from None
+
+
+def _parsed_time(text: str, now: float) -> float:
+    """Parse a time. Raises ValueError or OverflowError."""
+    if ago := _AGO.fullmatch(text):
+        return now - float(ago[1]) * _UNITS[ago[2]]
+    if _TODAY.fullmatch(text):
+        day = datetime.fromtimestamp(now).date().isoformat()
+        found = datetime.fromisoformat(f"{day}T{text.zfill(len(text) + (text[1] == ':'))}")
+        at = found.timestamp()
+        return at if at <= now else at - 86400
+    return datetime.fromisoformat(text).timestamp()
+
+
+def append(paths: Paths, change: Change, limit: int = LIMIT) -> None:
+    """Append a record. Raises OSError; then the file is as before."""
+    latest, line = paths.history_file, msgspec.json.encode(change) + b"\n"
+    fd = os.open(latest, _CREATE, _PRIVATE)
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)
+        if size and size + len(line) > limit // 2:
+            os.replace(latest, _former(paths))
+            return append(paths, change, limit)
+        if os.write(fd, line) < len(line):  # half a line would damage the next one
+            os.ftruncate(fd, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(latest))
+    finally:
+        os.close(fd)
+
+
+def forget_earlier_versions(paths: Paths) -> None:
+    """Delete the files of agents up to 0.1, which recorded the content of the maps."""
+    for path in paths.run.glob(f"{glob.escape(paths.name)}.[0-9]*.history"):
+        path.unlink(missing_ok=True)
+
+
+def latest_changes(
+    paths: Paths, service: tuple[str, str] | None, since: float | None, limit: int
+) -> LatestChanges:
+    """Return the latest changes, at most ``limit`` (0: all), of a Service or of all.
+
+    ``service``: namespace and name; the name "" means all Services of the namespace. Raises
+    NodeError without a history.
+    """
+    found: deque[Change] = deque(maxlen=limit or None)
+    notes: list[str] = []
+    begins, matching = "", 0
+    for change in _read(paths, notes):
+        begins = begins or change.time
+        if since and datetime.fromisoformat(change.time).timestamp() < since:
+            continue
+        if service:
+            change.services = [it for it in change.services if _is_of(it, service)]
+        if change.services or not service:
+            found.append(change)
+            matching += 1
+    if not begins:
+        raise NodeError(f"no history in {paths.run}: did an agent of this version run here?")
+    return LatestChanges(begins, [*found], matching - len(found), notes)
+
+
+def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
+    namespace, _, name = service_of(change.service).partition("/")
+    return namespace == service[0] and service[1] in ("", name)
+
+
+def _read(paths: Paths, notes: list[str]) -> Iterator[Change]:
+    """Yield the records, oldest first; ``notes`` gets what could not be read."""
+    for path in (_former(paths), paths.history_file):
+        try:
+            with files.open_regular(path, LIMIT, follow=False) as file:
+                yield from _parsed(path, file, notes)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            notes.append(f"not read: {path}: {error.strerror}")
+        except files.UnusableFile as error:
+            notes.append(f"not read: {path}: {error}")
+
+
+def _parsed(path: Path, lines: Iterator[bytes], notes: list[str]) -> Iterator[Change]:
+    for number, line in enumerate(lines, 1):
+        try:
+            change = msgspec.json.decode(line, type=Change)
+            datetime.fromisoformat(change.time)
+            yield change
+        except (ValueError, RecursionError) as error:
+            notes.append(f"not read: {path}: line {number} is damaged ({one_line(str(error))})")
+
+
+def _former(paths: Paths) -> Path:
+    return paths.history_file.with_suffix(".history.1")
