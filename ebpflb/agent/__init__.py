@@ -16,6 +16,7 @@ endpoint_health   sets endpoints aside that do not answer this node
 endpoint_watch    reads what programs count of connections that fail to open
 node_local        asks the listeners on this node that Services name whether they answer
 node_readiness    says in the API whether Services work on this node
+uplink_canary     looks at the node's own devices for filters of others that lose a choice
 missed_ends       ends sockets and counted connections whose end no program saw
 netfilter_sync    keeps the nft table of the netfilter engine, an element for each backend
 on_removal        resets connections to removed endpoints

@@ -286,8 +286,7 @@ class Life:
         self.ended = _EndedConnections(self.datapath.maps, folder)
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
         self.workers = workers(self.datapath.maps)
-        self.options.paths.history_file.unlink(missing_ok=True)
-        self.history = History(self.options.paths, clock=clock)
+        self.history = self._new_history()
         self.agent = Agent(
             options=self.options,
             inbox=inbox,
@@ -304,6 +303,10 @@ class Life:
             **_others(self.history, cluster, clock),
         )
         self.endpoints_at_start = self.endpoints()
+
+    def _new_history(self) -> History:
+        self.options.paths.history_file.unlink(missing_ok=True)
+        return History(self.options.paths, clock=self.clock)
 
     def endpoints(self) -> dict[str, set[str]]:
         """The endpoints that are written, by the service port's name in the history."""

@@ -8,6 +8,7 @@ elements     the elements of its maps: the endpoint of each backend's id
 table        creates and compares the table; the table that keeps NAT working meanwhile
 transaction  changes of a table that are made all at once
 probe        whether the kernel translates by such a table
+arrivals     whether requests reach netfilter from a device with the choice of the program there
 watch        puts the table back when others remove it
 flowtable    the kernel's flowtable (--fast-forward)
 
