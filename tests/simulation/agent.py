@@ -302,10 +302,10 @@ class Life:
             on_removal=self.workers.on_removal,
             **_others(self.history, cluster, clock),
         )
-        self.endpoints_at_start = self.endpoints()
 
     def _new_history(self) -> History:
         self.options.paths.history_file.unlink(missing_ok=True)
+        self.endpoints_at_start = self.endpoints()
         return History(self.options.paths, clock=self.clock)
 
     def endpoints(self) -> dict[str, set[str]]:
