@@ -121,14 +121,13 @@ def _explain(
         way = _way(recorder, facts, asked, client, port or random.randint(*_LOCAL_PORTS))
     if maps.pinned["settings"].get(0).writes != writes or writes % 2:
         notes.append("the agent changed the maps meanwhile: run the command again to be sure")
-    noted = way.noted
     shares: list[Share] = []
-    if noted and noted.service and noted.candidates and noted.candidates.size:
-        shares = list(facts.shares(noted.service, noted.candidates, noted.only))
-    verdict, says, status = _verdict(way, facts)
+    if way.noted and way.service and way.noted.candidates and way.noted.candidates.size:
+        shares = list(facts.shares(way.service, way.noted.candidates, way.noted.only))
+    verdict, says, status = _verdict(way)
     if status is ExitStatus.LEFT_ALONE:
         says = _of_another_node(asked, facts) or says
-    service = facts.service(noted.service.id) if noted and noted.service else ""
+    service = facts.service(way.service.id) if way.service else ""
     return Explained(asked, client, way.rows, shares, verdict, says, status, service, notes)
 
 
@@ -199,6 +198,8 @@ def _way(
     return packet
 
 
+_SENT = "goes to an endpoint, which sees {}", ExitStatus.ENDPOINT  # whom it sees as the client
+_LEFT_ALONE = "left alone: it is handled as if ebpflb were not there", ExitStatus.LEFT_ALONE
 _DROPS = {
     "no_local_endpoint": "policy Local, and no endpoint on this node: the client times out",
     "source_denied": "the service's source ranges do not allow the client: it times out",
@@ -211,44 +212,28 @@ _DROPS = {
     "too_long": "too long for the device where the request came in: the sender gets an ICMP error",
     "reject_limited": "refused without a reply: over the limit of replies a second",
 }
-_SENDS = {"translated", "masqueraded", "port_changed"}
+_VERDICTS = {
+    "established": ("belongs to a known flow and is handled as before", ExitStatus.ENDPOINT),
+    **dict.fromkeys(("translated", "masqueraded", "port_changed"), _SENT),
+    **{name: (says, ExitStatus.DROPPED) for name, says in _DROPS.items()},
+    "passed_through": (
+        "goes on to the router: another node or cluster may have an endpoint",
+        ExitStatus.LEFT_ALONE,
+    ),
+}
 
 
-def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
+def _verdict(way: Way) -> tuple[str, str, ExitStatus]:
     """Return the verdict's name, its words, and the exit status."""
     name = (way.noted.verdict if way.noted else None) or "passed"
     if name == "refused" or way.went == "refused":
-        return "refused", _refusal(way), ExitStatus.REFUSED
+        what = "the service has no endpoint" if way.service else "no service has this port"
+        return "refused", f"{what}: connection refused", ExitStatus.REFUSED
+    says, status = _VERDICTS.get(name, _LEFT_ALONE)
     if way.went == "dropped" or way.answer is Answer.DENY:
         return name, _DROPS.get(name, "the packet is dropped"), ExitStatus.DROPPED
     if way.answer is Answer.REWRITE and name == "translated":
         says = "at the socket; its packets are not translated"
-        return name, says, ExitStatus.ENDPOINT
-    if name == "established":
-        return name, "belongs to a known flow and is handled as before", ExitStatus.ENDPOINT
-    if name in _SENDS:
-        return (
-            name,
-            f"goes to an endpoint, which sees {_client_seen(way, name)}",
-            ExitStatus.ENDPOINT,
-        )
-    if name in _DROPS:
-        return name, _DROPS[name], ExitStatus.DROPPED
-    if name == "passed_through":
-        says = "goes on to the router: another node or cluster may have an endpoint"
-        return name, says, ExitStatus.LEFT_ALONE
-    return name, "left alone: it is handled as if ebpflb were not there", ExitStatus.LEFT_ALONE
-
-
-def _client_seen(way: Way, verdict: str) -> str:
-    """Return who the endpoint sees as client: the flow tables set the source at egress."""
-    if way.is_masqueraded:
-        return "this node as the client"
-    return "the client with another port" if verdict == "port_changed" else "the client"
-
-
-def _refusal(way: Way) -> str:
-    noted = way.noted
-    if noted is None or noted.service is None:
-        return "no service has this port: connection refused"
-    return "the service has no endpoint: connection refused"
+    elif way.is_masqueraded:  # the flow tables set the source at egress
+        says = says.format("this node as the client")
+    return name, says.format(f"the client{' with another port' * (name == 'port_changed')}"), status

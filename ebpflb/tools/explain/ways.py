@@ -14,10 +14,7 @@ from ebpflb.kernel.node.routes import Route
 from ebpflb.kernel.recording import Answer, Handled, RecordingPrograms, SocketQuestion
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import (
-    Chosen,
-    Frontend,
-)
+from ebpflb.plan.entries import Chosen, Frontend, Range, ServiceEntry
 from ebpflb.plan.flow_entries import Connection, Ends, FlowState
 from ebpflb.tools.explain.asking import NODE_CLIENT, Client, MapFacts
 from ebpflb.tools.explain.words import Noted, Row, Words
@@ -36,6 +33,11 @@ class Way(Struct):
     ends: Ends | None = None  # of the packet when it leaves, or arrives here
     is_masqueraded: bool = False  # the packet arrives with an address of this node as its source
     went: str = ""  # "", "dropped", "refused"
+
+    @property
+    def service(self) -> ServiceEntry | None:
+        """The service that the program has found."""
+        return self.noted.service if self.noted else None
 
     def say(self, step: str, says: str, name: str = "", row: str = "") -> None:
         self.rows.append(Row(step, says, name, row))
@@ -93,10 +95,8 @@ class PacketWay:
         if route.local:
             self.way.say("route", "for this node itself: no device's hook sees it")
             return
-        handled = self._handle(
-            "egress", recording.request_frame(self.first, self.protocol), route, 0
-        )
-        self._decided(handled)
+        sent = recording.request_frame(self.first, self.protocol)
+        self._decided(self._handle("egress", sent, route, 0))
 
     def _from_device(self) -> None:
         came = routes.route_to(self.first.source)
@@ -109,9 +109,8 @@ class PacketWay:
             return
         ends = self._translated(handled)
         if ends != self.first:
-            self.way.say(
-                "DNAT", f"destination {host_port(ends.destination, ends.destination_port)}"
-            )
+            to = host_port(ends.destination, ends.destination_port)
+            self.way.say("DNAT", f"destination {to}")
         out = routes.route_to(ends.destination, self.first.source, came.ifindex, handled.mark)
         if self._routed(out):
             self._leave(handled, ends, came, out)
@@ -125,11 +124,9 @@ class PacketWay:
         if out.local:
             self.way.say("route", "for a process of this node itself")
         else:
-            self.way.say(
-                "route", f"by {_device(out)}" + (f", via {out.gateway}" if out.gateway else "")
-            )
-            left = self._egress(ends, came, out, handled.frame)
-            if left is None:
+            via = f", via {out.gateway}" if out.gateway else ""
+            self.way.say("route", f"by {_device(out)}{via}")
+            if (left := self._egress(ends, came, out, handled.frame)) is None:
                 return
             ends = left
         self.way.ends = ends
@@ -151,13 +148,7 @@ class PacketWay:
             if ends == self.first:  # before 5.15 the packet would count as the node's own
                 return ends
             handled = self.recorder.handle("egress", packet, ifindex=out.ifindex)
-        noted = Words(self.facts, self.asked, self.client, is_packet=True).noted(handled.steps)
-        self.way.rows += noted.rows
-        if handled.action == "drop" or noted.verdict == "refused":
-            self.way.noted, self.way.went = (
-                noted,
-                "dropped" if handled.action == "drop" else "refused",
-            )
+        if not self._decided(handled, is_first=False):
             return None
         left = recording.ends_of(handled.frame)
         if left != ends:
@@ -169,10 +160,9 @@ class PacketWay:
         back, client = ends.reversed(), self.first.reversed()
         back = client if by_netfilter else self._reply_by_flows(back, came, out)
         by = "netfilter" if by_netfilter else "the flow's entries"
-        right = (
-            "" if back == client else f" (to {host_port(back.destination, back.destination_port)})"
-        )
-        said = f"{by}: comes from {host_port(back.source, back.source_port)}{right}"
+        to = host_port(back.destination, back.destination_port)
+        said = f"{by}: comes from {host_port(back.source, back.source_port)}"
+        said += "" if back == client else f" (to {to})"
         self.way.say("reply", f"{said}, leaves by {_device(came)}")
 
     def _reply_by_flows(self, back: Ends, came: Route, out: Route) -> Ends:
@@ -190,21 +180,17 @@ class PacketWay:
         if route.ifindex not in self.facts.devices:
             self.way.say("hook", f"none: no program is attached to {device}")
             return Handled("pass", packet, 0, [])
-        if hook == "ingress":
-            self.way.say("hook", f"ingress of {device}", "devices", str(route.ifindex))
-        else:
-            self.way.say("hook", f"egress of {device}", "devices", str(route.ifindex))
+        self.way.say("hook", f"{hook} of {device}", "devices", str(route.ifindex))
         return self.recorder.handle(hook, packet, ifindex=route.ifindex, came_by=came_by)
 
-    def _decided(self, handled: Handled) -> bool:
-        """Note the decision of the first hook; return whether the packet goes on."""
-        words = Words(self.facts, self.asked, self.client, is_packet=True)
-        self.way.noted = words.noted(handled.steps)
-        self.way.rows += self.way.noted.rows
-        if handled.action == "drop":
-            self.way.went = "dropped"
-        elif self.way.noted.verdict == "refused":
-            self.way.went = "refused"
+    def _decided(self, handled: Handled, *, is_first: bool = True) -> bool:
+        """Return whether the packet goes on; note what the first or last hook decided."""
+        noted = Words(self.facts, self.asked, self.client, is_packet=True).noted(handled.steps)
+        self.way.rows += noted.rows
+        refused = "refused" if noted.verdict == "refused" else ""
+        self.way.went = "dropped" if handled.action == "drop" else refused
+        if is_first or self.way.went:
+            self.way.noted = noted
         return not self.way.went
 
     def _translated(self, handled: Handled) -> Ends:
@@ -231,14 +217,10 @@ class PacketWay:
 
     def _backend_at(self, noted: Noted, known: Connection) -> int | None:
         """Return the id of the connection's endpoint; None if it has left the service."""
-        if noted.service is None:
-            return None
-        block = noted.service.block
+        block = noted.service.block if noted.service else Range(0, 0)
         endpoint = known.reply.source, known.reply.source_port
-        for backend in map(self.facts.slot, range(block.base, block.base + block.size)):
-            if backend and (backend.address, backend.port) == endpoint:
-                return backend.id
-        return None
+        listed = map(self.facts.slot, range(block.base, block.base + block.size))
+        return next((it.id for it in listed if it and (it.address, it.port) == endpoint), None)
 
     def _to(self, address: Address, port: int) -> Ends:
         return Ends(self.first.source, address, self.first.source_port, port)
@@ -252,10 +234,7 @@ class PacketWay:
 
 
 def _device(route: Route) -> str:
-    name = route.device
-    if not name:
-        try:
-            name = socket.if_indextoname(route.ifindex)
-        except OSError:
-            name = f"device {route.ifindex}"
-    return one_line(name)
+    try:
+        return one_line(route.device or socket.if_indextoname(route.ifindex))
+    except OSError:
+        return f"device {route.ifindex}"

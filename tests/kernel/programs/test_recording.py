@@ -74,4 +74,9 @@ def test_every_step_has_its_words() -> None:
     from ebpflb.tools.explain import words
 
     kinds = layout.names("step_kind", "STEP_").values()
-    assert sorted([*words.SAID_BY_STATE, *words.ALWAYS_SAID, *words.WITHOUT_ROW]) == sorted(kinds)
+    said = {key.partition("=")[0] for key in words.SENTENCES} - {"affinity_none"}
+    assert sorted([*said, *words.WITHOUT_ROW]) == sorted(kinds)
+    for name, prefix in (("masquerade_reason", "MASQUERADE_"), ("step_source", "STEP_")):
+        kind = {"masquerade_reason": "snat", "step_source": "source"}[name]
+        values = {key.partition("=")[2] for key in words.SENTENCES if key.startswith(f"{kind}=")}
+        assert values == {*layout.names(name, prefix).values()} - {"none"}
