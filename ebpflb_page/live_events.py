@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from ebpflb.tools.events import Told
 from ebpflb_page.answering import BadInput, as_shown, sentence
 
-MOST_FEEDS = 4  # at once; an agent serves eight monitors
+MOST_FEEDS = 4  # at once; they share the events
 MOST_A_SECOND, MOST_KEPT = 200, 400
 _SECONDS, _SILENT = 0.25, 5.0  # between two looks; a client that has gone is noticed after
 ENDED = "the agent has stopped or reloaded its programs: choose Watch again"

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's part of ``ebpflb monitor``.
 
-While a monitor is connected, the monitoring variant of the programs is attached, and the agent
-forwards its events. A thread listens, loads the variant, reads the ring buffer and forwards
-unchanged records; only the loop exchanges the programs, which takes as long as an upgrade's
-exchange. The thread never waits for a client: events that a connection does not take are dropped
-and counted.
+While a monitor is connected, the monitoring variant of the programs is attached. A thread listens,
+loads the variant and hands the descriptors of its ring buffer to the monitors, which read it
+themselves; only the loop exchanges the programs, which takes as long as an upgrade's exchange.
 """
 
 import logging
 import math
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import msgspec
@@ -23,122 +21,19 @@ import msgspec
 from ebpflb import unix_socket
 from ebpflb.agent.inspection import Call
 from ebpflb.agent.node_sync import NodeSync
-from ebpflb.errors import EbpflbError, KernelError, in_words
+from ebpflb.errors import EbpflbError, KernelError, NodeError, in_words
 from ebpflb.kernel.datapath import Datapath
-from ebpflb.kernel.monitoring import (
-    FRAME,
-    STRIDE,
-    MonitorAnswer,
-    MonitorQuestion,
-    Variant,
-    format_hash,
-)
+from ebpflb.kernel.monitoring import MonitorAnswer, MonitorQuestion, Variant, format_hash
 from ebpflb.kernel.programs.loader import ProgramSet
 from ebpflb.options import Paths
 from ebpflb.stopping import run_all
 from ebpflb.workers import DescriptorWorker
 
-# One ``ebpflb monitor`` that is connected to the agent.
-#
-# it sends      a line of JSON: a MonitorQuestion
-# it receives   a line of JSON: a MonitorAnswer, and if that is no error, frames:
-#               FRAME (how many events are lost, how many bytes follow), then records of the ring
-
-QUESTION_SECONDS = 5.0  # until the client must have asked
-MOST_BYTES = 4096  # of a question
-BUFFER = 1 << 20  # bytes that the kernel buffers for a client
-
-
-class MonitorClient:
-    """``asked`` has a bit for each wanted verdict; 0 until the client has asked."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.asked = 0
-        self.is_served = False
-        connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        self._said, self._until = b"", time.monotonic() + QUESTION_SECONDS
-        self._rest = memoryview(b"")  # of a partly sent frame
-        self._lost = self._lost_before = self._told = 0
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the client has asked, and has no answer yet."""
-        return bool(self.asked) and not self.is_served
-
-    @property
-    def is_late(self) -> bool:
-        return not self.asked and time.monotonic() > self._until
-
-    def read(self) -> bool:
-        """Read from the client; return False if it has ended, or asks for something impossible."""
-        try:
-            said = self.socket.recv(MOST_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        if not said:
-            return False
-        if not self.asked:
-            self._said += said
-        return self._understand() if b"\n" in self._said else len(self._said) < MOST_BYTES
-
-    def _understand(self) -> bool:
-        if self.asked:
-            return True
-        try:
-            question = msgspec.json.decode(self._said, type=MonitorQuestion)
-        except msgspec.MsgspecError:
-            question = MonitorQuestion("", 0)
-        if question.format != format_hash():
-            self.refuse("the agent has another version: use the agent's own `ebpflb`")
-            return False
-        self.asked = question.verdicts
-        return bool(self.asked)
-
-    def welcome(self, lost: int) -> None:
-        """Accept the client; ``lost`` is the number of events lost before."""
-        self._lost_before, self.is_served = lost, True
-        self._rest = memoryview(msgspec.json.encode(MonitorAnswer()) + b"\n")
-        self._flush()
-
-    def refuse(self, error: str) -> None:
-        self._rest = memoryview(msgspec.json.encode(MonitorAnswer(error)) + b"\n")
-        self._flush()
-
-    def send(self, records: bytes, lost: int) -> bool:
-        """Send all of the records or none of them; return False if the client has ended."""
-        if not self._flush():
-            return False
-        if self._rest:
-            self._lost += len(records) // STRIDE
-            return True
-        now = lost - self._lost_before + self._lost
-        if records or now != self._told:
-            self._told = now
-            self._rest = memoryview(FRAME.pack(now, len(records)) + records)
-        return self._flush()
-
-    def _flush(self) -> bool:
-        try:
-            while self._rest:
-                self._rest = self._rest[self.socket.send(self._rest) :]
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return True
-
-    def close(self) -> None:
-        self.socket.close()
-
-
 log = logging.getLogger(__name__)
 
-MOST_CLIENTS = 8
-READ_SECONDS = 0.05  # between two looks at the ring buffer
+QUESTION_SECONDS = 5.0  # until a client must have asked
+MOST_BYTES = 4096  # of a question
+LOOK_SECONDS = 0.2  # between two looks at whether the variant is still in force
 EXCHANGE_SECONDS = 30.0  # until an unresponsive loop is given up
 
 
@@ -155,7 +50,7 @@ class Monitoring(DescriptorWorker):
         """``put`` belongs to the loop's inbox."""
         super().__init__("monitor")
         self._paths, self._datapath, self._node_sync, self._put = paths, datapath, node_sync, put
-        self._clients: list[MonitorClient] = []
+        self._clients: dict[socket.socket, int] = {}  # with a bit for each verdict that one wants
         self._variant: Variant | None = None
         self._listening: socket.socket | None = None
         self._call: Call[None] | None = None
@@ -196,55 +91,47 @@ class Monitoring(DescriptorWorker):
 
     def _turn(self) -> None:
         assert self._listening
-        seconds = READ_SECONDS if self._clients or self._variant else math.inf
-        ready = self.wait([self._listening, *(it.socket for it in self._clients)], seconds)
-        for client in [it for it in self._clients if it.socket in ready]:
-            self._read(client)
+        seconds = LOOK_SECONDS if self._variant else math.inf
+        ready = self.wait([self._listening, *self._clients], seconds)
+        for client in self._clients.keys() & set(ready):  # it has ended: it has nothing to say
+            self._forget(client)
         if self._listening in ready:
             self._accept()
         if self.stopped.is_set():
             return
-        for client in [it for it in self._clients if it.is_late]:
-            self._forget(client)
-        self._send_on()
         if self._variant and self._datapath.others is not self._variant.programs:
             self._replaced()
-        elif self._variant and not any(client.asked for client in self._clients):
+        elif self._variant and not self._clients:
             self._end()
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            assert self._listening
-            client = MonitorClient(self._listening.accept()[0])
-            if len(self._clients) >= MOST_CLIENTS:
-                client.refuse(f"{MOST_CLIENTS} monitors are already running: end one of them")
-                client.close()
-                return
-            self._clients.append(client)
+        assert self._listening
+        try:
+            client = self._listening.accept()[0]
+        except OSError:
+            return
+        client.settimeout(QUESTION_SECONDS)
+        try:
+            self._serve(client)
+        except (EbpflbError, OSError) as error:
+            log.warning("no monitor can be started: %s", in_words(error))
+            with suppress(OSError):
+                client.sendall(_line(MonitorAnswer(in_words(error).splitlines()[0])))
+            self._clients.pop(client, None)
+            client.close()
 
-    def _read(self, client: MonitorClient) -> None:
-        """Read a client's question, or its end."""
-        if not client.read():
-            self._forget(client)
-        elif client.is_new:
-            try:
-                self._serve(client)
-            except (EbpflbError, OSError) as error:
-                log.warning("no monitor can be started: %s", in_words(error))
-                client.refuse(in_words(error).splitlines()[0])
-                self._forget(client)
-
-    def _serve(self, client: MonitorClient) -> None:
+    def _serve(self, client: socket.socket) -> None:
         """Serve a client.
 
-        Raises the errors of loading the variant, and then nothing has changed.
+        Raises OSError, and the errors of loading the variant: then nothing has changed.
         """
+        verdicts = _read_question(client)
         if self._variant is None:
             self._node_sync.require_own_programs()
-            self._variant = self._begin(client.asked)
-        else:
-            self._ask()
-        client.welcome(lost=self._variant.lost())
+            self._variant = self._begin(verdicts)
+        self._clients[client] = verdicts
+        self._ask()
+        socket.send_fds(client, [_line(MonitorAnswer())], self._variant.descriptors)
 
     def _begin(self, verdicts: int) -> Variant:
         variant = Variant(self._datapath, self._paths.cache)
@@ -259,20 +146,9 @@ class Monitoring(DescriptorWorker):
         return variant
 
     def _ask(self) -> None:
-        """Report every verdict that one of the clients wants."""
-        wanted = 0
-        for client in self._clients:
-            wanted |= client.asked
+        """Report every verdict that one of the clients wants. Raises KernelError."""
         if self._variant:
-            self._variant.ask(wanted)
-
-    def _send_on(self) -> None:
-        if self._variant is None:
-            return
-        records, lost = self._variant.ring.take(), self._variant.lost()
-        for client in list(self._clients):
-            if client.is_served and not client.send(records, lost):
-                self._forget(client)
+            self._variant.ask(reduce(or_, self._clients.values(), 0))
 
     def _replaced(self) -> None:
         """Disconnect the clients, who must ask again.
@@ -280,8 +156,7 @@ class Monitoring(DescriptorWorker):
         The agent has loaded its programs again, and they are in force.
         """
         variant, self._variant = self._variant, None
-        for client in [it for it in self._clients if it.is_served]:
-            self._forget(client)
+        self._forget_all()
         if variant:
             variant.close()
 
@@ -310,8 +185,23 @@ class Monitoring(DescriptorWorker):
         for client in list(self._clients):
             self._forget(client)
 
-    def _forget(self, client: MonitorClient) -> None:
-        self._clients.remove(client)
+    def _forget(self, client: socket.socket) -> None:
+        del self._clients[client]
         client.close()
         with suppress(KernelError):
             self._ask()
+
+
+def _read_question(client: socket.socket) -> int:
+    """Return the verdicts that a monitor wants. Raises NodeError for another version, OSError."""
+    try:
+        question = msgspec.json.decode(client.recv(MOST_BYTES), type=MonitorQuestion)
+    except msgspec.MsgspecError:
+        question = MonitorQuestion("", 0)
+    if question.format != format_hash():
+        raise NodeError("the agent has another version: use the agent's own `ebpflb`")
+    return question.verdicts
+
+
+def _line(answer: MonitorAnswer) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The monitoring variant of the programs: it uses the node's maps, and three of its own."""
 
+import fcntl
 import hashlib
 import logging
-import struct
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,14 +14,16 @@ import msgspec
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps import bpf_map, creation, layout
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.records import Monitor, MonitorEvent, record
-from ebpflb.kernel.maps.ring import HEADER, Ring
+from ebpflb.kernel.maps.records import Monitor, MonitorEvent
+from ebpflb.kernel.maps.ring import Ring
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import ProgramSet, read_members
 
-# The messages of an agent and ``ebpflb monitor`` before events flow, and the frames of events.
+# The messages of ``ebpflb monitor`` and an agent: a question and an answer, each a line of JSON.
+# With an answer that is no error come the descriptors of the maps HANDED_OVER. The programs stay
+# in force until the connection ends.
 
-FRAME = struct.Struct("=QI")
+HANDED_OVER = ("events", "events_lost")
 
 
 class MonitorQuestion(msgspec.Struct):
@@ -36,11 +39,8 @@ class MonitorAnswer(msgspec.Struct):
     error: str = ""
 
 
-# Which decisions can be monitored, and their events as values (bpf/record/events.h).
+# Which decisions can be monitored (bpf/record/events.h).
 
-EVENT_RECORD = record("struct event")
-SIZE = EVENT_RECORD.struct.size
-STRIDE = HEADER + SIZE
 HOOKS = layout.names("event_hook", "EVENT_")
 FLOW_KINDS = layout.names("flow_kind", "FLOW_")
 # Words that are counted but are no decision: an intermediate result, and the end of the enum.
@@ -54,7 +54,8 @@ USUAL = frozenset(DECISIONS) - FREQUENT
 def format_hash() -> str:
     """Return the name of the events' layout: agent and command may have different versions."""
     text = (layout.SOURCES / "record/events.h").read_text()
-    return hashlib.sha256(f"{layout.layout_hash()} {text}".encode()).hexdigest()[:12]
+    described = f"{layout.layout_hash()} {HANDED_OVER} {text}"
+    return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def decision_mask(verdicts: Iterable[str]) -> int:
@@ -62,10 +63,37 @@ def decision_mask(verdicts: Iterable[str]) -> int:
     return sum(1 << DECISIONS[word] for word in verdicts)
 
 
-def unpack_decision(records: bytes) -> Iterator[MonitorEvent]:
-    """Yield the events in the result of ``Ring.take``."""
-    for at in range(0, len(records), STRIDE):
-        yield EVENT_RECORD.unpack(records[at + HEADER : at + STRIDE])
+class EventReader:
+    """Read the events of a variant. Readers share them: each event is read by one of them."""
+
+    def __init__(self, descriptors: Sequence[int], lock: Path) -> None:
+        """``descriptors`` are those HANDED_OVER; ``lock`` is a directory. Raises OSError."""
+        specs = map(layout.MONITOR_MAPS.__getitem__, HANDED_OVER)
+        events, lost = map(bpf_map.open_map, specs, descriptors)
+        with ExitStack() as opened:
+            opened.callback(events.close)
+            opened.callback(lost.close)
+            self._lost, self._ring = lost, Ring(events)
+            opened.callback(self._ring.close)
+            self._lock = os.open(lock, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, self._lock)
+            self._lost_before: int = lost.get(0)[0]
+            self._opened = opened.pop_all()
+
+    def take(self) -> list[MonitorEvent]:
+        """Return the events since the last call of any reader."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            return self._ring.take_values()
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def lost(self) -> int:
+        """Return how many events were lost because the ring buffer was full."""
+        return int(self._lost.get(0)[0]) - self._lost_before
+
+    def close(self) -> None:
+        self._opened.close()
 
 
 log = logging.getLogger(__name__)
@@ -74,7 +102,7 @@ _TASK, _BTF = "task_struct", Path("/sys/kernel/btf/vmlinux")
 
 
 class Variant:
-    """The loaded programs, not attached yet; ``ring`` delivers their events."""
+    """The loaded programs, not attached yet, and the maps of their events."""
 
     def __init__(self, datapath: Datapath, cache: Path) -> None:
         """Load the programs. Safe in any thread.
@@ -90,8 +118,6 @@ class Variant:
             for name, spec in layout.MONITOR_MAPS.items():
                 made = self._maps[name] = bpf_map.open_map(spec, creation.create_map(spec))
                 opened.callback(made.close)
-            self.ring = Ring(self._maps["events"])
-            opened.callback(self.ring.close)
             self.programs = ProgramSet(
                 compiled.sockets, compiled.packets, {**datapath.maps, **self._maps}
             )
@@ -104,10 +130,10 @@ class Variant:
         """Select the reported verdicts, by a bit for each. Raises KernelError."""
         self._maps["monitor"].write([(0, Monitor(verdicts, *self._offsets))])
 
-    def lost(self) -> int:
-        """Return the number of events lost because the ring buffer was full."""
-        (count,) = self._maps["events_lost"].get(0)
-        return int(count)
+    @property
+    def descriptors(self) -> list[int]:
+        """What an EventReader needs."""
+        return [self._maps[name].fd for name in HANDED_OVER]
 
     def close(self) -> None:
         """Close everything except the programs, which their owner closes."""

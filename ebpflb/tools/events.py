@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events that a running agent sends on: it puts the monitoring programs in force meanwhile."""
+"""The events of the monitoring programs, which a running agent puts in force meanwhile."""
 
 import errno
 import socket
@@ -20,19 +20,21 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.layout import VERDICTS
 from ebpflb.kernel.maps.records import MonitorEvent
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.kernel.monitoring import FLOW_KINDS, FRAME, HOOKS, MonitorAnswer, MonitorQuestion
+from ebpflb.kernel.monitoring import (
+    FLOW_KINDS,
+    HANDED_OVER,
+    HOOKS,
+    EventReader,
+    MonitorAnswer,
+    MonitorQuestion,
+)
 from ebpflb.kernel.node import clients, namespaces
 from ebpflb.model.addresses import Address, host_port
 from ebpflb.options import Paths
-from ebpflb.plan.entries import (
-    BackendName,
-    Frontend,
-    protocol_name,
-    service_name,
-    service_of,
-)
+from ebpflb.plan.entries import BackendName, Frontend, protocol_name, service_name, service_of
 from ebpflb.tools import pins
 from ebpflb.tools.snapshot import Snapshot
+from ebpflb.workers import readable
 
 # Names for events: services and backends by their ids, pods by namespace and address.
 #
@@ -293,6 +295,7 @@ def _ends_of_packet(event: MonitorEvent) -> _Ends:
             return _Ends(source, destination, entry if event.backend else None)
 
 
+READ_SECONDS = 0.05  # between two looks at the ring buffer
 BEGIN_SECONDS = 300.0  # where the programs have to be compiled first
 _LONGEST = 1 << 16  # bytes of an answer
 _NO_AGENT = (
@@ -309,36 +312,42 @@ class EventBatch(NamedTuple):
 
 
 class EventStream:
-    """To be read until it ends, which it does when the agent does."""
+    """The events of a running agent's programs, until it ends."""
 
     def __init__(self, paths: Paths, verdicts: int) -> None:
         """Returns when the programs are in force. Raises NodeError that says what to do."""
         self._socket = _connect(paths)
         try:
+            self._reader = EventReader(self._ask(verdicts), paths.run)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _ask(self, verdicts: int) -> list[int]:
+        """Return the descriptors of the maps with the events."""
+        try:
             question = MonitorQuestion(monitoring.format_hash(), verdicts)
             self._socket.sendall(msgspec.json.encode(question) + b"\n")
-            self._file = self._socket.makefile("rb")
-            said = self._file.readline(_LONGEST)
+            said, descriptors, *_ = socket.recv_fds(
+                self._socket, _LONGEST, len(HANDED_OVER), socket.MSG_CMSG_CLOEXEC
+            )
             answer = msgspec.json.decode(said, type=MonitorAnswer)
         except TimeoutError:
-            self._socket.close()
             raise NodeError("the agent does not answer: see its log and `ebpflb status`") from None
         except (OSError, msgspec.MsgspecError):
-            self._socket.close()
             raise NodeError("the agent has stopped: see its log and `ebpflb status`") from None
         if answer.error:
-            self._socket.close()
             raise NodeError(f"no monitor can be started: {answer.error}")
-        self._socket.settimeout(None)
+        return descriptors
 
     def parts(self) -> Iterator[EventBatch]:
-        """Ends when the agent does."""
-        while (head := self._read(FRAME.size)) is not None:
-            lost, size = FRAME.unpack(head)
-            records = self._read(size)
-            if records is None:
-                return
-            yield EventBatch(monitoring.unpack_decision(records), lost)
+        """Yield what has happened, until the agent ends."""
+        told = 0
+        while not readable([self._socket], READ_SECONDS):
+            events, lost = self._reader.take(), self._reader.lost()
+            if events or lost != told:
+                told = lost
+                yield EventBatch(iter(events), lost)
 
     def end(self) -> None:
         """``parts`` ends; safe in any thread, which ``close`` is not."""
@@ -346,15 +355,8 @@ class EventStream:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._file.close()
+        self._reader.close()
         self._socket.close()
-
-    def _read(self, size: int) -> bytes | None:
-        try:
-            found = self._file.read(size)
-        except OSError:
-            return None
-        return found if len(found) == size else None
 
 
 def _connect(paths: Paths) -> socket.socket:

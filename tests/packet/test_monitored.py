@@ -40,7 +40,7 @@ def test_datagram_after_frontends_moved(node: PacketNode, places: Places) -> Non
     moves(node)
     with closing(Ring(node.maps["events"])) as ring:
         assert node.ingress(datagram(client, where)).verdicts == {"established": 1}
-        (event,) = monitoring.unpack_decision(ring.take())
+        (event,) = ring.take_values()
     (entry,) = (each for each in node.flows("udp").values() if each.kind == event.kind)
     assert monitoring.FLOW_KINDS[event.kind] == "dnat"
     assert (event.address, event.port) == (entry.address, entry.port)

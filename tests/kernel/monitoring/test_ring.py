@@ -63,7 +63,7 @@ def test_only_what_is_asked_for_is_told(watched: Watched) -> None:
     assert watched.ring.take() == b""
     watched.ask("malformed", "passed")
     watched.run(3)
-    found = list(monitoring.unpack_decision(watched.ring.take()))
+    found = watched.ring.take_values()
     assert [VERDICTS[it.verdict] in ("malformed", "passed") for it in found] == [True] * 3
     assert {monitoring.HOOKS[it.hook] for it in found} == {"ingress"}
     assert [it.time for it in found] == sorted(it.time for it in found)
@@ -76,14 +76,14 @@ def test_a_full_ring_loses_events_and_counts_them(watched: Watched) -> None:
     told = 0
     for turn in range(1, 8):
         watched.run(20)
-        told += len(watched.ring.take()) // monitoring.STRIDE
+        told += len(watched.ring.take_values())
         assert (told, watched.lost()) == (20 * turn, 0)
     watched.run(100)
-    told = len(watched.ring.take()) // monitoring.STRIDE
-    assert 0 < told <= SMALL // monitoring.STRIDE
+    told = len(watched.ring.take_values())
+    assert 0 < told <= SMALL // watched.ring.stride
     assert told + watched.lost() == 100
     watched.run(5)
-    assert len(watched.ring.take()) == 5 * monitoring.STRIDE
+    assert len(watched.ring.take_values()) == 5
 
 
 def test_what_can_be_asked_for() -> None:
