@@ -228,14 +228,20 @@ def test_without_rights_or_maps(cluster: Cluster, tmp_path: Path) -> None:
     done = subprocess.run(poor, capture_output=True, text=True, check=False, cwd="/")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "missing capabilities" in done.stderr
-    with pytest.raises(
-        NodeError,
-        match=r"there are no maps of this version in .*: did `ebpflb run`",
-    ):
+    with pytest.raises(NodeError, match="is not in a bpffs here"):
         StateDir(tmp_path).read_maps()
-    (tmp_path / "0123456789ab").mkdir()
-    with pytest.raises(NodeError, match="by another version of ebpflb: use that version"):
-        StateDir(tmp_path).read_maps()
+    empty = cluster.agent.paths.state.with_name(f"{cluster.agent.paths.state.name}-empty")
+    other = empty / "0123456789ab"
+    empty.mkdir()
+    try:
+        with pytest.raises(NodeError, match=r"there are no maps of this version in .*: did `ebpf"):
+            StateDir(empty).read_maps()
+        other.mkdir()
+        with pytest.raises(NodeError, match="by another version of ebpflb: use that version"):
+            StateDir(empty).read_maps()
+    finally:
+        for each in (other, empty):
+            each.rmdir()
 
 
 def test_no_agent_is_needed(cluster: Cluster) -> None:
