@@ -18,7 +18,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.options import REPORT, Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
-from ebpflb.serve.verdict import judge
+from ebpflb.serve.conditions import judge
 from ebpflb.tools import pins
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult

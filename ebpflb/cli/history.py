@@ -16,7 +16,7 @@ from ebpflb.history.records import (
     latest_changes,
 )
 from ebpflb.plan.entries import service_of
-from ebpflb.serve.verdict import span
+from ebpflb.serve.conditions import span
 from ebpflb.tools import pins
 
 FEW = 3  # names of one sort in a cell of a narrow table

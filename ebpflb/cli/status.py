@@ -11,69 +11,23 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, data_option, print_as, show, watch_option
+from ebpflb.serve.conditions import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.serve.status import AgentStatus
-from ebpflb.serve.verdict import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.tools import pins
 from ebpflb.tools.node_status import NodeStatus, read_status
 from ebpflb.version import VERSION
 
 # What the text has, by group; in a group's order. Other fields of the data are in other lines.
 GROUPS = {
-    "agent": (
-        "agent",
-        "node",
-        "node_unknown",
-        "source",
-        "standalone",
-        "last_received",
-        "source_errors",
-        "lists_complete",
-        "programs",
-        "monitor",
-        "failing_parts",
-        "ports_not_open",
-        "removed_settings",
-    ),
-    "traffic": (
-        "served_by",
-        "network",
-        "maps",
-        "socket_hooks",
-        "socket_translation",
-        "devices",
-        "devices_not_served",
-        "choices_lost",
-        "devices_to_come",
-        "flows_wait",
-        "other_programs_first",
-        "packet_path",
-        "fast_forward",
-        "fast_forward_off",
-        "flowtable",
-        "forwarding",
-    ),
-    "services": (
-        "service_ports",
-        "backends",
-        "in_sync",
-        "sync_error",
-        "node_readiness_error",
-        "not_programmed",
-        "set_aside",
-        "contested",
-        "invalid_objects",
-        "object_warnings",
-        "drift",
-        "audit_errors",
-    ),
-    "connections": (
-        "flows",
-        "conntrack",
-        "reset_on_removal",
-        "stale_udp_error",
-        "ports_not_reserved",
-    ),
-    "kube-proxy": ("kube_proxy", "left_to_kube_proxy"),
+    "agent": "agent node node_unknown source standalone last_received source_errors "
+    "lists_complete programs monitor failing_parts ports_not_open removed_settings",
+    "traffic": "served_by network maps socket_hooks socket_translation devices devices_not_served "
+    "choices_lost devices_to_come flows_wait other_programs_first packet_path fast_forward "
+    "fast_forward_off flowtable forwarding",
+    "services": "service_ports backends in_sync sync_error node_readiness_error not_programmed "
+    "set_aside contested invalid_objects object_warnings drift audit_errors",
+    "connections": "flows conntrack reset_on_removal stale_udp_error ports_not_reserved",
+    "kube-proxy": "kube_proxy left_to_kube_proxy",
 }
 # Where the field's name is no word for the operator.
 LABELS = {
@@ -146,7 +100,8 @@ def _flows_text(numbers: Mapping[str, int]) -> str:
 def groups(facts: Mapping[str, Any]) -> Iterator[str]:
     """The lines of each group that has a value, under its name."""
     for title, names in GROUPS.items():
-        lines = [line for name in names if name in facts for line in fact_lines(name, facts[name])]
+        given = [name for name in names.split() if name in facts]
+        lines = [line for name in given for line in fact_lines(name, facts[name])]
         if lines:
             yield from ("", title, *lines)
 

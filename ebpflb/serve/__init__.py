@@ -7,8 +7,7 @@ ports; the one server thread reads them to respond to requests.
 status              the agent's status, in a file
 recorded_options    the agent's options, as its status gives them to commands
 agent_lock          one agent alone on a state directory
-conditions          all problems: one list for status, /readyz and metrics
-verdict             OK, DEGRADED or DOWN, and why
+conditions          all problems, one list for status, /readyz and metrics; OK, DEGRADED or DOWN
 servers             the HTTP servers: ports 10256 and 10249, health-check node ports, local socket
 listener            listening sockets and connections, in one thread
 health              10256: whether the agent syncs in time, and the node should get traffic

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """All problems of the agent in one list: status, /readyz and metrics are views of it.
 
-Each condition follows from the agent's status alone. ``verdict`` adds problems that only a command
-sees (no agent, no hooks, a full conntrack). docs/runbook.md has a heading for each cause.
+Each condition follows from the agent's status alone. The verdict about a node, as in `ebpflb
+status`, adds problems that only a command sees (no agent, no hooks, a full conntrack).
+docs/runbook.md has a heading for each cause.
+
+OK: this node is served, by an agent that applies the changes that it receives; no problem is known.
+DEGRADED: the content of the maps serves, but there is a problem, or changes are not applied.
+DOWN: sockets of this node are not served.
+
+The published status of an agent counts only as long as that agent runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
+from msgspec import Struct
+
+from ebpflb.model.pulse import Pulse
+from ebpflb.options import Paths
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 
 
@@ -59,21 +71,20 @@ class Condition(NamedTuple):
     passing: bool = False
 
 
+# A part of the plan is not in force while one of these lasts.
+_UNREADY = {
+    *(Cause.DRIFT, Cause.AUDIT_ERRORS, Cause.PROGRAMS),
+    *(Cause.DEVICES_NOT_SERVED, Cause.CHOICES_LOST),
+}
+
+
 def conditions(status: AgentStatus) -> list[Condition]:
     """Return all problems, the gravest first."""
-    return [
-        *_not_in_force(status),
-        *_not_received(status),
-        *_not_served(status),
-    ]
+    return [*_beginning(status), *_lasting(status)]
 
 
-def not_ready(status: AgentStatus) -> list[str]:
-    """Return why not everything is in force, for /readyz; empty if everything is."""
-    return [each.text for each in conditions(status) if each.unready]
-
-
-def _not_in_force(status: AgentStatus) -> Iterator[Condition]:
+def _beginning(status: AgentStatus) -> Iterator[Condition]:
+    """Yield what is usual after a start or a change; and a sync that fails."""
     if not status.attached:
         text = "the programs are not attached"
         yield Condition(Cause.NO_SOCKET_HOOKS, text, unready=True, passing=True)
@@ -86,103 +97,232 @@ def _not_in_force(status: AgentStatus) -> Iterator[Condition]:
     elif not status.in_sync:
         text = "not everything is written yet"
         yield Condition(Cause.SYNC_ERROR, text, unready=True, passing=True)
-    yield from _named(
-        Cause.DRIFT, status.drift, "not as planned", "differences from the plan", True
-    )
-    yield from _named(
-        Cause.AUDIT_ERRORS,
-        status.audit_errors,
-        "an audit cannot finish",
-        "audits cannot finish",
-        unready=True,
-    )
-    if status.programs != CURRENT_PROGRAMS:
-        yield Condition(Cause.PROGRAMS, f"the programs are {status.programs}", unready=True)
 
 
-def _not_received(status: AgentStatus) -> Iterator[Condition]:
-    yield from _named(
-        Cause.FAILING_PARTS,
-        status.failing_parts,
-        "a part of the agent fails",
-        "parts of the agent fail",
-    )
-    if not status.lists_complete:
-        text = "not all of Services, EndpointSlices and the Node have been received yet"
-        yield Condition(Cause.LISTS, f"{text}: nothing is written before then")
-    if status.node_unknown:
-        text = f"{status.node_unknown}: /healthz answers 503; see --hostname-override"
-        yield Condition(Cause.NODE_UNKNOWN, text)
-    yield from _named(
-        Cause.SOURCE_ERRORS,
-        status.source_errors,
-        "a source cannot be read",
-        "sources cannot be read",
-    )
+def _lasting(it: AgentStatus) -> Iterator[Condition]:
+    """Yield one condition for each row with a reason (text: {}), or with reasons by name.
 
-
-def _not_served(status: AgentStatus) -> Iterator[Condition]:
-    yield from _named(
-        Cause.NOT_PROGRAMMED,
-        status.not_programmed,
-        "a Service does not fit",
-        "Services do not fit",
-    )
-    if status.standalone:  # elsewhere a tenant could degrade every node
-        yield from _named(
+    Of several reasons it names the first ("one | many").
+    """
+    rows: tuple[tuple[Cause, str, str | Mapping[str, str] | bool | None], ...] = (
+        (Cause.DRIFT, "not as planned | differences from the plan", it.drift),
+        (Cause.AUDIT_ERRORS, "an audit cannot finish | audits cannot finish", it.audit_errors),
+        (Cause.PROGRAMS, "the programs are {}", it.programs != CURRENT_PROGRAMS and it.programs),
+        (
+            Cause.FAILING_PARTS,
+            "a part of the agent fails | parts of the agent fail",
+            it.failing_parts,
+        ),
+        (
+            Cause.LISTS,
+            "not all of Services, EndpointSlices and the Node have been received yet: "
+            "nothing is written before then",
+            not it.lists_complete,
+        ),
+        (Cause.NODE_UNKNOWN, "{}: /healthz answers 503; see --hostname-override", it.node_unknown),
+        (Cause.SOURCE_ERRORS, "a source cannot be read | sources cannot be read", it.source_errors),
+        (Cause.NOT_PROGRAMMED, "a Service does not fit | Services do not fit", it.not_programmed),
+        # Elsewhere a tenant could degrade every node.
+        (
             Cause.CLAIMED_TWICE,
-            status.contested,
-            "an address is claimed twice",
-            "addresses are claimed twice",
-        )
-    yield from _named(
-        Cause.DEVICES_NOT_SERVED,
-        status.devices_not_served,
-        "a device is not served",
-        "devices are not served",
-        unready=True,
-    )
-    yield from _named(
-        Cause.CHOICES_LOST,
-        status.choices_lost,
-        "a device's requests are not translated",
-        "devices' requests are not translated",
-        unready=True,
-    )
-    yield from _not_done(status)
-
-
-def _not_done(status: AgentStatus) -> Iterator[Condition]:
-    if status.stale_udp_error:
-        text = "UDP sockets and flows may keep removed endpoints"
-        yield Condition(Cause.STALE_UDP, f"{text}: {status.stale_udp_error}")
-    if status.node_readiness_error:
-        text = "the Node does not say in the API whether Services work here"
-        yield Condition(Cause.NODE_NOT_WRITTEN, f"{text}: {status.node_readiness_error}")
-    if status.left_to_kube_proxy and status.kube_proxy:
-        yield Condition(Cause.KUBE_PROXY_MISSING, f"kube-proxy {status.kube_proxy}")
-    if not status.kube_proxy_runs:  # a running kube-proxy has these ports
-        yield from _named(
+            "an address is claimed twice | addresses are claimed twice",
+            it.standalone and it.contested,
+        ),
+        (
+            Cause.DEVICES_NOT_SERVED,
+            "a device is not served | devices are not served",
+            it.devices_not_served,
+        ),
+        (
+            Cause.CHOICES_LOST,
+            "a device's requests are not translated | devices' requests are not translated",
+            it.choices_lost,
+        ),
+        (
+            Cause.STALE_UDP,
+            "UDP sockets and flows may keep removed endpoints: {}",
+            it.stale_udp_error,
+        ),
+        (
+            Cause.NODE_NOT_WRITTEN,
+            "the Node does not say in the API whether Services work here: {}",
+            it.node_readiness_error,
+        ),
+        (Cause.KUBE_PROXY_MISSING, "kube-proxy {}", it.left_to_kube_proxy and it.kube_proxy),
+        # A running kube-proxy has these ports.
+        (
             Cause.PORTS_NOT_OPEN,
-            status.ports_not_open,
-            "a port of the agent is not open",
-            "ports of the agent are not open",
+            "a port of the agent is not open | ports of the agent are not open",
+            not it.kube_proxy_runs and it.ports_not_open,
+        ),
+        (
+            Cause.REMOVED_SETTINGS,
+            "a setting has no effect | settings have no effect",
+            it.removed_settings,
+        ),
+        (Cause.INVALID_OBJECTS, "an object is invalid | invalid objects", it.invalid_objects),
+    )
+    for cause, text, found in rows:
+        if isinstance(found, Mapping) and found:
+            one, _, many = text.partition(" | ")
+            name, reason = next(iter(found.items()))
+            what = one if len(found) == 1 else f"{len(found)} {many}, the first"
+            yield Condition(cause, f"{what}: {name}: {reason}", cause in _UNREADY)
+        elif found:
+            yield Condition(cause, text.format(found), cause in _UNREADY)
+
+
+def not_ready(status: AgentStatus) -> list[str]:
+    """Return why not everything is in force, for /readyz; empty if everything is."""
+    return [each.text for each in conditions(status) if each.unready]
+
+
+# Two missing bookmarks of the API server (a minute each, with their jitter), and the period in
+# which an agent publishes when it last received something.
+OLD_AFTER = timedelta(minutes=4)
+CONNTRACK_FULL = 0.99  # of the limit: a full table frees single half-open entries
+
+
+class Verdict(StrEnum):
+    """From good to bad."""
+
+    OK = "OK"
+    DEGRADED = "DEGRADED"
+    DOWN = "DOWN"
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of `ebpflb status`.
+
+        1 and 2 mean that a command fails, or is used wrongly.
+        """
+        return {Verdict.OK: 0, Verdict.DEGRADED: 3, Verdict.DOWN: 4}[self]
+
+
+class VerdictReason(NamedTuple):
+    """``text`` is the problem in words, with its meaning for this node."""
+
+    verdict: Verdict
+    cause: Cause
+    text: str
+
+
+class Facts(Struct, frozen=True):
+    """The facts behind a verdict. ``published``: of the last agent; None if there was none.
+
+    ``forwarding``: the traffic that FORWARD drops, in words, and whether it does so now. ``pulse``:
+    the agent's current answer; None if it cannot be asked. ``hangs``: it does not answer.
+    """
+
+    paths: Paths
+    runs: bool
+    socket_hooks: Sequence[str]
+    published: AgentStatus | None
+    now: datetime
+    forwarding: Mapping[str, bool] = {}
+    pulse: Pulse | None = None
+    hangs: bool = False
+    overruled: str = ""  # the problem if a kube-proxy runs behind programs that no agent updates
+    conntrack: tuple[int, int] = (0, 0)  # entries, and their limit; 0 is no limit
+    table: str = ""  # the problem if the programs need an nft table that is missing, in words
+
+
+def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
+    """Return the verdict, and every reason for it, the gravest first; no reason means OK."""
+    reasons = sorted(_reasons(facts), key=lambda reason: -list(Verdict).index(reason.verdict))
+    return reasons[0].verdict if reasons else Verdict.OK, reasons
+
+
+def _reasons(facts: Facts) -> Iterator[VerdictReason]:
+    yield from _hooks(facts)
+    for text, is_now in facts.forwarding.items():
+        if is_now:
+            yield _degraded(Cause.NOT_FORWARDED, text)
+    yield from _conntrack(facts)
+    if facts.table:
+        yield _degraded(Cause.NO_TABLE, facts.table)
+    if not facts.runs:
+        yield from _no_agent(facts)
+        return
+    yield from _pulse(facts)
+    if facts.published:
+        for each in conditions(facts.published):
+            if not each.passing:
+                yield _degraded(each.cause, each.text)
+        yield from _old_news(facts.published, facts.now)
+
+
+def _hooks(facts: Facts) -> Iterator[VerdictReason]:
+    if facts.socket_hooks:
+        return
+    where = f"no programs in {facts.paths.state}"
+    if facts.runs and facts.published and facts.published.attached:
+        text = f"{where}: the running agent holds them; they serve only until it stops"
+        yield _degraded(Cause.NO_SOCKET_HOOKS, text)
+    elif facts.runs:
+        text = f"{where}: sockets are not served until the agent has attached the programs"
+        yield VerdictReason(Verdict.DOWN, Cause.NO_SOCKET_HOOKS, text)
+    elif facts.published:
+        yield VerdictReason(Verdict.DOWN, Cause.NO_SOCKET_HOOKS, f"{where}: sockets are not served")
+    else:
+        text = f"{where}, and no agent's status in {facts.paths.run}: see --state-dir, --run-dir"
+        yield VerdictReason(Verdict.DOWN, Cause.NOTHING_HERE, text)
+
+
+def _conntrack(facts: Facts) -> Iterator[VerdictReason]:
+    entries, limit = facts.conntrack
+    if limit and entries >= CONNTRACK_FULL * limit:
+        text = f"the kernel's conntrack is full ({entries} of {limit} entries)"
+        lost = "new connections of this node are dropped, to services or not"
+        yield _degraded(Cause.CONNTRACK_FULL, f"{text}: {lost}; raise nf_conntrack_max")
+
+
+def _no_agent(facts: Facts) -> Iterator[VerdictReason]:
+    if facts.published:
+        text = "no agent is running: changes of Services are not applied"
+    elif facts.socket_hooks:
+        text = (
+            f"no agent is running, and there is no status of one in {facts.paths.run}: see "
+            "--run-dir"
         )
-    yield from _named(
-        Cause.REMOVED_SETTINGS,
-        status.removed_settings,
-        "a setting has no effect",
-        "settings have no effect",
-    )
-    yield from _named(
-        Cause.INVALID_OBJECTS, status.invalid_objects, "an object is invalid", "invalid objects"
-    )
+    else:
+        return
+    beside = f"; {facts.overruled}" if facts.overruled else ""
+    yield VerdictReason(Verdict.DEGRADED, Cause.NO_AGENT, f"{text}{beside}")
 
 
-def _named(
-    cause: Cause, reasons: Mapping[str, str], one: str, many: str, unready: bool = False
-) -> Iterator[Condition]:
-    """Yield one condition for all of these; it names the first one, with its reason."""
-    for name in list(reasons)[:1]:
-        what = one if len(reasons) == 1 else f"{len(reasons)} {many}, the first"
-        yield Condition(cause, f"{what}: {name}: {reasons[name]}", unready)
+def _pulse(facts: Facts) -> Iterator[VerdictReason]:
+    unapplied = "changes of services are not applied"
+    if facts.hangs:
+        who = f" (pid {facts.published.pid})" if facts.published else ""
+        text = f"the agent{who} does not answer: {unapplied}"
+        yield _degraded(Cause.NO_ANSWER, text)
+    if facts.pulse:
+        yield from (_degraded(Cause.STALLED, f"{it}: {unapplied}") for it in facts.pulse.stalled)
+        yield from (_degraded(Cause.LATE, it) for it in facts.pulse.late)
+
+
+def _old_news(status: AgentStatus, now: datetime) -> Iterator[VerdictReason]:
+    ages = {kind: now - datetime.fromisoformat(at) for kind, at in status.last_received.items()}
+    old = [f"{kind} for {span(age)}" for kind, age in ages.items() if age > OLD_AFTER]
+    if old:
+        yield _degraded(Cause.OLD_NEWS, f"nothing received of {', '.join(old)}")
+
+
+def _degraded(cause: Cause, text: str) -> VerdictReason:
+    return VerdictReason(Verdict.DEGRADED, cause, text)
+
+
+def since(time: str, now: datetime) -> str:
+    """A time, with its age; ``time`` is of RFC 3339."""
+    at = datetime.fromisoformat(time)
+    return f"{at.astimezone().isoformat()} ({span(now - at)} ago)"
+
+
+def span(time: timedelta) -> str:
+    """Format in the largest unit with at least two, such as "95 s" or "3 h"; "0 s" if negative."""
+    seconds = max(0, int(time.total_seconds()))
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

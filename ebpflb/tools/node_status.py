@@ -21,8 +21,8 @@ from ebpflb.model.kube_proxy import RULES_RETURNED
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
+from ebpflb.serve.conditions import Facts, judge
 from ebpflb.serve.status import AgentStatus
-from ebpflb.serve.verdict import Facts, judge
 from ebpflb.tools import ask, kube_proxy, pins
 from ebpflb.tools.firewall.forwarding import dropping
 

@@ -11,9 +11,8 @@ from ebpflb.config.parameters import PARAMETERS
 from ebpflb.kernel.maps import layout
 from ebpflb.model import map_sizes
 from ebpflb.options import Options, flags_of
-from ebpflb.serve.conditions import Cause
+from ebpflb.serve.conditions import Cause, Verdict
 from ebpflb.serve.status import AgentStatus
-from ebpflb.serve.verdict import Verdict
 from tests.docs import pages
 from tests.docs.pages import ROOT
 

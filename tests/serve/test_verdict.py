@@ -9,9 +9,8 @@ import pytest
 
 from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
-from ebpflb.serve.conditions import Cause
+from ebpflb.serve.conditions import OLD_AFTER, Cause, Facts, Verdict, judge, span
 from ebpflb.serve.status import AgentStatus
-from ebpflb.serve.verdict import OLD_AFTER, Facts, Verdict, judge, span
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 PATHS = Paths(state=Path("/sys/fs/bpf/here"), run=Path("/run/here"))
