@@ -40,8 +40,7 @@ def draw(result: Result, panels: Sequence[Panel], path: Path) -> None:
         place.set_title(_title(result, panel), fontsize=9, loc="left")
         place.tick_params(labelsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
-    figure.savefig(path, dpi=DOTS, **options)
+    figure.savefig(path, dpi=DOTS, metadata={"Software": None}, pil_kwargs={"optimize": True})
     pyplot.close(figure)
 
 

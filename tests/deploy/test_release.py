@@ -130,3 +130,71 @@ def test_the_workflow_calls_the_same_target() -> None:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     made = [command for script in scripts for command in re.findall(r"\bmake release\b.*", script)]
     assert made == ['make release KEY=/tmp/key SOURCE_URL="$SOURCE_URL"']
+
+
+PIP = """#!/bin/sh
+while [ $# -gt 0 ]; do
+	case $1 in
+	--python-version) tag=cpython-$(echo "$2" | tr -d .) ;;
+	--target) into=$2 ;;
+	--requirement) cat "$2" >{folder}/lock ;;
+	esac
+	shift
+done
+[ "$into" ] || exit 0
+mkdir -p "$into/compiled" "$into/left_out"
+for name in _top compiled/_part left_out/_part; do touch "$into/$name.$tag.so"; done
+"""
+
+
+LIBRARY = "environment/lib/python3.13/site-packages"
+ENVIRONMENT = {
+    f"{LIBRARY}/compiled_one-2.0.dist-info/WHEEL": "Root-Is-Purelib: false\n",
+    f"{LIBRARY}/pure-1.0.dist-info/WHEEL": "Root-Is-Purelib: true\n",
+    f"{LIBRARY}/compiled/__pycache__/code.cpython-313.pyc": "",
+    "environment/pyvenv.cfg": "home = /usr/bin\nversion = 3.13.5\n",
+    "environment/bin/ebpflb": "",
+    "environment/bin/python3.13": "",
+    "environment/share/bash-completion/ebpflb": "",
+    "environment/share/fish/ebpflb": "",
+    "environment/share/zsh/site-functions/_ebpflb": "",
+    "requirements/ui.txt": "compiled-one==2.0 \\\n    --hash=a\npure==1.0 \\\n    --hash=b\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """The root of the Debian package of an environment with one compiled module, by a pip that
+    notes what it is asked for.
+    """
+    for name, text in (ENVIRONMENT | {"python": PIP.format(folder=tmp_path)}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "python").chmod(0o755)
+    for name in ("CHANGELOG.md", "LICENSE", "deploy", "setup.cfg"):
+        (tmp_path / name).symlink_to(DEPLOY.parent / name)
+    made = ["deploy/release/deb", "environment", "0.1.1.dev5+gabc", "amd64", "."]
+    environment = os.environ | {"python": "./python"}
+    subprocess.run(["bash", *made], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    (deb,) = tmp_path.glob("*.deb")
+    subprocess.run(["dpkg-deb", "--raw-extract", deb, tmp_path / "root"], check=True)
+    return tmp_path / "root"
+
+
+def test_the_debian_package_serves_each_python(package: Path) -> None:
+    """It has the compiled modules for each Python that it may be installed beside, and only of
+    packages that it contains; everything else is there once, and no Python's bytecode is.
+    """
+    control = (package / "DEBIAN/control").read_text()
+    first, end = (int(each) for each in re.findall(r"python3 \((?:>=|<<) 3\.(\d+)\)", control))
+    folders = package / "opt/ebpflb/lib"
+    tags = [f"cpython-3{minor}.so" for minor in range(first, end)]
+    modules = {f"{name}.{tag}" for name in ("_top", "compiled/_part") for tag in tags}
+    for minor in range(first, end):
+        library = folders / f"python3.{minor}/site-packages"
+        found = {str(it.relative_to(library)) for it in library.rglob("*.*")}
+        assert {it for it in found if it.endswith((".so", ".pyc"))} == modules
+    assert [it.name for it in folders.iterdir() if not it.is_symlink()] == [f"python3.{first}"]
+    assert [it.name for it in (package / "opt/ebpflb/bin").iterdir()] == ["ebpflb"]
+    lock = (package.parent / "lock").read_text()
+    assert lock == "compiled-one==2.0 \\\n    --hash=a\n"
