@@ -283,7 +283,10 @@ def question(request: Request) -> Asked:
     except ValueError as error:
         raise BadInput(str(error)) from None
     port = number(request, "from_port", 1, 65535) if "from_port" in request.query_params else None
-    return Asked(to, text(request, "from", "node"), port)
+    sender = text(request, "from", "node")
+    if sender.startswith("/") or ".." in sender:  # root would open it
+        raise BadInput("from is a name or an address: only the command takes a path")
+    return Asked(to, sender, port)
 
 
 def moment(words: str) -> float:

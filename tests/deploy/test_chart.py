@@ -207,7 +207,9 @@ def test_bad_values_are_refused(values: Values) -> None:
 
 
 def test_the_page_is_off_by_default_and_may_write_nothing() -> None:
-    """Its container has the agent's rights at most, and every mount but /tmp read-only."""
+    """Its container has the agent's rights at most, every mount but /tmp read-only, and no token of
+    the service account.
+    """
     ui = {"enabled": True, "port": 10300, "tokenSecret": "a-secret"}
     plain, rendered = helm.render({}, {"ui": ui})
     assert "ui" not in [it["name"] for it in helm.containers(plain)]
@@ -218,6 +220,11 @@ def test_the_page_is_off_by_default_and_may_write_nothing() -> None:
     rights = [set(it["securityContext"]["capabilities"]["add"]) for it in (page, agent)]
     assert rights[0] <= rights[1] and page["securityContext"]["readOnlyRootFilesystem"]
     assert {it["name"] for it in page["volumeMounts"] if not it.get("readOnly")} == {"tmp"}
+    places = {it["mountPath"]: it["name"] for it in page["volumeMounts"]}
+    assert places["/var/run/secrets/kubernetes.io/serviceaccount"] == "no-token"
+    assert {"name": "no-token", "emptyDir": {}} in helm.the("DaemonSet", rendered)["spec"][
+        "template"
+    ]["spec"]["volumes"]
     assert "hostPort" not in str(page)
 
 

@@ -99,6 +99,15 @@ def test_explain(node: Node) -> None:
     assert (len(said["endpoints"]), said["more_endpoints"]) == (200, 799)
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "../etc/passwd", "pod/../../x"])
+def test_no_path_is_opened(node: Node, path: str) -> None:
+    """Whoever reaches the page could let root open it: only the command takes a path."""
+    query: dict[str, Any] = {"to": "10.96.0.10:80", "from": path}
+    found = get(guarded(node), "/api/explain", **query)
+    assert (found.status, not node.asked) == (400, True)
+    assert "only the command takes a path" in found.said["error"]
+
+
 def test_history(node: Node) -> None:
     """Of a Service, since a time."""
     node.answers["history"] = {"begins": "then", "changes": [], "earlier": 0, "notes": []}

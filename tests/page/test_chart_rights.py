@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -30,9 +30,9 @@ READ_ONLY = (
 )
 
 
-def granted() -> list[str]:
+def granted(rights: dict[str, bool]) -> list[str]:
     """To the container of the page; those that this machine has."""
-    (objects,) = helm.render({"ui": {"enabled": True}})
+    (objects,) = helm.render({"ui": {"enabled": True}, "rights": rights})
     _, page = helm.containers(objects)
     names = page["securityContext"]["capabilities"]["add"]
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -48,10 +48,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def port(cluster: Cluster) -> Iterator[int]:
-    """Of a page with these rights, in the node's network namespace."""
-    bounding = ",".join(["-all", *(f"+{it.lower()}" for it in granted())])
+@contextmanager
+def page(cluster: Cluster, **rights: bool) -> Iterator[int]:
+    """The port of a page with the rights of these values, in the node's network namespace."""
+    bounding = ",".join(["-all", *(f"+{it.lower()}" for it in granted(rights))])
     command = [
         *("unshare", "--mount", "--propagation", "slave", "sh", "-c", READ_ONLY, "sh"),
         *("setpriv", "--no-new-privs", f"--bounding-set={bounding}"),
@@ -76,13 +76,34 @@ def node(cluster: Cluster) -> Iterator[None]:
     netns.popns()
 
 
-def get(port: int, path: str, **query: str) -> Any:
+def get(port: int, path: str, *, status: int = 200, **query: str) -> Any:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
         connection.request("GET", f"/api/{path}?{urlencode(query)}")
         response = connection.getresponse()
         said = response.read(1 << 20) if path != "events" else response.read1()
-        assert response.status == 200, said
+        assert response.status == status, said
         return json.loads(said.removeprefix(b"data: "))
+
+
+@pytest.fixture
+def port(cluster: Cluster) -> Iterator[int]:
+    with page(cluster) as port:
+        yield port
+
+
+@pytest.mark.extended
+def test_without_the_right_to_enter_pods(node: None, cluster: Cluster) -> None:
+    """The page explains as the node and as a client outside; of an address that a pod may have it
+    says that it cannot see whose it is.
+    """
+    with page(cluster, enterPods=False) as port:
+        assert get(port, "status")["socket_hooks"]
+        query: dict[str, Any] = {"to": f"{VIP}:80"}
+        for query["from"] in ("node", cluster.node.v4):
+            found = get(port, "explain", **query)
+            assert (found["from"]["kind"], found["verdict"]) == ("node", "translated")
+        query["from"] = cluster.client.v4
+        assert "CAP_SYS_ADMIN" in get(port, "explain", status=503, **query)["error"]
 
 
 @pytest.mark.extended
@@ -94,7 +115,8 @@ def test_everything_is_shown(node: None, port: int, cluster: Cluster) -> None:
     assert "web-1" in [it["name"] for it in get(port, "choices")["pods"]]
     assert [(row["service"], row["used"], row["opened"]) for row in rows] == [("default/web", 6, 1)]
     assert len(get(port, "service", name="default/web")["page"]["ports"]) == 2
-    found = get(port, "explain", **{"to": f"{VIP}:80", "from": cluster.client.v4})
+    query: dict[str, Any] = {"to": f"{VIP}:80", "from": cluster.client.v4}
+    found = get(port, "explain", **query)
     assert (found["from"]["kind"], found["verdict"]) == ("pod", "translated")
     assert get(port, "history", service="default/web")["changes"]
     assert get(port, "events")["error"] == ""

@@ -222,9 +222,14 @@ def _maps_of(prog_id: int) -> set[int]:
 
 
 def program_name(prog_id: int) -> str:
-    """Return a program's name and id, for the operator."""
-    with bpf.closing(bpf.prog_by_id(prog_id)) as program:
-        name: bytes = bpf.ffi.string(bpf.info(program, "prog_info").name)
+    """Return a program's name and id, for the operator; without CAP_SYS_ADMIN only the id."""
+    try:
+        with bpf.closing(bpf.prog_by_id(prog_id)) as program:
+            name: bytes = bpf.ffi.string(bpf.info(program, "prog_info").name)
+    except KernelError as error:
+        if error.errno == errno.EPERM:
+            return f"#{prog_id}"
+        raise
     return f"{name.decode()} #{prog_id}"
 
 

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, NotFound
 from ebpflb.kernel import netlink
 from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.node import namespaces
@@ -69,10 +69,11 @@ def by_cookies() -> dict[int, Path]:
 def by_address(wanted: Address) -> Path | None:
     """Return the namespace with this address, except our own; those linked to ours come first.
 
-    Namespaces of other networks on the machine may have the same addresses.
+    Namespaces of other networks on the machine may have the same addresses. Raises NodeError if one
+    may not be entered, because the address may be there.
     """
     for path in chain(namespaces.linked(), namespaces.others()):
-        with suppress(NodeError):
+        with suppress(NotFound):
             if wanted in addresses(path):
                 return path
     return None
@@ -159,7 +160,7 @@ def _in(path: Path, function: Callable[[], _T]) -> _T:
     try:
         return namespaces.call_in(path, function)
     except (FileNotFoundError, ProcessLookupError) as error:
-        raise NodeError(
+        raise NotFound(
             f"the network namespace {path} was removed: run the command again"
         ) from error
     except OSError as error:

@@ -139,6 +139,9 @@ def call_in_new(function: Callable[[], _T]) -> _T:
 
 
 def enter(path: Path, kind: int) -> None:
+    """Move this thread into the namespace; into its own it needs no right. Raises OSError."""
+    if identity(path) == identity(OWN_NETNS):
+        return
     with _open(path) as namespace:
         try:
             libc.setns(namespace, kind)

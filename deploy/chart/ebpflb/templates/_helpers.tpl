@@ -115,7 +115,7 @@ capabilities:
     - SYS_RESOURCE # before Linux 5.11: explain's private maps count against RLIMIT_MEMLOCK
     {{- end }}
     {{- if .Values.rights.enterPods }}
-    - SYS_ADMIN # setns(2): explain asks as a pod
+    - SYS_ADMIN # setns(2): explain asks as a pod, or by an address that a pod may have
     {{- end }}
 seccompProfile:
   type: Unconfined
@@ -148,6 +148,10 @@ seLinuxOptions:
 {{- end }}
 - name: tmp
   mountPath: /tmp
+# In place of the service account's token, which Kubernetes then does not mount here.
+- name: no-token
+  mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+  readOnly: true
 {{- if .Values.ui.tokenSecret }}
 - name: ui-token
   mountPath: /etc/ebpflb-ui
