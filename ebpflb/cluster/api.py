@@ -140,7 +140,7 @@ class Server:
         """
         with (
             self._get(kind, query, read_timeout=self._timing.answer_timeout) as response,
-            _as_cluster_errors(),
+            _as_cluster_errors(self._where(response.url)),
         ):
             yield from read_parts(response, LARGEST_PAGE)
 
@@ -178,7 +178,7 @@ class Server:
         with closing(response):
             answer = _status(response)
         if response.status // 100 != 2:
-            raise error_from_write(answer, response.status)
+            raise error_from_write(answer, response.status, self._where(response.url))
 
     def close(self) -> None:
         """End every answer that is being read: the reading thread sees a broken connection."""
@@ -210,7 +210,8 @@ class Server:
             )
         with self._registered(response):
             if response.status != 200:
-                raise error_from_status(_status(response), response.status)
+                where = self._where(response.url)
+                raise error_from_status(_status(response), response.status, where)
             yield response
 
     def _request(
@@ -239,7 +240,8 @@ class Server:
 
     def _send_in_turn(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
         """Send a request to the first server that answers. Raises the last one's HTTPError."""
-        *others, last = self._servers.in_turn(self.url)
+        are_verified = bool(self._access.configuration.verify_ssl)
+        *others, last = self._servers.in_turn(self.url, are_verified=are_verified)
         for url in others:
             with suppress(HTTPError):
                 return self._send(url, method, path, **how)
@@ -251,14 +253,20 @@ class Server:
         began, code = time.monotonic(), None
         try:
             response = self._pool.request(method, url + path, retries=False, **how)
-            code = response.status
+            code, response.url = response.status, url
             return response
+        except HTTPError as error:
+            raise HTTPError(f"{self._where(url)}{in_words(error)}") from error
         finally:
             if code is None or code >= SERVER_ERRORS:
                 self._servers.failed(url)
             else:
                 self._servers.answered(url)
             self._observe(method, url, code, time.monotonic() - began)
+
+    def _where(self, url: str | None) -> str:
+        """Name the server that failed in an error; sources are called by the usual one's URL."""
+        return "" if url == self.url else f"{url}: "
 
     def _timeout(self, read: float) -> Timeout:
         several = self._servers.are_several
@@ -307,8 +315,8 @@ def _shut_down(response: BaseHTTPResponse) -> None:
 
 
 @contextmanager
-def _as_cluster_errors() -> Iterator[None]:
-    """Turn errors of the libraries into ClusterError.
+def _as_cluster_errors(where: str = "") -> Iterator[None]:
+    """Turn errors of the libraries into ClusterError, which begins with ``where``.
 
     The original error is left out, because it may quote a header.
     """
@@ -317,4 +325,4 @@ def _as_cluster_errors() -> Iterator[None]:
     except ClusterError:
         raise
     except (HTTPError, OSError, ValueError) as error:
-        raise ClusterError(redact(in_words(error))) from None
+        raise ClusterError(where + redact(in_words(error))) from None

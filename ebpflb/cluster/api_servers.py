@@ -50,13 +50,15 @@ class ApiServers:
         with self._lock:
             self._named = named or self._named
 
-    def in_turn(self, usual: str) -> list[str]:
+    def in_turn(self, usual: str, *, are_verified: bool = True) -> list[str]:
         """Return the servers to try for a request, the best one first; never an empty list.
 
-        ``usual`` is the server if none was given.
+        ``usual`` is the server if none was given. Those that the cluster names get credentials only
+        if ``are_verified``: whoever writes an EndpointSlice can name one.
         """
         with self._lock:
-            known = list(dict.fromkeys([*(self.own or (usual,)), *self._named]))
+            named = self._named if are_verified else ()
+            known = list(dict.fromkeys([*(self.own or (usual,)), *named]))
             now = self._clock()
             able = [url for url in known if self._end_of_pause(url) <= now]
             if not able:

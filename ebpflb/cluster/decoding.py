@@ -301,8 +301,11 @@ def key_of(object: Object) -> Key:
     return Key(namespace, object.metadata.name)
 
 
-def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
-    """Return the error that a Status reports; ``code`` is the HTTP status, if there was one."""
+def error_from_status(data: bytes | Raw, code: int = 0, where: str = "") -> ClusterError:
+    """Return the error that a Status reports; it begins with ``where``.
+
+    ``code`` is the HTTP status, if there was one.
+    """
     try:
         status = msgspec.json.decode(data, type=ApiStatus)
     except DECODE_ERRORS:
@@ -310,12 +313,12 @@ def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
     code = code or status.code
     known = {_FORBIDDEN: Forbidden, _NOT_FOUND: ResourceNotFound}
     error = ResourceExpired if code in EXPIRED else known.get(code, ClusterError)
-    return error(f"{code} {status.message}".strip())
+    return error(where + f"{code} {status.message}".strip())
 
 
-def error_from_write(data: bytes, code: int) -> ClusterError:
+def error_from_write(data: bytes, code: int, where: str) -> ClusterError:
     """Return the error of a write: RequestRejected if trying again cannot help."""
-    error = error_from_status(data, code)
+    error = error_from_status(data, code, where)
     return RequestRejected(str(error)) if code // 100 == 4 and code not in RETRIABLE else error
 
 

@@ -105,6 +105,27 @@ def test_an_outage_leaves_the_named_ones() -> None:
     assert servers.in_turn(USUAL) == [ONE, NAMED]
 
 
+def test_without_verification_only_the_given_ones_are_asked(tmp_path: Path) -> None:
+    """Whoever writes a slice of default/kubernetes would get the token of a kubeconfig that skips
+    the verification; the error names the server that failed.
+    """
+    with FakeApiServer() as gone:
+        pass
+    with FakeApiServer(certificate=self_signed(tmp_path, "IP:127.0.0.1")) as named:
+        kubeconfig = named.kubeconfig(tmp_path)
+        config = json.loads(kubeconfig.read_text())
+        cluster = config["clusters"][0]["cluster"]
+        cluster.pop("certificate-authority", cluster.pop("certificate-authority-data", None))
+        cluster["insecure-skip-tls-verify"] = True
+        kubeconfig.write_text(json.dumps(config))
+        servers = ApiServers([gone.url], are_several=True)
+        servers.name([named.url])
+        server = Server(kubeconfig, QUICK, servers=servers)
+        with pytest.raises(ClusterError, match=f"^{gone.url}: .*refused"):
+            list(server.page(Kind.SERVICE, {}))
+        assert named.requests == []
+
+
 def test_the_next_server_is_asked_when_one_dies(events: EventLog, tmp_path: Path) -> None:
     """Nothing is missed: the watch goes on from the version that the former one has sent."""
     with FakeApiServer() as other, FakeApiServer() as one:
@@ -131,7 +152,8 @@ def test_a_server_that_cannot_answer_is_left_for_another(tmp_path: Path) -> None
     with FakeApiServer() as one, FakeApiServer() as other:
         one.fail("Service", 503, times=9)
         server = Server(one.kubeconfig(tmp_path), QUICK, servers=ApiServers([one.url, other.url]))
-        with pytest.raises(ClusterError):
+        server.url = other.url
+        with pytest.raises(ClusterError, match=f"^{one.url}: 503"):
             list(server.page(Kind.SERVICE, {}))
         assert list(server.page(Kind.SERVICE, {}))
         assert (len(one.requests), len(other.requests)) == (1, 1)
