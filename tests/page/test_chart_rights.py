@@ -113,7 +113,7 @@ def test_everything_is_shown(node: None, port: int, cluster: Cluster) -> None:
     rows = get(port, "services", match="default/web")["list"]["services"]
     assert get(port, "overview")["maps"][0]["entries"] > 0
     assert "web-1" in [it["name"] for it in get(port, "choices")["pods"]]
-    assert [(row["service"], row["used"], row["opened"]) for row in rows] == [("default/web", 6, 1)]
+    assert [(row["service"], row["used"], row["opened"]) for row in rows] == [("default/web", 3, 1)]
     assert len(get(port, "service", name="default/web")["page"]["ports"]) == 2
     query: dict[str, Any] = {"to": f"{VIP}:80", "from": cluster.client.v4}
     found = get(port, "explain", **query)
