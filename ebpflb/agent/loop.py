@@ -247,6 +247,12 @@ log = logging.getLogger(__name__)
 WRITE_RETRY_SECONDS = 1.0  # between two attempts to write
 
 
+def _server_of(source: str) -> str:
+    """Return the address of an API server of whose objects the source is; else the source."""
+    scheme, is_url, rest = source.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}" if is_url else source
+
+
 class _Part:
     """A part of each turn. If it fails, nothing else does, and it rests before the next attempt.
 
@@ -409,6 +415,22 @@ class Agent:
         due = min(self._next_sync(), self.service_sync.due, *of_parts)
         return self.burst.waiting(max(due - self.clock(), 0.0))
 
+    def _take_source(self, source: str, error: str | None) -> None:
+        """Take the error of a source, or its recovery.
+
+        An API server is a source for each kind: its error is logged once, and its recovery when it
+        has recovered for all kinds.
+        """
+        self.source_errors.pop(source, None)
+        server = _server_of(source)
+        others = [it for name, it in self.source_errors.items() if _server_of(name) == server]
+        if error:
+            self.source_errors[source] = error
+            if error not in others:
+                log.warning("%s: %s", source, error)
+        elif not others:
+            log.info("%s: recovered", server)
+
     def _take(self, message: Message) -> None:
         match message:
             case Together(events):
@@ -421,10 +443,7 @@ class Agent:
             case DevicesAttached():
                 self._take_attached()
             case SourceStatus(source, error):
-                self.source_errors.pop(source, None)
-                if error:
-                    self.source_errors[source] = error
-                log.warning("%s: %s", source, error or "recovered")
+                self._take_source(source, error)
             case PartStatus(part, error):
                 self.failing_parts.pop(part, None)
                 if error:

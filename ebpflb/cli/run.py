@@ -54,11 +54,7 @@ def run(**values: Any) -> None:
     if values["manifests"] and values["kubeconfig"]:
         raise click.UsageError("--manifests and --kubeconfig cannot be combined")
     if values["cleanup"]:
-        common.require_capabilities()
-        from ebpflb.cli.cleanup import remove_all  # no start needs what it imports
-
-        run_dir = None if values["run_dir"] == Paths.run else values["run_dir"]
-        remove_all(pins.paths(values["state_dir"], run_dir))
+        _clean_up(values)
         return
     set_up_logging()
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
@@ -80,6 +76,14 @@ def run(**values: Any) -> None:
         serve_until_stopped(
             options, watch, run_configuration.effective_flags(options, values), lock
         )
+
+
+def _clean_up(values: dict[str, Any]) -> None:
+    common.require_capabilities()
+    from ebpflb.cli.cleanup import remove_all  # no start needs what it imports
+
+    run_dir = None if values["run_dir"] == Paths.run else values["run_dir"]
+    remove_all(pins.paths(values["state_dir"], run_dir))
 
 
 def _removed_settings() -> dict[str, str]:
