@@ -15,9 +15,9 @@ from typing import Any
 
 from ebpflb import stopping
 from ebpflb.agent.engine_choice import EngineChoice
-from ebpflb.config import families
-from ebpflb.config.families import NodeFamilies
+from ebpflb.config import validation
 from ebpflb.config.fields import KubeProxyConfiguration
+from ebpflb.config.validation import NodeFamilies
 from ebpflb.errors import EbpflbError, KernelError, NodeError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.layout import MAPS
@@ -172,7 +172,7 @@ class NodeSync:
         """Raise ConfigurationError for addresses with which this Node could serve nothing."""
         found, primary = self.options.configuration, next(iter(self.cluster.primary), None)
         if primary is not None and isinstance(found, KubeProxyConfiguration):
-            families.enforce_families(
+            validation.enforce_families(
                 found, NodeFamilies(primary, supported_families(), self._pod_cidrs())
             )
 

@@ -16,9 +16,9 @@ import click
 from ebpflb import redaction
 from ebpflb.agent import Inbox, Stop, build_agent
 from ebpflb.cli import common, run_configuration, run_options
+from ebpflb.config.config_file import ConfigWatch
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.translation import translate
-from ebpflb.config.watch import ConfigWatch
 from ebpflb.errors import ConfigurationError, EbpflbError, NodeError, plain
 from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import unpin_all

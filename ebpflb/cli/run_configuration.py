@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ebpflb.cli.run_options import argument_name, format_value
-from ebpflb.config import config_file, fields, listen_addresses, parameters, translation, validation
+from ebpflb.config import config_file, fields, parameters, translation, validation
 from ebpflb.config.fields import KubeProxyConfiguration, replace_at, value_at
 from ebpflb.config.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter
 from ebpflb.config.validation import FieldError
@@ -55,9 +55,7 @@ def from_flags(values: Mapping[str, Any]) -> KubeProxyConfiguration:
     config = _with_flags(KubeProxyConfiguration(), values, flags)
     paths = {path for each in PARAMETERS if each.flag in flags for path in each.fields.split()}
     ports = {path: values[flag] for path, flag in _PORT_FLAGS.items() if values[flag] is not None}
-    config = listen_addresses.complete_listen_address(
-        config, paths & set(listen_addresses.LISTEN_FIELDS), ports
-    )
+    config = fields.complete_listen_address(config, paths & set(fields.LISTEN_FIELDS), ports)
     for path, port in ports.items():
         config = config if port else replace_at(config, path, "")
     return config
@@ -157,6 +155,4 @@ def _effective_value(
         return _DEFAULTS.get(parameter.flag) if value is None else value
     paths = parameter.fields.split()
     in_section = [path for path in paths if path.startswith(f"{config.mode}.")]
-    value = value_at(config, (in_section or paths)[0])
-    is_vmodule = parameter.flag == "vmodule"
-    return {each.file_pattern: each.verbosity for each in value} if is_vmodule else value
+    return value_at(config, (in_section or paths)[0])

@@ -8,12 +8,11 @@ import click
 import msgspec
 
 from ebpflb.cli import common
-from ebpflb.config import listen_addresses
 from ebpflb.config.config_file import decode
-from ebpflb.config.fields import KubeProxyConfiguration, VModule, value_at
-from ebpflb.config.parameters import PARAMETERS, Parameter, type_of
+from ebpflb.config.fields import KubeProxyConfiguration, complete_listen_address, value_at
+from ebpflb.config.parameters import PARAMETERS, SWITCHES, Parameter, type_of
 from ebpflb.errors import in_json_words, plain
-from ebpflb.model.durations import Duration, FlushFrequency
+from ebpflb.model.durations import Duration
 from ebpflb.options import REMOVED_OPTIONS, Flag, Options, Paths, flags_of
 
 # kube-proxy's flags as options of ``ebpflb run``, from ``ebpflb.config.parameters``.
@@ -25,10 +24,12 @@ from ebpflb.options import REMOVED_OPTIONS, Flag, Options, Paths, flags_of
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
 DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
 
-_DEFAULT = listen_addresses.complete_listen_address(KubeProxyConfiguration(), frozenset())
-_LONGEST_NUMBER = 10  # digits
+_DEFAULT = complete_listen_address(KubeProxyConfiguration(), frozenset(), {})
 
-_TYPES = {"cleanup": bool, "init-only": bool, "healthz-port": int, "metrics-port": int}
+_TYPES = {
+    **dict.fromkeys(("cleanup", "init-only", *SWITCHES), bool),
+    **dict.fromkeys(("healthz-port", "metrics-port"), int),
+}
 _FILE_FLAGS = {"config", "kubeconfig", "write-config-to"}
 
 _Callback = Callable[[click.Context, click.Parameter, Any], Any]
@@ -72,8 +73,7 @@ def _flag(parameter: Parameter) -> Callable[[Any], Any]:
 def _metavar(parameter: Parameter, kind: Any) -> str:
     if parameter.flag in _FILE_FLAGS:
         return "FILE"
-    names = {bool: "true|false", str: "TEXT", dict[str, bool]: "GATE=BOOL"}
-    names |= dict.fromkeys((Duration, FlushFrequency), "DURATION")
+    names = {bool: "true|false", str: "TEXT", dict[str, bool]: "GATE=BOOL", Duration: "DURATION"}
     return names.get(kind, "LIST" if _is_collection(kind) else "NUMBER")
 
 
@@ -116,15 +116,7 @@ def _split(kind: Any, value: Any) -> Any:
     if kind == tuple[str, ...]:
         return parts
     pairs = [part.partition("=") for part in parts]
-    if get_origin(kind) is dict:
-        return {key.strip(): text.strip().lower() for key, _, text in pairs}
-    return [VModule(file_pattern=key, verbosity=_verbosity(text)) for key, _, text in pairs]
-
-
-def _verbosity(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > _LONGEST_NUMBER:
-        raise ValueError("is not PATTERN=NUMBER,...")
-    return int(text)
+    return {key.strip(): text.strip().lower() for key, _, text in pairs}
 
 
 def ebpflb_options(command: Callable[..., Any]) -> Callable[..., Any]:

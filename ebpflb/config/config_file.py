@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration file -> plain values -> KubeProxyConfiguration with its defaults.
+"""A configuration file -> plain values -> KubeProxyConfiguration with its defaults; its watch.
 
 As in kube-proxy (kube-proxy.md 15), unknown and duplicate fields are logged and otherwise ignored:
 the last value of a duplicate field and the first of several documents are used. The first value of
@@ -9,20 +9,23 @@ a wrong type is an error.
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
+from inotify_simple import INotify, flags
 
 from ebpflb import files
 from ebpflb.cluster import decoding, manifests
-from ebpflb.config import fields, listen_addresses
+from ebpflb.config import fields
 from ebpflb.config.fields import KubeProxyConfiguration, Section, join_path, value_at
+from ebpflb.config.parameters import IGNORED_FIELDS
 from ebpflb.errors import ConfigurationError, InvalidObject, one_line
 from ebpflb.model import durations
-from ebpflb.model.durations import Duration, FlushFrequency
+from ebpflb.model.durations import Duration
+from ebpflb.workers import DescriptorWorker
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +50,13 @@ def read(path: Path) -> KubeProxyConfiguration:
     except (files.UnusableFile, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     _check_kind(path, document.values)
-    unknown = list(_unknown(KubeProxyConfiguration, document.values, ""))
-    if unknown:
-        log.warning("%s: unknown fields are ignored: %s", path, ", ".join(unknown))
-    if document.duplicates:
-        duplicates = ", ".join(document.duplicates)
-        log.warning("%s: duplicate fields, the last value is used: %s", path, duplicates)
+    unread = list(_unread(KubeProxyConfiguration, document.values, ""))
+    known = IGNORED_FIELDS.split()
+    unknown = [at for at, _ in unread if at not in known]
+    ignored = [at for at, value in unread if at in known and _is_set(value)]
+    _warn(path, "unknown fields are ignored", unknown)
+    _warn(path, "accepted, but ignored", ignored)
+    _warn(path, "duplicate fields, the last value is used", document.duplicates)
     try:
         return to_configuration(document.values)
     except InvalidObject as error:
@@ -134,22 +138,29 @@ def _check_kind(path: Path, values: dict[str, Any]) -> None:
         raise ConfigurationError("\n".join(lines))
 
 
-def _unknown(kind: type[Section], values: Any, path: str) -> Iterator[str]:
-    """Yield the paths of fields that a section of this type does not have."""
+def _warn(path: Path, what: str, names: Sequence[str]) -> None:
+    if names:
+        log.warning("%s: %s: %s", path, what, ", ".join(names))
+
+
+def _unread(kind: type[Section], values: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of the fields that a section of this type does not have."""
     if not isinstance(values, dict):
         return
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in values.items():
-        if name not in known:
-            yield join_path(path, name)
-            continue
-        inner = known[name]
-        if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _unknown(inner, value, join_path(path, name))
-        elif get_origin(inner) is tuple and issubclass(get_args(inner)[0], Section):
-            for index, each in enumerate(value if isinstance(value, list) else ()):
-                at = join_path(join_path(path, name), index)
-                yield from _unknown(get_args(inner)[0], each, at)
+        at, inner = join_path(path, name), known.get(name)
+        if inner is None:
+            yield at, value
+        elif isinstance(inner, type) and issubclass(inner, Section):
+            yield from _unread(inner, value, at)
+
+
+def _is_set(value: Any) -> bool:
+    """Whether a value says anything: kubeadm writes all fields, most of them zero."""
+    if isinstance(value, dict):
+        return any(map(_is_set, value.values()))
+    return bool(value) and value not in ("0", "0s")
 
 
 def to_configuration(values: dict[str, Any]) -> KubeProxyConfiguration:
@@ -158,18 +169,91 @@ def to_configuration(values: dict[str, Any]) -> KubeProxyConfiguration:
         converted = msgspec.convert(values, KubeProxyConfiguration, dec_hook=decode)
     except msgspec.ValidationError as error:
         raise decoding.invalid_object(error) from error
-    explicit = {path for path in listen_addresses.LISTEN_FIELDS if value_at(converted, path)}
-    return listen_addresses.complete_listen_address(fields.with_defaults(converted), explicit)
+    explicit = {path for path in fields.LISTEN_FIELDS if value_at(converted, path)}
+    return fields.complete_listen_address(fields.with_defaults(converted), explicit, {})
 
 
 def decode(kind: type[Duration], value: Any) -> Duration:
-    """Decode a duration for msgspec.
-
-    A duration is text; only flushFrequency may be a number, of nanoseconds. In any other field a
-    number is an error: 86400 would be less than a millisecond.
-    """
+    """Decode a duration for msgspec: a text, because 86400 would be less than a millisecond."""
     if isinstance(value, str):
         return kind(durations.parse(value))
-    if kind is FlushFrequency and isinstance(value, int) and not isinstance(value, bool):
-        return kind(value)
     raise ValueError(f"{value!r} {durations.NOT_A_DURATION}")
+
+
+# The watch of the file while the agent runs.
+#
+# When the file is written, replaced or renamed, kube-proxy exits to be restarted with the new file
+# (kube-proxy.md 15). The kubelet updates a mounted ConfigMap by replacing the symbolic link
+# ``..data``, which does not change the file's inode. Therefore the directories of the link and of
+# its target are watched, and the file behind the name is compared. A file that temporarily does not
+# exist does not count as changed.
+
+POLL_SECONDS = 10.0  # between two comparisons without an event of inotify
+_INOTIFY_MASK = flags.CLOSE_WRITE | flags.MODIFY | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE
+
+_Signature = tuple[int, ...]
+
+
+class ConfigWatch(DescriptorWorker):
+    """The file at this object's creation is the reference: create it before reading the file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("config")
+        self.changed = False
+        self.path = path.absolute()
+        self._inotify: INotify | None = None
+        self._known = _signature(self.path)
+
+    def start(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """Start; ``on_change`` is called once, from the thread of the watch; not after ``stop``."""
+        self._on_change = on_change
+        self._inotify = self._watch()
+        super().start()
+
+    def _watch(self) -> INotify | None:
+        """Return an inotify instance; None if it is not available: then the file is only polled."""
+        try:
+            inotify = INotify()
+            for directory in {self.path.parent, self.path.resolve().parent}:
+                inotify.add_watch(directory, _INOTIFY_MASK)
+        except OSError as error:
+            log.warning(
+                "%s: no inotify, polling every %g s instead: %s",
+                self.path,
+                POLL_SECONDS,
+                error.strerror,
+            )
+            return None
+        return inotify
+
+    def stop(self) -> None:
+        super().stop()
+        if self._inotify:
+            self._inotify.close()
+
+    def run(self) -> None:
+        moved = False
+        while not (moved or self._has_changed()):
+            moved = self._is_moved()
+            if self.stopped.is_set():
+                return
+        self.changed = True
+        self._on_change()
+
+    def _has_changed(self) -> bool:
+        return _signature(self.path) not in (None, self._known)
+
+    def _is_moved(self) -> bool:
+        """Wait for an event or the poll interval; return whether the file was renamed."""
+        self.wait([self._inotify] if self._inotify else [], POLL_SECONDS)
+        events = self._inotify.read(timeout=0) if self._inotify else []
+        return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in events)
+
+
+def _signature(path: Path) -> _Signature | None:
+    """Return values that differ for another file and after each write; None: no file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

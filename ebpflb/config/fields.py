@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1, as of kube-proxy 1.36.
 
+Fields that nothing here reads are left out (``parameters.IGNORED_FIELDS``).
+
 The defaults are those of kube-proxy (kube-proxy.md 15), with one exception: minSyncPeriod is 0,
 because no pause is needed between two writes. Except in ``POINTERS``, a zero value ("", 0, "0s")
 counts as not set.
@@ -9,13 +11,14 @@ A field is named by its path in the file, as kubectl writes it: "conntrack.min",
 "nodePortAddresses[0]".
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
 
-from ebpflb.model.durations import Duration, FlushFrequency
+from ebpflb.model.addresses import Address, parse_address
+from ebpflb.model.durations import Duration
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -56,27 +59,9 @@ class ClientConnection(Section, frozen=True):
     burst: Int32 = 10
 
 
-class OutputRouting(Section, frozen=True):
-    split_stream: bool = False
-    info_buffer_size: str | int = "0"
-
-
-class LogOptions(Section, frozen=True):
-    text: OutputRouting = OutputRouting()
-    json: OutputRouting = OutputRouting()
-
-
-class VModule(Section, frozen=True):
-    file_pattern: str = ""
-    verbosity: Uint32 = 0
-
-
 class Logging(Section, frozen=True):
     format: str = "text"
-    flush_frequency: FlushFrequency = FlushFrequency(5 * SECOND)
     verbosity: Uint32 = 0
-    vmodule: tuple[VModule, ...] = ()
-    options: LogOptions = LogOptions()
 
 
 class IPTables(Section, frozen=True):
@@ -91,11 +76,6 @@ class IPVS(Section, frozen=True):
     sync_period: Duration = _HALF_A_MINUTE
     min_sync_period: Duration = Duration(0)
     scheduler: str = ""
-    exclude_cidrs: tuple[str, ...] = msgspec.field(default=(), name="excludeCIDRs")
-    strict_arp: bool = msgspec.field(default=False, name="strictARP")
-    tcp_timeout: Duration = Duration(0)
-    tcp_fin_timeout: Duration = Duration(0)
-    udp_timeout: Duration = Duration(0)
 
 
 class NFTables(Section, frozen=True):
@@ -113,14 +93,6 @@ class Conntrack(Section, frozen=True):
     tcp_be_liberal: bool = False
     udp_timeout: Duration = Duration(0)
     udp_stream_timeout: Duration = Duration(0)
-
-
-class Winkernel(Section, frozen=True):
-    network_name: str = ""
-    source_vip: str = ""
-    enable_dsr: bool = msgspec.field(default=False, name="enableDSR")
-    root_hns_endpoint_name: str = ""
-    forward_health_check_vip: bool = False
 
 
 class DetectLocal(Section, frozen=True):
@@ -151,7 +123,6 @@ class KubeProxyConfiguration(Section, frozen=True):
     iptables: IPTables = IPTables()
     ipvs: IPVS = IPVS()
     nftables: NFTables = NFTables()
-    winkernel: Winkernel = Winkernel()
     detect_local_mode: str = "ClusterCIDR"
     detect_local: DetectLocal = DetectLocal()
     cluster_cidr: str = msgspec.field(default="", name="clusterCIDR")
@@ -159,8 +130,6 @@ class KubeProxyConfiguration(Section, frozen=True):
     oom_score_adj: Int32 = -999
     conntrack: Conntrack = Conntrack()
     config_sync_period: Duration = Duration(15 * 60 * SECOND)
-    port_range: str = ""
-    windows_run_as_service: bool = False
 
     @property
     def mode_section(self) -> IPTables | IPVS | NFTables:
@@ -231,3 +200,48 @@ def replace_at(section: Section_, path: str, value: Any) -> Section_:
     fields = {field.encode_name: field.name for field in msgspec.structs.fields(section)}
     inner = replace_at(getattr(section, fields[first]), rest, value) if rest else value
     return msgspec.structs.replace(section, **{fields[first]: inner})
+
+
+# healthzBindAddress and metricsBindAddress: ADDRESS:PORT (kube-proxy.md 13, 15). By path: the
+# default address if bindAddress is IPv4, if it is IPv6, and the default port.
+_LISTENING = {
+    "healthzBindAddress": ("0.0.0.0", "::", HEALTHZ_PORT),
+    "metricsBindAddress": ("127.0.0.1", "::1", METRICS_PORT),
+}
+LISTEN_FIELDS = tuple(_LISTENING)
+_PORTS = range(1, 1 << 16)
+
+
+def complete_listen_address(
+    config: KubeProxyConfiguration, explicit: Set[str], ports: Mapping[str, int]
+) -> KubeProxyConfiguration:
+    """Complete both addresses.
+
+    ``explicit``: the paths that the operator has set; the others get the default of bindAddress's
+    family. ``ports``: by path, the port for an address without one, instead of the default port.
+    """
+    for path, (v4, v6, port) in _LISTENING.items():
+        default = v6 if ":" in config.bind_address else v4
+        address = value_at(config, path) if path in explicit else default
+        config = replace_at(config, path, with_port(address, ports.get(path) or port))
+    return config
+
+
+def with_port(text: str, port: int) -> str:
+    """Add the port to an address without one; other text is returned unchanged."""
+    try:
+        address = parse_address(text)
+    except ValueError:
+        return text
+    return f"[{text}]:{port}" if address.version == 6 else f"{text}:{port}"
+
+
+def parse_listen_address(text: str) -> tuple[Address, int]:
+    """Parse ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError, with a message for the operator."""
+    host, colon, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or (":" in host and not is_bracketed):
+        raise ValueError(f'"{text}" is not ADDRESS:PORT such as 0.0.0.0:10256')
+    if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
+        raise ValueError(f'"{port}" is not a port from {_PORTS[0]} to {_PORTS[-1]}')
+    return parse_address(host[1:-1] if is_bracketed else host), int(port)

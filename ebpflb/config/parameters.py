@@ -19,7 +19,6 @@ class Parameter(NamedTuple):
 
     flags: str  # names, separated by blanks; kube-proxy's comes first
     fields: str  # paths in the file, separated by blanks
-    required: str  # kube-proxy.md 15: M must be honoured, A must be accepted, N is not applicable
     help: str  # whole sentences; if it is ignored, the reason
     ignored: bool = False  # accepted, but without effect
 
@@ -28,139 +27,133 @@ class Parameter(NamedTuple):
         return self.flags.split()[0] if self.flags else ""
 
 
-def _ignored(flags: str, fields: str, required: str, reason: str) -> Parameter:
-    return Parameter(flags, fields, required, reason, ignored=True)
+def _ignored(flags: str, fields: str, reason: str) -> Parameter:
+    return Parameter(flags, fields, reason, ignored=True)
 
 
-_NO_IPVS = "ebpflb does not use IPVS."
-_NO_WINDOWS = "ebpflb runs on Linux only."
-_LOG = "The log is plain text on stderr, without a buffer."
+_NOT_READ = "For IPVS, Windows or Go's logging, which ebpflb does not have."
 _API_CLIENT = "ebpflb reads objects as JSON, with a few watches, and does not throttle them."
+
+# Flags and fields (or whole sections) that nothing reads.
+SWITCHES = frozenset({"ipvs-strict-arp", "log-text-split-stream", "log-json-split-stream"})
+_IGNORED_FLAGS = """
+ipvs-exclude-cidrs ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout
+vmodule log-flush-frequency log-text-split-stream log-text-info-buffer-size
+log-json-split-stream log-json-info-buffer-size
+"""
+IGNORED_FIELDS = """
+ipvs.excludeCIDRs ipvs.strictARP ipvs.tcpTimeout ipvs.tcpFinTimeout ipvs.udpTimeout
+portRange winkernel windowsRunAsService
+logging.flushFrequency logging.options logging.vmodule
+"""
 
 # fmt: off
 PARAMETERS = (
-    Parameter("config", "", "M",
+    Parameter("config", "",
         "Configuration file. Overrides every flag that has a field in the file."),
-    Parameter("write-config-to", "", "A",
+    Parameter("write-config-to", "",
         "Write the complete configuration to this file and exit."),
-    Parameter("cleanup", "", "M",
+    Parameter("cleanup", "",
         "Remove everything that ebpflb and kube-proxy have set up on this node, and exit."),
-    Parameter("init-only", "", "A", "Set the kernel's conntrack parameters and exit."),
-    Parameter("kubeconfig", "clientConnection.kubeconfig", "M",
+    Parameter("init-only", "", "Set the kernel's conntrack parameters and exit."),
+    Parameter("kubeconfig", "clientConnection.kubeconfig",
         "Kubeconfig file with the address and credentials of the API server."),
-    Parameter("master", "", "M", "URL of the API server. Overrides the one in the kubeconfig."),
-    _ignored("kube-api-content-type", "clientConnection.contentType", "A", _API_CLIENT),
-    _ignored("kube-api-qps", "clientConnection.qps", "A", _API_CLIENT),
-    _ignored("kube-api-burst", "clientConnection.burst", "A", _API_CLIENT),
-    _ignored("", "clientConnection.acceptContentTypes", "A", _API_CLIENT),
-    Parameter("hostname-override node-name", "hostnameOverride", "M",
+    Parameter("master", "", "URL of the API server. Overrides the one in the kubeconfig."),
+    _ignored("kube-api-content-type", "clientConnection.contentType", _API_CLIENT),
+    _ignored("kube-api-qps", "clientConnection.qps", _API_CLIENT),
+    _ignored("kube-api-burst", "clientConnection.burst", _API_CLIENT),
+    _ignored("", "clientConnection.acceptContentTypes", _API_CLIENT),
+    Parameter("hostname-override node-name", "hostnameOverride",
         "Name of this Node, instead of the host name."),
-    Parameter("bind-address", "bindAddress", "M",
+    Parameter("bind-address", "bindAddress",
         "Primary IP address of the Node. If unspecified (0.0.0.0 or ::), the Node's own first "
         "address."),
-    Parameter("healthz-bind-address", "healthzBindAddress", "M",
+    Parameter("healthz-bind-address", "healthzBindAddress",
         "Address and port of /healthz and /livez. The port is 10256 if it is left out. An empty "
         "flag disables them."),
-    Parameter("metrics-bind-address", "metricsBindAddress", "M",
+    Parameter("metrics-bind-address", "metricsBindAddress",
         "Address and port of /metrics. The port is 10249 if it is left out. An empty flag "
         "disables it."),
-    Parameter("healthz-port", "", "A",
+    Parameter("healthz-port", "",
         "Port of /healthz; 0 disables it. Deprecated: use --healthz-bind-address."),
-    Parameter("metrics-port", "", "A",
+    Parameter("metrics-port", "",
         "Port of /metrics; 0 disables it. Deprecated: use --metrics-bind-address."),
-    Parameter("bind-address-hard-fail", "bindAddressHardFail", "M",
+    Parameter("bind-address-hard-fail", "bindAddressHardFail",
         "Exit if a port of /healthz or /metrics is already in use."),
-    Parameter("profiling", "enableProfiling", "A",
+    Parameter("profiling", "enableProfiling",
         "Serve /debug/stacks at the address of /metrics."),
-    _ignored("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", "A",
+    _ignored("show-hidden-metrics-for-version", "showHiddenMetricsForVersion",
         "ebpflb has no hidden metrics."),
-    Parameter("feature-gates", "featureGates", "A",
+    Parameter("feature-gates", "featureGates",
         "Feature gates. AllowServiceExternalIPs=false stops serving externalIPs; other gates "
         "have no effect."),
-    Parameter("proxy-mode", "mode", "A",
+    Parameter("proxy-mode", "mode",
         "iptables, ipvs, nftables or empty. Only selects the section of the file that the sync "
         "periods, masqueradeAll and masqueradeBit are read from; services are served the same way "
         "in every mode."),
-    Parameter("detect-local-mode", "detectLocalMode", "M",
+    Parameter("detect-local-mode", "detectLocalMode",
         "How to detect traffic from this node's pods: ClusterCIDR, NodeCIDR, BridgeInterface or "
         "InterfaceNamePrefix."),
-    Parameter("cluster-cidr", "clusterCIDR", "M",
+    Parameter("cluster-cidr", "clusterCIDR",
         "Addresses of the cluster's pods, for detectLocalMode ClusterCIDR: one CIDR, or an IPv4 "
         "and an IPv6 CIDR separated by a comma."),
-    Parameter("pod-bridge-interface", "detectLocal.bridgeInterface", "M",
+    Parameter("pod-bridge-interface", "detectLocal.bridgeInterface",
         "Bridge that pods are attached to, for detectLocalMode BridgeInterface."),
-    Parameter("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", "M",
+    Parameter("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix",
         "Prefix of the names of pods' devices, for detectLocalMode InterfaceNamePrefix."),
-    Parameter("nodeport-addresses", "nodePortAddresses", "M",
+    Parameter("nodeport-addresses", "nodePortAddresses",
         "Node addresses that serve NodePorts: CIDRs, 'primary', 'all' or 'localhost', which the "
         "node's own processes can always use. If empty, 'primary' in every mode."),
-    Parameter("masquerade-all", "iptables.masqueradeAll nftables.masqueradeAll", "M",
+    Parameter("masquerade-all", "iptables.masqueradeAll nftables.masqueradeAll",
         "Masquerade (SNAT) all traffic to cluster IPs."),
-    Parameter("iptables-masquerade-bit", "iptables.masqueradeBit nftables.masqueradeBit", "A",
+    Parameter("iptables-masquerade-bit", "iptables.masqueradeBit nftables.masqueradeBit",
         "Bit of the packet mark by which the packet path netfilter tells its masquerade rule what "
         "to masquerade. It is cleared there."),
-    _ignored("iptables-localhost-nodeports", "iptables.localhostNodePorts", "M",
+    _ignored("iptables-localhost-nodeports", "iptables.localhostNodePorts",
         "Processes on the node can always connect to NodePorts on loopback, packets never can."),
-    Parameter("iptables-sync-period", "iptables.syncPeriod nftables.syncPeriod", "M",
+    Parameter("iptables-sync-period", "iptables.syncPeriod nftables.syncPeriod",
         "The audit's periods depend on it (reliability.md); /healthz fails when "
         "a change waits for twice this time."),
-    Parameter("iptables-min-sync-period", "iptables.minSyncPeriod nftables.minSyncPeriod", "M",
+    Parameter("iptables-min-sync-period", "iptables.minSyncPeriod nftables.minSyncPeriod",
         "Minimum pause between two updates. The default is none (in kube-proxy 1s)."),
-    Parameter("ipvs-sync-period", "ipvs.syncPeriod", "M",
+    Parameter("ipvs-sync-period", "ipvs.syncPeriod",
         "As --iptables-sync-period, in mode ipvs."),
-    Parameter("ipvs-min-sync-period", "ipvs.minSyncPeriod", "M",
+    Parameter("ipvs-min-sync-period", "ipvs.minSyncPeriod",
         "As --iptables-min-sync-period, in mode ipvs."),
-    _ignored("config-sync-period", "configSyncPeriod", "A",
+    _ignored("config-sync-period", "configSyncPeriod",
         "Watches are resumed; ebpflb lists again only every 4 to 8 hours, and if the API server"
         " requires it."),
-    Parameter("oom-score-adj", "oomScoreAdj", "A",
+    Parameter("oom-score-adj", "oomScoreAdj",
         "oom_score_adj of the agent. Not set if the kernel does not allow it."),
-    Parameter("conntrack-max-per-core", "conntrack.maxPerCore", "A",
+    Parameter("conntrack-max-per-core", "conntrack.maxPerCore",
         "nf_conntrack_max for each CPU, at most 1048576 in total. It is only ever raised. 0 "
         "leaves it unchanged."),
-    Parameter("conntrack-min", "conntrack.min", "A",
+    Parameter("conntrack-min", "conntrack.min",
         "Minimum of nf_conntrack_max, whatever the number of CPUs."),
-    Parameter("conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", "M",
+    Parameter("conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout",
         "Timeout of idle established TCP connections, in ebpflb and in conntrack. 0 leaves "
         "conntrack unchanged and means 24h in ebpflb."),
-    Parameter("conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", "M",
+    Parameter("conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout",
         "Timeout of TCP connections that one side has closed, in ebpflb and in conntrack. 0 "
         "leaves conntrack unchanged and means 1h in ebpflb."),
-    Parameter("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", "M",
+    Parameter("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal",
         "Let conntrack accept TCP segments outside the window. The flow tables always do."),
-    Parameter("conntrack-udp-timeout", "conntrack.udpTimeout", "A",
+    Parameter("conntrack-udp-timeout", "conntrack.udpTimeout",
         "Timeout of idle UDP flows without a reply, in ebpflb and in conntrack. 0 leaves "
         "conntrack unchanged and means 30s in ebpflb."),
-    Parameter("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", "A",
+    Parameter("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout",
         "Timeout of idle UDP flows with replies, in ebpflb and in conntrack. 0 leaves conntrack "
         "unchanged and means 180s in ebpflb."),
-    Parameter("ipvs-scheduler", "ipvs.scheduler", "N",
+    Parameter("ipvs-scheduler", "ipvs.scheduler",
         "In mode ipvs the default of --scheduler: the scheduler of ebpflb that comes next to this "
         "one of the kernel. In other modes it has no effect."),
-    _ignored("ipvs-exclude-cidrs", "ipvs.excludeCIDRs", "N", _NO_IPVS),
-    _ignored("ipvs-strict-arp", "ipvs.strictARP", "N", _NO_IPVS),
-    _ignored("ipvs-tcp-timeout", "ipvs.tcpTimeout", "N", _NO_IPVS),
-    _ignored("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", "N", _NO_IPVS),
-    _ignored("ipvs-udp-timeout", "ipvs.udpTimeout", "N", _NO_IPVS),
-    _ignored("", "winkernel.networkName", "N", _NO_WINDOWS),
-    _ignored("", "winkernel.sourceVip", "N", _NO_WINDOWS),
-    _ignored("", "winkernel.enableDSR", "N", _NO_WINDOWS),
-    _ignored("", "winkernel.rootHnsEndpointName", "N", _NO_WINDOWS),
-    _ignored("", "winkernel.forwardHealthCheckVip", "N", _NO_WINDOWS),
-    _ignored("", "windowsRunAsService", "N", _NO_WINDOWS),
-    _ignored("", "portRange", "N", "kube-proxy ignores it too."),
-    Parameter("v verbose", "logging.verbosity", "A",
+    Parameter("v verbose", "logging.verbosity",
         "Log verbosity. From 4 on, details are logged."),
-    _ignored("vmodule", "logging.vmodule", "A", "ebpflb has no Go modules."),
-    _ignored("logging-format", "logging.format", "A", _LOG),
-    _ignored("log-flush-frequency", "logging.flushFrequency", "A", _LOG),
-    _ignored("log-text-split-stream", "logging.options.text.splitStream", "A", _LOG),
-    _ignored("log-text-info-buffer-size", "logging.options.text.infoBufferSize", "A", _LOG),
-    _ignored("log-json-split-stream", "logging.options.json.splitStream", "A", _LOG),
-    _ignored("log-json-info-buffer-size", "logging.options.json.infoBufferSize", "A", _LOG),
-    Parameter("version", "", "A", "Print the version and exit."),
-    _ignored("boot-id-file", "", "A", "ebpflb does not read this file."),
-    _ignored("machine-id-file", "", "A", "ebpflb does not read this file."),
+    _ignored("logging-format", "logging.format", "The log is plain text on stderr."),
+    Parameter("version", "", "Print the version and exit."),
+    _ignored("boot-id-file", "", "ebpflb does not read this file."),
+    _ignored("machine-id-file", "", "ebpflb does not read this file."),
+    *(_ignored(flag, "", _NOT_READ) for flag in _IGNORED_FLAGS.split()),
 )
 # fmt: on
 

@@ -47,10 +47,6 @@ class Duration(int):
     __repr__ = __str__
 
 
-class FlushFrequency(Duration):
-    """logging.flushFrequency: the only duration that may be a number in the file (nanoseconds)."""
-
-
 def parse(text: str) -> Duration:
     """Parse a duration.
 

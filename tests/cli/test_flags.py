@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ebpflb.cli import run_configuration, run_options
 from ebpflb.config import fields, parameters
-from ebpflb.config.fields import KubeProxyConfiguration, VModule
+from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.parameters import PARAMETERS, Parameter
 
 # kube-proxy.md 15, flag by flag
@@ -63,8 +63,7 @@ def texts() -> Iterator[tuple[Parameter, str]]:
         if row.flags and row.fields:
             kind = parameters.type_of(row)
             kind = getattr(kind, "__origin__", kind) if "Annotated" in str(kind) else kind
-            fallback = "a=1" if row.flag == "vmodule" else "7s"
-            text = "10.0.0.0/8" if kind == tuple[str, ...] else by_type.get(kind, fallback)
+            text = "10.0.0.0/8" if kind == tuple[str, ...] else by_type.get(kind, "7s")
             yield row, __file__ if row.flag == "kubeconfig" else text
 
 
@@ -110,7 +109,6 @@ def test_lists_like_go() -> None:
     found = config_of("--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--nodeport-addresses", "::/0")
     assert found.node_port_addresses == ("10.0.0.0/8", "11.0.0.0/8", "::/0")
     assert config_of("--feature-gates", "A=true,B=false").feature_gates == {"A": True, "B": False}
-    assert config_of("--vmodule=a=1,b=2").logging.vmodule == (VModule("a", 1), VModule("b", 2))
 
 
 def test_node_name() -> None:

@@ -32,9 +32,6 @@ VALID: list[dict[str, Any]] = [
     {"ipvs": {"tcpTimeout": "-1s", "excludeCIDRs": ["x"]}},
     {"nftables": {"masqueradeBit": 77, "syncPeriod": "-1s"}},
     {"conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s"}},
-    {"portRange": "300-2000"},
-    {"portRange": "8000+10"},
-    {"portRange": "80"},
     {"featureGates": {"NobodyKnowsThis": True}},
     {"logging": {"format": "json"}},
 ]

@@ -7,7 +7,7 @@ python -m tests.config.page    writes them again
 from pathlib import Path
 
 from ebpflb.cli.run_options import format_value
-from ebpflb.config.parameters import PARAMETERS, Parameter
+from ebpflb.config.parameters import IGNORED_FIELDS, PARAMETERS, Parameter
 from ebpflb.options import Flag, Options, Paths, flags_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -52,9 +52,11 @@ def kube_proxy_table() -> str:
     for each in filter(lambda it: it.ignored, PARAMETERS):
         reasons.setdefault(each.help, []).append(_flags(each) or _fields(each))
     ignored = "".join(f"- {', '.join(each)}: {reason}\n" for reason, each in reasons.items())
+    fields = ", ".join(f"`{each}`" for each in IGNORED_FIELDS.split())
     return (
         f"| flag | field | description |\n|---|---|---|\n{''.join(own)}"
         f"\nAccepted without effect, as are their fields:\n\n{ignored}"
+        f"\nFields that are not even read, so that no value of theirs is an error: {fields}.\n"
     )
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.config import config_file, families
-from ebpflb.config.families import NodeFamilies
+from ebpflb.config import config_file, validation
+from ebpflb.config.validation import NodeFamilies
 from ebpflb.model.addresses import Family
 from tests.config.files import HEAD, VALID
 
@@ -18,7 +18,7 @@ BOTH = frozenset(Family)
 def check(node: NodeFamilies, **values: Any) -> dict[str, bool]:
     """The lines, and whether each is fatal."""
     found = config_file.to_configuration(HEAD | values)
-    return {each.message: each.fatal for each in families.check_families(found, node)}
+    return dict(validation.check_families(found, node))
 
 
 def test_all_is_well() -> None:
@@ -87,17 +87,3 @@ def test_nodeport_addresses_of_one_family(
     lines = check(NodeFamilies(V4, BOTH), nodePortAddresses=choice, clusterCIDR=cluster)
     assert {line.split("there is no ")[1].split()[0] for line in lines} == missing
     assert not any(lines.values())
-
-
-def test_single_stack() -> None:
-    """Warnings for listen addresses and ipvs.excludeCIDRs of a family that the kernel lacks."""
-    lines = check(
-        NodeFamilies(V4, frozenset({V4})),
-        healthzBindAddress="[fd00::7]:10256",
-        metricsBindAddress="[::]:10249",
-        ipvs={"excludeCIDRs": ["fd00::/8"]},
-    )
-    assert lines == {
-        "ipvs.excludeCIDRs: the node is IPv4-only, but there is no IPv4 CIDR": False,
-        "healthzBindAddress: the node is IPv4-only, but fd00::7 is IPv6": False,
-    }

@@ -114,14 +114,6 @@ def test_valid(values: dict[str, Any]) -> None:
             {"mode": "ipvs", "ipvs": {"syncPeriod": "-5s", "minSyncPeriod": "-6s"}},
             "ipvs.syncPeriod: must be greater than 0, not -5s",
         ),
-        (
-            {"mode": "ipvs", "ipvs": {"tcpFinTimeout": "-1s"}},
-            "ipvs.tcpFinTimeout: must be at least 0, not -1s",
-        ),
-        (
-            {"mode": "ipvs", "ipvs": {"excludeCIDRs": ["10.0.0.0/8", "x"]}},
-            'ipvs.excludeCIDRs[1]: "x" is not a CIDR such as 10.0.0.0/8',
-        ),
         ({"configSyncPeriod": "-1s"}, "configSyncPeriod: must be greater than 0, not -1s"),
         ({"conntrack": {"maxPerCore": -1}}, "conntrack.maxPerCore: must be at least 0, not -1"),
         ({"conntrack": {"min": -1}}, "conntrack.min: must be at least 0, not -1"),
@@ -141,8 +133,6 @@ def test_valid(values: dict[str, Any]) -> None:
         ({"clientConnection": {"burst": -1}}, "clientConnection.burst: must be at least 0, not -1"),
         ({"logging": {"format": "xml"}}, 'logging.format: must be one of text, json, not "xml"'),
         ({"hostnameOverride": "  "}, "hostnameOverride: must not be blank"),
-        ({"portRange": "9-8"}, 'portRange: "9-8" is not a range of ports such as 300-2000'),
-        ({"portRange": "65535+1"}, 'portRange: "65535+1" is not a range of ports such as 300-2000'),
     ],
 )
 def test_invalid(values: dict[str, Any], line: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.config import watch as watching
-from ebpflb.config.watch import ConfigWatch
+from ebpflb.config import config_file as watching
+from ebpflb.config.config_file import ConfigWatch
 
 LONG = 20.0  # seconds, never spent where all is well
 A_MOMENT = 0.3  # in which nothing may happen
