@@ -84,8 +84,8 @@ DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)
 /* Counters, by enum verdict. */
 DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 26, NONE)
 
-/* One element for refusals, one for answers to pings. */
-DEFINE_MAP(reject_budgets, PERCPU_ARRAY, __u32, struct reject_budget, 2, NONE)
+/* The first element is for refusals, each other one for answers to the pings of some clients. */
+DEFINE_MAP(reject_budgets, PERCPU_ARRAY, __u32, struct reject_budget, 257, NONE)
 
 /* One element. */
 DEFINE_MAP(scratch, PERCPU_ARRAY, __u32, struct scratch, 1, NONE)

@@ -221,11 +221,13 @@ def _sweeps(snapshot: Snapshot) -> list[Row]:
 
 
 def _reject_budgets(snapshot: Snapshot) -> list[Row]:
-    """When each CPU's was refilled means nothing in sum."""
+    """The budgets that were used; when each CPU's was refilled means nothing in sum."""
     budgets = snapshot.maps["reject_budgets"]
     return [
-        {"replies": kind, "left": budgets.get(number)[1]}
-        for number, kind in enumerate(("refusals", "answers to pings"))
+        {"replies": "answers to pings" if number else "refusals", "left": left}
+        for number in range(budgets.spec.entries)
+        for refilled, left in [budgets.get(number)]
+        if refilled
     ]
 
 

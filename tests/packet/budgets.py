@@ -8,8 +8,9 @@ from ebpflb.kernel.maps.bpf_map import possible_cpus
 from tests.packet.node import PacketNode
 
 
-def allow(node: PacketNode, answers: int, which: int = 0) -> None:
-    """Allow this number of refusals, or answers to pings, in this hour; each CPU has its own."""
+def allow(node: PacketNode, answers: int, *which: int) -> None:
+    """Allow this many refusals (0), or answers to pings, in this hour; each CPU has its own."""
     budgets = node.maps["reject_budgets"]
     left = budgets.value.pack((time.monotonic_ns() + 3600 * 10**9, answers))
-    bpf.map_update(budgets.fd, budgets.key.pack(which), left * possible_cpus())
+    for number in which:
+        bpf.map_update(budgets.fd, budgets.key.pack(number), left * possible_cpus())

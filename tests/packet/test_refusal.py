@@ -140,7 +140,7 @@ def test_muted(node: PacketNode, places: Places, protocol: str) -> None:
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)
     assert {node.ingress(request).action for _ in range(10)} == {"redirect"}
-    allow(node, 3)
+    allow(node, 3, 0)
     assert [node.ingress(request).action for _ in range(3)] == ["redirect"] * 3
     limited = node.ingress(request)
     assert (limited.action, limited.verdicts["reject_limited"]) == ("drop", 1)

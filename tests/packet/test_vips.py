@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses of services that behave like those of a host (docs/vips.md): pings, unknown ports."""
 
+from ipaddress import ip_address
+
 import pytest
 from scapy.layers.inet6 import ICMPv6EchoRequest
 
@@ -119,20 +121,26 @@ def test_the_nodes_own_addresses_are_left_to_its_kernel(
 
 
 def test_pings_have_a_limit_of_their_own(node: PacketNode, places: Places, protocol: str) -> None:
-    """A flood of pings leaves refusals their answers, and the other way round."""
+    """A flood of pings leaves refusals, and nearly all other clients, their answers; refusals leave
+    pings theirs.
+    """
     node.settings("answer_pings", *REJECT.split())
     address = publish(node, places, "balancer")
     request = ping(places.client, address)
-    allow(node, 2, which=1)
+    every = range(1, node.maps["reject_budgets"].spec.entries)
+    allow(node, 2, *every)
     assert [node.ingress(request).action for _ in range(2)] == ["redirect"] * 2
     limited = node.ingress(request)
     assert (limited.action, limited.verdicts["reject_limited"]) == ("drop", 1)
+    others = [str(ip_address(places.client) + each) for each in range(1, 21)]
+    answers = [node.ingress(ping(other, address)).action for other in others]
+    assert answers.count("redirect") > 15
     refused = node.ingress(opening(protocol, at(places.client, 50123), at(address, 81)))
     assert (refused.action, refused.verdicts) == ("redirect", {"refused": 1})
     budgets = node.maps["reject_budgets"]
     assert isinstance(budgets, Counters)
-    budgets.zero([1])
-    allow(node, 0)
+    budgets.zero(every)
+    allow(node, 0, 0)
     assert node.ingress(request).action == "redirect"
 
 
