@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb doctor``: everything that can be wrong on this node, in the order of its finding."""
+"""``ebpflb doctor``: everything that can be wrong on this node, problems first."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +37,7 @@ from ebpflb.tools.node_status import facts_of
     show_default=True,
     help="Test every path with real connections to a temporary endpoint.",
 )
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing about what is ok.")
 @watch_option
 @list_option
 def doctor(
@@ -46,6 +47,7 @@ def doctor(
     watch: float | None,
     output: Output,
     canary: bool,
+    quiet: bool,
 ) -> None:
     """Look for everything that can be wrong on this node, and say what to do.
 
@@ -53,11 +55,12 @@ def doctor(
     that no hook sees, and routes to the endpoints. Last it connects through each path (sockets,
     packets, NodePorts) to an endpoint of its own: for some seconds there are two network
     namespaces, and service ports that serve nobody else. With --no-canary it changes nothing.
-    Exit status 0 if nothing is wrong; warnings do not count.
+    Problems come first; on a terminal they are coloured, unless NO_COLOR is set. Exit status 0
+    if nothing is wrong; warnings do not count.
 
     \b
     $ ebpflb doctor
-    $ ebpflb doctor --no-canary
+    $ ebpflb doctor --quiet --no-canary
     $ ebpflb doctor -o json
     """
     common.require_capabilities()
@@ -65,15 +68,19 @@ def doctor(
     pins.require_state_directory(paths.state)
 
     def read() -> list[CheckResult]:
-        return list(_results(paths, cgroup_root, canary=canary))
+        found = _results(paths, cgroup_root, canary=canary)
+        return sorted(found, key=lambda each: (each.ok, not each.required))
 
-    results = show(read, lambda found: _print(found, output), watch)
+    def print_(found: list[CheckResult]) -> None:
+        _print([each for each in found if not (quiet and each.ok)], output)
+
+    results = show(read, print_, watch)
     sys.exit(1 if _count_wrong(results) else 0)
 
 
 def _print(results: list[CheckResult], output: Output) -> None:
     print_results(results, output, "WRONG")
-    if output.has_sentences:
+    if results and output.has_sentences:
         wrong = _count_wrong(results)
         warnings = sum(not each.ok for each in results) - wrong
         click.echo(f"\nwrong: {wrong}, warnings: {warnings}")

@@ -8,6 +8,7 @@ as data, ``-w`` again and again.
 Control characters, which a name in a map or manifest may hold, are escaped.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -58,6 +59,7 @@ class Output(NamedTuple):
 
 
 _TABLE = Output()
+NO_COLOURS: Mapping[str, str] = {}
 
 
 def output_option(*forms: str, more: str = "") -> Decorator:
@@ -142,6 +144,7 @@ def print_list(
     what: str = "resources",
     namespace: str = "",
     text_last: bool = False,
+    colours: Mapping[str, str] = NO_COLOURS,
 ) -> None:
     """Print a list as ``output`` asks: ``data`` as JSON or YAML, the names, or a table of the rows.
 
@@ -153,13 +156,21 @@ def print_list(
     if output.form == "name":
         print_names(names)
     else:
-        print_table(rows, output, text_last=text_last)
+        print_table(rows, output, text_last=text_last, colours=colours)
     if not rows:
         print_none_found(what, namespace)
 
 
-def print_table(rows: Sequence[Row], output: Output = _TABLE, *, text_last: bool = False) -> None:
+def print_table(
+    rows: Sequence[Row],
+    output: Output = _TABLE,
+    *,
+    text_last: bool = False,
+    colours: Mapping[str, str] = NO_COLOURS,
+) -> None:
     """Prints rows, which have the same keys; each key is a column.
+
+    ``colours``: word of the first column -> its colour on a terminal, unless NO_COLOR is set.
 
     ``text_last``: the last column is free text. Of that a terminal shows what fits into the line,
     unless ``-o wide`` asks for all.
@@ -168,7 +179,13 @@ def print_table(rows: Sequence[Row], output: Output = _TABLE, *, text_last: bool
     if text_last and not output.is_wide and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     if lines := [*table_lines(rows, headers=output.headers, width=width)]:
-        click.echo("\n".join(lines))
+        painted = "\n".join(_painted(line, colours) for line in lines)
+        click.echo(painted, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def _painted(line: str, colours: Mapping[str, str]) -> str:
+    word = line.partition(" ")[0]
+    return click.style(word, colours.get(word)) + line[len(word) :] if word in colours else line
 
 
 def table_lines(

@@ -9,16 +9,22 @@ from ebpflb.cli.output import Output, Row, print_list
 from ebpflb.errors import escaped
 from ebpflb.tools.check_result import CheckResult
 
+_COLOURS = {"ok": "green", "warning": "yellow", "WRONG": "red", "MISSING": "red"}
+
 
 def print_results(results: Sequence[CheckResult], output: Output, lacking: str) -> None:
     """Prints a table, and below it what to do about each result that is not ok.
 
+    Nothing without results.
+
     ``lacking``: the word for what is required and not ok.
     """
+    if not (results or output.is_data):
+        return
     rows = [_row(each, lacking, output) for each in results]
     data = [each._asdict() for each in results]
     names = (each.feature for each in results)
-    print_list(rows, output, data=data, names=names, text_last=True)
+    print_list(rows, output, data=data, names=names, text_last=True, colours=_COLOURS)
     if output.has_sentences:
         for each in results:
             if each.remedy:

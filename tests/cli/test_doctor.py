@@ -48,7 +48,8 @@ def test_healthy(cluster: Cluster) -> None:
     assert (done.status, done.err) == (0, "")
     assert {line.split()[0] for line in lines[1:]} <= {"ok", "warning"}
     assert done.out.splitlines()[-1].startswith("wrong: 0, warnings: ")
-    order = [done.out.index(word) for word in ("bpffs", "kube-proxy", "status", "map services")]
+    fine = "\n".join(line for line in lines if line.startswith("ok"))
+    order = [fine.index(f" {word} ") for word in ("bpffs", "status", "map services")]
     for name in ("slots", "choices", "tcp_flows", "other_flows"):
         assert f"  map {name} " in done.out
     assert order == sorted(order) and any("canary: NodePorts" in line for line in lines)
@@ -175,9 +176,12 @@ def test_no_agent(cluster: Cluster) -> None:
         code, found = not_ok(cluster)
         text = doctor(cluster).out
         alone = doctor(cluster, "--no-canary", "--no-headers").out.splitlines()
+        quiet = doctor(cluster, "--no-canary", "--no-headers", "--quiet").out.splitlines()
     finally:
         cluster.agent.start()
     assert code == 1
-    assert alone and all(re.match("(ok|warning|WRONG) ", line) for line in alone)
+    words = [line.split()[0] for line in alone]
+    assert words == sorted(words, key=["WRONG", "warning", "ok"].index) and "ok" in words
+    assert {line.split()[0] for line in quiet} == {*words} - {"ok"}
     assert found["status: no agent runs"]["detail"] == "DEGRADED"
     assert re.search(r"(?m)^WRONG +status: no agent runs ", text) and "docs/runbook.md" in text
