@@ -78,6 +78,53 @@ _UNREADY = {
 }
 
 
+# Its words for a reason ({}), or for reasons by name ("one | many").
+_LASTING = {
+    Cause.DRIFT: "not as planned | differences from the plan",
+    Cause.AUDIT_ERRORS: "an audit cannot finish | audits cannot finish",
+    Cause.PROGRAMS: "the programs are {}",
+    Cause.FAILING_PARTS: "a part of the agent fails | parts of the agent fail",
+    Cause.LISTS: "not all of Services, EndpointSlices and the Node have been received yet: nothing "
+    "is written before then",
+    Cause.NODE_UNKNOWN: "{}: /healthz answers 503; see --hostname-override",
+    Cause.SOURCE_ERRORS: "a source cannot be read | sources cannot be read",
+    Cause.NOT_PROGRAMMED: "a Service does not fit | Services do not fit",
+    Cause.CLAIMED_TWICE: "an address is claimed twice | addresses are claimed twice",
+    Cause.DEVICES_NOT_SERVED: "a device is not served | devices are not served",
+    Cause.CHOICES_LOST: "a device's requests are not translated | devices' requests are not "
+    "translated",
+    Cause.STALE_UDP: "UDP sockets and flows may keep removed endpoints: {}",
+    Cause.NODE_NOT_WRITTEN: "the Node does not say in the API whether Services work here: {}",
+    Cause.KUBE_PROXY_MISSING: "kube-proxy {}",
+    Cause.PORTS_NOT_OPEN: "a port of the agent is not open | ports of the agent are not open",
+    Cause.REMOVED_SETTINGS: "a setting has no effect | settings have no effect",
+    Cause.INVALID_OBJECTS: "an object is invalid | invalid objects",
+}
+
+
+def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None]:
+    """Return what is wrong: a reason, reasons by name, or that it is so."""
+    return {
+        Cause.DRIFT: it.drift,
+        Cause.AUDIT_ERRORS: it.audit_errors,
+        Cause.PROGRAMS: it.programs != CURRENT_PROGRAMS and it.programs,
+        Cause.FAILING_PARTS: it.failing_parts,
+        Cause.LISTS: not it.lists_complete,
+        Cause.NODE_UNKNOWN: it.node_unknown,
+        Cause.SOURCE_ERRORS: it.source_errors,
+        Cause.NOT_PROGRAMMED: it.not_programmed,
+        Cause.CLAIMED_TWICE: it.standalone and it.contested,  # else a tenant degrades every node
+        Cause.DEVICES_NOT_SERVED: it.devices_not_served,
+        Cause.CHOICES_LOST: it.choices_lost,
+        Cause.STALE_UDP: it.stale_udp_error,
+        Cause.NODE_NOT_WRITTEN: it.node_readiness_error,
+        Cause.KUBE_PROXY_MISSING: it.left_to_kube_proxy and it.kube_proxy,
+        Cause.PORTS_NOT_OPEN: not it.kube_proxy_runs and it.ports_not_open,  # else it has them
+        Cause.REMOVED_SETTINGS: it.removed_settings,
+        Cause.INVALID_OBJECTS: it.invalid_objects,
+    }
+
+
 def conditions(status: AgentStatus) -> list[Condition]:
     """Return all problems, the gravest first."""
     return [*_beginning(status), *_lasting(status)]
@@ -99,77 +146,17 @@ def _beginning(status: AgentStatus) -> Iterator[Condition]:
         yield Condition(Cause.SYNC_ERROR, text, unready=True, passing=True)
 
 
-def _lasting(it: AgentStatus) -> Iterator[Condition]:
-    """Yield one condition for each row with a reason (text: {}), or with reasons by name.
-
-    Of several reasons it names the first ("one | many").
-    """
-    rows: tuple[tuple[Cause, str, str | Mapping[str, str] | bool | None], ...] = (
-        (Cause.DRIFT, "not as planned | differences from the plan", it.drift),
-        (Cause.AUDIT_ERRORS, "an audit cannot finish | audits cannot finish", it.audit_errors),
-        (Cause.PROGRAMS, "the programs are {}", it.programs != CURRENT_PROGRAMS and it.programs),
-        (
-            Cause.FAILING_PARTS,
-            "a part of the agent fails | parts of the agent fail",
-            it.failing_parts,
-        ),
-        (
-            Cause.LISTS,
-            "not all of Services, EndpointSlices and the Node have been received yet: "
-            "nothing is written before then",
-            not it.lists_complete,
-        ),
-        (Cause.NODE_UNKNOWN, "{}: /healthz answers 503; see --hostname-override", it.node_unknown),
-        (Cause.SOURCE_ERRORS, "a source cannot be read | sources cannot be read", it.source_errors),
-        (Cause.NOT_PROGRAMMED, "a Service does not fit | Services do not fit", it.not_programmed),
-        # Elsewhere a tenant could degrade every node.
-        (
-            Cause.CLAIMED_TWICE,
-            "an address is claimed twice | addresses are claimed twice",
-            it.standalone and it.contested,
-        ),
-        (
-            Cause.DEVICES_NOT_SERVED,
-            "a device is not served | devices are not served",
-            it.devices_not_served,
-        ),
-        (
-            Cause.CHOICES_LOST,
-            "a device's requests are not translated | devices' requests are not translated",
-            it.choices_lost,
-        ),
-        (
-            Cause.STALE_UDP,
-            "UDP sockets and flows may keep removed endpoints: {}",
-            it.stale_udp_error,
-        ),
-        (
-            Cause.NODE_NOT_WRITTEN,
-            "the Node does not say in the API whether Services work here: {}",
-            it.node_readiness_error,
-        ),
-        (Cause.KUBE_PROXY_MISSING, "kube-proxy {}", it.left_to_kube_proxy and it.kube_proxy),
-        # A running kube-proxy has these ports.
-        (
-            Cause.PORTS_NOT_OPEN,
-            "a port of the agent is not open | ports of the agent are not open",
-            not it.kube_proxy_runs and it.ports_not_open,
-        ),
-        (
-            Cause.REMOVED_SETTINGS,
-            "a setting has no effect | settings have no effect",
-            it.removed_settings,
-        ),
-        (Cause.INVALID_OBJECTS, "an object is invalid | invalid objects", it.invalid_objects),
-    )
-    for cause, text, found in rows:
+def _lasting(status: AgentStatus) -> Iterator[Condition]:
+    """Yield a condition for each reason; for several reasons by name one, which names the first."""
+    for cause, found in _found(status).items():
+        text, unready = _LASTING[cause], cause in _UNREADY
         if isinstance(found, Mapping) and found:
             one, _, many = text.partition(" | ")
             name, reason = next(iter(found.items()))
             what = one if len(found) == 1 else f"{len(found)} {many}, the first"
-            yield Condition(cause, f"{what}: {name}: {reason}", cause in _UNREADY)
+            yield Condition(cause, f"{what}: {name}: {reason}", unready)
         elif found:
-            yield Condition(cause, text.format(found), cause in _UNREADY)
+            yield Condition(cause, text.format(found), unready)
 
 
 def not_ready(status: AgentStatus) -> list[str]:
