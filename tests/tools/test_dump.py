@@ -284,7 +284,7 @@ def test_small_maps(maps: dict[str, Map]) -> None:
     for name, value in (("pod", "10.244.1.2"), ("mtu", 1500), ("mac", "02:00:00:00:00:0b")):
         assert column(maps, "pod_devices", name) == [value]
     assert {"verdict": "translated", "count": 77} in rows(maps, "verdicts")
-    assert column(maps, "service_names", "id", "service", "protocol") == [(WEB, "web", "TCP")]
+    assert column(maps, "service_names", "id", "service") == [(WEB, "shop/web:http/TCP")]
     assert column(maps, "backend_names", "id", "node") == [(A, "node-1"), (B, "node-2")]
     assert column(maps, "service_stats", "service", "chosen") == [("shop/web:http/TCP", 10)]
 
