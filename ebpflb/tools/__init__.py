@@ -18,8 +18,6 @@ ask              what the running agent answers
 events           the events that the agent sends on for `ebpflb monitor`
 rates            services and backends by rate
 dump             every map as rows, with names instead of ids
-packets          the rows of what packets leave in the maps
-node_maps        the rows of what the agent writes for them
 snapshot         the maps that the agent writes, which those rows refer to
 map_fill         how full the maps are
 explain          why a connection goes where it goes: asks the programs themselves

@@ -5,37 +5,41 @@ The agent may write while the maps are read. It counts its writes (the count is 
 write), so the dump can tell whether its rows may be of two states.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import NamedTuple
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+from ebpflb.kernel.attach.netns_cookie import by_socket
 from ebpflb.kernel.maps.bpf_map import Map
-from ebpflb.kernel.maps.layout import VERDICTS
-from ebpflb.kernel.maps.records import (
-    Affinity,
-    AffinityKey,
-    AssignmentKey,
-    BackendHealth,
-    Peer,
-    PeerFrontend,
-    ServiceBackend,
-    ServiceClient,
-    SocketEntry,
-)
+from ebpflb.kernel.maps.layout import VERDICTS, address_bytes
+from ebpflb.kernel.maps.records import HalfOpen, PeerFrontend
 from ebpflb.kernel.maps.sockets import RememberedSockets
-from ebpflb.model.addresses import Family, host_port
+from ebpflb.kernel.maps.sweep import FLOW_MAPS
+from ebpflb.model.addresses import Address, Family, host_port
+from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
-    Frontend,
+    Chosen,
+    Prefix,
     Range,
     frontend_kind,
     protocol_name,
 )
+from ebpflb.plan.flow_entries import Flow, FlowKind, Hook
 from ebpflb.plan.tables import scheduler_of
-from ebpflb.tools import node_maps, packets
 from ebpflb.tools.flow_list import dump_connections
-from ebpflb.tools.snapshot import Row, Snapshot, endpoint, seconds_since
+from ebpflb.tools.snapshot import Row, Snapshot, seconds_since
+
+_FLOW_NUMBERS = 1 << 63  # bpf/engine/flows/count.h
+_HOOKS = {int(hook): hook.name.lower() for hook in Hook}
+_RANGE_OF = {0: "load balancer", 1: "nodeport"}
+_SERVICE_BITS = 64  # of a source range's length
+_DEVICE_BITS = 32  # of a route key's
+
+Rows = Callable[[Snapshot], Iterable[Row]]
+Each = Callable[[Snapshot, Any, Any], Row]
+"""From a key and its value to their row."""
 
 
 class Dump(NamedTuple):
@@ -49,19 +53,38 @@ def dump_maps(maps: Mapping[str, Map], names: tuple[str, ...] = ()) -> Dump:
     """The rows of the maps with these names, or of all maps; sorted."""
     before = maps["settings"].get(0).writes
     snapshot = Snapshot(maps)
-    rows = {name: ROWS[name](snapshot) for name in names or ROWS}
+    rows = {name: list(ROWS[name](snapshot)) for name in names or ROWS}
     after = maps["settings"].get(0).writes
     return Dump(rows, changed_while_reading=before != after or bool(before % 2))
+
+
+def _entries(name: str, row: Each, order: Callable[[Any], Any] = repr) -> Rows:
+    """A row for each entry of a map, sorted by its key in this order."""
+
+    def rows(s: Snapshot) -> Iterable[Row]:
+        entries = sorted(s.maps[name].items(), key=lambda entry: order(entry[0]))
+        return (row(s, key, value) for key, value in entries)
+
+    return rows
+
+
+def _written(name: str, row: Each) -> Rows:
+    """A row for each element of an array that was written."""
+    return lambda s: (row(s, at, value) for at, value in s.maps[name].written_items())
+
+
+def _sorted(rows: Iterable[Row], *by: str) -> list[Row]:
+    return sorted(rows, key=lambda row: [row[name] for name in by])
 
 
 def _slot_range(slots: Range) -> str:
     return f"{slots.base}-{slots.base + slots.size - 1}" if slots.size else "none"
 
 
-def _services(snapshot: Snapshot) -> list[Row]:
-    rows = [
+def _services(s: Snapshot) -> list[Row]:
+    rows = (
         {
-            "service": snapshot.service(service.id),
+            "service": s.service(service.id),
             "kind": frontend_kind(frontend, service.flags),
             "frontend": str(frontend),
             "id": service.id,
@@ -72,17 +95,17 @@ def _services(snapshot: Snapshot) -> list[Row]:
             "policy": "Local" if "local" in service.flags else "Cluster",
             "has_endpoints": "endpoints" in service.flags,
             "affinity_seconds": service.affinity_seconds,
-            **snapshot.service_counters(service.id),
+            **s.service_counters(service.id),
         }
-        for frontend, service in snapshot.services.items()
-    ]
-    return sorted(rows, key=lambda row: (row["service"], row["kind"], row["frontend"]))
+        for frontend, service in s.services.items()
+    )
+    return _sorted(rows, "service", "kind", "frontend")
 
 
-def _backend(snapshot: Snapshot, backend: Backend) -> Row:
-    name = snapshot.backend_names.get(backend.id, BackendName("", ""))
+def _backend(s: Snapshot, backend: Backend) -> Row:
+    name = s.backend_names.get(backend.id, BackendName("", ""))
     return {
-        "service": snapshot.service(backend.service),
+        "service": s.service(backend.service),
         "endpoint": host_port(backend.address, backend.port),
         "node": name.node,
         "target": name.target,
@@ -90,169 +113,264 @@ def _backend(snapshot: Snapshot, backend: Backend) -> Row:
     }
 
 
-def _slots(snapshot: Snapshot) -> list[Row]:
-    return [
-        {
+def _backends(row: Callable[[Snapshot, int], Row]) -> Rows:
+    """A row for each backend, by its id."""
+    return lambda s: (row(s, number) for number in sorted(s.backends()))
+
+
+def _slots(s: Snapshot) -> Iterable[Row]:
+    for slot, backend in sorted(s.slots.items()):
+        yield {
             "slot": slot,
-            **_backend(snapshot, backend),
+            **_backend(s, backend),
             "selected_for": " ".join(sorted(backend.flags)) or "none, draining",
             "weight": backend.weight,
-            **snapshot.backend_counters(backend.id),
+            **s.backend_counters(backend.id),
         }
-        for slot, backend in sorted(snapshot.slots.items())
-    ]
 
 
-def _choices(snapshot: Snapshot) -> list[Row]:
+def _choices(s: Snapshot) -> Iterable[Row]:
     """The places of tables that services draw from."""
-    services = {it.tables: it for it in snapshot.services.values() if it.table.size}
-    places = snapshot.maps["choices"]
-    return [
-        {"place": at, "service": snapshot.service(service.id), **places.get(at)._asdict()}
-        for tables, service in sorted(services.items())
-        for at in range(tables.base, sum(tables))
-    ]
-
-
-def _backend_slots(snapshot: Snapshot) -> list[Row]:
-    return [
-        {"slot": snapshot.maps["backend_slots"].get(number), **_backend(snapshot, backend)}
-        for number, backend in sorted(snapshot.backends().items())
-    ]
-
-
-def _service_clients(snapshot: Snapshot) -> list[Row]:
-    clients: list[ServiceClient] = [key for key, _ in snapshot.maps["service_clients"].items()]
-    return [
-        {"service": snapshot.service(it.service), "client": f"{it.client:#x}"}
-        for it in sorted(clients)
-    ]
-
-
-def _backend_health(snapshot: Snapshot) -> list[Row]:
-    backends = snapshot.backends()
-    health = snapshot.maps["backend_health"]
-    entries: list[tuple[ServiceBackend, BackendHealth]] = list(health.items())
-    return [
-        {
-            "service": snapshot.service(key.service),
-            "endpoint": endpoint(backends, key.backend),
-            "clients_failed": sum(map(bool, (it.first, it.second, it.third))),
-            "first_failed_seconds": seconds_since(it.since) if it.first else None,
-            "has_opened": bool(it.has_opened),
-            "id": key.backend,
-        }
-        for key, it in sorted(entries)
-    ]
-
-
-def _addresses(name: str, snapshot: Snapshot) -> list[Row]:
-    found = [address for address, _ in snapshot.maps[name].items()]
-    return [{"address": str(address)} for address in sorted(found, key=str)]
-
-
-def _affinity(name: str) -> Callable[[Snapshot], list[Row]]:
-    def rows(snapshot: Snapshot) -> list[Row]:
-        backends = snapshot.backends()
-        entries: list[tuple[AffinityKey, Affinity]] = list(snapshot.maps[name].items())
-        return [
-            {
-                "client": f"netns {client.netns}" if client.netns else str(client.address),
-                "service": snapshot.service(client.service),
-                "endpoint": endpoint(backends, entry.backend),
-                "idle_seconds": seconds_since(entry.last_used),
+    services = {it.tables: it for it in s.services.values() if it.table.size}
+    for tables, service in sorted(services.items()):
+        for at in range(tables.base, sum(tables)):
+            yield {
+                "place": at,
+                "service": s.service(service.id),
+                **s.maps["choices"].get(at)._asdict(),
             }
-            for client, entry in sorted(entries, key=str)
-        ]
+
+
+def _address(s: Snapshot, at: Any, _: Any) -> Row:
+    return {"address": str(at)}
+
+
+def _affinity(s: Snapshot, client: Any, entry: Any) -> Row:
+    return {
+        "client": f"netns {client.netns}" if client.netns else str(client.address),
+        "service": s.service(client.service),
+        "endpoint": s.endpoint(entry.backend),
+        "idle_seconds": seconds_since(entry.last_used),
+    }
+
+
+def _backend_health(s: Snapshot, key: Any, it: Any) -> Row:
+    return {
+        "service": s.service(key.service),
+        "endpoint": s.endpoint(key.backend),
+        "clients_failed": sum(map(bool, (it.first, it.second, it.third))),
+        "first_failed_seconds": seconds_since(it.since) if it.first else None,
+        "has_opened": bool(it.has_opened),
+        "id": key.backend,
+    }
+
+
+def _sockets(s: Snapshot) -> Iterable[Row]:
+    for cookie, entry in sorted(RememberedSockets(s.maps).items(), key=str):
+        if entry.peer.frontend.port:  # the others were ended, and are not released yet
+            yield {**_peer(s, cookie, entry.peer), "counted": bool(entry.counted)}
+
+
+def _peer(s: Snapshot, cookie: int, remembered: PeerFrontend) -> Row:
+    service = s.services.get(remembered.frontend)
+    return {
+        "socket": cookie,
+        "frontend": str(remembered.frontend),
+        "protocol": protocol_name(remembered.frontend.protocol),
+        "peer": host_port(remembered.address, remembered.port),
+        "service": s.service(service.id) if service else "",
+    }
+
+
+def _flows(name: str) -> Rows:
+    """The entries of each flow stand together, the oldest flow first."""
+
+    def rows(s: Snapshot) -> Iterable[Row]:
+        entries = list(s.maps[name].items())
+        entries.sort(key=lambda e: (e[1].created, "request" not in e[1].flags, e[0].hook))
+        for key, flow in entries:
+            yield {
+                **_ends(key),
+                "rewritten": _rewritten(key, flow),
+                "service": s.service(flow.service),
+                "endpoint": s.endpoint(flow.backend),
+                "flags": " ".join(sorted(flow.flags)),
+                "age_seconds": seconds_since(flow.created),
+                "idle_seconds": seconds_since(flow.last_seen),
+            }
 
     return rows
 
 
-def _sockets(snapshot: Snapshot) -> list[Row]:
-    entries = list(RememberedSockets(snapshot.maps).items())
-    return [
-        {**_peer(snapshot, socket, entry.peer), "counted": bool(entry.counted)}
-        for socket, entry in sorted(entries, key=str)
-        if entry.peer.frontend.port  # the others were ended, and are not released yet
-    ]
+def _way(key: Any) -> Row:
+    hook = _HOOKS.get(key.hook, f"hook {key.hook}")
+    return {"hook": hook, "protocol": protocol_name(key.protocol)}
 
 
-def _socket_places(snapshot: Snapshot) -> list[Row]:
-    places = snapshot.maps["socket_places"].items()
-    return [{"place": at, "socket": place.socket} for at, place in places if place.socket]
-
-
-def _peers(snapshot: Snapshot) -> list[Row]:
-    entries: list[tuple[Peer, PeerFrontend]] = list(snapshot.maps["peers"].items())
-    return [_peer(snapshot, peer.socket, of) for peer, of in sorted(entries, key=str)]
-
-
-def _peer(snapshot: Snapshot, socket: int, remembered: PeerFrontend) -> Row:
+def _ends(key: Any) -> Row:
     return {
-        "socket": socket,
-        "frontend": str(remembered.frontend),
-        "protocol": protocol_name(remembered.frontend.protocol),
-        "peer": host_port(remembered.address, remembered.port),
-        "service": _service_at(snapshot, remembered.frontend),
+        **_way(key),
+        "source": host_port(key.source, key.source_port),
+        "destination": host_port(key.destination, key.destination_port),
     }
 
 
-def _service_at(snapshot: Snapshot, frontend: Frontend) -> str:
-    service = snapshot.services.get(frontend)
-    return snapshot.service(service.id) if service else ""
+def _rewritten(key: Any, flow: Flow) -> str:
+    ends = "destination", "source"
+    here, there = ends if key.hook == Hook.INGRESS else reversed(ends)
+    if flow.kind == FlowKind.SNAT_PENDING:
+        return f"{here} not chosen yet"
+    other_port = key.source_port if key.hook == Hook.INGRESS else key.destination_port
+    also = f", {there} port := {flow.other_port}" if flow.other_port != other_port else ""
+    return f"{here} := {host_port(flow.address, flow.port)}{also}"
 
 
-def _assignments(snapshot: Snapshot) -> list[Row]:
-    entries: list[tuple[AssignmentKey, SocketEntry]] = list(snapshot.maps["assignments"].items())
-    return [
+def _half_open(s: Snapshot) -> Iterable[Row]:
+    """The flows that are half-open, the oldest first. Each new flow takes a place, which it keeps
+    when it is established or has ended.
+    """
+    taken = (place for _, place in s.maps["half_open"].written_items() if place.created)
+    for place in sorted(taken, key=lambda it: it.created):
+        if _is_half_open(s.maps, place):
+            yield {**_ends(place.request), "age_seconds": seconds_since(place.created)}
+
+
+def _is_half_open(maps: Mapping[str, Map], place: HalfOpen) -> bool:
+    """As flow_is_half_open (bpf/engine/flows/half_open.h)."""
+    table = maps["tcp_flows" if place.request.protocol == Protocol.TCP else "other_flows"]
+    request: Flow | None = table.get(place.request)
+    if request is None or request.created != place.created:
+        return False
+    if place.request.protocol != Protocol.UDP:
+        return "seen" not in request.flags
+    reply: Flow | None = table.get(place.reply)
+    return reply is not None and "seen" not in reply.flags
+
+
+def _flow_gate(s: Snapshot) -> list[Row]:
+    """Whether packets are looked up in the flow tables, which may hold flows."""
+    gate = s.maps["flow_gate"].get(0)
+    is_open = gate.empty != gate.opened + gate.written + 1
+    return [{"opened": gate.opened, "written": gate.written, "is_open": is_open}]
+
+
+def _fragments(s: Snapshot, key: Any, ports: Any) -> Row:
+    return {
+        **_way(key),
+        "source": str(key.source),
+        "destination": str(key.destination),
+        "id": key.id,
+        "source_port": ports.source_port,
+        "destination_port": ports.destination_port,
+        "idle_seconds": seconds_since(ports.seen),
+    }
+
+
+def _flow_stats(s: Snapshot) -> Iterable[Row]:
+    fields = ("created", "deleted", "refused", "displaced")
+    for number, name in enumerate(FLOW_MAPS):
+        yield {"map": name, **dict(zip(fields, s.maps["flow_stats"].get(number), strict=True))}
+
+
+def _sweeps(s: Snapshot) -> Iterable[Row]:
+    for number, name in enumerate(FLOW_MAPS):
+        sweep = s.maps["sweeps"].get(number)._asdict()
+        yield {"map": name, **sweep, "capacity": s.maps[name].spec.entries}
+
+
+def _reject_budgets(s: Snapshot) -> Iterable[Row]:
+    """The budgets that were used; when each CPU's was refilled means nothing in sum."""
+    budgets = s.maps["reject_budgets"]
+    for number in range(budgets.spec.entries):
+        refilled, left = budgets.get(number)
+        if refilled:
+            yield {"replies": "answers to pings" if number else "refusals", "left": left}
+
+
+def _rotations(s: Snapshot) -> Iterable[Row]:
+    """Whose turn is next in each list of services with round-robin, from 1; 0: there was none."""
+    for id, found in s.maps["rotations"].written_items():
+        if found.cluster or found.local:
+            yield {"service": s.service(id), "cluster": found.cluster, "local": found.local}
+
+
+def _connections(s: Snapshot, key: Any, counted: Any) -> Row:
+    """Of services with least-connections. A flow's number is no socket's cookie."""
+    return {
+        "of": "flow" if key.socket >= _FLOW_NUMBERS else "socket",
+        "number": key.socket,
+        "frontend": str(key.frontend) if key.frontend.port else "",
+        "endpoint": s.endpoint(counted.backend),
+        "generation": counted.generation,
+    }
+
+
+def _source_ranges(s: Snapshot) -> list[Row]:
+    rows = (
         {
-            "socket": sender.socket,
-            "frontend": str(sender.frontend),
-            "service": snapshot.service(entry.service),
-            "endpoint": host_port(entry.peer.address, entry.peer.port),
+            "service": s.service(key.service),
+            "of": _RANGE_OF.get(key.nodeport, "nothing"),
+            "range": _cidr(key.address, key.length - _SERVICE_BITS),
         }
-        for sender, entry in sorted(entries, key=str)
-    ]
+        for key, _ in s.maps["source_ranges"].items()
+    )
+    return _sorted(rows, "service", "of", "range")
 
 
-def _sockets_full(snapshot: Snapshot) -> list[Row]:
-    return [snapshot.maps["sockets_full"].get(0)._asdict()]
+def _cidr(address: Address, bits: int) -> str:
+    return f"{address}/{bits - 96 if address.version == 4 else bits}"
 
 
-def _service_stats(snapshot: Snapshot) -> list[Row]:
-    return [
-        {"id": number, "service": snapshot.service(number), **snapshot.service_counters(number)}
-        for number in sorted(snapshot.service_names)
-    ]
+def _cluster_ips(s: Snapshot) -> Iterable[Row]:
+    services: dict[Address, set[str]] = {}
+    for frontend, service in s.services.items():
+        services.setdefault(frontend.address, set()).add(s.service(service.id))
+    for at in sorted((address for address, _ in s.maps["cluster_ips"].items()), key=str):
+        yield {"address": str(at), "services": " ".join(sorted(services.get(at, ())))}
 
 
-def _backend_stats(snapshot: Snapshot) -> list[Row]:
-    return [
-        {**_backend(snapshot, backend), **snapshot.backend_counters(number)}
-        for number, backend in sorted(snapshot.backends().items())
-    ]
+def _route_sources(s: Snapshot) -> list[Row]:
+    rows = (
+        {
+            "device": _device(s, key.ifindex),
+            "index": key.ifindex,
+            "destination": _cidr(key.destination, key.length - _DEVICE_BITS),
+            "source": str(source),
+        }
+        for key, source in s.maps["route_sources"].items()
+    )
+    return _sorted(rows, "index", "destination")
 
 
-def _verdicts(snapshot: Snapshot) -> list[Row]:
-    return [
-        {"verdict": name, "count": snapshot.maps["verdicts"].get(number)[0]}
-        for number, name in VERDICTS.items()
-    ]
+def _device(s: Snapshot, index: int) -> str:
+    """Its name, in the network namespace of the node; its index elsewhere."""
+    if by_socket() not in (None, s.maps["settings"].get(0).host_netns):
+        return str(index)
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return "removed"
 
 
-def _service_names(snapshot: Snapshot) -> list[Row]:
-    return [
-        {"id": number, "service": snapshot.service(number), "family": str(Family(name.family))}
-        for number, name in sorted(snapshot.service_names.items())
-    ]
+def _texts(record: Any) -> Row:
+    """Numbers as they are, flags as words; nothing where no address is meant."""
+    return {name: _text(value) for name, value in record._asdict().items()}
 
 
-def _backend_names(snapshot: Snapshot) -> list[Row]:
-    names = sorted(snapshot.backend_names.items())
-    return [{"id": number, **name._asdict()} for number, name in names]
+def _text(value: Any) -> str | int:
+    match value:
+        case int():
+            return value
+        case frozenset():
+            return " ".join(sorted(value))
+        case Prefix(address, mask):
+            bits = int.from_bytes(address_bytes(address), "big")
+            return "" if bits & ~int(mask) else _cidr(address, int(mask).bit_count())
+        case _:
+            return "" if value.is_unspecified else str(value)
 
 
-def _translations(snapshot: Snapshot) -> list[Row]:
+def _translations(s: Snapshot) -> list[Row]:
     """Where netfilter sends packets for which a backend was chosen. Raises NodeError."""
     # pyroute2, which these import, takes as long to import as all other maps to print.
     from ebpflb.kernel.netfilter import nft
@@ -261,10 +379,10 @@ def _translations(snapshot: Snapshot) -> list[Row]:
 
     if not nft.exists(TABLE):
         return []
-    backends, names = snapshot.backends(), snapshot.backend_names
+    backends, names = s.backends(), s.backend_names
     return [
         {
-            "service": snapshot.service(backends[id].service) if id in backends else "",
+            "service": s.service(backends[id].service) if id in backends else "",
             "endpoint": host_port(*unpack(translated)),
             "target": names[id].target if id in names else "",
             "id": id,
@@ -276,28 +394,138 @@ def _translations(snapshot: Snapshot) -> list[Row]:
 # Two are no maps of ours: "conntrack" has the kernel's entries that lead to frontends,
 # "translations" the elements of netfilter's table.
 # Every map but two: what is in scratch lasts no longer than a packet, and the secret is one.
-ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
+ROWS: dict[str, Rows] = {
     "services": _services,
     "slots": _slots,
     "choices": _choices,
-    "backend_slots": _backend_slots,
-    "node_addresses": partial(_addresses, "node_addresses"),
-    "own_addresses": partial(_addresses, "own_addresses"),
-    **{name: _affinity(name) for name in ("affinity", "new_affinity")},
+    "backend_slots": _backends(
+        lambda s, id: {"slot": s.maps["backend_slots"].get(id), **_backend(s, s.backends()[id])}
+    ),
+    "node_addresses": _entries("node_addresses", _address, order=str),
+    "own_addresses": _entries("own_addresses", _address, order=str),
+    **{name: _entries(name, _affinity) for name in ("affinity", "new_affinity")},
     "sockets": _sockets,
-    "socket_places": _socket_places,
-    "sockets_full": _sockets_full,
-    "peers": _peers,
-    "assignments": _assignments,
-    "service_clients": _service_clients,
-    "backend_health": _backend_health,
-    **packets.PACKET_ROWS,
-    **node_maps.NODE_MAP_ROWS,
-    "conntrack": lambda snapshot: dump_connections(snapshot.maps),
+    "socket_places": lambda s: (
+        {"place": at, "socket": place.socket}
+        for at, place in s.maps["socket_places"].items()
+        if place.socket
+    ),
+    "sockets_full": lambda s: [s.maps["sockets_full"].get(0)._asdict()],
+    "peers": _entries("peers", lambda s, peer, of: _peer(s, peer.socket, of)),
+    "assignments": _entries(
+        "assignments",
+        lambda s, sender, entry: {
+            "socket": sender.socket,
+            "frontend": str(sender.frontend),
+            "service": s.service(entry.service),
+            "endpoint": host_port(entry.peer.address, entry.peer.port),
+        },
+    ),
+    "service_clients": _entries(
+        "service_clients",
+        lambda s, it, _: {"service": s.service(it.service), "client": f"{it.client:#x}"},
+        order=tuple,
+    ),
+    "backend_health": _entries("backend_health", _backend_health, order=tuple),
+    **{name: _flows(name) for name in FLOW_MAPS},
+    "half_open": _half_open,
+    "udp_choices": _entries(  # what the datagrams of each flow get on the engine netfilter
+        "udp_choices",
+        lambda s, key, choice: {
+            **_ends(key),
+            "service": s.service(choice.service),
+            "endpoint": s.endpoint(choice.chosen & Chosen.ID),
+            "masquerade": bool(choice.chosen & Chosen.MASQUERADE),
+            "idle_seconds": seconds_since(choice.last_used),
+        },
+    ),
+    "attempts": _entries(  # the TCP connections of packets that have had no answer yet
+        "attempts",
+        lambda s, key, attempt: {
+            **_ends(key),
+            "service": s.service(attempt.service),
+            "endpoint": s.endpoint(attempt.backend),
+            "client": f"{attempt.client:#x}",
+            "seconds": seconds_since(attempt.since),
+            "has_failed": bool(attempt.has_failed),
+        },
+    ),
+    "stale_endpoints": _entries(  # the UDP endpoints that were removed a moment ago
+        "stale_endpoints",
+        lambda s, key, left: {"endpoint": host_port(key.address, key.port), "reports_left": left},
+    ),
+    "recent_choices": _written(  # what packets got last on the engine netfilter, by their hash
+        "recent_choices",
+        lambda s, index, it: {
+            "index": index,
+            "service": s.service(it.choice >> 32),
+            "endpoint": s.endpoint(it.choice & Chosen.ID),
+            "masquerade": bool(it.choice & Chosen.MASQUERADE),
+        },
+    ),
+    "flow_gate": _flow_gate,
+    "forwarded": _entries(
+        "forwarded",
+        lambda s, key, entry: {
+            **_ends(key),
+            "replied": bool(entry.replied),
+            "age_seconds": seconds_since(entry.since),
+        },
+    ),
+    "fragments": _entries("fragments", _fragments),
+    "flow_stats": _flow_stats,
+    "sweeps": _sweeps,
+    "reject_budgets": _reject_budgets,
+    "rotations": _rotations,
+    "connections": _entries("connections", _connections),
+    "backend_loads": _backends(
+        lambda s, id: {
+            "id": id,
+            "endpoint": s.endpoint(id),
+            **s.maps["backend_loads"].get(id)._asdict(),
+        }
+    ),
+    "source_ranges": _source_ranges,
+    "service_ranges": lambda s: _sorted(
+        ({"range": _cidr(key.address, key.length)} for key, _ in s.maps["service_ranges"].items()),
+        "range",
+    ),
+    "cluster_ips": _cluster_ips,
+    "link_addresses": _entries("link_addresses", lambda s, mac, _: {"mac": mac}),
+    "devices": _entries(
+        "devices",
+        lambda s, index, device: {
+            "device": _device(s, index),
+            "index": index,
+            **_texts(device),
+        },
+        order=int,
+    ),
+    "pod_devices": _entries(
+        "pod_devices",
+        lambda s, at, it: {"pod": str(at), "device": _device(s, it.ifindex), **it._asdict()},
+        order=str,
+    ),
+    "route_sources": _route_sources,
+    "settings": lambda s: [_texts(s.maps["settings"].get(0))],
+    "conntrack": lambda s: dump_connections(s.maps),
     "translations": _translations,
-    "service_stats": _service_stats,
-    "backend_stats": _backend_stats,
-    "verdicts": _verdicts,
-    "service_names": _service_names,
-    "backend_names": _backend_names,
+    "service_stats": lambda s: (
+        {"id": number, "service": s.service(number), **s.service_counters(number)}
+        for number in sorted(s.service_names)
+    ),
+    "backend_stats": _backends(
+        lambda s, id: {**_backend(s, s.backends()[id]), **s.backend_counters(id)}
+    ),
+    "verdicts": lambda s: (
+        {"verdict": name, "count": s.maps["verdicts"].get(number)[0]}
+        for number, name in VERDICTS.items()
+    ),
+    "service_names": lambda s: (
+        {"id": number, "service": s.service(number), "family": str(Family(name.family))}
+        for number, name in sorted(s.service_names.items())
+    ),
+    "backend_names": lambda s: (
+        {"id": number, **name._asdict()} for number, name in sorted(s.backend_names.items())
+    ),
 }

@@ -52,8 +52,19 @@ class Snapshot:
     def service(self, number: int) -> str:
         return service_name(self.service_names.get(number), number)
 
-    def backends(self) -> dict[int, Backend]:
+    @cached_property
+    def _backends(self) -> dict[int, Backend]:
         return {backend.id: backend for backend in self.slots.values()}
+
+    def backends(self) -> dict[int, Backend]:
+        """Return the backends by their ids."""
+        return self._backends
+
+    def endpoint(self, number: int) -> str:
+        """Return ADDRESS:PORT of the backend with this id."""
+        if backend := self._backends.get(number):
+            return host_port(backend.address, backend.port)
+        return f"removed (#{number})" if number else ""
 
     def service_counters(self, number: int) -> Row:
         """Empty where the maps are those of the past, of which no counters are known."""
@@ -76,12 +87,6 @@ def require_service(maps: Mapping[str, Map], wanted: str) -> None:
     if wanted not in known:
         hint = likely_service(wanted, known)
         raise NotFound(f"no Service {one_line(wanted)} is served here: {hint}")
-
-
-def endpoint(backends: Mapping[int, Backend], number: int) -> str:
-    backend = backends.get(number)
-    removed = f"removed (#{number})" if number else ""
-    return host_port(backend.address, backend.port) if backend else removed
 
 
 def seconds_since(timestamp: int) -> float:
