@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packet whose socket a hook has translated is left alone where a Service claims its destination
+(tests/network/test_translated_once.py). The kernel gives each test run a socket of its own, with
+the next cookie of the processor: all that may come next are remembered.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.kernel.maps.records import NO_FRONTEND, PeerFrontend, SocketEntry
+from tests.packet.frames import at, host_of, opening, port_of
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import serve
+from tests.packet.test_vips import REJECT, publish
+
+SO_COOKIE = 57
+VERDICT = "translated_at_socket"
+AHEAD, BATCH = 200, 4096  # cookies that are remembered; of a processor at a time
+
+
+@pytest.fixture
+def one_processor() -> Iterator[None]:
+    """Another one has other cookies."""
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})
+    yield
+    os.sched_setaffinity(0, usual)
+
+
+def last_cookie() -> int:
+    """The newest of this processor, with space in its batch for those that follow."""
+    while True:
+        with socket.socket() as one:
+            cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
+        if cookie % BATCH < BATCH - AHEAD:
+            return cookie
+
+
+def remember(node: PacketNode, to: str) -> None:
+    """Sockets to come are connected to a frontend, and so to this place."""
+    peer = PeerFrontend(NO_FRONTEND, 7, ip_address(host_of(to)), port_of(to))
+    begin = last_cookie() + 1
+    node.write("sockets", [(begin + n, SocketEntry(peer, 3)) for n in range(AHEAD)])
+    node.put("sockets_full", 0, (0, 0, AHEAD))
+
+
+@pytest.mark.usefixtures("one_processor")
+@pytest.mark.parametrize("kind", ["external", "balancer", "nodeport"])
+def test_an_external_frontend(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
+    """A pod's request passes; without what the socket remembers it is translated."""
+    where = serve(node, places, kind, protocol, cluster=[at(places.there, 8080)])
+    request = opening(protocol, at(places.pod, 50123), where)
+    remember(node, where)
+    assert node.ingress(request, "pods") == ("pass", bytes(request), {VERDICT: 1})
+    node.put("sockets_full", 0, (0, 0, 0))
+    assert node.ingress(request, "pods").verdicts == {"translated": 1}
+
+
+@pytest.mark.usefixtures("one_processor")
+@pytest.mark.parametrize("kind", ["external", "balancer"])
+def test_from_the_node(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
+    """Where the frontend has no endpoint, others are refused."""
+    where = serve(node, places, kind, protocol)
+    request = opening(protocol, at(places.node, 50123), where)
+    assert node.egress(request, into=None).verdicts == {"refused": 1}
+    remember(node, where)
+    assert node.egress(request, into=None) == ("pass", bytes(request), {VERDICT: 1})
+
+
+@pytest.mark.usefixtures("one_processor")
+def test_an_unknown_port(node: PacketNode, places: Places, protocol: str) -> None:
+    """A port that a load balancer's address does not serve is refused to others only."""
+    node.settings("detect_local", *REJECT.split())
+    where = at(publish(node, places, "balancer"), 81)
+    request = opening(protocol, at(places.client, 50123), where)
+    assert node.ingress(request).verdicts == {"refused": 1}
+    remember(node, where)
+    assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
+
+
+@pytest.mark.usefixtures("one_processor")
+def test_another_destination(node: PacketNode, places: Places, protocol: str) -> None:
+    """What a socket remembers of one endpoint says nothing of another one."""
+    where = serve(node, places, "external", protocol, cluster=[at(places.there, 8080)])
+    remember(node, at(places.elsewhere, 8080))
+    request = opening(protocol, at(places.pod, 50123), where)
+    assert node.ingress(request, "pods").verdicts == {"translated": 1}
