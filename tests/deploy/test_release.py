@@ -107,7 +107,8 @@ def test_the_branch_that_is_checked_out_changes_no_byte(tmp_path: Path) -> None:
     (checkout / ".gitignore").write_text(".venv\nbuild\ndist\n")
     asked = checkout / ".venv/bin/python"  # the first that the clone's content is given to
     asked.write_text(f"#!/bin/sh\ngit rev-parse --abbrev-ref HEAD >{tmp_path}/branch\nexit 1\n")
-    stand_ins = [tools / "buildah", tools / "update-binfmts"]
+    (checkout / "deploy/image").mkdir()
+    stand_ins = [tools / "buildah", checkout / "deploy/image/emulate"]
     for stand_in in stand_ins:
         stand_in.write_text("#!/bin/sh\n")
     for program in (asked, *stand_ins):

@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from vagrant.kernels.errors import LabError, tool
@@ -66,7 +65,7 @@ def _unpack(folder: Path) -> None:
     for name in ALTERNATIVES:
         for end in ("", "-save", "-restore"):
             (folder / f"usr/sbin/{name}{end}").symlink_to(f"{name}-nft{end}")
-    wheels = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    wheels = [".venv/bin/python", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     wheels += [f"--target={folder / LIBRARIES}", "--no-deps", "--require-hashes"]
     wheels += ["--only-binary=:all:", "--python-version=3.11"]
     wheels += [f"--platform={each}" for each in PLATFORMS]

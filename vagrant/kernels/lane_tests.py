@@ -33,6 +33,7 @@ ALL_TESTS = (
     "--parameter-sets=1:tests/network/test_killed_amid_changes.py",
     "--parameter-sets=1:tests/network/test_sockets.py",
     "--parameter-sets=1:tests/network/test_stale_udp.py",
+    "--parameter-sets=1:tests/network/test_translated_once.py",
     # seconds of Python that ask the kernel nothing new
     "--deselect=tests/kernel/programs/test_loader.py::test_relocation",
     "--deselect=tests/kernel/maps/test_state_dir.py::test_bpffs_is_mounted",
@@ -70,8 +71,9 @@ ALL_TESTS = (
     "tests/network/test_sockets.py",
     "tests/network/test_stale_udp.py",
     "tests/network/test_refusal.py",
-    # with two nodes of its own
+    # each with two nodes of its own
     "tests/network/test_killed_amid_changes.py",
+    "tests/network/test_translated_once.py",
     # each has a node of its own, with kube-proxy's rules
     "tests/network/test_some_services.py",
     "tests/network/test_shadow.py",

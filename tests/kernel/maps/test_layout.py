@@ -193,7 +193,7 @@ def clang(claims: list[tuple[str, int]]) -> subprocess.CompletedProcess[str]:
         ["#include <linux/types.h>", '#include "layout.h"', '#include "record/events.h"', *lines]
     )
     includes = [f"-I{layout.SOURCES}", f"-I{layout.SOURCES}/stub/include"]
-    command = ["clang-14", "-target", "bpf", "-fsyntax-only", *includes, "-xc", "-"]
+    command = ["clang", "-target", "bpf", "-fsyntax-only", *includes, "-xc", "-"]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=False)
 
 
