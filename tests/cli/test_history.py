@@ -36,9 +36,9 @@ def moments(cluster: Cluster) -> list[str]:
 
 
 def latest(cluster: Cluster) -> int:
-    """The number of endpoints after the last change."""
+    """The number of endpoints after the last change; 0 before the first is recorded."""
     found = latest_changes(cluster.agent.paths, ("default", "web"), None, 0).changes
-    return max(port.endpoints_after for port in found[-1].services)
+    return max((port.endpoints_after for it in found[-1:] for port in it.services), default=0)
 
 
 def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[str]) -> None:
