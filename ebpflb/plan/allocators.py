@@ -54,16 +54,18 @@ class UsedIds(Collection[int]):
 
 
 class IdAllocator:
-    """Allocate ids from 1 to ``capacity`` - 1 in turn.
+    """Allocate ids from 1 to ``capacity`` - 1: first those that were never used, then freed ones.
 
-    A freed id is allocated again as late as possible, after all other free ids: clients, sockets
-    and flows remember a service's and a backend's id together, some as long as they live.
+    A freed id is allocated again as late as possible, after all ids that are free already: clients,
+    sockets and flows remember a service's and a backend's id together, some as long as they live.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = UsedIds(capacity)
         self.last = 0
+        self._freed: deque[int] = deque()  # since the start
+        self._resting = UsedIds(capacity)  # the same
 
     @property
     def available(self) -> int:
@@ -72,14 +74,12 @@ class IdAllocator:
 
     def allocate(self) -> int:
         """Return the next free id; at least one must be ``available``."""
-        self.last = self._after(self.last)
-        while self.last in self.used:
-            self.last = self._after(self.last)
+        self.last = self._next_unused() if self.available > len(self._freed) else self._oldest()
         self.used.add(self.last)
         return self.last
 
     def mark_used(self, id: int) -> None:
-        """Mark an id that the maps already hold."""
+        """Mark an id that the maps already hold, before any id is freed."""
         self.used.add(id)
         self.last = max(self.last, id)
 
@@ -95,6 +95,19 @@ class IdAllocator:
 
     def free(self, id: int) -> None:
         self.used.discard(id)
+        self._resting.add(id)
+        self._freed.append(id)
+
+    def _next_unused(self) -> int:
+        id = self._after(self.last)
+        while id in self.used or id in self._resting:
+            id = self._after(id)
+        return id
+
+    def _oldest(self) -> int:
+        id = self._freed.popleft()
+        self._resting.discard(id)
+        return id
 
     def _after(self, id: int) -> int:
         return id + 1 if id + 1 < self.capacity else 1

@@ -61,20 +61,24 @@ def test_ids_are_unique(moves: list[int]) -> None:
 
 @given(some.lists(some.integers(0, 6)), some.sets(some.integers(0, 40)))
 @settings(max_examples=scaled(100), deadline=None)
-def test_an_id_comes_again_after_all_others(moves: list[int], ends: set[int]) -> None:
-    """The next id is the first free one behind the last, also after a start on ids in use."""
-    ids, taken, last = IdAllocator(6), list[int](), 0
+def test_an_id_comes_again_after_all_that_were_free(moves: list[int], ends: set[int]) -> None:
+    """No id is given while another one has been free for longer; the first free ones behind the
+    last come first after a start, where it is not known how long the others have been free.
+    """
+    ids, taken, last, freed = IdAllocator(6), list[int](), 0, list[int]()
     for step, move in enumerate(moves):
         if step in ends:
-            ids = IdAllocator(6)
+            ids, freed = IdAllocator(6), []
             for id in taken:
                 ids.mark_used(id)
             ids.go_on_behind(last)
         if move < len(taken):
-            ids.free(taken.pop(move))
+            freed.append(taken.pop(move))
+            ids.free(freed[-1])
         elif ids.available:
             behind = [*range(last + 1, 6), *range(1, last + 1)]
-            last = next(id for id in behind if id not in taken)
+            unused = [id for id in behind if id not in taken and id not in freed]
+            last = unused[0] if unused else freed.pop(0)
             taken.append(ids.allocate())
             assert taken[-1] == last
 
