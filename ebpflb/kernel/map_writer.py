@@ -40,7 +40,11 @@ _MOST_MOVES, _WRITES = 2**32 - 1, 2**64  # the largest values of the counters
 
 
 def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
-    """Return the capacity of maps of these sizes."""
+    """Return the capacity of maps of these sizes.
+
+    Endpoints take a third of the slots at most: wherever a Service's slots lie, there is room on
+    one side of them to write as many again.
+    """
     return Capacity(
         services=specs["services"].entries,
         slots=specs["slots"].entries,
@@ -48,6 +52,7 @@ def capacity(specs: Mapping[str, MapSpec]) -> Capacity:
         backend_ids=specs["backend_slots"].entries,
         source_ranges=specs["source_ranges"].entries,
         choices=specs["choices"].entries,
+        endpoints=min(specs["backend_slots"].entries, specs["slots"].entries // 3),
     )
 
 

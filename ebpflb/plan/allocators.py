@@ -27,6 +27,7 @@ class Capacity(NamedTuple):
     backend_ids: int
     source_ranges: int
     choices: int = 0
+    endpoints: int = 0  # at most; 0: as many as there are backend ids
 
 
 class UsedIds(Collection[int]):

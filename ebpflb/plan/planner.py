@@ -490,8 +490,7 @@ class Planner:
 
     def _still_lacks(self, name: PortName, lack: Lack) -> Lack | None:
         if not self._is_not_made(name, lack):
-            slots = self.actual.get(name, NO_ENTRIES).block.size if lack.part == "slots" else 0
-            return self.space.lack(name, lack.part, lack.more, slots)
+            return self.space.lack(name, lack.part, lack.more)
         if lack.part == LIMIT:
             return lack
         used = getattr(self.claims.wanted.get(name.namespace, NOTHING), lack.part)

@@ -3,7 +3,9 @@
 
 A namespace has at most its share of each map, so one tenant cannot take the space of all others;
 freed entries of its Services count until their quarantine ends. The tables of one Service have an
-additional limit in map choices.
+additional limit in map choices. All endpoints together take at most a third of the slots
+(``Capacity.endpoints``), so that there is room for a Service's new slots on one side of its former
+ones, however large it is.
 
 Each part of a service port fits or does not. Frontends that do not fit are left out. If its new
 backends do not fit, all new ones are left out, and existing ones that are still wanted stay. Source
@@ -165,7 +167,7 @@ class Space:
         self.sizes = {
             "services": capacity.services,
             "service_stats": capacity.service_ids,
-            "backend_slots": capacity.backend_ids,
+            "backend_slots": min(capacity.backend_ids, capacity.endpoints or capacity.backend_ids),
             "slots": capacity.slots,
             "source_ranges": capacity.source_ranges,
             "choices": capacity.choices,
@@ -173,13 +175,12 @@ class Space:
         self._free: dict[str, Callable[[], int]] = {
             "services": lambda: frontends.free,
             "service_stats": lambda: self.service_ids.available,
-            "backend_slots": lambda: self.backend_ids.available,
+            "backend_slots": self._free_backends,
             "slots": lambda: self.slots.available,
             "source_ranges": lambda: ranges.free,
             "choices": lambda: self.choices.available,
         }
         self._used: defaultdict[str, Counter[str]] = defaultdict(Counter)  # namespace -> map
-        self._resting: Counter[str] = Counter()  # namespace -> former slots in quarantine
         self._tables: Counter[Key] = Counter()  # Service -> places of its tables
 
     def used_entries(self) -> dict[str, int]:
@@ -216,8 +217,6 @@ class Space:
         before, after = _usage(old) if old.id else _UNUSED, _usage(new)
         for part in before:
             used[part] += after[part] - before[part] + resting[part]
-        if resting["slots"]:
-            self._resting[name.namespace] += resting["slots"]
         self._count_tables(name.owner, after["choices"] - before["choices"])
         if any(after[part] < before[part] for part in ("services", "source_ranges")):
             self.waiting.freed(name.namespace)
@@ -226,17 +225,13 @@ class Space:
     def lack(self, name: PortName, part: str, more: int, given_up: int = 0) -> Lack | None:
         """Return what keeps a service port from having ``more`` entries of a map, or None.
 
-        ``given_up``: slots, or places of its tables, that the service port frees in exchange. A
-        port that does not grow gets its new block even beyond the share, while no former one rests:
-        it can always lose endpoints.
+        ``given_up``: places of its tables that the service port frees in exchange.
         """
         if more <= 0:
             return None
         size, found = self.sizes[part], partial(Lack, part=part, more=more)
         if more > self._free[part]():
             return found(EVERYONE, reason=f"map {part} is full ({size} entries)")
-        if part == "slots" and more <= given_up and not self._resting[name.namespace]:
-            return None
         if lack := self.lacks_share(name.namespace, part, self._used[name.namespace][part], more):
             return lack
         most, tables_now = int(size * self.shares.service_tables), self._tables[name.owner]
@@ -320,10 +315,13 @@ class Space:
 
     def _end_rest(self, namespace: str, resting: Counter[str]) -> None:
         self._used[namespace] -= resting
-        self._resting[namespace] -= resting["slots"]
         self.waiting.freed(namespace)
         if not self._used[namespace]:
-            del self._used[namespace], self._resting[namespace]
+            del self._used[namespace]
+
+    def _free_backends(self) -> int:
+        used = len(self.backend_ids.used)
+        return min(self.backend_ids.available, self.sizes["backend_slots"] - used)
 
     def _fit_frontends(
         self, name: PortName, wanted: Mapping[Frontend, Flags], lacks: list[Lack]
@@ -369,7 +367,7 @@ class Space:
         name, size = desired.name, len(desired.backends)
         known = self.former_ids.fill(ids, desired.backends)
         lack = self.lack(name, "backend_slots", known.count(0))
-        lack = lack or self.lack(name, "slots", size, old.block.size)
+        lack = lack or self.lack(name, "slots", size)
         block = None if lack else self.slots.allocate(size)
         if block is None:
             row = f"map slots has no {size} free slots in a row"

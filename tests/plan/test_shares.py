@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No tenant stops another one: a namespace has at most its share of each map."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import IPv4Address
@@ -105,12 +106,13 @@ def _entries_of(node: PlannedNode, namespace: str) -> list[ServiceEntries]:
     return [it for name, it in node.planner.actual.items() if name.namespace == namespace]
 
 
-def test_a_service_beyond_half_of_its_share_can_shrink() -> None:
-    """Also again and again: each change waits for the end of the former one's quarantine. It can
-    get other endpoints, and no more.
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_service_of_any_size_can_change(share: float) -> None:
+    """Whatever the number of backend ids: endpoints take a third of the slots at most, so that
+    there is room for new ones beside the former. Each change may wait for the end of a quarantine.
     """
-    many = CAPACITY._replace(backend_ids=400)
-    node = PlannedNode(many, HALF)
+    many = CAPACITY._replace(backend_ids=400, endpoints=CAPACITY.slots // 3)
+    node, most = PlannedNode(many, Shares(share, 1.0)), math.ceil(many.endpoints * share)
     name = port("tenant", 1, range(1)).name
 
     def change(backends: range) -> int:
@@ -121,12 +123,15 @@ def test_a_service_beyond_half_of_its_share_can_shrink() -> None:
         check_tidy(node)
         return len(node.planner.actual[name].backends)
 
-    assert change(range(1, 101)) == 100, "of 128"
-    assert [change(range(1, last)) for last in (100, 98, 97, 20)] == [99, 97, 96, 19]
-    assert change(range(1, 101)) == 100
-    assert change(range(2, 102)) == 100
-    assert change(range(2, 103)) == 100, "its share does not hold both blocks"
-    assert node.planner.not_programmed
+    assert change(range(most)) == most
+    assert [change(range(most - less)) for less in (1, 2, 3, most // 2)] == [
+        *(most - 1, most - 2, most - 3, most - most // 2)
+    ]
+    assert change(range(most)) == most
+    change(range(most + 1))
+    assert node.planner.not_programmed, "a third of the slots"
+    assert [change(range(less, most + less - 1)) for less in (1, 2, 3)] == [most - 1] * 3
+    assert not node.planner.not_programmed
 
 
 def test_the_share_is_named_with_the_option() -> None:
