@@ -5,8 +5,9 @@
 
 The agent's own decoding, cluster state, backlog and planner, in a process for each list, without a
 kernel: what would be written is packed and thrown away. ``a change`` comes to an agent that serves
-already: its processor time, and that of its longest step, for which every other change waits. ``a
-start`` has the objects in its first lists.
+already: its processor time, and that of its longest step. ``another's change`` is one of another
+namespace, one after the other meanwhile: the processor time until it is written. ``a start`` has
+the objects in its first lists.
 """
 
 import argparse
@@ -28,14 +29,18 @@ from ebpflb.cluster import decoding
 from ebpflb.kernel.map_writer import CAPACITY
 from ebpflb.kernel.maps import layout, records
 from ebpflb.lab import manifests
+from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Kind, Replaced
+from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan
+from ebpflb.plan.service_entries import NO_ENTRIES
 
 Json = dict[str, Any]
 MOST_PORTS = 20_000  # of a slice, as the API server validates; and 1,000 endpoints
 NAMESPACE, NAME = "tenant", "t"
+OTHER = PortName("other", "another", "p0", Protocol.TCP, Family.IPV4)  # another namespace's
 
 
 class Case(NamedTuple):
@@ -178,7 +183,7 @@ class Node:
 
     def __init__(self) -> None:
         self.cluster = ClusterState("node")
-        options = SimpleNamespace(namespace_share=0.8, shadow=False)
+        options = SimpleNamespace(namespace_share=0.8, shadow=False, manifests=None)
         flowtable = SimpleNamespace(enabled=False, start_over=lambda owners: None)
         sync = SimpleNamespace(
             options=options, flowtable=flowtable, write_settings=lambda covering: None
@@ -188,12 +193,44 @@ class Node:
         )
         self.sync = ServiceSync(cast(Any, datapath), self.cluster, cast(Any, sync))
         self.longest = 0.0
+        self.others = count(1)  # changes of another namespace's Service
+        self.waits: list[float] = []  # seconds of processor time until each of them was written
 
     def apply(self, texts: list[tuple[Kind, bytes]]) -> None:
         for kind, text in texts:
             self._timed(lambda kind=kind, text=text: self._change(kind, text))  # type: ignore[misc]
         while self.cluster.changed_services or self.sync.backlog:
+            if self.sync.backlog:
+                time.sleep(max(0.0, self.sync.backlog.due - time.monotonic()))
             self._timed(self.sync.write)
+
+    def apply_beside_another(self, texts: list[tuple[Kind, bytes]]) -> None:
+        """Take the messages of each turn, and write a slice, as the agent's loop does."""
+        another = manifests.service(
+            OTHER.service, ["10.96.0.21"], ports(1), namespace=OTHER.namespace
+        )
+        self._change(Kind.SERVICE, json.dumps(another).encode())
+        left, began = iter(texts), self._change_another()
+        while (text := next(left, None)) or self.cluster.changed_services or self.sync.backlog:
+            if text:
+                self._change(*text)
+            self.sync.write()
+            if self._is_written():
+                self.waits.append(time.process_time() - began)
+                began = self._change_another()
+
+    def _change_another(self) -> float:
+        self.address = address(next(self.others))
+        endpoint = {"addresses": [self.address]}
+        words = OTHER.service, "IPv4", [endpoint], ports(1)
+        found = manifests.endpoint_slice(*words, namespace=OTHER.namespace)
+        began = time.process_time()
+        self._change(Kind.ENDPOINT_SLICE, json.dumps(found).encode())
+        return began
+
+    def _is_written(self) -> bool:
+        found = self.sync.planner.actual.get(OTHER, NO_ENTRIES).backends
+        return [str(each.address) for each in found] == [self.address]
 
     def _change(self, kind: Kind, text: bytes) -> None:
         key, found = decoding.read_object(kind, text, "bench")
@@ -244,6 +281,10 @@ def _costs(texts: list[tuple[Kind, bytes]]) -> Iterator[Row]:
     yield Row("a change: processor time", 1e3 * (time.process_time() - cpu), "ms")
     yield Row("a change: longest step", 1e3 * node.longest, "ms", 100)
     yield Row("memory", memory() - before, "MB")
+    beside = Node()
+    beside.start([])
+    beside.apply_beside_another(texts)
+    yield Row("another's change: most", 1e3 * max(beside.waits), "ms", 100)
     cpu = time.process_time()
     with startup():
         Node().start(texts)

@@ -78,6 +78,11 @@ class InvalidObject(EbpflbError):
         super().__init__(f"{self.field}: {self.reason}")
 
 
+def unexpected(error: Exception) -> InvalidObject:
+    """Return what is said of an object whose reading raised an exception, by our mistake."""
+    return InvalidObject("object", f"unexpected {type(error).__name__}: {error}")
+
+
 class ConfigurationError(EbpflbError):
     """An invalid configuration: a line for each field, with its path."""
 

@@ -2,7 +2,7 @@
 """The agent's loop: take an event, apply it to the cluster state, plan, apply the plan, publish.
 
 Sources put messages into the inbox, each from its own thread. One thread runs the loop. In each
-turn it waits for messages and takes all waiting ones; then it syncs if a sync is due, which writes
+turn it waits for messages and takes those that wait; then it syncs if a sync is due, which writes
 the differences to the maps; then it publishes the agent's status.
 
 Nothing is written before Services, EndpointSlices and the Node have been received. The programs are
@@ -40,7 +40,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.agent.stale_udp.worker import StaleUdpWorker
 from ebpflb.agent.uplink_canary import UplinkCanary
 from ebpflb.cluster.source import Source
-from ebpflb.errors import KernelError
+from ebpflb.errors import ConfigurationError, KernelError, NodeError
 from ebpflb.history.recorder import (
     API_SERVERS,
     CANARY,
@@ -146,6 +146,7 @@ class Inbox:
 
 
 GATHERING = 0.005  # seconds for which changes of a burst wait for others to share their sync
+MOST_TAKING = 0.01  # seconds, for the messages of one turn
 _CLOSE = 0.005  # maximum seconds between two turns of a burst, without the gathering
 _MANY = 5  # such turns in succession are a burst
 
@@ -168,28 +169,30 @@ class Bursts:
         self._close = 0  # such turns in succession
         self._taken = 0  # messages taken by the last call
 
-    def waiting(self, seconds: float) -> list[Message]:
-        """Return all waiting messages; wait for the first one up to ``seconds``.
+    def waiting(self, seconds: float, most: float = MOST_TAKING) -> Iterator[Message]:
+        """Yield the waiting messages; wait for the first one up to ``seconds``.
 
-        The messages of the previous call count as handled.
+        Messages that take longer than ``most`` seconds are left to the next call, so that what is
+        known by then can be written. The messages of the previous call count as handled.
         """
         self._inbox.handled(self._taken)
-        messages = self._taking(seconds)
-        self._taken = len(messages)
-        return messages
+        self._taken = 0
+        message = self._inbox.take(seconds)
+        if message is None:
+            return
+        self._gather()
+        begun = self._clock()
+        while message is not None:
+            self._taken += 1
+            yield message
+            is_late = self._clock() - begun > most
+            message = None if is_late else self._inbox.take(0.0)
 
-    def _taking(self, seconds: float) -> list[Message]:
-        first = self._inbox.take(seconds)
-        if first is None:
-            return []
-        messages = [first]
+    def _gather(self) -> None:
         if gathering := GATHERING if self._close >= _MANY else 0.0:
             self._sleep(gathering)
-        while (message := self._inbox.take(0.0)) is not None:
-            messages.append(message)
         apart, self._last = self._clock() - self._last - gathering, self._clock()
         self._close = self._close + 1 if apart < _CLOSE else 0
-        return messages
 
 
 # When Python's cyclic garbage collector runs, and what malloc(3) keeps: the whole policy.
@@ -307,6 +310,7 @@ class Agent:
     def __post_init__(self) -> None:
         self.stopped = self.in_sync = False  # in_sync: nothing has failed since the last sync
         self.sync_error: str | None = None
+        self.wrong_node: ConfigurationError | NodeError | None = None  # ends the agent
         self.last_sync = -math.inf  # when it ended; all times are of the monotonic clock
         self.next_check = self.clock() + self.options.sync_period
         self.source_errors: dict[str, str] = {}
@@ -323,6 +327,8 @@ class Agent:
             self._part("canary", self._withdraw_canary, lambda: self.canary.due),
             self._part("endpoint health", self._look_at_endpoints, self._look_at_endpoints_due),
             self._part("node-local", self._look_at_listeners, lambda: self.node_local.due),
+            self._part("sync", self._sync_if_due, self._next_sync),
+            self._part("services", self.service_sync.turn, lambda: self.service_sync.due),
         )
         self.parts_after = (
             self._part("engine", self._choose_engine, self._choose_engine_due),
@@ -357,6 +363,8 @@ class Agent:
                 self._turn()
         finally:
             stopping.run_all(self.canary.withdraw, self.source.stop)
+        if self.wrong_node:
+            raise self.wrong_node
         if cgroup_links.attached(StateDir(self.options.paths.state)):
             log.info("stopped; the loaded programs and maps keep serving")
         else:
@@ -369,8 +377,6 @@ class Agent:
             return
         for part in self.parts_before:
             part.take_turn()
-        self._sync_if_due()
-        self.service_sync.turn()
         if self.node_sync.take_new_devices():
             self.stale_udp.check_connections()
             self.uplink_canary.look_at(self.node_sync.uplinks)
@@ -405,15 +411,16 @@ class Agent:
         self.publisher.publish(make_status(self), in_force=is_in_force)
 
     def _commit_history(self) -> None:
-        if not self.sync_error:
+        if not (self.sync_error or self.service_sync.must_start_over):
             changed, now = self.service_sync.take_changed(), self.service_sync.planner.actual
-            self.history.commit(changed, now, keep=self._has_changes())
+            keep = self._has_changes() or bool(self.service_sync.backlog)
+            self.history.commit(changed, now, keep=keep)
 
-    def _wait(self) -> list[Message]:
-        """Return all messages in the inbox; wait for the first one until something else is due."""
+    def _wait(self) -> Iterator[Message]:
+        """Yield the messages in the inbox; wait for the first one until something else is due."""
         of_parts = (part.due for part in (*self.parts_before, *self.parts_after))
-        due = min(self._next_sync(), self.service_sync.due, *of_parts)
-        return self.burst.waiting(max(due - self.clock(), 0.0))
+        most = MOST_TAKING if self.node_sync.attached else math.inf  # a start takes all first
+        return self.burst.waiting(max(min(of_parts) - self.clock(), 0.0), most)
 
     def _take_source(self, source: str, error: str | None) -> None:
         """Take the error of a source, or its recovery.
@@ -492,9 +499,14 @@ class Agent:
 
     def _has_changes(self) -> bool:
         """Whether there is anything new to write; False before the needed lists are received."""
-        services = bool(self.cluster.changed_services or self.service_sync.backlog)
+        services = bool(self.cluster.changed_services) or self._has_backlog
         changed = services or self.node_sync.changed or not self.in_sync
         return self.cluster.complete and changed
+
+    @property
+    def _has_backlog(self) -> bool:
+        """Whether Services remain to be planned whose namespace may use more processor time now."""
+        return self.service_sync.backlog.due <= self.clock()
 
     def _next_sync(self) -> float:
         """When the next sync is due; infinity means only a message can make one necessary.
@@ -503,7 +515,7 @@ class Agent:
         sync, and for unfinished work, the pause is WRITE_RETRY_SECONDS.
         """
         if self._has_changes() and not self.sync_error:
-            pause = 0.0 if self.service_sync.backlog else self.options.min_sync_period
+            pause = 0.0 if self._has_backlog else self.options.min_sync_period
             return self.last_sync + pause
         if self.sync_error or self.node_sync.not_served:
             return self.last_sync + WRITE_RETRY_SECONDS
@@ -513,7 +525,13 @@ class Agent:
         if has_changes := self._has_changes():
             self.reporter.sync_queued()
         if self.clock() >= self._next_sync():
-            self._sync(has_changes=has_changes)
+            try:
+                self._sync(has_changes=has_changes)
+            except (ConfigurationError, NodeError) as error:
+                self.wrong_node, self.stopped = error, True
+            except Exception:
+                self.in_sync = False
+                raise
             self.last_sync = self.clock()
 
     def _sync(self, *, has_changes: bool) -> None:

@@ -18,7 +18,7 @@ from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.config import validation
 from ebpflb.config.fields import KubeProxyConfiguration
 from ebpflb.config.validation import NodeFamilies
-from ebpflb.errors import EbpflbError, KernelError, NodeError
+from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.kernel.maps.layout import MAPS
 from ebpflb.kernel.maps.state_dir import StateDir
@@ -109,12 +109,12 @@ _NOT_SERVED = "device %s: %s; its packets are not served"
 
 
 def do_all(steps: Iterable[Callable[[], None]]) -> None:
-    """Take every step, in this order. Raises the first KernelError, after the last step."""
+    """Take every step, in this order. Raises the first exception, after the last step."""
     errors = []
     for step in steps:
         try:
             step()
-        except KernelError as error:
+        except Exception as error:
             errors.append(error)
     if errors:
         raise errors[0]

@@ -8,17 +8,21 @@ are read again, and everything is planned again from their content.
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import TypeVar
 
+from ebpflb.agent.backlog import SLICE_COST, Backlog, Budget, Changes, Step
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.cluster.event_recorder import object_limit
+from ebpflb.errors import KernelError
 from ebpflb.kernel.datapath import Datapath
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE
+from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.endpoints import (
     HealthCheck,
     LocalEndpoints,
@@ -31,12 +35,14 @@ from ebpflb.model.endpoints import (
 )
 from ebpflb.model.events import Key
 from ebpflb.model.services import KUBERNETES, PortName, Protocol, ServicePort
-from ebpflb.plan.desired import DesiredService, desiring, not_made
+from ebpflb.plan.canary import is_canary
+from ebpflb.plan.desired import ANY, DesiredService, desiring, not_made
 from ebpflb.plan.entries import Frontend, Prefix, protocol_name
 from ebpflb.plan.planner import Plan, Planner
 from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, SlowStarts, existing
 from ebpflb.plan.space import Shares
+from ebpflb.stopping import parts
 
 # The log's lines about plans and writes.
 #
@@ -89,100 +95,8 @@ class WriteLog:
             self._next = self._clock() + LOG_LINE_SECONDS
 
 
-# The Services that remain to be planned: a few steps at a time, from each namespace in turn.
-#
-# So a Service with many ports, or a namespace with many changes, takes turns with the others, and
-# no other namespace's change waits for more than a slice.
-
-SLICE_COST = 1024  # cost of steps that are planned and written at once: some 10 ms
-
-
-class Step(NamedTuple):
-    """A part of the work for one Service.
-
-    ``desired`` is the new state of a service port; None: it is deleted. Without a ``name`` the step
-    has only prepared a later one. ``cost`` is in units of about 10 µs.
-    """
-
-    cost: int
-    name: PortName | None = None
-    desired: DesiredService | None = None
-
-
-class _Queue:
-    """One namespace's waiting Services, and the one whose steps are being taken."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[Key, None] = {}
-        self.current: tuple[Key, Iterator[Step]] | None = None
-        self.held: Step | None = None  # of the current Service, for the next slice
-
-    def __bool__(self) -> bool:
-        return bool(self.waiting) or self.current is not None
-
-    def step(self, begin: Callable[[Key], Iterator[Step]]) -> Step | None:
-        """Take the next step; None at the end of a Service."""
-        if held := self.held:
-            self.held = None
-            return held
-        if self.current is None:
-            key = next(iter(self.waiting))
-            del self.waiting[key]
-            self.current = key, begin(key)
-        step = next(self.current[1], None)
-        if step is None:
-            self.current = None
-        return step
-
-
-class Backlog:
-    """The waiting Services.
-
-    ``begin`` returns the steps of a Service. A Service that changes meanwhile is planned once more
-    after its steps have been taken.
-    """
-
-    def __init__(self, begin: Callable[[Key], Iterator[Step]]) -> None:
-        self._begin = begin
-        self._queues: dict[str, _Queue] = {}  # by namespace, in the order of their turns
-
-    def __bool__(self) -> bool:
-        return bool(self._queues)
-
-    def __contains__(self, key: Key) -> bool:
-        queue = self._queues.get(key.namespace)
-        if queue is None:
-            return False
-        return key in queue.waiting or (queue.current is not None and queue.current[0] == key)
-
-    def add(self, keys: Collection[Key]) -> None:
-        for key in sorted(keys):
-            self._queues.setdefault(key.namespace, _Queue()).waiting[key] = None
-
-    def take_slice(self) -> dict[PortName, DesiredService | None]:
-        """Return the next steps' desired service ports; they must be planned before the next call.
-
-        A step that is larger than a slice begins the next one, so that no other change waits for it
-        to be written. The end of a Service is no step, and does not cost a turn.
-        """
-        changes: dict[PortName, DesiredService | None] = {}
-        cost = 0
-        while self._queues and cost < SLICE_COST:
-            namespace, queue = next(iter(self._queues.items()))
-            step = queue.step(self._begin)
-            if step and step.cost > SLICE_COST and changes:
-                queue.held = step
-                break
-            if step or not queue:
-                del self._queues[namespace]
-            if step and queue:
-                self._queues[namespace] = queue
-            cost += step.cost if step else 1
-            changes |= {step.name: step.desired} if step and step.name else {}
-        return changes
-
-
 _PORT_COST, _FRONTEND_COST = 16, 2  # of a step, without its endpoints and source ranges
+MOST_JOINED = 4 * SLICE_COST  # of the ports that are planned together
 _WORTH_A_STEP = 512  # cost: steps of less are joined
 _Made = TypeVar("_Made")
 SERVICES_PER_PLAN = 250  # one plan for all of 10,000 would hold every entry twice
@@ -211,15 +125,26 @@ def _claim_in_words(names: Sequence[PortName]) -> str:
 
 
 _NOT_PROGRAMMED = "Service %s: %s; its existing entries stay in place"
-Changes = Mapping[PortName, DesiredService | None]
+FAILED_RETRY = 30.0  # seconds
+
+
+def _planning(service: Key) -> str:
+    """Name the part of the agent that plans one Service."""
+    return f"Service {service}"
+
+
 MakePlan = Callable[[Changes, float], Plan]
 
 
 class ServiceSync:
     """Writes the services. Raises KernelError, also at its creation, if maps cannot be read.
 
-    ``clock`` is a monotonic clock, in seconds. ``record_lack`` makes an event for a Service that
-    does not fit. ``not_programmed``: Service -> why a port of it does not fit.
+    ``clock`` is a monotonic clock, in seconds, and ``cpu_clock`` counts this thread's processor
+    time. ``record_lack`` makes an event for a Service that does not fit. ``not_programmed``:
+    Service -> why a port of it does not fit.
+
+    If the planning of a Service raises an exception, a mistake of the program, its entries stay as
+    they are, it is planned again by itself every FAILED_RETRY, and the other Services go on.
     """
 
     def __init__(
@@ -229,8 +154,9 @@ class ServiceSync:
         node_sync: NodeSync,
         clock: Callable[[], float] = time.monotonic,
         record_lack: Callable[[Key, str], None] = lambda service, reason: None,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._clock = clock
+        self._clock, self._cpu_clock = clock, cpu_clock
         self.datapath = datapath
         self.cluster = cluster
         self.node_sync = node_sync
@@ -246,7 +172,8 @@ class ServiceSync:
         self._changed: dict[PortName, ServiceEntries] = {}  # the next result of ``take_changed``
         self._watched: dict[PortName, Change] = {}  # the next result of ``take_watched``
         self.port_names: dict[Key, tuple[PortName, ...]] = {}  # Service -> its ports in the plan
-        self.backlog = Backlog(self._steps)
+        self._failed: dict[Key, float] = {}  # Service -> when it is planned again
+        self._budget = Budget(clock)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -268,7 +195,9 @@ class ServiceSync:
         self.must_start_over = False  # a write has failed: the planner may be wrong about the maps
         self.all_written = False  # every service has been written once
         self.plan_all()
-        self.backlog = Backlog(self._steps)
+        # What one write of a manifest changes is one plan: there are no tenants.
+        most = math.inf if self.node_sync.options.manifests else SLICE_COST
+        self.backlog = Backlog(self._steps, self._budget, most)
 
     def plan_all(self) -> None:
         """Plan every Service again, with the next writes.
@@ -312,8 +241,8 @@ class ServiceSync:
 
     @property
     def retry_due(self) -> float:
-        """When ``write`` should try again what did not fit, by the clock."""
-        return self.planner.retry_due
+        """When ``write`` should go on with what had to wait, by the clock."""
+        return min(self.planner.retry_due, self.backlog.due, *self._failed.values(), math.inf)
 
     def take_changed(self) -> dict[PortName, ServiceEntries]:
         """Return the service ports that were written since the last call, as they were before.
@@ -367,24 +296,47 @@ class ServiceSync:
             self._start_over()
         self.must_start_over = True
         changed = self.cluster.take_changed_services() | self.planner.take_again()
+        changed -= self._failed.keys()
         if self.all_written:
+            began = self._cpu_clock()
             self.backlog.add(changed)
-            self._write_changes(self.backlog.take_slice(), self.planner.plan_changes)
+            self._write_changes(self.backlog.take_slice(self._clock()), self.planner.plan_changes)
+            self.backlog.spent(self._cpu_clock() - began)
         else:
             self._write_everything(sorted(changed))
+        self._try_failed()
         self.must_start_over, self.all_written = False, True
         self._set_not_programmed()
         self._set_contested()
 
     def _write_everything(self, keys: list[Key]) -> None:
         for start in range(0, len(keys), SERVICES_PER_PLAN):
-            steps = (
-                step for key in keys[start : start + SERVICES_PER_PLAN] for step in self._steps(key)
+            self._write_changes(
+                self._changes_of(keys[start : start + SERVICES_PER_PLAN]), self.planner.plan_changes
             )
-            changes = {step.name: step.desired for step in steps if step.name}
-            self._write_changes(changes, self.planner.plan_changes)
-        self._write_changes({}, self.planner.plan_everything)
+        plan_rest = partial(self.planner.plan_everything, but=self._failed.keys())
+        self._write_changes({}, plan_rest)
         self.node_sync.flowtable.start_over(self.planner.frontends.owners)
+
+    def _changes_of(self, keys: Iterable[Key]) -> Changes:
+        steps = (step for key in keys for step in self._steps(key))
+        return dict(chain.from_iterable(step.changes.items() for step in steps))
+
+    def _try_failed(self) -> None:
+        """Plan the Services that failed, each by itself."""
+        now = self._clock()
+        for key in [key for key, due in self._failed.items() if due <= now]:
+            del self._failed[key]
+            self._write_changes(self._changes_of([key]), self.planner.plan_changes)
+            if key not in self._failed:
+                parts.succeeded(_planning(key))
+
+    def _fail(self, services: Collection[Key], error: Exception) -> None:
+        """Note that planning these Services has failed; if they are several, one of them did."""
+        pause = FAILED_RETRY if len(services) == 1 else 0.0
+        self._failed |= dict.fromkeys(services, self._clock() + pause)
+        for key in services if pause else ():
+            parts.failed(_planning(key), error)
 
     def write_canary(self, wanted: Mapping[PortName, DesiredService]) -> str | None:
         """Replace the canary at once; return why it does not fit and was removed, or None.
@@ -411,16 +363,25 @@ class ServiceSync:
         return [self.planner.actual[it] for it in self._canary if it in self.planner.actual]
 
     def _write_changes(self, changes: Changes, make_plan: MakePlan) -> None:
-        began = self._clock()
-        plan = make_plan(changes, began)
-        planned = self._clock()
-        if plan:
-            self._write_covering()
-            self.datapath.apply(plan)
-            if self.node_sync.flowtable.enabled:
-                self.node_sync.flowtable.written(plan)
-            self.write_log.wrote(plan, planned - began, self._clock() - planned)
-        self.planner.written(self._clock())
+        try:
+            began = self._clock()
+            plan = make_plan(changes, began)
+            planned = self._clock()
+            if plan:
+                self._write_plan(plan)
+                self.write_log.wrote(plan, planned - began, self._clock() - planned)
+            self.planner.written(self._clock())
+        except KernelError:
+            raise
+        except Exception as error:  # the planner may be wrong about the maps: it starts over
+            self._fail({name.owner for name in changes if not is_canary(name)}, error)
+            raise
+
+    def _write_plan(self, plan: Plan) -> None:
+        self._write_covering()
+        self.datapath.apply(plan)
+        if self.node_sync.flowtable.enabled:
+            self.node_sync.flowtable.written(plan)
 
     def _write_covering(self) -> None:
         """Write the covering prefixes, before the plan with their cluster IPs."""
@@ -430,34 +391,80 @@ class ServiceSync:
             self._covering = covering
 
     def _steps(self, key: Key) -> Iterator[Step]:
-        """Yield the desired state of a service's ports; removed ports come first."""
-        former = self.port_names.pop(key, ())
-        names = tuple([port.name for port in self.cluster.services.get(key, ())])
+        """Yield the desired state of a service's ports; if that fails, the rest stays as it is."""
+        try:
+            yield from self._steps_of_ports(key)
+        except KernelError:
+            raise
+        except Exception as error:
+            self._fail([key], error)
+
+    def _steps_of_ports(self, key: Key) -> Iterator[Step]:
+        """Yield the desired state of a service's ports; removed ports come first.
+
+        Ports between which a port number moves, as if one is renamed, are in one plan.
+        """
+        ports = self.cluster.services.get(key, ())
+        former, names = self.port_names.pop(key, ()), tuple([port.name for port in ports])
         self.port_names[key] = tuple(dict.fromkeys((*former, *names)))  # until all are planned
-        for name in set(former).difference(names):
-            self._watched[name] = None if self._is_left(key) else DELETED
-            self.no_local.update(name, frozenset())
-            self.slow_starts.forget(name)
-            yield Step(_PORT_COST, name)
+        gone, moving = set(former).difference(names), self._moving(ports)
+        for name in gone - moving:
+            yield self._step(_PORT_COST, {name: None})
+        joined: dict[PortName, DesiredService | None] = dict.fromkeys(gone & moving)
+        cost = _PORT_COST * len(joined)
         slices, local = self.cluster.slices_of_ports(key), LocalEndpoints()
-        for port in self.cluster.services.get(key, ()):
-            its = endpoints.of_port(slices, port.name)
-            lack = self.planner.admit(port, endpoints.count(its, port.name))
-            entries = self.planner.actual.get(port.name, NO_ENTRIES)
-            if lack and not entries.id:
-                self.no_local.update(port.name, frozenset())
-                yield Step(_PORT_COST, port.name, not_made(port, lack))
-                continue
-            selection = yield from _in_steps(self.cluster.selecting(port.name, its))
-            local.add(port, selection)
-            desired = yield from _in_steps(self._desiring(port, selection))
-            if lack:
-                desired = existing(desired, entries, lack)
-            yield from self._prepared(desired)
+        for port in ports:
+            for step in self._steps_of_port(port, endpoints.of_port(slices, port.name), local):
+                if not (step.changes and port.name in moving):
+                    yield step
+                    continue
+                joined.update(step.changes)
+                cost += step.cost
+                if cost > MOST_JOINED:
+                    yield self._step(cost, joined)
+                    joined, cost = {}, 0
+        if joined:
+            yield self._step(cost, joined)
         self._set_health_check(key, local.health_check)
         self.port_names.pop(key, None)
         if names:
             self.port_names[key] = names
+
+    def _moving(self, ports: Iterable[ServicePort]) -> set[PortName]:
+        """Return the service ports of a Service that have a cluster IP's or NodePort of another."""
+        moving, holders = set[PortName](), self.planner.frontends.owners
+        for port in ports:
+            protocol, family = int(port.name.protocol), port.name.family
+            places = (port.cluster_ip, port.port), (ANY[family], port.node_port or 0)
+            for place in places:
+                holder = holders.get(Frontend(*place, protocol))
+                if holder and holder != port.name and holder.owner == port.name.owner:
+                    moving |= {holder, port.name}
+        return moving
+
+    def _step(self, cost: int, changes: Changes) -> Step:
+        """Return the step; what is kept of the service ports that it deletes is forgotten."""
+        for name in (name for name, desired in changes.items() if desired is None):
+            self._watched[name] = None if self._is_left(name.owner) else DELETED
+            self.no_local.update(name, frozenset())
+            self.slow_starts.forget(name)
+        return Step(cost, changes)
+
+    def _steps_of_port(
+        self, port: ServicePort, slices: list[StoredSlice], local: LocalEndpoints
+    ) -> Iterator[Step]:
+        lack = self.planner.admit(port, endpoints.count(slices, port.name))
+        entries = self.planner.actual.get(port.name, NO_ENTRIES)
+        if lack and not entries.id:
+            self.no_local.update(port.name, frozenset())
+            yield Step(_PORT_COST, {port.name: not_made(port, lack)})
+            return
+        selection = yield from _in_steps(self.cluster.selecting(port.name, slices))
+        local.add(port, selection)
+        desired = yield from _in_steps(self._desiring(port, selection))
+        if lack:
+            desired = existing(desired, entries, lack)
+        yield from self._prepared(desired)
 
     def _prepared(self, desired: DesiredService) -> Iterator[Step]:
         """Yield the steps that prepare a service port's plan, then the step with its plan.
@@ -471,7 +478,7 @@ class ServiceSync:
             yield Step(each)
         is_ahead = self.planner.is_ahead(desired.name)
         cost = max(cost, SLICE_COST) if is_ahead else cost + len(desired.backends)
-        yield Step(cost, desired.name, desired)
+        yield Step(cost, {desired.name: desired})
 
     def _desiring(self, port: ServicePort, selection: Selection) -> Steps[DesiredService]:
         self._watched[port.name] = self._watch(port, selection)

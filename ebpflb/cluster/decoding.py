@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct, field
 
-from ebpflb.errors import ClusterError, InvalidObject, in_json_words
+from ebpflb.errors import ClusterError, InvalidObject, in_json_words, unexpected
 from ebpflb.model import endpoint_slices
 from ebpflb.model.endpoint_slices import HEADLESS_LABEL, ReadSlice
 from ebpflb.model.events import Key, Kind, ReadObject
@@ -274,6 +274,8 @@ def compact(found: Object) -> Object | ReadSlice | InvalidObject:
         return endpoint_slices.read(found)
     except InvalidObject as error:
         return InvalidObject(error.field, error.reason)
+    except Exception as error:  # a mistake of the program stops no other object
+        return unexpected(error)
 
 
 def identify(data: bytes | Raw) -> Identity:

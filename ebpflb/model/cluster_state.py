@@ -12,7 +12,7 @@ from collections.abc import Collection, Container, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
-from ebpflb.errors import InvalidObject, one_line
+from ebpflb.errors import InvalidObject, one_line, unexpected
 from ebpflb.model import api_servers, endpoint_slices, endpoints, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.annotations import HEALTH_OFF
@@ -369,9 +369,10 @@ class ClusterState:
         self.invalid.pop((kind, key), None)
         try:
             texts = self._store(key, found)
-        except InvalidObject as error:
-            self.invalid[kind, key] = str(error)
-            return [ObjectWarning(kind, key, found.source, str(error), self.effect(kind, key))]
+        except Exception as error:  # a mistake of the program stops no other object either
+            text = str(error if isinstance(error, InvalidObject) else unexpected(error))
+            self.invalid[kind, key] = text
+            return [ObjectWarning(kind, key, found.source, text, self.effect(kind, key))]
         return [ObjectWarning(kind, key, found.source, text) for text in texts]
 
     def effect(self, kind: Kind, key: Key) -> str:

@@ -17,7 +17,7 @@ unwanted ones are freed. The service port waits until something that it could us
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add, gt, sub
@@ -290,12 +290,15 @@ class Planner:
         self._admitted[namespace] = Size(*map(add, wanted, more))
         return None
 
-    def plan_everything(self, desired: Desired, now: float) -> Plan:
-        """Like ``plan_changes``, for the complete desired state.
+    def plan_everything(
+        self, desired: Desired, now: float, but: Container[Key] = frozenset()
+    ) -> Plan:
+        """Like ``plan_changes``, for the complete desired state of all Services ``but`` these.
 
         Also removes deleted service ports.
         """
-        deleted = self.actual.keys() - self.claims.desired.keys()
+        unknown = self.actual.keys() - self.claims.desired.keys()
+        deleted = (name for name in unknown if name.owner not in but)
         return self.plan_changes({**dict.fromkeys(deleted), **desired}, now)
 
     def preparing(self, desired: DesiredService) -> Steps[None]:

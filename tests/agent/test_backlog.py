@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Services are planned a slice at a time, of each namespace in turn."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import IPv4Address
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from ebpflb.agent.service_sync import SLICE_COST, Backlog, Step
+from ebpflb.agent.backlog import BURST, RATE, SLICE_COST, Backlog, Budget, Step
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
-from ebpflb.model.events import Key, Kind, Removed
+from ebpflb.model.events import Changed, Key, Kind, Removed, Together
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Frontend
 from tests.agent.fakes import Harness, changed, listed, service, slices
 from tests.load import scaled
 
+NOW = 1000.0
 _costs = some.lists(some.integers(1, 2 * SLICE_COST), max_size=6)
 _services = some.dictionaries(
     some.builds(Key, some.sampled_from("abc"), some.sampled_from("xyz")), _costs, min_size=1
@@ -31,9 +35,9 @@ def backlog_of(services: dict[Key, list[int]]) -> Backlog:
     """Each Service has a port of each of these costs."""
 
     def begin(key: Key) -> Iterator[Step]:
-        return (Step(cost, port(key, at)) for at, cost in enumerate(services[key]))
+        return (Step(cost, {port(key, at): None}) for at, cost in enumerate(services[key]))
 
-    return Backlog(begin)
+    return Backlog(begin, Budget(lambda: NOW))
 
 
 _SHORT_SERVICES = {
@@ -58,7 +62,7 @@ def test_each_namespace_takes_its_turn(services: dict[Key, list[int]]) -> None:
     waited = dict.fromkeys((key.namespace for key, costs in services.items() if costs), 0)
     left = {port(key, at) for key, costs in services.items() for at in range(len(costs))}
     while backlog:
-        taken = backlog.take_slice().keys()
+        taken = backlog.take_slice(NOW).keys()
         left -= taken
         for namespace in waited:
             is_served = namespace in {name.namespace for name in taken}
@@ -77,7 +81,7 @@ def test_a_slice_ends_when_its_cost_is_reached(costs: list[int]) -> None:
     backlog.add([key])
     at = 0
     while backlog:
-        count = len(backlog.take_slice())
+        count = len(backlog.take_slice(NOW))
         assert sum(costs[at : at + count - 1]) < SLICE_COST
         at += count
     assert at == len(costs)
@@ -91,7 +95,7 @@ def test_a_step_larger_than_a_slice_delays_no_other_one() -> None:
     backlog.add(services)
     taken = []
     while backlog:
-        taken.append([(name.namespace, name.port) for name in backlog.take_slice()])
+        taken.append([(name.namespace, name.port) for name in backlog.take_slice(NOW)])
     assert taken == [
         [("a", "0"), ("b", "0")],
         [("a", "1")],
@@ -111,14 +115,58 @@ def test_what_changes_meanwhile_is_planned_once_more() -> None:
     for _ in range(4):
         backlog.add([key])
         assert key in backlog
-        taken += [name.port for name in backlog.take_slice()]
+        taken += [name.port for name in backlog.take_slice(NOW)]
     assert taken == ["0", "1", "2", "0"]
+
+
+def test_a_sparse_change_is_in_the_next_slice() -> None:
+    """However many other namespaces have much to do."""
+    floods = {Key(f"flood-{number}", "x"): [SLICE_COST] * 3 for number in range(20)}
+    backlog = backlog_of(floods | {Key("victim", "v"): [10]})
+    backlog.add(floods)
+    for _ in range(25):
+        backlog.take_slice(NOW)
+    backlog.add([Key("victim", "v")])
+    assert next(name.namespace for name in backlog.take_slice(NOW)) == "victim"
+    backlog.add([Key("victim", "v")])  # at once again: it has had its turn
+    assert "victim" not in {name.namespace for name in backlog.take_slice(NOW)}
+
+
+def test_a_namespace_uses_a_part_of_a_processor() -> None:
+    """It begins no Service until the time since its BURST makes up for what it used; meanwhile
+    other namespaces do, and what changes is planned once.
+    """
+    now = [NOW]
+    flood, other = Key("flood", "x"), Key("other", "y")
+    budget = Budget(lambda: now[0])
+    steps = {flood: 2, other: 1}
+    backlog = Backlog(
+        lambda key: iter([Step(SLICE_COST, {port(key, 0): None})] * steps[key]), budget
+    )
+    used, began = 0.0, now[0]
+    while now[0] < began + 60:
+        backlog.add([flood])
+        if backlog.due <= now[0]:
+            took = 0.5 if backlog.take_slice(now[0]) else 0.0
+            backlog.spent(took)
+            used, now[0] = used + took, now[0] + took
+        else:
+            assert backlog
+            backlog.add([other])
+            assert [name.namespace for name in backlog.take_slice(now[0])] == ["other"]
+            backlog.spent(0.0)
+            now[0] = max(backlog.due, now[0] + 0.01)
+    assert used == pytest.approx(BURST + 60 * RATE, abs=1.0)
+    now[0] += BURST / RATE + 10
+    budget.spend("other", 0.1)
+    assert budget.held_until("flood") == -math.inf, "it is forgotten"
 
 
 def test_a_service_with_many_ports_holds_no_other_one_up(harness: Harness) -> None:
     """It is written in several plans, and the other one with the first of them; all of it is there
     in the end, and goes when it is deleted.
     """
+    harness.options = replace(harness.options, manifests=None)
     harness.start()
     harness.send(
         listed(Kind.SERVICE, service("a", "10.96.0.1")),
@@ -128,10 +176,8 @@ def test_a_service_with_many_ports_holds_no_other_one_up(harness: Harness) -> No
     ports = [{"name": f"p{number}", "port": number} for number in range(1, 301)]
     big = manifests.service("big", ["10.96.0.7"], ports, namespace="tenant")
     before = len(harness.datapath.plans)
-    harness.send(
-        changed(Kind.SERVICE, big),
-        changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.77")),
-    )
+    small = changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.77"))
+    harness.send(Together((changed(Kind.SERVICE, big), small)))
     address, written = IPv4Address("10.96.0.7"), harness.datapath.maps.services
     every = {Frontend(address, number, 6) for number in range(1, 301)}
     wait_until("all of it is written", lambda: every <= written.keys())
@@ -140,3 +186,54 @@ def test_a_service_with_many_ports_holds_no_other_one_up(harness: Harness) -> No
     assert len(plans) > 3
     harness.send(Removed(Kind.SERVICE, Key("tenant", "big")))
     wait_until("all of it has gone", lambda: every.isdisjoint(list(written)))
+
+
+IPS = [f"10.1.{number // 250}.{number % 250 + 1}" for number in range(3000)]
+
+
+def two_ports(*names: str) -> tuple[Changed, Changed]:
+    """A Service whose ports have these names, with endpoints for several slices of the loop."""
+    spec = [{"name": it, "port": 80 + at} for at, it in enumerate(names)]
+    endpoints = [manifests.endpoint(ip, node="node-1", target="p") for ip in IPS]
+    named = [{"name": it, "port": 8080, "protocol": "TCP"} for it in names]
+    made = manifests.service("big", ["10.96.0.7"], spec)
+    its = manifests.endpoint_slice("big", "IPv4", endpoints, named)
+    return changed(Kind.SERVICE, made), changed(Kind.ENDPOINT_SLICE, its)
+
+
+def test_a_port_that_is_renamed_is_served_all_the_time(harness: Harness) -> None:
+    """The old name goes and the new one comes in one plan, however many endpoints they have."""
+    harness.options = replace(harness.options, manifests=None)
+    harness.start()
+    harness.send(listed(Kind.SERVICE), listed(Kind.ENDPOINT_SLICE), listed(Kind.NODE))
+    harness.send(*two_ports("a", "b"))
+    frontends = {Frontend(IPv4Address("10.96.0.7"), port, 6) for port in (80, 81)}
+    written = harness.datapath.maps.services
+    wait_until("it is served", lambda: frontends <= written.keys())
+    harness.send(*two_ports("b", "c"))
+    actual = harness.agent.service_sync.planner.actual
+    wait_until("it is renamed", lambda: {name.port for name in [*actual]} == {"b", "c"})
+    removed = [each for plan in harness.datapath.plans for each in plan.removed_services]
+    assert not frontends.intersection(removed)
+    assert frontends <= written.keys()
+
+
+def test_what_one_write_of_a_manifest_changes_is_one_plan(harness: Harness) -> None:
+    """A cluster IP moves to another Service, with endpoints for several slices of the loop."""
+    harness.start()
+    harness.send(listed(Kind.SERVICE), listed(Kind.ENDPOINT_SLICE), listed(Kind.NODE))
+    harness.send(Together(two_ports("a", "b")))
+    endpoints = [manifests.endpoint(ip, node="node-1", target="p") for ip in IPS]
+    ports = [{"name": it, "port": 8080, "protocol": "TCP"} for it in ("a", "b")]
+    spec = [{"name": "a", "port": 80}, {"name": "b", "port": 81}]
+    moved = (
+        Removed(Kind.SERVICE, Key("default", "big")),
+        changed(Kind.SERVICE, manifests.service("other", ["10.96.0.7"], spec)),
+        changed(Kind.ENDPOINT_SLICE, manifests.endpoint_slice("other", "IPv4", endpoints, ports)),
+    )
+    before = len(harness.datapath.plans)
+    harness.send(Together(moved))
+    written = harness.datapath.plans[before:]
+    (plan,) = [it for it in written if it.services or it.removed_services]
+    assert len(plan.services) == 2
+    assert not plan.removed_services

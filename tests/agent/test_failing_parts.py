@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mistake of the program in a part of the agent's loop: no other part stops, and it is named."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from ebpflb.agent import service_sync
+from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.events import Kind, SourceStatus
+from ebpflb.model import services
+from ebpflb.model.endpoints import Selection
+from ebpflb.model.events import Kind, SourceStatus, Together
+from ebpflb.model.services import PortName, ServicePort
 from ebpflb.model.untracked import NO_UNTRACKED
+from ebpflb.plan.planner import Plan, Planner
 from ebpflb.serve.conditions import Cause, conditions
 from ebpflb.serve.listener import Request
 from ebpflb.stopping import parts
-from tests.agent.fakes import Harness, changed, slices
+from tests.agent.fakes import FakeDatapath, Harness, changed, listed, service, slices
 
 LOOP = (
-    *("programs", "canary", "endpoint health", "node-local"),
+    *("programs", "canary", "endpoint health", "node-local", "services"),
     *("engine", "audit", "history", "status"),
 )
 
@@ -28,7 +37,7 @@ def test_services_are_served_while_a_part_of_the_loop_fails(
 
     agent = serving.agent
     each = {it.name: it for it in (*agent.parts_before, *agent.parts_after)}
-    assert each.keys() == set(LOOP)
+    assert each.keys() == {*LOOP, "sync"}
     with monkeypatch.context() as patched:
         patched.setattr(each[part], "turn", fail)
         agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
@@ -68,3 +77,101 @@ def wake(harness: Harness) -> bool:
     """Parts have their turn with each turn of the loop, which takes a message."""
     harness.agent.inbox.put(SourceStatus("wake", None))
     return False
+
+
+def _in_steps(patched: pytest.MonkeyPatch) -> None:
+    desired = ServiceSync._desiring  # noqa: SLF001
+
+    def failing(sync: ServiceSync, port: ServicePort, selection: Selection) -> Any:
+        yield 1
+        if port.name.service == "web":
+            raise ValueError("a mistake")
+        return (yield from desired(sync, port, selection))
+
+    patched.setattr(ServiceSync, "_desiring", failing)
+
+
+def _in_the_plan(patched: pytest.MonkeyPatch) -> None:
+    """After a part of it was made."""
+    count = Planner._count  # noqa: SLF001
+
+    def failing(planner: Planner, name: PortName, *entries: Any) -> None:
+        count(planner, name, *entries)
+        if name.service == "web" and entries[0].id:
+            raise ValueError("a mistake")
+
+    patched.setattr(Planner, "_count", failing)
+
+
+def _in_the_writes(patched: pytest.MonkeyPatch) -> None:
+    apply = FakeDatapath.apply
+
+    def failing(datapath: FakeDatapath, plan: Plan) -> None:
+        if any(str(frontend.address) == "10.96.0.7" for frontend, _ in plan.services):
+            raise ValueError("a mistake")
+        apply(datapath, plan)
+
+    patched.setattr(FakeDatapath, "apply", failing)
+
+
+@pytest.mark.parametrize("fail", [_in_steps, _in_the_plan, _in_the_writes])
+def test_a_service_whose_plan_fails_stops_no_other(
+    serving: Harness, fail: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last good state stays, and a condition names it, until it can be planned; the agent makes
+    what changes of others, also in the plan that fails and after it.
+    """
+    serving.send(changed(Kind.SERVICE, service("web", "10.96.0.7")))
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.1")))
+    part, failure = "Service default/web", "ValueError: a mistake"
+    monkeypatch.setattr(service_sync, "FAILED_RETRY", 1.0)
+    with monkeypatch.context() as patched:
+        fail(patched)
+        both = slices("web", "10.1.0.66"), slices("b", "10.1.0.9")
+        serving.agent.inbox.put(Together(tuple(changed(Kind.ENDPOINT_SLICE, it) for it in both)))
+        wait_until("the other is applied", lambda: "10.1.0.9" in served(serving))
+        serving.wait_for(lambda status: status.failing_parts.get(part) == failure)
+        serving.agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.10")))
+        wait_until("the other is applied", lambda: "10.1.0.10" in served(serving))
+        assert "10.1.0.1" in served(serving)
+        assert "10.1.0.66" not in served(serving)
+        assert serving.health.respond(Request("/livez", "")).status == 200
+    wait_until("it is planned", lambda: "10.1.0.66" in served(serving))
+    serving.wait_for(lambda status: not status.failing_parts)
+
+
+def test_the_first_sync_serves_all_but_the_service_that_fails(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier agent wrote for it stays too."""
+    found = {"web": "10.96.0.1", "b": "10.96.0.2"}
+    lists = (
+        listed(Kind.SERVICE, *(service(name, ip) for name, ip in found.items())),
+        listed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.1"), slices("b", "10.1.0.2")),
+        listed(Kind.NODE),
+    )
+    harness.start()
+    harness.send(*lists)
+    harness.stop()
+    with monkeypatch.context() as patched:
+        _in_steps(patched)
+        harness.start()
+        changes = listed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.66"), slices("b", "10.1.0.9"))
+        harness.send(lists[0], changes, lists[2])
+        wait_until("it serves", lambda: harness.status.attached)
+        assert served(harness) == {"10.1.0.1", "10.1.0.9"}
+        harness.wait_for(lambda status: list(status.failing_parts) == ["Service default/web"])
+
+
+def test_an_object_whose_reading_fails_keeps_its_last_good_state(
+    serving: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(services, "parse", lambda *_: 1 // 0)
+        serving.send(changed(Kind.SERVICE, service("b", "10.96.0.77")))
+        serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
+        assert "10.1.0.9" in served(serving)
+        (text,) = serving.status.invalid_objects.values()
+        assert text.startswith("object: unexpected ZeroDivisionError")
+    serving.send(changed(Kind.SERVICE, service("b", "10.96.0.77")))
+    serving.wait_for(lambda status: not status.invalid_objects)

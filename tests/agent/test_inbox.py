@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ebpflb.agent.loop import GATHERING, Bursts, Inbox
+from ebpflb.agent.loop import GATHERING, MOST_TAKING, Bursts, Inbox, Message
 from ebpflb.model.events import Disturbed, SourceStatus
 
 
@@ -30,7 +30,7 @@ class Stream:
     def turn(self) -> int:
         """The agent waits for the next message, and takes so many."""
         self._pass_until(max(self.now, self.next))
-        return len(self.bursts.waiting(0.0))
+        return len(list(self.bursts.waiting(0.0)))
 
 
 @pytest.mark.parametrize("apart", [0.01, 0.1, 60.0])
@@ -57,13 +57,13 @@ def test_nothing_is_lost_and_the_order_is_kept() -> None:
     inbox = Inbox()
     moment: Callable[[], float] = lambda: 1000.0  # noqa: E731
     bursts = Bursts(inbox, moment, lambda seconds: inbox.put(Disturbed("last")))
-    taken = []
+    taken = list[Message]()
     for number in range(10):
         inbox.put(Disturbed(str(number)))
         taken += bursts.waiting(0.0)
     names = [message.check for message in taken if isinstance(message, Disturbed)]
     assert [name for name in names if name != "last"] == [str(number) for number in range(10)]
-    assert bursts.waiting(0.0) == []
+    assert list(bursts.waiting(0.0)) == []
 
 
 def test_the_age_is_that_of_the_oldest_message() -> None:
@@ -77,11 +77,29 @@ def test_the_age_is_that_of_the_oldest_message() -> None:
         inbox.put(Disturbed("it"))
     now[0] = 15.0
     assert inbox.age == 5
-    assert len(bursts.waiting(0.0)) == 2
+    assert len(list(bursts.waiting(0.0))) == 2
     inbox.put(Disturbed("later"))
     now[0] = 16.0
     assert inbox.age == 6
-    assert len(bursts.waiting(0.0)) == 1
+    assert len(list(bursts.waiting(0.0))) == 1
     assert inbox.age == 1
-    assert bursts.waiting(0.0) == []
+    assert list(bursts.waiting(0.0)) == []
+    assert inbox.age == 0
+
+
+def test_messages_that_take_long_are_left_to_the_next_turn() -> None:
+    """What they say about others is written in between; none is lost."""
+    now = [10.0]
+    inbox = Inbox(lambda: now[0])
+    bursts = Bursts(inbox, lambda: now[0], lambda seconds: None)
+    for number in range(6):
+        inbox.put(Disturbed(str(number)))
+    turns = []
+    for _ in range(3):
+        turns.append(list[str]())
+        for message in bursts.waiting(0.0):
+            turns[-1].append(getattr(message, "check", ""))
+            now[0] += MOST_TAKING * 0.6
+    assert turns == [["0", "1"], ["2", "3"], ["4", "5"]]
+    assert list(bursts.waiting(0.0)) == []
     assert inbox.age == 0
