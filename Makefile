@@ -127,8 +127,7 @@ $(CLANG) -c bpf/hooks/socket.c -o build/socket.o
 $(VARIANT) -DHAVE_SET_RETVAL bpf/hooks/socket.c
 $(VARIANT) -DMONITOR bpf/hooks/socket.c
 $(CLANG) -c bpf/hooks/netns_cookie.c -o build/netns-cookie.o
-$(CLANG) -DFAST_FORWARD -c bpf/hooks/packet.c -o build/packet-fast.o
-$(VARIANT) bpf/hooks/packet.c
+$(CLANG) -c bpf/hooks/packet.c -o build/packet.o
 $(VARIANT) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK bpf/hooks/packet.c
 $(VARIANT) -DRECORD bpf/hooks/packet.c
 $(VARIANT) -DMONITOR bpf/hooks/packet.c
@@ -140,7 +139,6 @@ $(CLANG) -c bpf/hooks/socket_opening.c -o build/socket-opening.o
 $(GCC) -c bpf/hooks/socket.c -o build/native.o
 $(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
 $(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
-$(GCC_VARIANT) -DFAST_FORWARD -c bpf/hooks/packet.c -o build/packet-fast-native.o
 $(GCC_VARIANT) -DRECORD -c bpf/hooks/packet.c -o build/packet-record-native.o
 $(GCC) -c bpf/hooks/explain.c -o build/explain-native.o
 $(GCC) -c bpf/hooks/flow_end.c -o build/flow-end-native.o

@@ -21,7 +21,7 @@ from bench import flow_frames, targets
 from bench.flow_frames import DSCP, KINDS
 from bench.nodeport_lab import (
     DIRECT,
-    FAST,
+    FLOWTABLE,
     LOCAL,
     NETFILTER,
     NFTABLES,
@@ -135,10 +135,11 @@ def costs(lab: NodePortLab, rounds: int) -> Lines:
             target = targets.NETFILTER_PACKETS[protocol] if variant == NETFILTER else None
             what = f"{NFTABLES} / {variant}, {place}, {protocol}"
             yield row_of(what, ratios, "x", target, least=True)
-    for _, place, protocol in (key for key in keys if key[0] == FAST):
-        pairs = zip(took[FAST, place, protocol], took[DIRECT, place, protocol], strict=True)
+    for _, place, protocol in (key for key in keys if key[0] == FLOWTABLE):
+        pairs = zip(took[FLOWTABLE, place, protocol], took[DIRECT, place, protocol], strict=True)
         ratios = [fast / direct for fast, direct in pairs]
-        yield row_of(f"{FAST} / {DIRECT}, {place}, {protocol}", ratios, "x", targets.FAST[place])
+        what = f"{FLOWTABLE} / {DIRECT}, {place}, {protocol}"
+        yield row_of(what, ratios, "x", targets.FAST[place])
 
 
 def _mac(host: Namespace) -> bytes:

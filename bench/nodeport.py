@@ -33,7 +33,7 @@ from bench.nodeport_lab import (
     BURST,
     DIRECT,
     EBPFLB,
-    FAST,
+    FLOWTABLE,
     IPTABLES,
     IPVS,
     NETFILTER,
@@ -57,7 +57,7 @@ RATIOS = (
     (NETFILTER, NFTABLES),
     (NETFILTER, IPVS),
     (NETFILTER, TRACKED),
-    (FAST, NFTABLES),
+    (FLOWTABLE, NFTABLES),
     (DIRECT, NFTABLES),
 )
 _TARGETS = {(NETFILTER, NFTABLES, place): targets.NETFILTER_RATE for place in PLACES}

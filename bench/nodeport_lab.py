@@ -5,8 +5,7 @@
                       ├─ ebpflb     ebpflb's flow tables; no packet filter, so no conntrack either
                       ├─ tracked    the same beside a CNI that masquerades its pods: conntrack
                       ├─ netfilter  ebpflb's engine netfilter
-                      ├─ fast       ebpflb's flow tables with --fast-forward
-                      ├─ flowtable  the engine netfilter with it, where the kernel has nf_flow_table
+                      ├─ flowtable  the same with --fast-forward, where the kernel has nf_flow_table
                       ├─ nftables   kube-proxy's rules (see ``kubeproxy``)
                       ├─ iptables   the same by iptables-legacy
                       ├─ ipvs       the same in mode ipvs, where the kernel has it
@@ -32,12 +31,11 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Host, Lab
 
-DIRECT, EBPFLB, TRACKED, NETFILTER, FAST, FLOWTABLE, NFTABLES, IPTABLES, IPVS = VARIANTS = (
+DIRECT, EBPFLB, TRACKED, NETFILTER, FLOWTABLE, NFTABLES, IPTABLES, IPVS = VARIANTS = (
     "direct",
     "ebpflb",
     "ebpflb beside conntrack",
     "ebpflb by netfilter",
-    "ebpflb --fast-forward",
     "ebpflb by netfilter --fast-forward",
     "nftables",
     "iptables",
@@ -49,7 +47,6 @@ NODES = {
     EBPFLB: "ebpflb",
     TRACKED: "tracked",
     NETFILTER: "netfilter",
-    FAST: "fast",
     FLOWTABLE: "flowtable",
     NFTABLES: "nftables",
     IPTABLES: "iptables",
@@ -64,7 +61,6 @@ _AGENTS = {
     EBPFLB: _FLOWS,
     TRACKED: _FLOWS,
     NETFILTER: _NETFILTER,
-    FAST: (*_FLOWS, "--fast-forward=on"),
     FLOWTABLE: (*_NETFILTER, "--fast-forward=on"),
 }
 _POD = 11

@@ -68,11 +68,6 @@ SUMMARY = (
         "nodeport", "the node's cost", "ebpflb, remote, TCP", "nftables, remote, TCP",
     ),
     Compared(
-        "the same, flow tables with --fast-forward",
-        "nodeport", "the node's cost", "ebpflb --fast-forward, remote, TCP",
-        "nftables, remote, TCP",
-    ),
-    Compared(
         "a change sent to the first answer from the new endpoint, p99",
         "agent", "a change sent", "p99, 0 others a second",
     ),

@@ -25,14 +25,14 @@ from statistics import median
 
 from bench.flow_frames import KINDS
 from bench.node_cost import NodeCost
-from bench.nodeport_lab import DIRECT, EBPFLB, FAST, LOCAL, NETFILTER, NFTABLES, PLACES, NodePortLab
+from bench.nodeport_lab import DIRECT, EBPFLB, LOCAL, NETFILTER, NFTABLES, PLACES, NodePortLab
 from bench.report import Line, Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
 from ebpflb.workers import readable
 
 PREFIX = "ebpflb-profile"
-COMPARED = (DIRECT, EBPFLB, NETFILTER, FAST, NFTABLES)
+COMPARED = (DIRECT, EBPFLB, NETFILTER, NFTABLES)
 CONNECTIONS = 4000  # while perf samples
 TIMED = 500
 FREQUENCY = 9000  # samples a second

@@ -4,9 +4,8 @@
 These were targets once. A user does not notice them, or another target has them in it:
 
 - the programs' nanoseconds of a whole connection: the rate of connections has them in it
-- the flow tables' and --fast-forward's cost of a packet as a part of nftables': whether a node
-  spends less than a router does, which has no Services at all, is the question; so --fast-forward
-  is compared with direct routing
+- --fast-forward's cost of a packet as a part of nftables': whether a node spends less than a router
+  does, which has no Services at all, is the question; so it is compared with direct routing
 - the connections a second with --fast-forward as a multiple of nftables': it begins at a flow's
   20th packet, so a short connection can only cost the same
 - a first datagram's nanoseconds: it is one of thousands that a socket sends
@@ -23,7 +22,7 @@ OTHER_SOCKET = 60  # more than a program that does nothing
 # Packets: times nftables, at least; times direct routing, at most; nanoseconds of a program
 NETFILTER_RATE = 0.99  # connections a second
 NETFILTER_PACKETS = {"TCP": 0.98, "UDP": 0.97}  # a packet's cost
-FAST = {"local": 0.85, "remote": 1.0}  # a packet's cost with --fast-forward, of direct routing's
+FAST = {"local": 0.65, "remote": 1.0}  # a packet's cost with --fast-forward, of direct routing's
 NO_SERVICE, NO_SERVICE_UDP_INGRESS = 60, 90  # by test runs an empty program takes 26 of them
 CHOSEN = {"TCP": 50, "UDP": 100}  # an established packet that netfilter translates
 

@@ -53,7 +53,6 @@ __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags);
 long bpf_redirect(__u32 ifindex, __u64 flags);
 long redirect_neigh(__u32 ifindex, void *next, int size, __u64 flags);
-long redirect_peer(__u32 ifindex, __u64 flags);
 #ifndef EBPFLB_NO_SOCKET
 __u64 get_netns_cookie(void *ctx);
 __u64 get_socket_cookie(void *ctx);
@@ -107,7 +106,6 @@ static int (*const set_retval)(int retval) = (void *)187;
 #ifndef DIALECT_NATIVE
 /* BCC declares bpf_redirect_neigh with three parameters; the kernel has four. */
 static long (*const redirect_neigh)(__u32 ifindex, void *next, int size, __u64 flags) = (void *)152;
-static long (*const redirect_peer)(__u32 ifindex, __u64 flags) = (void *)155;
 static __u64 (*const jiffies64)(void) = (void *)118;
 static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void *)113;
 #ifdef HAVE_COARSE_CLOCK

@@ -27,6 +27,7 @@ from ebpflb.model.packet_path import (
     KERNEL_UDP_TIMEOUT,
     OFF,
     PACKET_PATHS,
+    Engine,
     PacketMark,
     parse_mark,
 )
@@ -435,9 +436,9 @@ class Options:
     fast_forward: str = option(
         FORWARD_OFF,
         "--fast-forward",
-        "Forward packets of established flows, from the 20th on, from device to device, past "
-        "routing rules, netfilter and conntrack; with auto as long as no rule on the node acts on "
-        "each packet.",
+        "Forward packets of established flows, from the 20th on, from device to device by the "
+        "kernel's flowtable, past routing rules, netfilter and conntrack; with auto as long as no "
+        "rule on the node acts on each packet. Without effect on the packet path flows.",
         choices=FAST_FORWARDS,
         without_value=FORWARD_ON,
         chart="fastForward",
@@ -634,7 +635,6 @@ class Options:
             "masquerade_all": self.masquerade_all,
             "masquerade_here": self.masquerade_local_backends,
             "reply_to_device": self.reply_path == REQUEST_DEVICE,
-            "fast_forward": self.fast_forward == FORWARD_ON,  # auto: see NodeSync
             "host_sockets": self.socket_translation == HOST_SOCKETS,
             "shadow": self.shadow,
             "answer_pings": self.answer_pings,
@@ -658,8 +658,13 @@ class Options:
     @property
     def conntrack_wanted(self) -> ConntrackOptions:
         """What conntrack is to be set to: with --fast-forward it sees too little of windows."""
-        liberal = self.conntrack.be_liberal or self.fast_forward != FORWARD_OFF
+        liberal = self.conntrack.be_liberal or self.has_flowtable
         return replace(self.conntrack, be_liberal=liberal)
+
+    @property
+    def has_flowtable(self) -> bool:
+        """Whether --fast-forward can have an effect: the engine flows has no fast path."""
+        return self.fast_forward != FORWARD_OFF and self.packet_path != Engine.FLOWS
 
     @property
     def served(self) -> ServedServices:

@@ -44,36 +44,13 @@ static __always_inline void translated_note(struct __sk_buff *ctx, const struct 
 		note_write(ctx, NOTE_TRANSLATED);
 }
 
-#ifdef FAST_FORWARD
-/*
- * Hands the packet to the pod's end of its device, as if it had come in there: without the queue of a
- * veth, and without the programs at this end. As a veth does, it clears what is this node's own.
- */
-static __always_inline int enter_pod(struct __sk_buff *ctx, const struct pod_device *pod)
-{
-	bpf_skb_store_bytes(ctx, 0, pod->mac,
-			    sizeof(pod->mac) + sizeof(pod->source_mac), 0);
-	ctx->mark = 0;
-	ctx->priority = 0;
-	return redirect_peer(pod->ifindex, 0);
-}
-#endif
-
-/* Redirects the packet to its next hop; if that is unknown, to the one that the kernel finds. */
+/* Redirects the packet to its next hop by a device, as the kernel finds it there. */
 static __always_inline int translated_leave(struct __sk_buff *ctx, const struct packet *packet,
-					    struct onward *onward)
+					    __u32 device)
 {
 	hops_decrement(ctx, packet);
-#ifdef FAST_FORWARD
-	if (onward->pod.ifindex)
-		return enter_pod(ctx, &onward->pod);
-#endif
 	note_write(ctx, NOTE_TRANSLATED);
-#ifdef FAST_FORWARD
-	if (onward->next.family)
-		return redirect_neigh(onward->device, &onward->next, sizeof(onward->next), 0);
-#endif
-	return redirect_neigh(onward->device, NULL, 0, 0);
+	return redirect_neigh(device, NULL, 0, 0);
 }
 
 #endif

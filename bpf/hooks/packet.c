@@ -52,10 +52,6 @@ static __always_inline struct scratch *scratch_begin(const enum hook hook)
 	scratch->packet.tuple.hook = hook;
 	scratch->onward.device = 0;
 	scratch->onward.mtu = 0;
-#ifdef FAST_FORWARD
-	scratch->onward.next.family = 0;
-	scratch->onward.pod.ifindex = 0;
-#endif
 	return scratch;
 }
 
@@ -154,7 +150,7 @@ int ingress(struct __sk_buff *ctx)
 		packet_mark(ctx);
 	verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun, outcome.verdict));
 	if (onward->device)
-		return translated_leave(ctx, packet, onward);
+		return translated_leave(ctx, packet, onward->device);
 	action = action_in_force(outcome.verdict);
 	if (action != REJECT)
 		return action;

@@ -70,7 +70,7 @@ struct flow {
 	__u8 pad_kind[3];
 	__u32 check;		/* core/check.h; what follows is changed in place */
 	__u16 flags;		/* enum flow_flag */
-	__u16 packets;		/* with --fast-forward: how many have passed the stack, at most PACKETS_SEEN */
+	__u16 packets;		/* unused; without it an upgrade would empty the flow tables */
 	__u32 frontend_moves;	/* of a UDP request: when its frontend was last looked up; 0: never */
 	__u64 last_seen;
 	/*

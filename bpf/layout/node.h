@@ -28,20 +28,6 @@ struct link_address {
 };
 SIZE(struct link_address, 8);
 
-/*
- * The way into a pod on this node, by the pod's address. Its frames begin with both MAC addresses. A
- * packet that gets another pod's entry, because the kernel gave the element to it meanwhile, is
- * dropped there: the address is not that pod's.
- */
-struct pod_device {
-	__u32 ifindex;		/* this end of its veth or netkit */
-	__u16 mtu;
-	__u8 mac[6];
-	__u8 source_mac[6];
-	__u16 pad;
-};
-SIZE(struct pod_device, 20);
-
 /* All addresses that equal address under mask; none if address has a bit outside of mask. */
 struct prefix {
 	struct address address;
@@ -70,7 +56,6 @@ enum setting_flag {
 	SETTING_HOST_SOCKETS = 64,	/* pods' sockets are left to the packet path */
 	SETTING_REPLY_TO_DEVICE = 128,	/* replies leave where their requests came in */
 	SETTING_SHADOW = 256,	/* new decisions are counted, and not carried out */
-	SETTING_FAST_FORWARD = 512,	/* established flows do not pass the stack */
 	SETTING_NETFILTER_SCTP = 1024,	/* SCTP's too: the kernel's NAT can translate it */
 	SETTING_ANSWER_PINGS = 2048,	/* to addresses of services that have endpoints */
 	SETTING_UNKNOWN_PORTS = 4096,	/* of load balancers' addresses are not led back to the router ... */

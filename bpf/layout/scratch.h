@@ -48,13 +48,6 @@ struct ending {
 };
 SIZE(struct ending, 120);
 
-/* The next hop in the form that bpf_redirect_neigh takes. */
-struct next_hop {
-	__u32 family;		/* 0: the kernel has to find one */
-	struct address address;	/* IPv4: in the first word */
-};
-SIZE(struct next_hop, 20);
-
 /* The ports that are tried for a flow (engine/flows/source_port.h). */
 struct port_sequence {
 	__u32 first;
@@ -65,8 +58,8 @@ struct port_sequence {
 SIZE(struct port_sequence, 16);
 
 /*
- * Where a packet goes. If ingress also does the work of egress (path/reply_to_device.h,
- * path/fast_forward.h), the packet is translated twice.
+ * Where a packet goes. If ingress also does the work of egress (path/reply_to_device.h), the packet
+ * is translated twice.
  */
 struct onward {
 	struct tuple to;	/* what the packet's tuple becomes */
@@ -75,13 +68,10 @@ struct onward {
 	struct flow second;	/* a copy of its entry there */
 	struct tuple after;	/* the packet after egress */
 	__u32 device;		/* by which the packet has to leave; 0: by its route */
-	struct next_hop next;	/* there */
-	struct pod_device pod;	/* into which the packet goes; ifindex 0: into none */
 	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
 	__u16 is_ping;		/* of ICMP: a boolean, VERDICT_PING_ANSWERED; the verifier forgets it here */
-	__u16 pad[4];
 };
-SIZE(struct onward, 352);
+SIZE(struct onward, 304);
 
 /* The packet that an ICMP error quotes: its tuple and the offsets of its headers. */
 struct quote {
@@ -133,7 +123,7 @@ struct scratch {
 	struct opening opening;
 	struct related related;
 };
-SIZE(struct scratch, 1392);
+SIZE(struct scratch, 1344);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

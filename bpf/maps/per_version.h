@@ -18,9 +18,6 @@ DEFINE_MAP(link_addresses, HASH, struct link_address, __u32, 16384, RDONLY_PROG 
 /* This node's devices. */
 DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC)
 
-/* With --fast-forward: the pods of this node into which a packet can be handed without a stack. */
-DEFINE_MAP(pod_devices, HASH, struct address, struct pod_device, 4096, RDONLY_PROG | NO_PREALLOC)
-
 /*
  * The sources of masqueraded flows by route, where programs cannot ask the kernel (before 6.7) and
  * they may differ from those in devices.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Handles TCP packets that this node forwards as a router, to a frontend's address: they belong to
- * no flow and leave by the device where they came in. (For flows of the flow tables that are
- * forwarded past the stack see path/fast_forward.h.) There are two cases, which look the same in the packet:
+ * no flow and leave by the device where they came in. There are two
+ * cases, which look the same in the packet:
  *
  *   the connection is older than the frontend, and this node is a router on its way: the packet goes
  *   on, like with kube-proxy, whose rules conntrack does not apply to a known connection

@@ -17,7 +17,6 @@
 #include "engine/flows/open.h"
 #include "engine/netfilter/choose.h"
 #include "path/attempt.h"
-#include "path/fast_forward.h"
 #include "core/outcome.h"
 #include "path/reply_to_device.h"
 #include "path/select_backend.h"
@@ -226,8 +225,6 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	struct settings *settings = settings_read();
 	struct outcome outcome;
 
-	if (try_fast_forward(ctx, packet, onward))
-		return rewritten(VERDICT_ESTABLISHED);
 	attempt_repeat(packet);
 	outcome = ingress_known(ctx, packet, onward, opening);
 	if (outcome.decided)

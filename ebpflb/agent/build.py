@@ -58,13 +58,12 @@ from ebpflb.kernel.netfilter.watch import NatWatch
 from ebpflb.kernel.node import kube_proxy_watch, sock_diag, sysctls
 from ebpflb.kernel.node.device_watch import DeviceWatch
 from ebpflb.kernel.node.namespaces import Namespaces
-from ebpflb.kernel.node.neighbour_watch import NeighbourWatch
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
 from ebpflb.model.api_servers import KeptApiServers, Reached
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Disturbed
-from ebpflb.model.fast_forward import FORWARD_AUTO, FORWARD_OFF
+from ebpflb.model.fast_forward import FORWARD_AUTO
 from ebpflb.options import REPORT, Options
 from ebpflb.plan.removed_endpoints import restore_watched
 from ebpflb.serve import status
@@ -164,7 +163,6 @@ class _Builder:
             probing = beside.submit(engine_choice.probe_netfilter, options)
             self._datapath = datapath = Datapath(
                 StateDir(options.paths.state, options.map_sizes),
-                fast_forward=options.fast_forward != FORWARD_OFF,
                 on_attached=lambda: inbox.put(DevicesAttached()),
             )
             self._maps = datapath.maps
@@ -280,9 +278,7 @@ class _Builder:
         self._start(agent.node_local.watch, UntrackedWatch(inbox.put, agent.cluster.untracked))
         self._start(self._servers)
         self._start(agent.node_readiness)
-        if options.fast_forward != FORWARD_OFF:
-            self._start(NeighbourWatch(inbox.put))
-        if options.fast_forward == FORWARD_AUTO:
+        if options.has_flowtable and options.fast_forward == FORWARD_AUTO:
             self._start(EachPacketWatch(inbox.put))
         self._start(kube_proxy_watch.KubeProxyWatch(inbox.put))
         self._start(self._nat_watch, monitoring)
@@ -301,7 +297,6 @@ class _Builder:
             device_watch=DeviceWatch(
                 self._inbox.put,
                 route_sources=not probe.route_source(),
-                queues=options.fast_forward != FORWARD_OFF,
             ),
             cluster=self._cluster,
             node_sync=self._node_sync,

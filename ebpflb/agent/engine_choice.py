@@ -21,7 +21,7 @@ from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
 from ebpflb.model.addresses import Network
 from ebpflb.model.devices import Devices
-from ebpflb.model.fast_forward import FORWARD_OFF
+from ebpflb.model.fast_forward import why_off
 from ebpflb.model.packet_path import OFF, Engine, PacketMark, PacketPath
 from ebpflb.options import Options
 from ebpflb.plan.entries import Flags
@@ -145,8 +145,9 @@ def probe_netfilter(options: Options) -> Probed:
 
 def flowtable_of(options: Options, missing: str | None) -> FlowtableSync:
     """Return the keeper of the flowtable, for --fast-forward; ``missing`` as in EngineChoice."""
-    is_wanted = options.fast_forward != FORWARD_OFF and not missing and not options.shadow
+    is_wanted = options.has_flowtable and not missing and not options.shadow
     lacking = flowtable_obstacle() if is_wanted else None
     if lacking:
         log.warning("--fast-forward has no effect with netfilter: %s", lacking)
-    return FlowtableSync(is_wanted=is_wanted, missing=lacking)
+    off = why_off(options.fast_forward, None)
+    return FlowtableSync(is_wanted=is_wanted, missing=lacking, off=off)

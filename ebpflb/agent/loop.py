@@ -71,7 +71,6 @@ from ebpflb.model.events import (
 )
 from ebpflb.model.fast_forward import EachPacketRules
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.node_local import Answering
 from ebpflb.model.untracked import Untracked
 from ebpflb.options import Options
@@ -97,7 +96,6 @@ Message = (
     | Detection
     | Disturbed
     | EachPacketRules
-    | Neighbourhood
     | PartStatus
     | ConnectionsReset
     | Reached
@@ -445,7 +443,7 @@ class Agent:
                     self._take(event)
             case Replaced() | Changed() | Removed():
                 self._take_objects(message)
-            case DevicesChanged() | Neighbourhood() | EachPacketRules():
+            case DevicesChanged() | EachPacketRules():
                 self._take_of_node(message)
             case DevicesAttached():
                 self._take_attached()
@@ -585,15 +583,13 @@ class Agent:
             self.node_sync.write(self.service_sync.cover_service_cidrs())
             self.uplink_canary.look_at(self.node_sync.uplinks)
 
-    def _take_of_node(self, message: DevicesChanged | Neighbourhood | EachPacketRules) -> None:
+    def _take_of_node(self, message: DevicesChanged | EachPacketRules) -> None:
         match message:
             case DevicesChanged():
                 self.node_sync.device_list = message
                 self.cluster.set_own_addresses(message.addresses)
                 self._free_api_servers()
                 self.history.because(DEVICES)
-            case Neighbourhood():
-                self.node_sync.neighbourhood = message
             case EachPacketRules():
                 self.node_sync.take_each_packet(message)
 

@@ -35,8 +35,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Addresses, Device, Devices
 from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
-from ebpflb.model.fast_forward import FORWARD_AUTO, EachPacketRules, why_off
-from ebpflb.model.neighbours import Neighbourhood
+from ebpflb.model.fast_forward import EachPacketRules, why_off
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
@@ -100,7 +99,6 @@ class HostChanges:
 
 
 Covering = Callable[[], Mapping[Family, Prefix]]
-_FORWARDS = frozenset({"fast_forward"})
 _NO_EGRESS = (
     "its qdisc ingress, as the CNI plugin bandwidth creates it, has no room for the program at "
     "egress, which the flow tables need: --packet-path=netfilter works there, and Linux 6.6"
@@ -129,8 +127,7 @@ def flow_timeouts(options: ConntrackOptions) -> Timeouts:
 class NodeSync:
     """The facts about this node in the maps.
 
-    ``device_list``, ``neighbourhood`` and ``each_packet`` are the watches' last ones; ``write``
-    writes what follows from them.
+    ``device_list`` is the watch's last one; ``write`` writes what follows from it.
     ``engine`` is decided at each ``write`` and written with the settings. ``flowtable`` gets
     devices and addresses from here, and frontends from ServiceSync.
     """
@@ -149,8 +146,7 @@ class NodeSync:
         self.engine = engine
         self.flowtable = flowtable or FlowtableSync(is_wanted=False)
         self.device_list = DevicesChanged(())
-        self.neighbourhood = Neighbourhood()
-        self.each_packet: EachPacketRules | None = None  # None: not known yet
+        self._each_packet: EachPacketRules | None = None  # None: not known yet
         self.attached = False  # whether programs, loaded here or by an earlier agent, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
         # Where health-check node ports listen; a missing family means on all addresses.
@@ -199,7 +195,6 @@ class NodeSync:
         contents = self._contents()
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
         do_all([*maps, partial(self.write_settings, covering), self._serve_devices])
-        self.flowtable.allow(self.forwards)
         self.flowtable.place(self._desired.served, contents["node_addresses"])
         self._written = inputs
 
@@ -247,7 +242,6 @@ class NodeSync:
             "link_addresses": self._desired.link_addresses(),
             "devices": self._desired.devices(),
             "route_sources": self._desired.sources_by_route(MAPS["route_sources"].entries),
-            "pod_devices": self._desired.pod_devices(MAPS["pod_devices"].entries),
             "timeouts": flow_timeouts(self.options.conntrack).table,
             **self._service_ranges(),
         }
@@ -261,27 +255,26 @@ class NodeSync:
 
     def _settings(self, covering: Mapping[Family, Prefix]) -> dict[str, Any]:
         settings = self.options.map_settings | flow_timeouts(self.options.conntrack).settings
-        settings["flags"] |= self.engine.flags | (_FORWARDS if self.forwards else frozenset())
+        settings["flags"] |= self.engine.flags
         return self._desired.settings(settings, covering)
-
-    @property
-    def forwards(self) -> bool:
-        """Whether established flows bypass the stack now, if the programs can do that."""
-        return why_off(self.options.fast_forward, self.each_packet) is None
 
     def take_each_packet(self, rules: EachPacketRules) -> None:
         """Take the rules; new ones hold for open connections too, so their offloads end."""
-        former, self.each_packet = self.each_packet, rules
+        former, self._each_packet = self._each_packet, rules
+        off = why_off(self.options.fast_forward, rules)
         if former is None or former.lines != rules.lines:
-            log.info("--fast-forward=auto: %s", self.fast_forward_off or "on")
+            log.info("--fast-forward=auto: %s", off or "on")
         if former is None or former.changes != rules.changes:
             self.flowtable.end_flows()
+        self.flowtable.allow(off)
 
     @property
-    def fast_forward_off(self) -> str | None:
-        """Why they do not, with --fast-forward=auto."""
-        wanted = self.options.fast_forward
-        return why_off(wanted, self.each_packet) if wanted == FORWARD_AUTO else None
+    def flowtable_state(self) -> str | None:
+        """The state of --fast-forward in words; None if it is not wanted, or without any effect."""
+        if self.engine.is_netfilter:
+            return self.flowtable.said
+        is_wanted = self.options.has_flowtable and self.engine.path is not None
+        return "none: the flow tables serve" if is_wanted else None
 
     def programs_loaded(self) -> None:
         """Note new programs: ``attach`` must be called, and everything written."""
@@ -375,8 +368,8 @@ class NodeSync:
     def _inputs(self) -> object:
         """Return everything that ``write`` depends on."""
         cluster = self.cluster
-        here = self.device_list, self.neighbourhood, self.each_packet
-        return *here, cluster.node, cluster.service_cidrs, frozenset(cluster.listed)
+        known = cluster.service_cidrs, frozenset(cluster.listed)
+        return self.device_list, cluster.node, *known
 
     def _service_ranges(self) -> dict[str, dict[Any, Any]]:
         """Return the service ranges; {} before they are known, so that the map stays unchanged."""
@@ -388,7 +381,7 @@ class NodeSync:
     def _desired_node(self) -> DesiredNode:
         known, primary = self.device_list.devices, self.cluster.primary
         where = known, self._served_devices(), primary, self.options.detector, self._pod_cidrs()
-        return DesiredNode(*where, self.device_list.route_sources, self.neighbourhood)
+        return DesiredNode(*where, self.device_list.route_sources)
 
     def _served_devices(self) -> Devices:
         return devices.served(self.device_list.devices, self.options.devices, self._programmed)

@@ -44,15 +44,10 @@ class ProgramLoader:
         self._thread: threading.Thread | None = None
         self._first: Future[None] | None = None  # the attempt that ``start`` began
 
-    @property
-    def fast_forward(self) -> bool:
-        """Whether established flows bypass the network stack."""
-        return self._datapath.fast_forward
-
     def start(self) -> None:
         """Begin to load: the kernel verifies programs while the rest of the agent is made."""
         thread = ThreadPoolExecutor(1, "load")
-        self._first = thread.submit(self._load_forwarding)
+        self._first = thread.submit(self._load)
         thread.shutdown(wait=False)
 
     def stop(self) -> None:
@@ -69,25 +64,11 @@ class ProgramLoader:
             if self._first:
                 self._first.result()
             else:
-                self._load_forwarding()
+                self._load()
         except _FAILURES as error:
             if not self._datapath.is_attached():
                 raise
             self._fail(error)
-
-    def _load_forwarding(self) -> None:
-        """Load the programs, if necessary without --fast-forward.
-
-        If the programs for --fast-forward cannot be loaded, the others work without them.
-        """
-        try:
-            self._load()
-        except _FAILURES as error:
-            if not self._datapath.fast_forward:
-                raise
-            log.error("%s\nstarting without --fast-forward", error)
-            self._datapath.fast_forward = False
-            self._load()
 
     def try_again(self) -> bool:
         """Try to load the programs, when it is due.

@@ -184,8 +184,6 @@ def make_status(agent: "Agent") -> AgentStatus:
     node_sync, service_sync = agent.node_sync, agent.service_sync
     return agent.status.changed(
         programs=agent.loader.status,
-        fast_forward=agent.loader.fast_forward and node_sync.forwards,
-        fast_forward_off=node_sync.fast_forward_off,
         lists_complete=agent.cluster.complete,
         last_received={kind: rfc3339(at) for kind, at in agent.source.received().items()},
         service_ports=service_sync.service_ports,
@@ -210,7 +208,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         stale_udp_error=agent.stale_udp.error,
         node_readiness_error=agent.node_readiness.error,
         packet_path=node_sync.packet_path,
-        flowtable=node_sync.flowtable.said if node_sync.engine.is_netfilter else None,
+        flowtable=node_sync.flowtable_state,
         kube_proxy=agent.kube_proxy,
         kube_proxy_runs=agent.kube_proxy_runs,
         attached=node_sync.attached,

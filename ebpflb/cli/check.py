@@ -64,6 +64,10 @@ def _of_agent(state_dir: Path, run_dir: Path) -> Iterator[CheckResult]:
         return
     for name, text in published.removed_settings.items():
         yield CheckResult(f"setting {name}", False, False, "has no effect", text)
+    if state := published.flowtable:
+        is_there = not state.startswith("none")
+        lost = "" if is_there else "--fast-forward has no effect"
+        yield CheckResult("flowtable", is_there, False, state, lost)
     unknown = published.node_unknown
     lost = "/healthz answers 503, no endpoint counts as local; set --hostname-override"
     detail = unknown or published.node

@@ -24,6 +24,7 @@ from ebpflb.kernel.attach import cgroup_links
 from ebpflb.kernel.attach.device_programs import unpin_all
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.node import process, sysctls
+from ebpflb.model.fast_forward import FORWARD_OFF
 from ebpflb.options import Options, Paths, flags_of
 from ebpflb.serve import agent_lock
 from ebpflb.stopping import parts
@@ -31,6 +32,8 @@ from ebpflb.tools import pins
 from ebpflb.tools.requirements import missing_requirements, required_results
 
 log = logging.getLogger(__name__)
+
+_NO_FLOWTABLE = "works with --packet-path=netfilter or auto only: the flow tables have no fast path"
 
 
 @click.command(context_settings=run_options.GO_STYLE)
@@ -65,9 +68,8 @@ def run(**values: Any) -> None:
         run_configuration.write(config, Path(values["write_config_to"]))
         return
     run_configuration.warn_about_ignored(config, values)
-    removed = _removed_settings()
+    options = _with_removed_settings(_options(config, values))
     common.require_capabilities()
-    options = replace(_options(config, values), removed_settings=removed)
     if values["init_only"]:
         sysctls.set_up_conntrack(options.conntrack)
         return
@@ -86,12 +88,14 @@ def _clean_up(values: dict[str, Any]) -> None:
     remove_all(pins.paths(values["state_dir"], run_dir))
 
 
-def _removed_settings() -> dict[str, str]:
-    """Return the given settings that this version does not have any more, with a warning each."""
+def _with_removed_settings(options: Options) -> Options:
+    """Note the given settings that this version does not have any more, with a warning each."""
     removed = run_options.removed_settings(click.get_current_context())
+    if options.fast_forward != FORWARD_OFF and not options.has_flowtable:
+        removed["--fast-forward"] = _NO_FLOWTABLE
     for name, text in removed.items():
         log.warning("%s: %s", name, text)
-    return removed
+    return replace(options, removed_settings=removed)
 
 
 def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:

@@ -22,8 +22,8 @@ GROUPS = {
     "agent": "agent node node_unknown source standalone last_received source_errors "
     "lists_complete programs monitor failing_parts ports_not_open removed_settings",
     "traffic": "served_by network maps socket_hooks socket_translation devices devices_not_served "
-    "choices_lost devices_to_come flows_wait other_programs_first packet_path fast_forward "
-    "fast_forward_off flowtable forwarding",
+    "choices_lost devices_to_come flows_wait other_programs_first packet_path flowtable "
+    "forwarding",
     "services": "service_ports backends in_sync sync_error node_readiness_error not_programmed "
     "set_aside contested invalid_objects object_warnings drift audit_errors",
     "connections": "flows conntrack reset_on_removal stale_udp_error ports_not_reserved",

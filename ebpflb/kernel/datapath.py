@@ -57,13 +57,11 @@ class Datapath(MapWriter):
         state: StateDir,
         specs: dict[str, MapSpec] | None = None,
         *,
-        fast_forward: bool = False,
         on_attached: Callable[[], None] | None = None,
     ) -> None:
         """Open the maps. Raises NodeError or KernelError if they cannot be opened.
 
-        ``specs``: maps to open instead of the usual ones. ``fast_forward``: established flows
-        bypass the network stack. ``on_attached`` as in DevicePrograms.
+        ``specs``: maps to open instead of the usual ones. ``on_attached`` as in DevicePrograms.
         """
         with suppress(ValueError, OSError):  # before 5.11; not allowed in a container
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
@@ -76,7 +74,6 @@ class Datapath(MapWriter):
         # By whether packets have a link header.
         self._compiled_packets: dict[bool, compiler.Compiled] = {}
         self.packet_programs: dict[bool, list[Program]] = {}
-        self.fast_forward = fast_forward
         self.others: ProgramSet | None = None  # in force instead of the usual ones
         self.held = HeldLinks()
         self.held.hold((*state.links(), *state.devices_directory.iterdir()))  # an earlier agent's
@@ -128,7 +125,7 @@ class Datapath(MapWriter):
 
         ``more`` flags choose another variant. Safe in any thread. Raises CompileError.
         """
-        flags = sources.packet_flags(fast_forward=self.fast_forward and not more)
+        flags = sources.packet_flags()
         of_sockets = (*sources.socket_flags(), *sources.guard_flags(), *more)
         sockets = compiler.compile_source(sources.SOCKET_SOURCE, of_sockets, cache=cache)
         packets = {

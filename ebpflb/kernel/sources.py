@@ -18,7 +18,6 @@ def guard_flags() -> tuple[str, ...]:
     return ("-DHAVE_KERNEL_READ",) if probe.set_retval() and probe.kernel_read() else ()
 
 
-def packet_flags(*, fast_forward: bool = False) -> tuple[str, ...]:
+def packet_flags() -> tuple[str, ...]:
     """Return the compiler's flags for the packet hooks on this kernel."""
-    clock = ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
-    return (*clock, "-DFAST_FORWARD") if fast_forward else clock
+    return ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()

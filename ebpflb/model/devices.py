@@ -104,8 +104,6 @@ class Device(Struct, frozen=True):
     plain_bridge: bool = False  # netfilter does not run at its ports, nor does it filter by VLAN
     mac: str = ""  # such as "02:00:00:00:00:01"; empty without an Ethernet header
     number: int = 0  # another than that of a removed device which had the same index
-    mtu: int = 0
-    leads_to_pod: bool = False  # a veth or netkit that is up, has no queue, and ends in a pod
 
 
 Devices = tuple[Device, ...]

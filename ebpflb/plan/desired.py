@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_network
-from itertools import islice, product
+from itertools import product
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -23,7 +23,6 @@ from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.api_servers import NO_API_PLACES, ApiPlaces
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
 from ebpflb.model.endpoints import Selection, Steps, finished, in_parts
-from ebpflb.model.neighbours import Neighbourhood
 from ebpflb.model.route_sources import RouteSource
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.model.untracked import NO_UNTRACKED, Untracked
@@ -37,7 +36,6 @@ from ebpflb.plan.entries import (
     DeviceEntry,
     Flags,
     Frontend,
-    PodDevice,
     Prefix,
     RouteKey,
     prefix_of,
@@ -314,7 +312,6 @@ class DesiredNode(Struct, frozen=True, dict=True):
     detector: LocalDetector
     pod_cidrs: tuple[Network, ...]
     route_sources: tuple[RouteSource, ...] = ()
-    neighbourhood: Neighbourhood = Neighbourhood()
 
     @cached_property
     def _by_index(self) -> dict[int, Device]:
@@ -338,22 +335,6 @@ class DesiredNode(Struct, frozen=True, dict=True):
     def link_addresses(self) -> dict[str, int]:
         """The entries of map link_addresses."""
         return {device.mac: 1 for device in self.known if device.mac and not device.loopback}
-
-    def pod_devices(self, most: int) -> dict[Address, PodDevice]:
-        """Return the entries of map pod_devices, at most ``most``.
-
-        They are the neighbours on a veth or netkit, or behind a bridge's port that is one.
-        """
-        by_index = self._by_index
-        ports = {(it.bridge, it.mac): it.port for it in self.neighbourhood.ports}
-        found = dict[Address, PodDevice]()
-        for each in self.neighbourhood.neighbours:
-            routed = by_index.get(each.ifindex)
-            end = by_index.get(ports.get((each.ifindex, each.mac), each.ifindex))
-            if routed and end and end.leads_to_pod:
-                mtu = min(end.mtu, routed.mtu, each.mtu or end.mtu)
-                found[each.address] = PodDevice(end.index, mtu, each.mac, routed.mac)
-        return dict(islice(found.items(), most))
 
     def sources_by_route(self, most: int) -> dict[RouteKey, Address]:
         """Return the entries of map route_sources, at most ``most``.

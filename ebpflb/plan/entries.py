@@ -204,15 +204,6 @@ class DeviceEntry(NamedTuple):
     flags: Flags
 
 
-class PodDevice(NamedTuple):
-    """The way into a pod on this node: this end of its veth or netkit, and both MAC addresses."""
-
-    ifindex: int
-    mtu: int
-    mac: str
-    source_mac: str
-
-
 class Prefix(NamedTuple):
     """The addresses that equal ``address`` under ``mask``, which is 128 bits for both families."""
 

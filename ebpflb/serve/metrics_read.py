@@ -49,7 +49,7 @@ from ebpflb.workers import Count
 
 MAX_SERIES = 50  # Services by name: the reason is a full map, and `ebpflb status` names the others
 COUNTED_WHOLE = (
-    *("node_addresses", "own_addresses", "link_addresses", "devices", "pod_devices"),
+    *("node_addresses", "own_addresses", "link_addresses", "devices"),
     *("route_sources", "service_ranges", "stale_endpoints"),
 )  # small maps: read at each scrape
 

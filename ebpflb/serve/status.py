@@ -53,9 +53,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
     packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
     socket_translation: str = ALL_SOCKETS  # one of options.SOCKET_TRANSLATIONS
-    fast_forward: bool = False  # established flows of the flow tables bypass the network stack
-    fast_forward_off: str | None = None  # why they do not, with --fast-forward=auto
-    flowtable: str | None = None  # the state of --fast-forward with netfilter
+    flowtable: str | None = None  # the state of --fast-forward
     removed_settings: Mapping[str, str] = {}  # that a former version had -> what to do
     left_to_kube_proxy: str = ""  # which Services a kube-proxy on this node has to serve
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received

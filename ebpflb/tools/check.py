@@ -14,13 +14,11 @@ from pathlib import Path
 from ebpflb.errors import EbpflbError
 from ebpflb.kernel import probe
 from ebpflb.kernel.attach import netns_cookie
-from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.probe import netfilter_obstacle
 from ebpflb.kernel.node import device_watch, process, sock_diag
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model import packet_path
-from ebpflb.plan.entries import Flags
-from ebpflb.tools import neighbours, pins
+from ebpflb.tools import neighbours
 from ebpflb.tools.check_result import CheckResult, feature
 from ebpflb.tools.requirements import missing_requirements, required_results
 
@@ -32,17 +30,7 @@ def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
     results = required_results(state_directory, cgroup)
     if missing_requirements(results[:1]):
         return results
-    flags = settings_flags(state_directory)
-    optional = list(_optional(fast_forward="fast_forward" in flags))
-    others = neighbours.results(state_directory, cgroup, flags)
-    return [*results, *_batches(), *optional, *others]
-
-
-def settings_flags(state_directory: Path) -> Flags:
-    """The settings in force; none where no agent has written any."""
-    with pins.maps_if_any(state_directory) as maps:
-        flags: Flags = maps["settings"].get(0).flags if maps else frozenset()
-        return flags
+    return [*results, *_batches(), *_optional(), *neighbours.results(state_directory, cgroup)]
 
 
 def _batches() -> Iterator[CheckResult]:
@@ -53,7 +41,7 @@ def _batches() -> Iterator[CheckResult]:
         yield feature(f"batch operations: {kind}", works, since.get(kind, "5.6"), lost)
 
 
-def _optional(*, fast_forward: bool) -> Iterator[CheckResult]:
+def _optional() -> Iterator[CheckResult]:
     """Features that ebpflb can do without."""
     lost = "connections are refused over loopback; bind() to a NodePort succeeds"
     yield feature("errno from hooks", probe.set_retval(), "5.18", lost)
@@ -65,8 +53,6 @@ def _optional(*, fast_forward: bool) -> Iterator[CheckResult]:
     yield feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
     yield _one_packet_a_cpu()
     yield _netfilter()
-    if fast_forward:
-        yield _flowtable()
     yield _bridged_pods()
     yield from _stale_sockets()
 
@@ -119,13 +105,6 @@ def _netfilter() -> CheckResult:
     missing = netfilter_obstacle()
     lost = "packets are translated by ebpflb's own flow tables" if missing else ""
     return CheckResult(_NETFILTER, not missing, False, missing or "yes", lost)
-
-
-def _flowtable() -> CheckResult:
-    """What --fast-forward needs with netfilter."""
-    missing = flowtable_obstacle()
-    lost = "--fast-forward has no effect with netfilter" if missing else ""
-    return CheckResult("nf_flow_table", not missing, False, missing or "yes", lost)
 
 
 def _bridged_pods() -> CheckResult:

@@ -501,11 +501,6 @@ ROWS: dict[str, Rows] = {
         },
         order=int,
     ),
-    "pod_devices": _entries(
-        "pod_devices",
-        lambda s, at, it: {"pod": str(at), "device": _device(s, it.ifindex), **it._asdict()},
-        order=str,
-    ),
     "route_sources": _route_sources,
     "settings": lambda s: [_texts(s.maps["settings"].get(0))],
     "conntrack": lambda s: dump_connections(s.maps),

@@ -9,11 +9,11 @@ from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.files import DOCS
 from ebpflb.kernel.attach import cgroup_links, device_programs
 from ebpflb.kernel.maps.state_dir import StateDir
+from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.kernel.netfilter.each_packet import marked_routes
 from ebpflb.kernel.node import namespaces, routes
 from ebpflb.kernel.node.routes import FAR_CLIENTS, ReplyRoute
 from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Flags
 from ebpflb.tools import kube_proxy, pins
 from ebpflb.tools.check_result import CheckResult
 from ebpflb.tools.firewall import forwarding
@@ -26,13 +26,13 @@ _BY_HAND = f"compare them by hand with {DOCS}/firewalls.md"
 _IF_NOT_WANTED = "if clients outside shall reach the Service, remove the rule"
 
 
-def results(state_directory: Path, cgroup: Path | None, flags: Flags) -> Iterator[CheckResult]:
-    """``flags`` are those of the settings in force."""
+def results(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]:
+    """Yield what each kind of them means for ebpflb."""
     yield _other_hooks(state_directory, cgroup)
     yield from _other_filters(state_directory)
     yield _kube_proxy(state_directory)
     yield from _forwarding(state_directory)
-    yield from _firewall(state_directory, fast_forward="fast_forward" in flags)
+    yield from _firewall(state_directory)
     yield from _reply_result(state_directory)
 
 
@@ -47,7 +47,7 @@ def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
         yield CheckResult("forwarded packets", True, False, "accepted for pods of this node", "")
 
 
-def _firewall(state_directory: Path, *, fast_forward: bool) -> Iterator[CheckResult]:
+def _firewall(state_directory: Path) -> Iterator[CheckResult]:
     """Rules of netfilter that drop requests to Services (docs/firewalls.md)."""
     try:
         surveyed = survey(state_directory)
@@ -65,21 +65,21 @@ def _firewall(state_directory: Path, *, fast_forward: bool) -> Iterator[CheckRes
         yield CheckResult("firewall rules", True, False, unknown, "")
     elif not (surveyed.dropping or surveyed.unread):
         yield CheckResult("firewall rules", True, False, "none drops requests to Services", "")
-    yield _each_packet(surveyed.each_packet, fast_forward=fast_forward)
+    yield _each_packet(surveyed.each_packet)
 
 
-def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
-    """Report rules for each packet and routing by marks, which --fast-forward bypasses.
+def _each_packet(rules: list[str]) -> CheckResult:
+    """Report rules for each packet and routing by marks, which a flowtable bypasses.
 
-    They are no fault as long as --fast-forward is off.
+    They are no fault as long as there is none.
     """
     try:
-        found = rules + marked_routes()
+        found, bypassed = rules + marked_routes(), nft.exists(flowtable.TABLE)
     except EbpflbError as error:
         return CheckResult(_EACH_PACKET, False, False, str(error), "")
     more = f"; {len(found) - _MOST} more" if len(found) > _MOST else ""
     detail = "; ".join(found[:_MOST]) + more if found else "none"
-    if not fast_forward:
+    if not bypassed:
         detail += "; --fast-forward, which is off, would bypass them" if found else ""
         return CheckResult(_EACH_PACKET, True, False, detail, "")
     remedy = "established flows bypass them: set --fast-forward=off or auto" if found else ""

@@ -23,7 +23,6 @@ from ebpflb.kernel.maps.no_frontends import NoFrontends
 from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.kernel.netfilter.elements import Elements
-from ebpflb.kernel.netfilter.flowtable import flowtable_obstacle
 from ebpflb.kernel.netfilter.rules import TABLE, TableOptions, table_options
 from ebpflb.kernel.netfilter.table import NetfilterTable
 from ebpflb.kernel.valid_contents import ValidContents
@@ -134,9 +133,8 @@ def _elements(elements: Elements, damage: "Damage", but: Set[int]) -> Iterator[D
 
 
 def in_flowtable(maps: Mapping[str, Map]) -> Iterator[Drift]:
-    """What --fast-forward has there, where the engine netfilter serves. Raises NodeError."""
-    flags = maps["settings"].get(0).flags
-    if not {"netfilter", "fast_forward"} <= flags or "shadow" in flags or flowtable_obstacle():
+    """The content of the flowtable, if there is one. Raises NodeError."""
+    if not nft.exists(flowtable.TABLE):
         return
     names = dict(socket.if_nameindex())
     devices = {names[index]: index for index, _ in maps["devices"].items() if index in names}

@@ -73,7 +73,6 @@ class FakeDatapath:
         self.failures: list[EbpflbError] = []
         self.compiled = 0
         self.compile_error: EbpflbError | None = None
-        self.fast_forward = False
         self.others: None = None  # no monitor runs
         self.hooked = False
         self.attached: list[Path] = []

@@ -56,7 +56,6 @@ def test_full_map(harness: Harness) -> None:
         "own_addresses",
         "link_addresses",
         "devices",
-        "pod_devices",
         "route_sources",
         "service_ranges",
         "timeouts",

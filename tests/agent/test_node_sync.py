@@ -18,7 +18,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import LocalDetector, LocalMode
 from ebpflb.model.events import Kind
-from ebpflb.model.fast_forward import FORWARD_AUTO, EachPacketRules
+from ebpflb.model.fast_forward import FORWARD_AUTO, FORWARD_ON, EachPacketRules
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options
 from ebpflb.plan import entries
@@ -356,7 +356,10 @@ def test_rules_for_open_connections_that_change_end_their_offloads(harness: Harn
     """With --fast-forward=auto: at the start, and at each change of such rules, not of others."""
     start(harness, fast_forward=FORWARD_AUTO)
     ended: list[str] = []
-    harness.agent.node_sync.flowtable.end_flows = lambda: ended.append("ended")  # type: ignore[method-assign]
+    allowed: list[str | None] = []
+    flowtable = harness.agent.node_sync.flowtable
+    flowtable.end_flows = lambda: ended.append("ended")  # type: ignore[method-assign]
+    flowtable.allow = allowed.append  # type: ignore[method-assign,assignment]
     for rules, times in (
         (EachPacketRules(), 1),
         (EachPacketRules(changes=1), 2),
@@ -365,4 +368,23 @@ def test_rules_for_open_connections_that_change_end_their_offloads(harness: Harn
     ):
         harness.send(rules)
         assert len(ended) == times
-        assert harness.agent.node_sync.fast_forward_off == (rules.lines[0] if rules.lines else None)
+        assert allowed.pop() == (rules.lines[0] if rules.lines else None)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "engine", "state"),
+    [
+        ({}, Engine.FLOWS, None),
+        ({"fast_forward": FORWARD_ON}, Engine.FLOWS, "none: the flow tables serve"),
+        ({"fast_forward": FORWARD_ON, "packet_path": Engine.FLOWS}, Engine.FLOWS, None),
+        ({}, Engine.NETFILTER, None),
+    ],
+    ids=["not wanted", "auto", "without effect", "netfilter"],
+)
+def test_the_flow_tables_have_no_fast_path(
+    harness: Harness, chosen: dict[str, str], engine: Engine, state: str | None
+) -> None:
+    """The status says so where --packet-path=auto chose them; else the option has no effect."""
+    harness.engine = engine_choice(engine)
+    start(harness, **chosen)
+    assert harness.status.flowtable == state

@@ -88,21 +88,6 @@ def test_columns(ebpflb: Ebpflb) -> None:
     assert len(alone) == len(rows)
 
 
-def test_no_flowtable(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where --fast-forward is in force a kernel without is named, with the reason and what has no
-    effect; the node can serve.
-    """
-    assert "nf_flow_table" not in ebpflb("check", "--state-dir", NEVER).out
-    monkeypatch.setattr(check, "settings_flags", lambda _: frozenset({"fast_forward"}))
-    for obstacle in ("the kernel can make no flowtable (no such thing)", None):
-        monkeypatch.setattr(check, "flowtable_obstacle", lambda it=obstacle: it)
-        rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
-        (row,) = [row for row in rows if row["feature"] == "nf_flow_table"]
-        assert (row["ok"], row["detail"]) == (obstacle is None, obstacle or "yes")
-        assert ("--fast-forward has no effect with netfilter" in row["remedy"]) != row["ok"]
-        assert not row["required"]
-
-
 def test_leaves_nothing(ebpflb: Ebpflb) -> None:
     """It attaches nothing and makes nothing."""
     before = cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ())

@@ -338,8 +338,18 @@ def test_fast_forward(
     """The option alone means on."""
     made = chosen(*options, *words)
     assert made.fast_forward == is_now
-    assert ("fast_forward" in made.map_settings["flags"]) == (is_now == "on")
     assert made.conntrack_wanted.be_liberal == (is_now != "off")
+
+
+def test_fast_forward_with_the_flow_tables(
+    chosen: Callable[..., Options], options: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The option is named once in the log, as one that has no effect, and has none."""
+    made = chosen(*options, "--packet-path=flows", "--fast-forward=auto")
+    assert list(made.removed_settings) == ["--fast-forward"]
+    assert [line.partition(": ")[0] for line in caplog.messages] == ["--fast-forward"]
+    assert not made.has_flowtable
+    assert not made.conntrack_wanted.be_liberal
 
 
 def test_all_that_programs_are_told(made: Options) -> None:
@@ -350,7 +360,6 @@ def test_all_that_programs_are_told(made: Options) -> None:
             "masquerade_all",
             "masquerade_here",
             "host_sockets",
-            "fast_forward",
             "reply_to_device",
             "shadow",
         },

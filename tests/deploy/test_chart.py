@@ -371,6 +371,8 @@ def test_cleanup(cleanup: str, serves: bool) -> None:
     [
         ({"nodeHealth": {"enabled": True}}, "nodeHealth was removed"),
         ({"endpointHealth": "nodes"}, "endpointHealth: nodes was removed; use passive"),
+        ({"packetPath": "flows", "fastForward": True}, "the flow tables have no fast path"),
+        ({"packetPath": "flows", "fastForward": "auto"}, "the flow tables have no fast path"),
     ],
 )
 def test_a_removed_value_is_refused_with_a_sentence(values: Values, words: str) -> None:

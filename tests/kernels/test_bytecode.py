@@ -34,9 +34,8 @@ def test_variants() -> None:
 @pytest.mark.parametrize("set_retval", [True, False])
 @pytest.mark.parametrize("read", [True, False])
 @pytest.mark.parametrize("coarse", [True, False])
-@pytest.mark.parametrize("fast", [True, False])
 def test_whatever_probes_find_is_a_variant(
-    monkeypatch: pytest.MonkeyPatch, set_retval: bool, read: bool, coarse: bool, fast: bool
+    monkeypatch: pytest.MonkeyPatch, set_retval: bool, read: bool, coarse: bool
 ) -> None:
     """All flags that the agent gives the compiler.
 
@@ -49,7 +48,7 @@ def test_whatever_probes_find_is_a_variant(
     packets = precompile.VARIANTS[sources.PACKET_SOURCE].values()
     assert (*sources.socket_flags(), *sources.guard_flags()) in sockets
     assert sources.socket_flags() in precompile.VARIANTS[precompile.EXPLAIN].values()
-    flags = sources.packet_flags(fast_forward=fast)
+    flags = sources.packet_flags()
     assert {(*flags, *more) for more in sources.LINK_VARIANTS.values()} <= {*packets}
 
 

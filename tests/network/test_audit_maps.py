@@ -15,7 +15,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.annotations import MAGLEV, SCHEDULER_ANNOTATION
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import BackendName, Frontend, PodDevice, route_key
+from ebpflb.plan.entries import BackendName, Frontend, route_key
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
@@ -109,11 +109,8 @@ def test_each_map_is_compared_or_the_programs_own() -> None:
     assert set(layout.MAPS) == {*HASHES, *arrays, *EMPTY, *NOT_PLANNED}
 
 
-# Where the kernel is asked for sources, and without --fast-forward, none of these are planned.
-EMPTY = {
-    "route_sources": (route_key(1, ip_network("198.51.100.0/24")), UNPLANNED),
-    "pod_devices": (UNPLANNED, PodDevice(1, 1500, "02:00:5e:00:53:77", "02:00:5e:00:53:78")),
-}
+# Where the kernel is asked for sources, none of these are planned.
+EMPTY = {"route_sources": (route_key(1, ip_network("198.51.100.0/24")), UNPLANNED)}
 
 
 @pytest.mark.parametrize("name", EMPTY)

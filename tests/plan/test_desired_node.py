@@ -6,10 +6,9 @@ from typing import Any
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device, LocalDetector, LocalMode
-from ebpflb.model.neighbours import LearnedPort, Neighbour, Neighbourhood
 from ebpflb.plan import entries
 from ebpflb.plan.desired import DesiredNode
-from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, PodDevice, prefix_of
+from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, prefix_of
 
 V4 = ip_address("192.0.2.1")
 ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
@@ -84,45 +83,3 @@ def test_node_without_address() -> None:
     alone = DesiredNode((VETH,), (VETH,), {}, LocalDetector(), ())
     assert alone.devices()[3] == entries.DeviceEntry(NO_V4, NO_V6, HOST_ONLY)
     assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4
-
-
-# Ways into pods, for --fast-forward.
-
-POD, OTHER_POD = ip_address("10.244.1.5"), ip_address("fd00:244:1::5")
-MAC, BRIDGE_MAC = "02:00:00:00:00:55", "02:00:00:00:00:04"
-BRIDGE = Device(4, "cni0", False, True, 0, (), (), "bridge", mac=BRIDGE_MAC, mtu=1450)
-PORT = Device(5, "v5", False, True, 4, (), (), "veth", mtu=1500, leads_to_pod=True)
-ROUTED = Device(
-    6, "v6", False, True, 0, (), (), "veth", mac="02:00:00:00:00:06", mtu=1500, leads_to_pod=True
-)
-CLOSED = Device(7, "v7", False, True, 0, (), (), "veth", mac="02:00:00:00:00:07", mtu=1500)
-
-
-def ways(*neighbours: Neighbour, ports: tuple[LearnedPort, ...] = (), most: int = 9) -> Any:
-    around = Neighbourhood(frozenset(neighbours), frozenset(ports))
-    known = (ETH, BRIDGE, PORT, ROUTED, CLOSED)
-    return DesiredNode(known, (), {}, LocalDetector(), (), (), around).pod_devices(most)
-
-
-def test_way_into_a_routed_pod() -> None:
-    """Its frames come from the node's end of its veth; the route's MTU counts if it is smaller."""
-    assert ways(Neighbour(POD, 6, MAC), Neighbour(OTHER_POD, 6, MAC, 1400)) == {
-        POD: PodDevice(6, 1500, MAC, ROUTED.mac),
-        OTHER_POD: PodDevice(6, 1400, MAC, ROUTED.mac),
-    }
-
-
-def test_way_into_a_pod_on_a_bridge() -> None:
-    """Through the port behind which the bridge has seen its MAC address, from the bridge's."""
-    at_port = LearnedPort(4, MAC, 5)
-    assert ways(Neighbour(POD, 4, MAC), ports=(at_port,)) == {
-        POD: PodDevice(5, 1450, MAC, BRIDGE_MAC)
-    }
-    for other in (LearnedPort(4, BRIDGE_MAC, 5), LearnedPort(8, MAC, 5), LearnedPort(4, MAC, 2)):
-        assert ways(Neighbour(POD, 4, MAC), ports=(other,)) == {}
-
-
-def test_no_way() -> None:
-    """Neither to other hosts nor by a device that does not lead into a pod, or is gone."""
-    assert ways(Neighbour(V4, 2, MAC), Neighbour(POD, 7, MAC), Neighbour(OTHER_POD, 9, MAC)) == {}
-    assert len(ways(Neighbour(POD, 6, MAC), Neighbour(OTHER_POD, 6, MAC), most=1)) == 1

@@ -111,7 +111,6 @@ NO_FAULTS = {
         "kept_for",
         "monitor",
         "flowtable",
-        "fast_forward_off",
     ),  # the first is of those not programmed
     *("object_warnings", "contested", "set_aside"),  # a tenant's, of its own objects
 }

@@ -34,7 +34,6 @@ from ebpflb.plan.entries import (
     BackendLoad,
     BackendName,
     Frontend,
-    PodDevice,
     Range,
     ServiceEntry,
     Settings,
@@ -94,8 +93,6 @@ def filled(maps: dict[str, Map]) -> None:
     maps["node_addresses"].write([(ip_address("192.0.2.1"), 1), (ip_address("2001:db8::1"), 1)])
     maps["own_addresses"].write([(ip_address("203.0.113.20"), 1)])
     maps["link_addresses"].write([("02:00:00:00:00:0a", 1)])
-    way = PodDevice(999, 1500, "02:00:00:00:00:0b", "02:00:00:00:00:0c")
-    maps["pod_devices"].write([(ip_address("10.244.1.2"), way)])
     maps["settings"].write([(0, Settings(5, 8, frozenset({"guard_nodeports"})))])
     count(maps["service_stats"], WEB, 10, 4, 2, 1)
     count(maps["backend_stats"], A, 5, 3)
@@ -281,8 +278,6 @@ def test_small_maps(maps: dict[str, Map]) -> None:
     assert column(maps, "node_addresses", "address") == ["192.0.2.1", "2001:db8::1"]
     assert column(maps, "own_addresses", "address") == ["203.0.113.20"]
     assert column(maps, "link_addresses", "mac") == ["02:00:00:00:00:0a"]
-    for name, value in (("pod", "10.244.1.2"), ("mtu", 1500), ("mac", "02:00:00:00:00:0b")):
-        assert column(maps, "pod_devices", name) == [value]
     assert {"verdict": "translated", "count": 77} in rows(maps, "verdicts")
     assert column(maps, "service_names", "id", "service") == [(WEB, "shop/web:http/TCP")]
     assert column(maps, "backend_names", "id", "node") == [(A, "node-1"), (B, "node-2")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.kernel.netfilter import flowtable
+from ebpflb.kernel.netfilter import flowtable, nft
 from ebpflb.kernel.netfilter.flowtable import Contents, elements
 from ebpflb.model.drift import Part
 from ebpflb.plan.entries import Frontend
@@ -17,42 +17,32 @@ from ebpflb.tools import node_audit
 NODE = ip_address("192.0.2.1")
 FRONTENDS = (Frontend(ip_address("10.96.0.10"), 80, 6), Frontend(ip_address("0.0.0.0"), 30080, 17))
 WHOLE = Contents(frozenset({"lo"}), elements(FRONTENDS, [NODE]))
-BOTH = frozenset({"netfilter", "fast_forward"})
 
 
-def maps(flags: frozenset[str]) -> Mapping[str, Any]:
+def maps() -> Mapping[str, Any]:
     """Device 1 is served, and one that has gone."""
-    settings = SimpleNamespace(get=lambda _: SimpleNamespace(flags=flags))
     held = {"devices": (1, 999999), "node_addresses": (NODE,), "services": FRONTENDS}
-    others = {
+    return {
         name: SimpleNamespace(items=lambda keys=keys: [(key, 1) for key in keys])
         for name, keys in held.items()
     }
-    return {"settings": settings, **others}
 
 
 @pytest.mark.parametrize(
-    ("flags", "found", "obstacle", "drifts"),
+    ("there", "found", "drifts"),
     [
-        (BOTH, WHOLE, None, 0),
-        (BOTH, None, None, 1),
-        (BOTH, Contents(frozenset(), frozenset()), None, 2),
-        (BOTH, None, "no flowtable", 0),
-        (BOTH | {"shadow"}, None, None, 0),
-        (frozenset({"netfilter"}), None, None, 0),
-        (frozenset({"fast_forward"}), None, None, 0),
+        (True, WHOLE, 0),
+        (True, None, 1),
+        (True, Contents(frozenset(), frozenset()), 2),
+        (False, None, 0),
     ],
-    ids=["whole", "gone", "empty", "no kernel", "shadow", "not chosen", "flow tables"],
+    ids=["whole", "changed", "empty", "none"],
 )
 def test_in_flowtable(
-    monkeypatch: pytest.MonkeyPatch,
-    flags: frozenset[str],
-    found: Contents | None,
-    obstacle: str | None,
-    drifts: int,
+    monkeypatch: pytest.MonkeyPatch, there: bool, found: Contents | None, drifts: int
 ) -> None:
-    """Named where the option has an effect, and the flowtable is not as the maps ask for."""
+    """A flowtable that is there is compared with what the maps ask for."""
     monkeypatch.setattr(flowtable, "read", lambda _: found)
-    monkeypatch.setattr(node_audit, "flowtable_obstacle", lambda: obstacle)
-    named = list(node_audit.in_flowtable(maps(flags)))
+    monkeypatch.setattr(nft, "exists", lambda _: there)
+    named = list(node_audit.in_flowtable(maps()))
     assert [drift.part for drift in named] == [Part.FLOWTABLE] * drifts

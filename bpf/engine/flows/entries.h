@@ -30,7 +30,6 @@ static __always_inline void entries_begin(struct opening *opening, __u32 ifindex
 	opening->snat_entry = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
 	opening->request_entry.connection = flow_number(&opening->selection, is_direct);
 	opening->reply_entry.connection = opening->request_entry.connection;
-	opening->request_entry.packets = opening->snat_entry.packets = 1;
 }
 
 /* Prepares the replies' entry, and their tuple for the case that the client keeps its port. */

@@ -92,21 +92,6 @@ static __always_inline __u32 flow_ends(struct flow *flow, const struct packet *p
 _Static_assert(FLOW_FIN == FLOW_SEEN << 1, "one is computed from the other");
 
 /*
- * With --fast-forward the first 19 packets of each entry pass the stack, and path/fast_forward.h leads
- * later ones past it. So firewalls see how each flow begins, and short flows cost nothing more. kindnet
- * and kube-proxy's prototype begin with the 20th packet too.
- */
-#define PACKETS_SEEN 19
-
-static __always_inline void flow_count_packet(struct flow *flow)
-{
-#ifdef FAST_FORWARD
-	if (flow->packets < PACKETS_SEEN)
-		flow->packets++;
-#endif
-}
-
-/*
  * Notes in an entry, of which `known` is a copy, that a packet has passed. A reset may be forged:
  * if more packets of that side follow, FLOW_RST is cleared. A FIN before the other side was
  * answered ends nothing: conntrack treats it as invalid (tcp_conntracks, sSS).
@@ -136,7 +121,6 @@ static __always_inline void flow_touch(const struct flow *known, struct flow *fl
 		flow->flags = flags;
 	if (flow->last_seen != now)
 		flow->last_seen = now;
-	flow_count_packet(flow);
 	if (known->connection)
 		flow_follow_count(known, flags, translated);
 }

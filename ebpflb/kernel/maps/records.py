@@ -229,7 +229,6 @@ _CLASSES: dict[str, Any] = {
     "struct service_range": entries.ServiceRange,
     "struct route": entries.RouteKey,
     "struct device": entries.DeviceEntry,
-    "struct pod_device": entries.PodDevice,
     "struct timeout_key": entries.TimeoutKey,
     "struct timeout": entries.Timeout,
     "struct service_name": PortName,

@@ -62,7 +62,7 @@ _DEVICES_AT_ONCE = 128  # of the kernel's maximum of 256 in a message (NFT_NETDE
 _REGISTER = 8  # NFT_REG32_00, the first of 16 that have 4 bytes each
 _CT_STATUS, _CT_PROTOCOL, _CT_PORT, _CT_PACKETS, _CT_V4, _CT_V6 = 2, 10, 12, 14, 20, 22  # NFT_CT_*
 _TO_NETWORK, _AT_LEAST = 1, 5  # NFT_BYTEORDER_HTON, NFT_CMP_GTE
-_PACKETS = struct.pack(">Q", 19)  # as PACKETS_SEEN in bpf/engine/flows/touch.h
+_PACKETS = struct.pack(">Q", 19)  # as kindnet and kube-proxy's prototype
 _ORIGINAL = attribute(3, b"\0")  # NFTA_CT_DIRECTION: IP_CT_DIR_ORIGINAL
 _ANSWERED = struct.pack("=I", SEEN_REPLY | DESTINATION_NAT)
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT
@@ -284,10 +284,12 @@ class FlowtableSync:
     frontends are known.
     """
 
-    def __init__(self, *, is_wanted: bool, missing: str | None = None) -> None:
-        """``missing``: why this kernel has no flowtable, if one is wanted."""
+    def __init__(
+        self, *, is_wanted: bool, missing: str | None = None, off: str | None = None
+    ) -> None:
+        """``missing``: why this kernel has no flowtable, if one is wanted. ``off`` as in allow."""
         self.enabled, self.missing = is_wanted and not missing, missing
-        self._is_allowed = True
+        self._off = off
         self.on_change: Callable[[], None] = lambda: None
         self.left_out: Mapping[str, str] = {}
         self._lock = threading.Lock()
@@ -306,10 +308,11 @@ class FlowtableSync:
                 self._changed = True
             self.on_change()
 
-    def allow(self, is_allowed: bool) -> None:
-        """Set whether there is a flowtable now; without one its flows pass the stack."""
-        if self.enabled and is_allowed != self._is_allowed:
-            self._is_allowed = self._changed = is_allowed
+    def allow(self, off: str | None) -> None:
+        """Set why there is no flowtable now, or None; without one its flows pass the stack."""
+        former, self._off = self._off, off
+        if self.enabled and bool(off) != bool(former):
+            self._changed = not off
             self.on_change()
 
     def end_flows(self) -> None:
@@ -343,7 +346,7 @@ class FlowtableSync:
 
         Differences are corrected, unless ``report_only``. Raises NodeError.
         """
-        if not (needed and self.enabled and self._is_allowed):
+        if not (needed and self.enabled and not self._off):
             self._remove()
             return []
         if not self._is_known:
@@ -356,10 +359,10 @@ class FlowtableSync:
 
     def catch_up(self, *, needed: bool) -> None:
         """Write the changes since the last time, without comparing. Raises NodeError."""
-        if self._must_end or (self._made and not self._is_allowed):
+        if self._must_end or (self._made and self._off):
             self._remove()
             self._must_end = False
-        is_ready = needed and self.enabled and self._is_allowed and self._is_known
+        is_ready = needed and self.enabled and not self._off and self._is_known
         if not (is_ready and self._changed):
             return
         made = self._made
@@ -371,8 +374,8 @@ class FlowtableSync:
         """The state for the operator; None if no flowtable is wanted."""
         if not self.enabled:
             return self.missing and f"none: {self.missing}"
-        if not self._is_allowed:
-            return "none: see fast_forward_off"
+        if self._off:
+            return f"none: {self._off}"
         out = "; ".join(f"{name} is left out: {why}" for name, why in sorted(self.left_out.items()))
         count = len(self._made.devices) if self._made else 0
         return f"active on {count} devices" + (f"; {out}" if out else "")

@@ -5,7 +5,6 @@ device_watch          its devices and their addresses, now and as they change
 clients               the network namespaces of clients: by process, name, address and pod
 routes                where the kernel would route a packet
 listed_route_sources  the sources that routes would select, by device
-neighbour_watch       the hosts on its links, now and as they change
 namespaces            its network namespaces, and calls in each of them
 sock_diag             sockets with a peer, and how one is ended
 

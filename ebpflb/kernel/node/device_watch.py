@@ -19,7 +19,7 @@ from ebpflb.kernel import netlink, pyroute2_parts
 from ebpflb.kernel.node.listed_route_sources import list_route_sources
 from ebpflb.kernel.node.sysctls import bridge_calls
 from ebpflb.model.addresses import Address
-from ebpflb.model.devices import KINDS_OF_PODS, Device, Devices, masters_for_ports
+from ebpflb.model.devices import Device, Devices, masters_for_ports
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import DEVICE
 from ebpflb.model.route_sources import RouteSource
@@ -27,13 +27,10 @@ from ebpflb.workers import DescriptorWorker, Poller
 
 # rtnetlink's messages (linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h).
 _REMOVED_LINK, _GET_LINK, _GET_ADDRESS = 17, 18, 22  # RTM_DELLINK, RTM_GETLINK, RTM_GETADDR
-# RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR, RTM_NEWQDISC, RTM_DELQDISC
-_ABOUT_DEVICES = {16, _REMOVED_LINK, 20, 21, 36, 37}
-_INDEX = Struct("=4xI")  # of both headers that follow, and of struct tcmsg
+_ABOUT_DEVICES = {16, _REMOVED_LINK, 20, 21}  # RTM_NEWLINK, RTM_NEWADDR, RTM_DELADDR
+_INDEX = Struct("=4xI")  # of both headers that follow
 _LINK_HEADER = Struct("=BxHiII")  # struct ifinfomsg
-_LINK_ADDRESS, _NAME, _MTU, _QDISC, _MASTER, _LINK_INFO = 1, 3, 4, 6, 10, 18  # IFLA_*
-_OTHER_NAMESPACE = 37  # IFLA_LINK_NETNSID, of a veth's or netkit's other end
-_NO_QUEUE = netlink.to_text("noqueue")
+_LINK_ADDRESS, _NAME, _MASTER, _LINK_INFO = 1, 3, 10, 18  # IFLA_*
 _KIND, _DATA, _SLAVE_KIND, _SLAVE_DATA = 1, 2, 4, 5  # IFLA_INFO_*
 _BRIDGE = netlink.to_text("bridge")
 _HAIRPIN_MODE = 4  # IFLA_BRPORT_MODE
@@ -42,11 +39,10 @@ _NOT_PLAIN = 7, 36, 37
 _ADDRESS_HEADER = Struct("=BBBBI")  # struct ifaddrmsg
 _PEER, _OWN = 1, 2  # IFA_ADDRESS, IFA_LOCAL
 _ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
-_IFF_UP, _IFF_LOOPBACK = 1, 8
+_IFF_LOOPBACK = 8
 # IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
-_TRAFFIC_CONTROL = 1 << 3  # RTMGRP_TC
 _ADDRESSES = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
 _ROUTES = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 RELIST_SECONDS = 1.0  # pause after a failed listing
@@ -226,8 +222,6 @@ def _device(message: bytes, addresses: _Addresses, number: int, *, bridges_call:
         plain_bridge=not bridges_call and _is_plain_bridge(info),
         mac=found.get(_LINK_ADDRESS, b"").hex(":") if has_link_header else "",
         number=number,
-        mtu=int.from_bytes(found.get(_MTU, b""), sys.byteorder),
-        leads_to_pod=_leads_to_pod(flags, found, netlink.from_text(info.get(_KIND, b""))),
     )
 
 
@@ -237,15 +231,6 @@ def _is_plain_bridge(info: Mapping[int, bytes]) -> bool:
         return False
     settings = netlink.attributes(info.get(_DATA, b""))
     return not any(any(settings.get(each, b"")) for each in _NOT_PLAIN)
-
-
-def _leads_to_pod(flags: int, found: Mapping[int, bytes], kind: str) -> bool:
-    """Whether packets may be handed to the device's other end, in another network namespace.
-
-    A queue at this end would be bypassed: CNIs limit a pod's bandwidth by one.
-    """
-    is_open = flags & _IFF_UP and _OTHER_NAMESPACE in found and found.get(_QDISC) == _NO_QUEUE
-    return bool(is_open) and kind in KINDS_OF_PODS
 
 
 def _address(message: bytes) -> Address:
@@ -269,11 +254,10 @@ class DeviceWatch(DescriptorWorker):
         emit: Callable[[DevicesChanged | SourceStatus], None],
         *,
         route_sources: bool = False,
-        queues: bool = False,
     ) -> None:
-        """``route_sources``: routes are watched too. ``queues``: so are the devices' queues."""
+        """``route_sources``: routes are watched too."""
         super().__init__("devices")
-        self._groups = _ADDRESSES | _ROUTES * route_sources | _TRAFFIC_CONTROL * queues
+        self._groups = _ADDRESSES | _ROUTES * route_sources
         self.emit, self.route_sources = emit, route_sources
         self._table = DeviceTable(route_sources=route_sources)
         self._emitted: DevicesChanged | None = None

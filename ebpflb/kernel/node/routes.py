@@ -144,42 +144,6 @@ def rule_marks() -> set[int]:
     return set(masked) - {0}
 
 
-# Hosts on the links of this node's devices.
-
-_UNICAST = 1  # RTN_UNICAST
-_METRICS, _VIA, _MTU = 8, 18, 2  # RTA_METRICS, RTA_VIA, RTAX_MTU
-
-
-class OnLink(NamedTuple):
-    """The device on whose link a host is. ``mtu`` is the route's; 0 means the device's."""
-
-    ifindex: int
-    mtu: int
-
-
-def on_link(kernel: socket, destination: Address) -> OnLink | None:
-    """Return where the kernel would send this node's packets to a host; None if by a gateway.
-
-    None also for an address of this node, or without a route.
-    """
-    try:
-        kind, found = _ask(kernel, destination)
-    except OSError:
-        return None
-    if kind != _UNICAST or _GATEWAY in found or _VIA in found:
-        return None
-    metrics = netlink.attributes(found.get(_METRICS, b""))
-    return OnLink(_number(found, _LEAVES_BY), _number(metrics, _MTU))
-
-
-def destination_of(message: bytes) -> tuple[int, int, int]:
-    """Return IP version, network and prefix length of a route in a message of the kernel."""
-    family, bits = _HEADER.unpack_from(message)[:2]
-    found = netlink.attributes(message, _HEADER.size)
-    network = int.from_bytes(found.get(_DESTINATION, b""), "big")
-    return (4 if family == AF_INET else 6), network, bits
-
-
 _LOCAL = 2  # RTN_LOCAL
 _CLOSED = {6: "blackhole", 7: "unreachable", 8: "prohibit"}  # RTN_BLACKHOLE, ...
 

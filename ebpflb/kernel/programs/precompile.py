@@ -22,7 +22,6 @@ from ebpflb.kernel.programs import compiler
 RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
 READ = "-DHAVE_KERNEL_READ"  # only with RETVAL: the bind guard needs both
 MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
-FAST = "-DFAST_FORWARD"  # with --fast-forward
 RECORDING = "-DRECORD"  # for `ebpflb explain`, whose packets all have a link header
 EXPLAIN = "hooks/explain.c"
 SOCKET_END = "hooks/socket_end.c"
@@ -36,10 +35,6 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "coarse clock": (COARSE,),
         "no link header": (BARE,),
         "coarse clock, no link header": (COARSE, BARE),
-        "fast forward": (FAST,),
-        "fast forward, coarse clock": (COARSE, FAST),
-        "fast forward, no link header": (FAST, BARE),
-        "fast forward, coarse clock, no link header": (COARSE, FAST, BARE),
         "monitoring": (MONITOR,),
         "monitoring, coarse clock": (COARSE, MONITOR),
         "monitoring, no link header": (BARE, MONITOR),

@@ -134,6 +134,20 @@ def test_flows_end_and_the_content_stays(kernel: FakeKernel, it: FlowtableSync) 
         assert (kernel.contents, kernel.removals) == (before, 1)
 
 
+def test_rules_for_each_packet(kernel: FakeKernel, it: FlowtableSync) -> None:
+    """While --fast-forward=auto has a reason there is no table, and the reason is said."""
+    it.catch_up(needed=True)
+    whole = kernel.found
+    it.allow("a rule logs each packet")
+    it.catch_up(needed=True)
+    assert kernel.contents is None
+    assert it.look(needed=True, report_only=False) == []
+    assert it.said == "none: a rule logs each packet"
+    it.allow(None)
+    it.catch_up(needed=True)
+    assert kernel.contents == whole
+
+
 @pytest.mark.parametrize("report_only", [False, True], ids=["repair", "report"])
 def test_what_differs_is_named(kernel: FakeKernel, it: FlowtableSync, report_only: bool) -> None:
     """A difference is named, and corrected if the caller wants it."""
