@@ -65,7 +65,7 @@ class Agents(Commanded):
     """Their processes in a namespace; ``services`` and ``pods`` are what each has to serve."""
 
     def __init__(self, lab: Lab, node: Host, api: NodeApi, folder: Path, wanted: Served) -> None:
-        words = ["-m", "bench.agents_program", str(api.kubeconfig), str(folder)]
+        words = ["-m", "bench.agents_program", api.url, str(folder)]
         command = ["nice", "-n", "10", sys.executable, *words]
         super().__init__(lab.keep(node.start(command, stdin=PIPE, stdout=PIPE, cwd=str(ROOT))))
         self.api, self.pids, self.folder, self.wanted = api.api, list[int](), folder, wanted

@@ -66,13 +66,13 @@ def paths(folder: Path, number: int) -> Paths:
     return Paths(STATE, own / RUN, own)
 
 
-def run_agent(library: Library, kubeconfig: Path, folder: Path) -> None:
+def run_agent(library: Library, url: str, folder: Path) -> None:
     """Until the process is ended."""
     (folder / RUN).mkdir(parents=True)
     node, nobody = Node(library), SimpleNamespace(draw=None, token=None)
     with simulated(node.kernel, cast(Any, None), cast(Any, nobody), node.table):
         inbox = Inbox()
-        source = ApiSource(inbox.put, node_name=NODE, kubeconfig=kubeconfig)
+        source = ApiSource(inbox.put, node_name=NODE, master=url)
         inbox.put(devices(1))
         life = Life(
             *(bpffs.root(node.kernel), folder, inbox, source, Metrics(), time.monotonic, SPECS),
@@ -110,7 +110,7 @@ def fork_agents(count: int, first: int, start: Callable[[int], None]) -> list[in
 
 
 def main() -> None:
-    kubeconfig, folder = map(Path, sys.argv[1:])
+    url, folder = sys.argv[1], Path(sys.argv[2])
     library, pids = Library(), list[int]()
     gc.collect()
     gc.freeze()
@@ -121,7 +121,7 @@ def main() -> None:
             pids += fork_agents(
                 json.loads(line)[0],
                 len(pids),
-                lambda number: run_agent(library, kubeconfig, paths(folder, number).cache),
+                lambda number: run_agent(library, url, paths(folder, number).cache),
             )
         print(json.dumps(pids), flush=True)
 

@@ -42,9 +42,9 @@ class NodeApi:
 
     def listen(self) -> None:
         """Returns when the API server answers."""
-        server = {"server": f"http://127.0.0.1:{self.api.answer()}"}
+        self.url = f"http://127.0.0.1:{self.api.answer()}"
         config = {
-            "clusters": [{"name": "it", "cluster": server}],
+            "clusters": [{"name": "it", "cluster": {"server": self.url}}],
             "users": [{"name": "it", "user": {"token": "none"}}],
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
             "current-context": "it",
@@ -70,9 +70,13 @@ class ApiNode(NodeApi):
         self, lab: Lab, node: Host, folder: Path, stack: ExitStack, pods: list[Host], sizes: Sizes
     ) -> None:
         super().__init__(lab, node, folder, pods, sizes)
-        options = ["--kubeconfig", str(self.kubeconfig), "--iptables-sync-period=1h"]
-        self.agent = MeasuredAgent(lab, node, folder, pods, *options)
+        self.agent = MeasuredAgent(lab, node, folder, pods, "--iptables-sync-period=1h")
         stack.callback(self.agent.agent.close)
+
+    def listen(self) -> None:
+        """Returns when the API server answers; no kubeconfig has the agent ask it, as in a pod."""
+        super().listen()
+        self.agent.agent.options = (*self.agent.agent.options, "--master", self.url)
 
     def idle(self) -> float:
         """Processor seconds a second."""

@@ -10,9 +10,8 @@ api_source      a thread for each kind that lists and watches
 list_watch      list, watch, and resume the watch
 api             requests to the API server
 api_servers     which of several API servers is asked
-access          its address, TLS and credentials
+access          its address, TLS and credentials, as a pod has them
 kubeconfig      the same from a kubeconfig
-kubernetes_parts  what is imported of ``kubernetes``
 event_recorder  Kubernetes events about the Node and its Services, sent to the API server
 
 A directory of manifests:
@@ -23,7 +22,3 @@ Both:
 
 decoding        JSON or YAML values -> the objects of ``model``
 """
-
-from ebpflb.cluster import kubernetes_parts
-
-kubernetes_parts.import_no_more_than_asked()

@@ -2,14 +2,13 @@
 """Requests to the API server.
 
 The client's models are not used: they would take four times the time and eight times the memory of
-msgspec. Requests go through the client's own urllib3 pool (certificates, proxy), without retries,
-as bytes.
+msgspec. Requests go through a urllib3 pool (with a kubeconfig the client's own: certificates,
+proxy), without retries, as bytes.
 """
 
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -24,11 +23,10 @@ from socket import (
 )
 from typing import Any
 
-from kubernetes.client.rest import RESTClientObject
-from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from ebpflb.cluster.access import Access
+from ebpflb.cluster.access import open_access
 from ebpflb.cluster.api_servers import ApiServers
 from ebpflb.cluster.decoding import WatchSilent, error_from_status, error_from_write
 from ebpflb.cluster.retry import Timing
@@ -240,7 +238,7 @@ class Server:
 
     def _send_in_turn(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
         """Send a request to the first server that answers. Raises the last one's HTTPError."""
-        are_verified = bool(self._access.configuration.verify_ssl)
+        are_verified = self._access.is_verified
         *others, last = self._servers.in_turn(self.url, are_verified=are_verified)
         for url in others:
             with suppress(HTTPError):
@@ -248,7 +246,7 @@ class Server:
         return self._send(last, method, path, **how)
 
     def _send(self, url: str, method: str, path: str, **how: Any) -> BaseHTTPResponse:
-        for each in filter(None, (url, self._access.configuration.proxy)):
+        for each in filter(None, (url, self._access.proxy)):
             self._servers.find(each)
         began, code = time.monotonic(), None
         try:
@@ -275,14 +273,12 @@ class Server:
 
     def _configure(self) -> None:
         """Read the kubeconfig and the files that it names. Raises ClusterError."""
-        access = Access(*self._config_source, self._servers.own)
+        access = open_access(*self._config_source, self._servers.own)
         several = self._servers.are_several
-        access.configuration.socket_options = KEEPALIVE_OF_SEVERAL if several else KEEPALIVE
         try:
-            pool: PoolManager = RESTClientObject(access.configuration).pool_manager
+            pool = access.pool(KEEPALIVE_OF_SEVERAL if several else KEEPALIVE)
         except (HTTPError, ValueError) as error:  # an invalid proxy
             raise ClusterError(f"proxy: {redact(in_words(error))}") from None
-        weakref.finalize(pool, id, access)  # its files last as long as the pool
         self._access, self._pool, self.url = access, pool, access.url
 
     def _headers(self, content_type: str) -> dict[str, str]:

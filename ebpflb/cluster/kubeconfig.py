@@ -1,26 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kubeconfig: its values, with the client's loader.
+"""The access to the API server by a kubeconfig: its values, with the Kubernetes client's loader.
 
-The loader costs more processor time, for YAML: pods do not need it. No error
-quotes a credential, or the output of a credential plugin.
+Only this module imports the client. No error quotes a credential, or the output of a credential
+plugin.
 """
 
 import base64
 import binascii
+import hashlib
 import os
 import re
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from kubernetes.client.configuration import Configuration
+from kubernetes.client.rest import RESTClientObject
+from kubernetes.config.config_exception import ConfigException
 from kubernetes.config.dateutil import parse_rfc3339
 from kubernetes.config.exec_provider import ExecProvider
 from kubernetes.config.kube_config import KubeConfigLoader
+from urllib3 import PoolManager
 
 from ebpflb import redaction
-from ebpflb.cluster import kubernetes_parts, manifests
+from ebpflb.cluster import manifests
+from ebpflb.cluster.access import check_tls, checked, server_url
 from ebpflb.errors import ClusterError, in_words
+from ebpflb.files import UnusableFile, read_regular
+
+_EXIT_STATUS = re.compile(r"process returned (-?\d+)")
+
+
+class KubeconfigAccess:
+    """The access by the kubeconfig, as it is at this object's creation."""
+
+    def __init__(self, path: Path, master: str, servers: Sequence[str]) -> None:
+        """Raises ClusterError."""
+        self._path, self._configuration = path, Configuration()
+        try:
+            self._load(path)
+            for url in (*servers, master or self._configuration.host):
+                self._use_server(url)
+        except Exception as error:  # the loader does not translate its errors
+            raise ClusterError(f"{path}: {_why(error)}") from None
+        self.url: str = self._configuration.host
+        self.proxy: str = self._configuration.proxy or ""
+        self.is_verified = bool(self._configuration.verify_ssl)
+
+    @property
+    def lacks_credentials(self) -> bool:
+        return bool(self._files.failure)
+
+    @property
+    def is_outdated(self) -> bool:
+        try:
+            return _digest(read_regular(self._path)) != self._digest
+        except (OSError, UnusableFile):
+            return False
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers for one request: the client renews tokens that a plugin gave."""
+        try:
+            settings: Any = self._configuration.auth_settings()
+        except Exception as error:  # of the client's own providers
+            raise ClusterError(_why(error)) from None
+        if self._files.failure:
+            raise ClusterError(self._files.failure)
+        return {each["key"]: _header(each["value"]) for each in settings.values() if each["value"]}
+
+    def pool(self, socket_options: Any) -> PoolManager:
+        self._configuration.socket_options = socket_options
+        pool: PoolManager = RESTClientObject(self._configuration).pool_manager
+        weakref.finalize(pool, id, self._files)  # which last as long as the pool
+        return pool
+
+    def _load(self, path: Path) -> None:
+        try:
+            data = read_regular(path)
+        except OSError as error:
+            raise ClusterError(str(error.strerror)) from None
+        except UnusableFile as error:
+            raise ClusterError(str(error)) from None
+        self._files = load(data, path.absolute().parent, self._configuration)
+        self._digest = _digest(data)
+
+    def _use_server(self, url: str) -> None:
+        found = self._configuration
+        found.host = host = server_url(url)
+        redaction.without_user(found.proxy or "")
+        if host.startswith("https:"):
+            check_tls(found.ssl_ca_cert, found.cert_file, found.key_file)
+
+
+def _header(value: str) -> str:
+    """Return "Bearer TOKEN", or another scheme's credential, as it can be sent."""
+    scheme, _, credential = value.partition(" ")
+    return f"{scheme} {checked(credential)}"
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _why(error: Exception) -> str:
+    """Return the error in words, without the output of a process."""
+    if isinstance(error, ConfigException):
+        text = str(error)
+        if found := _EXIT_STATUS.search(text):
+            return f"exit status {found[1]}: run it by hand to see why"
+        if "plugin api version" in text:
+            return "it answered with another apiVersion than the kubeconfig's"
+        return in_words(ValueError(text.partition("\n")[0]))
+    known = isinstance(error, ClusterError | OSError)
+    return in_words(error) if known else f"unusable ({type(error).__name__})"
+
 
 # Files that exist in this process only: they disappear when it is killed.
 #
@@ -159,12 +254,12 @@ class _Loader(KubeConfigLoader):
         try:
             provider = make(plugin, self._config_base_path, self._cluster)
         except Exception as error:
-            why = kubernetes_parts.reason(error)
+            why = _why(error)
             raise ClusterError(f"credential plugin {name}: {why}") from None
         try:
             return self._use(provider.run())
         except Exception as error:
-            self.files.failure = f"credential plugin {name}: {kubernetes_parts.reason(error)}"
+            self.files.failure = f"credential plugin {name}: {_why(error)}"
             return None
 
     def _use(self, status: dict[str, Any]) -> bool:

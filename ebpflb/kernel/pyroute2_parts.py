@@ -8,15 +8,17 @@ here, before any module of pyroute2 is imported. From then on a process can impo
 ``pyroute2.iproute.IPRoute``, and not ``pyroute2.IPRoute``.
 """
 
+import sys
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
-from ebpflb import empty_package
 from ebpflb.errors import in_words
 
 
 def import_no_more_than_asked() -> None:
     """Does nothing where pyroute2 is imported already."""
-    empty_package.put("pyroute2")
+    if "pyroute2" not in sys.modules and (spec := find_spec("pyroute2")):
+        sys.modules["pyroute2"] = module_from_spec(spec)
 
 
 def reason(error: Exception) -> str:

@@ -63,7 +63,7 @@ class LabAgent:
         """Starts the agent, and does not wait."""
         self.paths.status_file.unlink(missing_ok=True)
         arguments = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
-        if "--kubeconfig" not in self.options:
+        if not {"--kubeconfig", "--master"} & {*self.options}:
             arguments += ["--manifests", str(self.manifests)]
         with self.log_file.open("a") as log:
             words = ["run", *self.where, *arguments, *self.defaults, *self.options]

@@ -3,8 +3,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start
 from tests.cluster.objects import service
 from tests.kit.api_server import FakeApiServer
+from tests.kit.certificates import self_signed
 from tests.kit.hostile_files import NOT_NESTED, lay
 
 
@@ -153,16 +152,7 @@ def test_tls_is_spoken_and_stopped_alike(
     events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
 ) -> None:
     """Over TLS a watch emits and is stopped in its middle just the same."""
-    certificate = tmp_path / "server.pem"
-    subprocess.run(
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=it"
-        f" -addext subjectAltName=IP:127.0.0.1 -keyout {certificate} -out {certificate}.crt"
-        f" && cat {certificate}.crt >> {certificate}",
-        shell=True,
-        check=True,
-        capture_output=True,
-    )
-    with FakeApiServer(certificate=certificate) as api:
+    with FakeApiServer(certificate=self_signed(tmp_path, "IP:127.0.0.1")) as api:
         kubeconfig = api.kubeconfig(tmp_path)
         source = begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=quick()))
         events.next(Kind.SERVICE)
@@ -171,15 +161,6 @@ def test_tls_is_spoken_and_stopped_alike(
         assert isinstance(events.next(Kind.SERVICE), Changed)
         source.stop()
         assert threads() == []
-
-
-def test_kubernetes_is_not_imported_before_it_is_needed() -> None:
-    """The client costs memory, which a node on manifests must not pay."""
-    program = (
-        "import sys, ebpflb.cluster.api_source, ebpflb.cluster.manifests;"
-        "sys.exit('kubernetes.client.rest' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -70,21 +70,6 @@ def test_a_token_is_trimmed(api: FakeApiServer, tmp_path: Path, how: str, end: s
     assert list(Server(kubeconfig, QUICK).page(Kind.SERVICE, {}))
 
 
-def test_a_pods_token_is_trimmed(
-    api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod's token is trimmed, and so is a kubeconfig's."""
-    from kubernetes.config import incluster_config
-
-    for name, content in (("token", f"{TOKEN}\n"), ("ca.crt", "x")):
-        (tmp_path / name).write_text(content)
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    assert Server(None, QUICK, api.url).url == api.url
-
-
 def error_of(kubeconfig: Path) -> str:
     """Why a server cannot be asked; also not in the errors that led to this one."""
     with pytest.raises(ClusterError) as failed:
@@ -260,7 +245,7 @@ from pathlib import Path
 from ebpflb.cluster.api import Server
 from ebpflb.cluster.retry import Timing
 server = Server(Path(sys.argv[1]), Timing())
-print(server._access.configuration.key_file, flush=True)
+print(server._access._configuration.key_file, flush=True)
 time.sleep(600)
 """
 
