@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which path gives which value. Several read at a time; one explains, as that loads programs."""
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,6 +18,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from ebpflb.errors import EbpflbError
 from ebpflb.history import records
 from ebpflb.kernel import monitoring
 from ebpflb.plan.service_page import ServicePage
@@ -24,7 +28,7 @@ from ebpflb.version import VERSION
 from ebpflb_page.answering import BadInput, as_error, as_json
 from ebpflb_page.live_events import EventsResponse, LiveEvents, WatchedEvents
 from ebpflb_page.paced import Paced
-from ebpflb_page.rate_meter import Graph, Measured, NodeRates
+from ebpflb_page.rate_meter import HOUR, STEP, Graph, Measured, NodeRates
 from ebpflb_page.readings import Asked
 from ebpflb_page.request_workers import Workers
 from ebpflb_page.service_list import PART, SORTS, Latest, ListQuery, Survey, choose
@@ -71,6 +75,17 @@ class Meter(Protocol):
     def graph(self, service: str) -> Graph: ...
 
 
+class _Point(NamedTuple):
+    """Of the overview, at a time: endpoints not used, how full the fullest map is, and the seconds
+    since the API sent anything of a kind, of all kinds the most.
+    """
+
+    at: float
+    unused: float
+    fullest: float
+    received: float
+
+
 class Api:
     """Each method answers one path."""
 
@@ -79,6 +94,7 @@ class Api:
         self._readers = Workers(READERS, WAITING, "too many requests at once: try again")
         self._status, self._survey = Paced(source.status, 10), Paced(source.survey, PART)
         self._live = LiveEvents()
+        self._kept = deque[_Point](maxlen=int(HOUR / STEP))
         self._explains = Workers(
             1, WAITING_TO_EXPLAIN, "too many explain requests at once: try again"
         )
@@ -107,16 +123,35 @@ class Api:
         def read() -> dict[str, Any]:
             survey, rates = self._survey.get(), self._meter.node()
             listed = choose(survey, ListQuery(problems=True), self._meter.latest())
+            unused = sum(row.unused for row in survey.services)
             return {
                 "rates": rates,
+                "kept": self._keep(unused, survey),
                 "used": sum(row.used for row in survey.services),
-                "unused": sum(row.unused for row in survey.services),
+                "unused": unused,
                 "maps": survey.maps,
                 "list": listed,
                 "age": round(self._survey.age, 1),
             }
 
         return await self._readers.run(read)
+
+    def _keep(self, unused: int, survey: Survey) -> dict[str, list[float]]:
+        """Return what the overview has shown in the last hour, a point each STEP."""
+        now = time.monotonic()
+        if not self._kept or now - self._kept[-1].at >= STEP:
+            share = max((it.entries / it.limit for it in survey.maps if it.limit), default=0.0)
+            self._kept.append(_Point(now, unused, round(share, 4), oldest(self._status.get())))
+        points = [it for it in self._kept if now - it.at <= HOUR]
+        found = dict(zip(_Point._fields, map(list, zip(*points, strict=True)), strict=True))
+        return {"ages": [now - at for at in found.pop("at")], **found}
+
+    async def measure(self) -> None:
+        """Measure the node's rates also while nobody asks, until this is cancelled."""
+        while True:
+            with suppress(EbpflbError, OSError):
+                await asyncio.to_thread(self._meter.node)
+            await asyncio.sleep(STEP)
 
     async def _services(self, request: Request) -> Any:
         """The rows of the command that fit the question, and their rates."""
@@ -170,6 +205,14 @@ class Api:
     async def _events(self, request: Request) -> Any:
         wanted, words = event_filter(request), verdicts(request)
         return self._live.response(lambda: self._source.events(wanted, words))
+
+
+def oldest(status: Mapping[str, Any]) -> float:
+    """Return the seconds since the source sent anything of the kind that it sent least lately."""
+    now, times = datetime.now(UTC), status.get("last_received") or {}
+    return max(
+        ((now - datetime.fromisoformat(it)).total_seconds() for it in times.values()), default=0
+    )
 
 
 def _answered(method: Callable[[Request], Awaitable[Any]]) -> Respond:

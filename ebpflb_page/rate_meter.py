@@ -2,7 +2,8 @@
 """Rates of the node, of Services and of their endpoints, as `ebpflb top` has them, and how they
 were in the last minutes.
 
-Counters are read when somebody asks, and never for more than a tenth of the time (``paced``).
+Counters are read when somebody asks, and every STEP for the lines of the node, which begin an hour
+ago; never for more than a tenth of the time (``paced``).
 """
 
 import time
@@ -21,6 +22,7 @@ from ebpflb.tools.rates import DROPPED, Rate, Sample
 from ebpflb_page.paced import SECONDS, Paced
 
 KEPT_SECONDS, MINUTE = 300.0, 60.0
+HOUR, STEP = 3600.0, 10.0  # seconds for which a point of the whole node is kept, and between two
 MOST_LINES = 11  # endpoints in a graph; the slower ones are one line together, the twelfth colour
 OTHERS, REFUSED = "all others", "refused"
 _IDLE = 20.0  # seconds without a reading: a new beginning, unless one takes that long
@@ -80,6 +82,13 @@ class Graph(msgspec.Struct):
     lines: list[Line] = []
 
 
+class _Point(NamedTuple):
+    """New, refused and dropped connections a second of the whole node, at a time."""
+
+    at: float
+    node: tuple[float, float, float]
+
+
 class _Reading(NamedTuple):
     """At a time: what is not zero. Endpoints are ADDRESS:PORT with their service port."""
 
@@ -99,13 +108,19 @@ class RateMeter:
         self._took = 0.0  # seconds for the last reading
         self._rows: dict[str, list[Rate]] = {}  # of the newest reading
         self._readings: deque[_Reading] = deque(maxlen=int(KEPT_SECONDS / SECONDS) + 1)
+        self._hour: deque[_Point] = deque(maxlen=int(HOUR / STEP))
         self._paced = Paced(self._read, _PART, clock)
 
     def node(self) -> NodeRates:
-        """Raises KernelError, as the other methods do."""
+        """Of the last hour, and each reading of the last minutes. All methods raise KernelError."""
         readings = self._paced.get()
-        columns = zip(*(it.node for it in readings), strict=True)
-        return NodeRates(self._ages(readings), *map(list, columns)) if readings else NodeRates()
+        if not readings:
+            return NodeRates()
+        oldest, begin = readings[0].at, self._clock() - HOUR
+        points = [it for it in self._hour if begin <= it.at < oldest]
+        points += [_Point(it.at, it.node) for it in readings]
+        columns = zip(*(it.node for it in points), strict=True)
+        return NodeRates(self._ages(points), *map(list, columns))
 
     def of(self, services: Iterable[str]) -> Measured:
         """The last minute of these, as NAMESPACE/NAME."""
@@ -142,7 +157,7 @@ class RateMeter:
         now = self._clock()
         return [it for it in self._paced.get() if now - it.at <= MINUTE]
 
-    def _ages(self, readings: Iterable[_Reading]) -> list[float]:
+    def _ages(self, readings: Iterable["_Reading | _Point"]) -> list[float]:
         now = self._clock()
         return [round(now - it.at, 1) for it in readings]
 
@@ -202,9 +217,10 @@ class RateMeter:
                 endpoints.setdefault(name, {})[_key(row)] = row.new
         self._rows = by_service
         node = (round(sum(new.values()), 1), *verdicts)
-        self._readings.append(
-            _Reading(self._clock(), node, _rounded(new), _rounded(refused), endpoints)
-        )
+        now = self._clock()
+        self._readings.append(_Reading(now, node, _rounded(new), _rounded(refused), endpoints))
+        if not self._hour or now - self._hour[-1].at >= STEP:
+            self._hour.append(_Point(now, node))
 
 
 def _of_node(before: Sample, after: Sample) -> tuple[float, float]:

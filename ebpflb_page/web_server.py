@@ -91,11 +91,13 @@ def server(api: Api, listen: Listen) -> uvicorn.Server:
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
-        reaper = asyncio.create_task(Reaper(lambda: made[0].server_state.connections).run())
+        reaper = Reaper(lambda: made[0].server_state.connections)
+        tasks = [asyncio.create_task(reaper.run()), asyncio.create_task(api.measure())]
         yield
-        reaper.cancel()
-        with suppress(asyncio.CancelledError):
-            await reaper
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
     inner.router.lifespan_context = lifespan
     config = uvicorn.Config(

@@ -112,7 +112,8 @@ const showVerdict = (found) => {
   const reasons = found.reasons.map((it) => it.text);
   const first = found.reasons.find((it) => it.cause === NO_AGENT)?.text ?? reasons[0] ?? "";
   const more = reasons.length > 1 ? ` And ${reasons.length - 1} more: see the overview.` : "";
-  showBanner(first && `${first[0].toUpperCase()}${first.slice(1)}.${more}`, verdict);
+  const end = /[.?!]$/.test(first) ? "" : ".";
+  showBanner(first && `${first[0].toUpperCase()}${first.slice(1)}${end}${more}`, verdict);
 };
 
 const showBanner = (text, name) => {

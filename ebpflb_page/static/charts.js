@@ -16,15 +16,16 @@ export const bar = (share, label, mark = null) => drawing(label, 100, 8, { class
   svg("rect", { class: "fill", width: (Math.min(1, share) * 100).toFixed(1), height: 8 }),
   mark != null && svg("path", { class: "mark", d: `M${(Math.min(1, mark) * 98 + 1).toFixed(1)} 0V8` }));
 
-const path = (values, most, width, height) => {
-  const step = width / Math.max(1, values.length - 1);
-  return values.map((value, at) => `${at ? "L" : "M"}${(at * step).toFixed(1)} ${(height - 1 - (value / most) * (height - 3)).toFixed(1)}`).join("");
+// `ages`: seconds, the oldest first; without them values are at equal distances.
+const path = (values, most, width, height, ages) => {
+  const all = ages[0] - ages.at(-1), x = (at) => width * (all > 0 ? (ages[0] - ages[at]) / all : at / Math.max(1, values.length - 1));
+  return values.map((value, at) => `${at ? "L" : "M"}${x(at).toFixed(1)} ${(height - 1 - (value / most) * (height - 3)).toFixed(1)}`).join("");
 };
 
 // A line as wide as its place; its highest value is said beside it by the caller.
-export const spark = (values, label, width = WIDTH, height = HEIGHT) => {
+export const spark = (values, label, width = WIDTH, height = HEIGHT, ages = []) => {
   const most = Math.max(...values, 1e-9);
-  const line = values.length > 1 ? path(values, most, width, height) : "";
+  const line = values.length > 1 ? path(values, most, width, height, ages) : "";
   return drawing(label, width, height, { class: "spark", preserveAspectRatio: "none" },
     svg("path", { class: "base", d: `M0 ${height - .5}H${width}` }),
     line && svg("path", { class: "area", d: `${line}L${width} ${height}L0 ${height}Z` }),

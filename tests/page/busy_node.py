@@ -62,7 +62,7 @@ def services() -> list[Manifest]:
     """38 Services beside ``web``: most have two endpoints, the first few have a problem."""
     made = _with_problems()
     names = [(space, name) for space, names in _NAMESPACES.items() for name in names]
-    for number in range(38 - 3):
+    for number in range(38 - 2):
         space, name = names[number % len(names)]
         made += _service(space, f"{name}{'-canary' * (number // len(names))}", number + 1)
     return made
@@ -81,20 +81,15 @@ def _service(namespace: str, name: str, number: int) -> list[Manifest]:
 
 
 def _with_problems() -> list[Manifest]:
-    """One without endpoints, one whose endpoints are elsewhere, one whose address is another's."""
+    """One without endpoints, one whose endpoints are elsewhere."""
     ports = [{"name": "grpc", "port": PORT}]
     away = manifests.endpoint("10.244.9.9", node="away", target="inventory-reservation-5c7f-kq2")
     local: dict[str, Any] = {"internalTrafficPolicy": "Local", "namespace": "warehouse-analytics"}
-    first, second, third = (
-        "customer-notification-preferences",
-        "inventory-reservation-coordinator",
-        "legacy-monolith-compatibility-shim",
-    )
+    first, second = "customer-notification-preferences", "inventory-reservation-coordinator"
     return [
         manifests.service(first, [REFUSED], ports, namespace="customer-identity-platform"),
         manifests.service(second, ["10.96.3.3"], ports, **local),
         manifests.endpoint_slice(second, "IPv4", [away], ports, namespace="warehouse-analytics"),
-        manifests.service(third, [VIP], ports, namespace="payments-europe-west"),
     ]
 
 

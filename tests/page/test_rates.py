@@ -131,6 +131,26 @@ def test_the_node_has_all_that_is_new_refused_and_dropped(node: Counters) -> Non
     assert found.ages == [2, 0]
 
 
+def test_the_lines_of_the_node_begin_an_hour_ago(node: Counters) -> None:
+    """Of the last minutes each reading counts, before them one point each STEP."""
+    from ebpflb_page.paced import SECONDS
+    from ebpflb_page.rate_meter import HOUR, KEPT_SECONDS, STEP
+
+    made = meter(node)
+    made.node()
+    for _ in range(int(2 * HOUR / STEP)):
+        node.now += STEP
+        made.node()
+    for _ in range(int(KEPT_SECONDS / SECONDS) + 1):
+        node.now += SECONDS
+        found = made.node()
+    assert HOUR - STEP <= found.ages[0] <= HOUR
+    assert found.ages == sorted(found.ages, reverse=True)
+    steps, readings = (HOUR - KEPT_SECONDS) / STEP, KEPT_SECONDS / SECONDS
+    assert abs(len(found.ages) - steps - readings) <= 2
+    assert len(found.new) == len(found.ages)
+
+
 def test_dropped_verdicts_are_those_of_the_datapath() -> None:
     """Whatever bpf/core/outcome.h drops."""
     cases = OUTCOMES.read_text().partition("REJECT;\n")[2].partition("return DROP;")[0]

@@ -127,7 +127,7 @@ def test_it_ends_by_signal_without_a_word(nowhere: list[str], number: signal.Sig
         status, body = get(int(url.rstrip("/").rpartition(":")[2]))
         assert (status, b"DOWN" in body) == (200, True)
         status, body = get(int(url.rstrip("/").rpartition(":")[2]), "/api/services")
-        assert (status, b"`ebpflb run`" in body) == (503, True)
+        assert (status, b"only the agent knows" in body) == (503, True)
         process.send_signal(number)
         said = process.communicate(timeout=SECONDS)
         assert said == ("", "")

@@ -24,6 +24,8 @@ const words = (service) => SIGNS.flatMap(([sign, name, key]) => {
   return more > 0 ? [...some, el("span", { class: name }, `${sign}${more} more `)] : some;
 });
 
+const day = (it) => rfc3339(it.time).slice(0, 10);
+
 // All of a text that may be cut is in its title.
 const whole = (parts) => {
   const node = el("span", {}, parts);
@@ -31,7 +33,8 @@ const whole = (parts) => {
   return node;
 };
 
-// A row for each Service that a change touches, or one for a record without any; the newest first.
+// A row for each Service that a change touches, or one for a record without any; the newest first,
+// each day at its first row.
 export const rowsOf = (changes, service = "") => changes.flatMap((change, number) => {
   const touched = change.services.filter((it) => !service || it.service.startsWith(`${service}:`));
   const named = (it) => (service ? it.service.slice(service.length + 1) : it.service);
@@ -39,12 +42,12 @@ export const rowsOf = (changes, service = "") => changes.flatMap((change, number
   if (change.more_services) rows.push({ service: "", what: whole([`${change.more_services} more service ports`]) });
   const all = rows.length ? rows : [{ service: "", what: "" }];
   return all.map((it) => ({ ...it, time: change.time, cause: causes(change), id: `${number} ${change.time} ${it.service}` }));
-}).reverse();
+}).reverse().map((it, at, rows) => ({ ...it, day: at && day(rows[at - 1]) === day(it) ? "" : day(it).slice(5) }));
 
 export const changesTable = (caption, { ofAll = false } = {}) => {
   const time = (it) => el("time", { title: rfc3339(it.time), datetime: it.time }, clock(it.time));
   return new Table(caption, [
-    { label: "Day", minor: true, name: "day", cell: (it) => rfc3339(it.time).slice(0, 10) },
+    { label: "Day", minor: true, name: "day", cell: (it) => it.day },
     { label: "Time", name: "time", cell: (it) => time(it) },
     ofAll ? { label: "Service", name: "whose", cell: (it) => servicePort(it.service) } : { label: "Port", name: "port", cell: (it) => it.service },
     { label: "Change", name: "change", cell: (it) => it.what },

@@ -10,7 +10,7 @@ import { Table } from "../table.js";
 import { percent, rate, span } from "../words.js";
 
 const HEADS = new Set(["verdict", "reasons", "version", "now"]);
-const LATE_SECONDS = 240, FULL = .8, KEPT_SECONDS = 300;
+const LATE_SECONDS = 240, FULL = .8;
 
 export const title = () => "Overview";
 
@@ -46,31 +46,21 @@ const card = (label) => {
   return { node, show };
 };
 
-// What a card has shown in this window, also before another page or a reload: label -> values of the
-// last minutes. The server measures rates alone.
-const seen = JSON.parse(sessionStorage.getItem("cards") ?? "{}");
-
-const remember = (label, value) => {
-  const at = Date.now() / 1000;
-  const kept = (seen[label] ?? []).filter((it) => at >= it.at && at - it.at <= KEPT_SECONDS);
-  kept.push({ at, value });
-  seen[label] = kept;
-  sessionStorage.setItem("cards", JSON.stringify(seen));
-  return { values: kept.map((it) => it.value), seconds: at - kept[0].at };
-};
+// What the server has kept of the last hour: ages, and values by name.
+let kept = { ages: [] };
 
 // `inWords` writes a value, `words` say more of it.
-const showSeen = (made, label, value, inWords, [text, unit], words, isBad) => {
-  const { values, seconds } = remember(label, value);
-  const scale = `highest ${inWords(Math.max(...values))} in the last ${span(Math.max(seconds, 1))}; ${words}`;
-  made.show(text, unit, spark(values, `${label}, ${scale}`, 300, 48), scale, isBad);
+const showKept = (made, label, name, value, inWords, [text, unit], words, isBad) => {
+  const values = [...(kept[name] ?? []), value], ages = [...kept.ages, 0];
+  const scale = `highest ${inWords(Math.max(...values))} in the last ${span(Math.max(ages[0], 1))}; ${words}`;
+  made.show(text, unit, spark(values, `${label}, ${scale}`, 300, 48, ages), scale, isBad);
 };
 
 const showRate = (made, values, ages, label, warns) => {
   if (!values.length) return made.show("-", "", null, "rates are being measured");
   const most = Math.max(...values);
   const words = `highest ${rate(most)}/s in the last ${span(Math.max(...ages, 1))}`;
-  made.show(rate(values.at(-1)), "/s", spark(values, `${label}, ${words}`, 300, 48), words, warns && values.at(-1) > 0);
+  made.show(rate(values.at(-1)), "/s", spark(values, `${label}, ${words}`, 300, 48, ages), words, warns && values.at(-1) > 0);
 };
 
 const freshness = (status) => {
@@ -83,7 +73,7 @@ const showFreshness = (made, status, runs) => {
   if (!oldest) return made.show("-", "", null, "nothing received");
   const seconds = Math.max(0, oldest[0] / 1000), late = span(LATE_SECONDS);
   const words = `oldest of all kinds: ${oldest[1]}; late after ${late}`;
-  showSeen(made, "API's freshness", seconds, span, [span(seconds), " ago"], words, runs && seconds > LATE_SECONDS);
+  showKept(made, "API's freshness", "received", seconds, span, [span(seconds), " ago"], words, runs && seconds > LATE_SECONDS);
 };
 
 const engine = (status) => {
@@ -120,9 +110,10 @@ export const show = (body, { signal, tell }) => {
     showRate(refused, found.rates.refused, ages, "Refused", true);
     showRate(dropped, found.rates.dropped, ages, "Dropped", true);
     const all = found.used + found.unused;
-    showSeen(unused, "Endpoints not used", found.unused, String, [String(found.unused), ` of ${all}`], "not ready, or elsewhere under policy Local");
+    kept = found.kept;
+    showKept(unused, "Endpoints not used", "unused", found.unused, String, [String(found.unused), ` of ${all}`], "not ready, or elsewhere under policy Local");
     const most = found.maps[0], share = most ? most.entries / most.limit : 0;
-    if (most) showSeen(fullest, "Fullest map", share, percent, [percent(share), ` ${most.name}`], `${most.entries} of ${most.limit} entries`, share > FULL);
+    if (most) showKept(fullest, "Fullest map", "fullest", share, percent, [percent(share), ` ${most.name}`], `${most.entries} of ${most.limit} entries`, share > FULL);
     table.show(found.list.services, (it) => it.service);
     setText(more, [found.list.more ? `${found.list.more} more Services have a problem` : "", ...found.list.notes, found.age > 10 ? `Services as of ${span(found.age)} ago` : ""].filter(Boolean).join("; "));
   };

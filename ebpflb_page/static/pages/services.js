@@ -31,8 +31,8 @@ const COLUMNS = [
   { label: "Open", sort: "open", order: "descending", number: true, minor: true, cell: (it) => it.open ?? "?" },
   { label: "New/s", sort: "new", order: "descending", number: true, cell: (it) => measured(it, it.rates?.new) },
   { label: "Refused/s", sort: "refused", order: "descending", number: true, cell: (it) => measured(it, it.rates?.refused) },
-  { label: "Last minute", minor: true, cell: lastMinute },
-  { label: "By endpoint", minor: true, cell: byEndpoint },
+  { label: "Last minute", minor: true, name: "drawn", cell: lastMinute },
+  { label: "By endpoint", minor: true, name: "drawn", cell: byEndpoint },
   { label: "Problem", sort: "problems", order: "descending", name: "why", cell: (it) => problem([...new Set(it.problems)].join("; ")) },
 ];
 
