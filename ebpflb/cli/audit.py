@@ -57,9 +57,6 @@ def _read(paths: Paths, cgroup_root: Path | None) -> tuple[list[Drift], list[str
 
 
 def _print(drift: list[Drift], notes: list[str], output: Output) -> None:
-    for note in notes:
-        click.echo(note, err=True)
     rows = [{"part": each.part, "difference": str(each)} for each in drift]
-    data = [each._asdict() for each in drift]
     names = (each.part for each in drift)
-    print_list(rows, output, data=data, names=names, what="differences")
+    print_list(rows, output, names=names, notes=notes, what="differences")

@@ -120,11 +120,21 @@ def explain(
 
 def _print(explained: Explained, page: int, output: Output) -> None:
     if output.is_data:
-        print_as(output, explained.as_data())
+        print_as(output, _data(explained))
     else:
         _print_tables(explained, page, output)
     for note in explained.notes:
         click.echo(f"note: {note}", err=True)
+
+
+def _data(explained: Explained) -> dict[str, Any]:
+    """All of the answer, with the words of the tables."""
+    return {
+        **explained.as_data(),
+        "protocol": explained.protocol.upper(),
+        "steps": [*_steps(explained, wide=True)],
+        "endpoints": [{**_endpoint(it), "chance": it.chance} for it in explained.shares],
+    }
 
 
 def _print_tables(explained: Explained, page: int, output: Output) -> None:

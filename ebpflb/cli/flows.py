@@ -116,9 +116,9 @@ def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
 
 
 def _print(rows: list[dict[str, Any]], output: Output, namespace: str) -> None:
-    shown = rows if output.is_wide else [{name: row[name] for name in _NARROW} for row in rows]
+    shown = rows if output.is_whole else [{name: row[name] for name in _NARROW} for row in rows]
     names = (f"{row['client']}->{row['frontend']}/{row['protocol']}" for row in rows)
-    print_list(shown, output, data=rows, names=names, what="flows", namespace=namespace)
+    print_list(shown, output, names=names, what="flows", namespace=namespace)
 
 
 @flows.command()

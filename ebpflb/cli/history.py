@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb history``: how Services have changed in the maps, when, and because of what."""
 
+from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, limit_option, list_option, print_list, show, watch_option
@@ -67,16 +71,29 @@ def history(
 
 
 def _show(found: LatestChanges, output: Output, most: int, namespace: str) -> None:
-    every = [row for change in found.changes for row in _rows(change, wide=output.is_wide)]
+    make = _items if output.is_data else partial(_rows, wide=output.is_wide)
+    every = [row for change in found.changes for row in make(change)]
     rows = every[-most:]
     names = (row["service"] for row in rows if row["service"])
-    print_list(rows, output, data=found._asdict(), names=names, what="changes", namespace=namespace)
-    if output.is_data:
-        return
-    for note in (f"history begins at {found.begins}", *found.notes):
-        click.echo(note, err=True)
+    notes = [f"history begins at {found.begins}", *found.notes]
     if found.earlier or len(rows) < len(every):
-        click.echo("earlier changes are not shown: --limit 0 shows all", err=True)
+        notes.append("earlier changes are not shown: --limit 0 shows all")
+    print_list(rows, output, names=names, notes=notes, what="changes", namespace=namespace)
+
+
+def _items(change: Change) -> Iterator[dict[str, Any]]:
+    """The rows as data: what has changed, and all causes."""
+    causes = [_cause_item(each) for each in change.causes]
+    rows = _rows(change, wide=True)
+    for number, row in enumerate(rows):
+        changed = asdict(change.services[number]) if change.services else {}
+        changed.pop("service", None)
+        yield {**row, "change": changed, "cause": causes, "more_causes": change.more_causes}
+
+
+def _cause_item(cause: WriteCause) -> dict[str, str]:
+    namespace, _, name = cause.name.rpartition("/")
+    return {**asdict(cause), "namespace": namespace, "name": name}
 
 
 def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:

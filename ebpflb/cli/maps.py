@@ -92,17 +92,18 @@ def _of_service(dumped: Dump, service: str) -> Dump:
 def _print_counts(dumped: Dump, output: Output) -> None:
     """How many entries each map has."""
     rows = [{"map": name, "entries": len(rows)} for name, rows in dumped.maps.items() if rows]
-    print_list(rows, output, data=rows, names=(row["map"] for row in rows), what="entries")
+    notes = [CHANGED] if dumped.changed_while_reading else []
+    print_list(rows, output, names=(row["map"] for row in rows), notes=notes, what="entries")
     if output.has_sentences:
         click.echo("`ebpflb maps dump MAP` prints the entries of a map, --all of all", err=True)
-    if dumped.changed_while_reading:
-        click.echo(CHANGED, err=True)
 
 
 def _print(dumped: Dump, output: Output) -> None:
     """A table for each map that has entries; of several maps, each row names its own."""
     if output.is_data:
-        print_as(output, dumped._asdict())
+        items = [{"map": name} | row for name, rows in dumped.maps.items() for row in rows]
+        notes = [CHANGED] if dumped.changed_while_reading else []
+        print_as(output, {"items": items, "notes": notes})
         return
     tables = {name: rows for name, rows in dumped.maps.items() if rows}
     if output.form == "name":

@@ -47,10 +47,11 @@ class EventLines:
         self._output, self._headers, self._widths = output, output.headers, {**_WIDTHS}
 
     def show(self, told: Told) -> None:
+        row = _wide(told) if self._output.is_whole else narrow_row(told)
         if self._output.is_data:
-            print_row_as(self._output, told)
+            own = {"duration": told.ns, "frontend": told.frontend, "process": told.process}
+            print_row_as(self._output, {**row, **own, "pid": told.pid, "protocol": told.protocol})
             return
-        row = _wide(told) if self._output.is_wide else narrow_row(told)
         for name, value in row.items():
             self._widths[name] = max(self._widths.get(name, 0), len(cell(value)))
         for line in table_lines([row], headers=self._headers, least=self._widths):
@@ -79,7 +80,7 @@ def _wide(told: Told) -> Row:
         "pod": told.pod,
         "client": told.client,
         "device": told.device,
-        "endpoint": told.backend_pod,
+        "backend_pod": told.backend_pod,
     }
 
 

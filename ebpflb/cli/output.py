@@ -46,6 +46,11 @@ class Output(NamedTuple):
     def is_wide(self) -> bool:
         return self.form == "wide"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether rows have all their columns."""
+        return self.is_wide or self.is_data
+
     def most_rows(self, limit: int | None, on_terminal: int = TABLE_ROWS) -> int:
         """Return how many rows --limit allows; without it only a terminal's table is limited."""
         if limit is None and sys.stdout.isatty() and self.form in ("table", "wide"):
@@ -104,23 +109,116 @@ def stream_option(line: str) -> Decorator:
     return output_option("wide", "json", "yaml", more=more)
 
 
+# What is one text in a table, and in JSON its parts: docs/output.md describes them.
+
+_SERVICE = re.compile(r"(?:([^/:]*)/)?([^/:]*)(?::([^/]*))?(?:/(\w*))?")
+_PORTS = re.compile(r"(\d*)(?::(\d+))?/(\w+)")
+_ADDRESS = re.compile(r"[0-9A-Fa-f.:]+")
+# In status: names with what is said of each.
+_KEYED = {
+    "claimed_twice": ("frontend", "reason"),
+    "invalid_objects": ("object", "reason"),
+    "not_programmed": ("service", "reason"),
+    "object_warnings": ("object", "reason"),
+    "set_aside": ("service", "endpoints"),
+}
+
+
+def _service(text: str) -> dict[str, str | None] | None:
+    """NAMESPACE/NAME, or a port of it: NAMESPACE/NAME[:PORT]/PROTOCOL."""
+    found = _SERVICE.fullmatch(text)
+    names = ("namespace", "name", "port_name", "protocol")
+    return dict(zip(names, found.groups(), strict=True)) if text and found else None
+
+
+def _place(text: str) -> dict[str, str | int | None] | None:
+    """ADDRESS:PORT[/PROTOCOL], or an address without a port; None if it is not known."""
+    place, _, protocol = text.partition("/")
+    host, _, port = place.rpartition(":")
+    has_port = port.isdigit() and (host.endswith("]") or ":" not in host)
+    address = (host if has_port else place).strip("[]")
+    known = {"address": address, "port": int(port) if has_port else None}
+    more = {"protocol": protocol} if protocol else {}
+    return {**known, **more} if _ADDRESS.fullmatch(address) else None
+
+
+def _numbers(text: str) -> dict[str, str | int | None]:
+    """[PORT][:NODEPORT]/PROTOCOL."""
+    found = _PORTS.fullmatch(text)
+    assert found, text
+    port, node_port = (int(it) if it else None for it in found.groups()[:2])
+    return {"port": port, "node_port": node_port, "protocol": found[3]}
+
+
+def _frontend(text: str) -> dict[str, Any]:
+    """KIND ADDRESS:PORT."""
+    kind, _, place = text.partition(" ")
+    return {"kind": kind, **(_place(place) or {})}
+
+
+def _selected(text: str) -> dict[str, Any]:
+    """ADDRESS:PORT (LIST ...)."""
+    place, _, lists = text.partition(" (")
+    return {**(_place(place) or {}), "lists": lists.rstrip(")").split()}
+
+
+def _object(text: str) -> dict[str, str | None]:
+    """KIND NAMESPACE/NAME."""
+    kind, _, name = text.rpartition(" ")
+    namespace, _, name = name.rpartition("/")
+    return {"kind": kind, "namespace": namespace or None, "name": name}
+
+
+def _ends(text: str) -> dict[str, Any] | None:
+    """SOURCE > DESTINATION."""
+    source, _, destination = text.partition(" > ")
+    return {"source": _place(source), "destination": _place(destination)} if text else None
+
+
+_PLACES = "backend client destination endpoint frontend masqueraded_as peer source to"
+PARTS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("port", "service"), _service),
+    **dict.fromkeys(_PLACES.split(), _place),
+    **dict.fromkeys(("endpoints_added", "endpoints_removed"), _place),
+    **dict.fromkeys(("frontends_added", "frontends_changed", "frontends_removed"), _frontend),
+    "endpoints_changed": _selected,
+    "object": _object,
+    "addresses": lambda text: text.strip("[]"),
+    "ports": _numbers,
+    **dict.fromkeys(("original", "reply"), _ends),
+}
+
+
+def as_data(value: Any, word: str = "") -> Any:
+    """Return a value for JSON and YAML; ``word`` is its name."""
+    if isinstance(value, Mapping) and word in _KEYED:
+        key, said = _KEYED[word]
+        return [{key: as_data(name, key), said: each} for name, each in value.items()]
+    if isinstance(value, Mapping):
+        return {name: as_data(each, name) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_data(each, word) for each in value]
+    return PARTS[word](value) if isinstance(value, str) and word in PARTS else value
+
+
 def print_row_as(output: Output, row: Any) -> None:
     """Prints one of many as a line of JSON, or a document of YAML."""
     if output.form == "yaml":
         click.echo("---")
         print_as(output, row)
     else:
-        click.echo(msgspec.json.encode(row))
+        click.echo(msgspec.json.encode(as_data(msgspec.to_builtins(row))))
 
 
 def print_as(output: Output, value: Any) -> None:
     """Prints a value as JSON or YAML."""
+    data = as_data(msgspec.to_builtins(value))
     if output.form == "yaml":
         import yaml  # takes as long to import as click
 
-        click.echo(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False), nl=False)
+        click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
     else:
-        click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
 
 
 def print_names(names: Iterable[object]) -> None:
@@ -139,19 +237,21 @@ def print_list(
     rows: Sequence[Row],
     output: Output,
     *,
-    data: Any,
     names: Iterable[object],
+    data: Iterable[Any] | None = None,
+    notes: Iterable[str] = (),
     what: str = "resources",
     namespace: str = "",
     text_last: bool = False,
     colours: Mapping[str, str] = NO_COLOURS,
 ) -> None:
-    """Print a list as ``output`` asks: ``data`` as JSON or YAML, the names, or a table of the rows.
+    """Print a list as ``output`` asks: JSON or YAML, the names, or a table of the rows.
 
-    Without rows stderr says that no such things were found, as with kubectl.
+    JSON has ``data``, which has the same words as the rows; without it the rows. Notes go to stderr
+    otherwise, where without rows stands that no such things were found, as with kubectl.
     """
     if output.is_data:
-        print_as(output, data)
+        print_as(output, {"items": [*(rows if data is None else data)], "notes": [*notes]})
         return
     if output.form == "name":
         print_names(names)
@@ -159,6 +259,8 @@ def print_list(
         print_table(rows, output, text_last=text_last, colours=colours)
     if not rows:
         print_none_found(what, namespace)
+    for note in notes:
+        click.echo(escaped(note), err=True)
 
 
 def print_table(
@@ -237,6 +339,8 @@ def cell(value: Any) -> str:
     """A value as the text of a cell."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ",".join(map(cell, value))
     return "" if value is None else escaped(str(value))
 
 

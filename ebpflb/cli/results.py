@@ -22,9 +22,8 @@ def print_results(results: Sequence[CheckResult], output: Output, lacking: str) 
     if not (results or output.is_data):
         return
     rows = [_row(each, lacking, output) for each in results]
-    data = [each._asdict() for each in results]
     names = (each.feature for each in results)
-    print_list(rows, output, data=data, names=names, text_last=True, colours=_COLOURS)
+    print_list(rows, output, names=names, text_last=True, colours=_COLOURS)
     if output.has_sentences:
         for each in results:
             if each.remedy:
@@ -32,10 +31,10 @@ def print_results(results: Sequence[CheckResult], output: Output, lacking: str) 
 
 
 def _row(result: CheckResult, lacking: str, output: Output) -> Row:
-    row = {
+    row: dict[str, object] = {
         "result": "ok" if result.ok else lacking if result.required else "warning",
         "check": result.feature,
     }
-    if output.is_wide:
-        row["what_to_do"] = result.remedy
+    if output.is_whole:
+        row |= {"required": result.required, "what_to_do": result.remedy}
     return {**row, "found": result.detail}

@@ -44,25 +44,33 @@ def show_list(found: ServiceList, output: Output, namespace: str) -> None:
     """Prints a row for each Service; on stderr what is not known."""
     rows = [_list_row(row, output.is_wide) for row in found.services]
     names = (row.service for row in found.services)
-    print_list(rows, output, data=found, names=names, namespace=namespace, text_last=True)
-    if not output.is_data:
-        _print_notes(found.more, found.notes)
+    notes = _more(found.more) + found.notes
+    data = found.services
+    print_list(
+        rows,
+        output,
+        data=data,
+        names=names,
+        notes=notes,
+        namespace=namespace,
+        text_last=True,
+    )
 
 
 def _list_row(row: ServiceRow, wide: bool) -> Row:
     addresses = row.addresses if wide else row.addresses[:1]
-    cells = {
+    cells: dict[str, object] = {
         "service": row.service,
-        "address": ",".join(addresses),
-        "ports": ",".join(row.ports),
+        "addresses": addresses,
+        "ports": row.ports,
         "used": row.used,
-        "not_used": row.unused,
-        "open": _count(row.open),
-        "opened": _count(row.opened),
+        "unused": row.unused,
+        "open": row.open,
+        "opened": row.opened,
     }
     if wide:
-        cells["policies"] = ",".join(row.policies)
-    return {**cells, "problem": _problems(row.problems)}
+        cells["policies"] = row.policies
+    return {**cells, "problems": _problems(row.problems)}
 
 
 def _problems(problems: list[str]) -> str:
@@ -94,15 +102,12 @@ def show_page(page: ServicePage, output: Output, limit: int) -> None:
         click.echo()
         print_table([_endpoint(*it, wide=output.is_wide) for it in shown], output, text_last=True)
     problems = [f"{port.port}: {port.problem}" for port in page.ports if port.problem]
-    _print_notes(len(rows) - len(shown), [*problems, *page.notes])
-
-
-def _print_notes(more: int, notes: list[str]) -> None:
-    """On stderr, so that a pipe gets rows alone."""
-    if more:
-        click.echo(f"... and {more} more: --limit 0 shows all", err=True)
-    for note in notes:
+    for note in (*_more(len(rows) - len(shown)), *problems, *page.notes):
         click.echo(escaped(note), err=True)
+
+
+def _more(number: int) -> list[str]:
+    return [f"... and {number} more: --limit 0 shows all"] if number else []
 
 
 def _frontends(page: ServicePage, wide: bool) -> Iterator[Row]:
@@ -119,7 +124,7 @@ def _frontends(page: ServicePage, wide: bool) -> Iterator[Row]:
                 "policy": row.policy,
             }
             if sticky:
-                cells["affinity"] = f"{port.affinity_seconds} s" if port.affinity_seconds else ""
+                cells["affinity_seconds"] = port.affinity_seconds
             if scheduled:
                 cells["scheduler"] = port.scheduler
             if resets:
@@ -144,12 +149,12 @@ def _endpoint(port: str, row: EndpointRow, *, wide: bool) -> Row:
         "pod": row.pod,
         "node": row.node,
         "share": _percent(row.share),
-        "local": _percent(row.local_share),
-        "open": _count(row.open),
-        "opened": _count(row.opened),
+        "local_share": _percent(row.local_share),
+        "open": row.open,
+        "opened": row.opened,
     }
     if wide:
-        cells |= {"id": row.id or "", "not_local_because": row.not_local}
+        cells |= {"id": row.id or "", "not_local": row.not_local}
     return {**cells, "reason": reason}
 
 
@@ -161,10 +166,6 @@ def _short(port: str) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else percent(share, 0 if share >= 0.1 else 1)
-
-
-def _count(number: int | None) -> int | str:
-    return "-" if number is None else number
 
 
 NOT_SERVED = 3  # exit status: a frontend serves nothing, or something does not fit

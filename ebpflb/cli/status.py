@@ -11,6 +11,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import Output, data_option, print_as, show, watch_option
+from ebpflb.plan.entries import service_name
 from ebpflb.serve.conditions import Facts, Verdict, VerdictReason, judge, since
 from ebpflb.serve.status import AgentStatus
 from ebpflb.tools import pins
@@ -24,16 +25,10 @@ GROUPS = {
     "traffic": "served_by network maps socket_hooks socket_translation devices devices_not_served "
     "choices_lost devices_to_come flows_wait other_programs_first packet_path flowtable "
     "forwarding",
-    "services": "service_ports backends in_sync sync_error node_readiness_error not_programmed "
-    "set_aside contested invalid_objects object_warnings drift audit_errors",
-    "connections": "flows conntrack reset_on_removal stale_udp_error ports_not_reserved",
+    "services": "service_ports backends in_sync sync_error node_not_written not_programmed "
+    "set_aside claimed_twice invalid_objects object_warnings drift audit_errors",
+    "connections": "flows conntrack reset_on_removal udp_not_ended ports_not_reserved",
     "kube-proxy": "kube_proxy left_to_kube_proxy",
-}
-# Where the field's name is no word for the operator.
-LABELS = {
-    "contested": "claimed twice",
-    "stale_udp_error": "UDP not ended",
-    "node_readiness_error": "Node not written",
 }
 MAX_NAMED_IN_TEXT = 10  # of one field; the other formats have all
 _LABEL = 20  # columns of the longest label
@@ -108,7 +103,7 @@ def groups(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def fact_lines(name: str, value: Any) -> Iterator[str]:
     """A line for each item of a mapping, or one for another value; none for what is empty."""
-    label = f"  {LABELS.get(name, name.replace('_', ' ')):{_LABEL}} "
+    label = f"  {name.replace('_', ' '):{_LABEL}} "
     if isinstance(value, Mapping):
         for item, text in islice(value.items(), MAX_NAMED_IN_TEXT):
             yield f"{label}{item}: {_state_text(text)}"
@@ -152,7 +147,12 @@ def _print(found: NodeStatus, output: Output) -> None:
     if not output.is_data:
         click.echo("\n".join(_text(*found)))
     else:
-        print_as(output, found.as_data())
+        print_as(output, {**found.as_data(), "reset_on_removal": _resets(found.facts)})
+
+
+def _resets(facts: Facts) -> list[dict[str, Any]]:
+    watched = facts.published.reset_on_removal if facts.published else ()
+    return [{"service": service_name(it.name, 0), "grace_seconds": it.grace} for it in watched]
 
 
 def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list[str]:

@@ -90,21 +90,22 @@ class _Meter:
 
 
 def _show(rows: list[Rate], output: Output, limit: int, namespace: str) -> None:
-    if output.is_data:
-        for row in rows[:limit]:
-            print_row_as(output, row)
-        return
     table = [
         {
             "service": row.service,
             "endpoint": row.backend or ALL,
             "pod": row.pod if row.backend else ALL,
-            "new/s": row.new,
-            "refused/s": "-" if row.backend else row.refused,
+            "new": row.new,
+            "refused": None if row.backend else row.refused,
             "open": row.open,
+            **({"share": row.share} if output.is_whole else {}),
         }
         for row in rows[:limit]
     ]
+    if output.is_data:
+        for each in table:
+            print_row_as(output, each)
+        return
     print_table(table, output)
     if not rows:
         print_none_found(namespace=namespace)

@@ -113,11 +113,11 @@ def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None
         Cause.NODE_UNKNOWN: it.node_unknown,
         Cause.SOURCE_ERRORS: it.source_errors,
         Cause.NOT_PROGRAMMED: it.not_programmed,
-        Cause.CLAIMED_TWICE: it.standalone and it.contested,  # else a tenant degrades every node
+        Cause.CLAIMED_TWICE: it.standalone and it.claimed_twice,  # else a tenant could
         Cause.DEVICES_NOT_SERVED: it.devices_not_served,
         Cause.CHOICES_LOST: it.choices_lost,
-        Cause.STALE_UDP: it.stale_udp_error,
-        Cause.NODE_NOT_WRITTEN: it.node_readiness_error,
+        Cause.STALE_UDP: it.udp_not_ended,
+        Cause.NODE_NOT_WRITTEN: it.node_not_written,
         Cause.KUBE_PROXY_MISSING: it.left_to_kube_proxy and it.kube_proxy,
         Cause.PORTS_NOT_OPEN: not it.kube_proxy_runs and it.ports_not_open,  # else it has them
         Cause.REMOVED_SETTINGS: it.removed_settings,

@@ -147,7 +147,8 @@ def _address(s: Snapshot, at: Any, _: Any) -> Row:
 
 def _affinity(s: Snapshot, client: Any, entry: Any) -> Row:
     return {
-        "client": f"netns {client.netns}" if client.netns else str(client.address),
+        "client": "" if client.netns else str(client.address),
+        "netns": client.netns or None,
         "service": s.service(client.service),
         "endpoint": s.endpoint(entry.backend),
         "idle_seconds": seconds_since(entry.last_used),
@@ -334,12 +335,12 @@ def _route_sources(s: Snapshot) -> list[Row]:
         {
             "device": _device(s, key.ifindex),
             "index": key.ifindex,
-            "destination": _cidr(key.destination, key.length - _DEVICE_BITS),
+            "range": _cidr(key.destination, key.length - _DEVICE_BITS),
             "source": str(source),
         }
         for key, source in s.maps["route_sources"].items()
     )
-    return _sorted(rows, "index", "destination")
+    return _sorted(rows, "index", "range")
 
 
 def _device(s: Snapshot, index: int) -> str:
@@ -423,7 +424,7 @@ ROWS: dict[str, Rows] = {
     ),
     "service_clients": _entries(
         "service_clients",
-        lambda s, it, _: {"service": s.service(it.service), "client": f"{it.client:#x}"},
+        lambda s, it, _: {"service": s.service(it.service), "client_hash": f"{it.client:#x}"},
         order=tuple,
     ),
     "backend_health": _entries("backend_health", _backend_health, order=tuple),
@@ -445,7 +446,7 @@ ROWS: dict[str, Rows] = {
             **_ends(key),
             "service": s.service(attempt.service),
             "endpoint": s.endpoint(attempt.backend),
-            "client": f"{attempt.client:#x}",
+            "client_hash": f"{attempt.client:#x}",
             "seconds": seconds_since(attempt.since),
             "has_failed": bool(attempt.has_failed),
         },

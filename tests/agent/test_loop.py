@@ -165,7 +165,7 @@ def test_a_frontend_that_is_claimed_again_and_again_fills_no_log(
     key, _ = found(Kind.SERVICE, rival)
     for _ in range(40):
         harness.send(changed(Kind.SERVICE, rival))
-        assert harness.status.contested
+        assert harness.status.claimed_twice
         harness.send(Removed(Kind.SERVICE, key))
     assert len([it for it in caplog.messages if "is claimed more than once" in it]) == 25
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb doctor` on the node of a cluster, and what it says and leaves of its connections."""
 
-import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from ebpflb.model.packet_path import Engine
 from ebpflb.plan.canary import is_canary
 from ebpflb.serve import status
 from tests.cli.conftest import Done
-from tests.kit import forked
+from tests.kit import answers, forked
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
 
 RANGES = ("10.96.0.0/16", "fd00:96::/112")
@@ -55,8 +54,8 @@ def canaries(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """What doctor says of its connections, by path."""
     done = doctor(cluster, "-o", "json")
     assert done.err == ""
-    found = {it["feature"]: it for it in json.loads(done.out) if "canary" in it["feature"]}
-    wrong = any(it["required"] and not it["ok"] for it in json.loads(done.out))
+    found = {it["feature"]: it for it in answers.results(done.out) if "canary" in it["feature"]}
+    wrong = any(it["required"] and not it["ok"] for it in answers.results(done.out))
     assert done.status == wrong
     return found
 

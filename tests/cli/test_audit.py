@@ -17,7 +17,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Backend
 from ebpflb.serve import status
-from tests.kit import forked, needs, two_nodes
+from tests.kit import answers, forked, needs, two_nodes
 from tests.kit.cluster import TARGET, Cluster, endpoint, running, web
 
 
@@ -41,7 +41,7 @@ def audit(cluster: Cluster) -> tuple[int, list[dict[str, Any]]]:
     words = ("audit", *cluster.agent.where, "-o", "json")
     done = forked.run(*words, netns=cluster.node.netns)
     assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    return done.returncode, answers.items(done.stdout)
 
 
 def test_the_cgroup_of_a_hybrid_host(cluster: Cluster, tmp_path: Path) -> None:

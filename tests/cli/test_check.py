@@ -21,6 +21,7 @@ from ebpflb.kernel.netfilter import iptables
 from ebpflb.kernel.node import process, sock_diag
 from ebpflb.tools import check
 from tests.cli.conftest import NEVER, Ebpflb
+from tests.kit import answers
 
 FEATURES = [
     "capabilities", "monotonic clock",
@@ -47,7 +48,7 @@ def as_nobody(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def missing(output: str) -> set[str]:
-    return {it["feature"] for it in json.loads(output) if it["required"] and not it["ok"]}
+    return {it["feature"] for it in answers.results(output) if it["required"] and not it["ok"]}
 
 
 def test_yes(ebpflb: Ebpflb) -> None:
@@ -79,7 +80,7 @@ def test_columns(ebpflb: Ebpflb) -> None:
     done = ebpflb("check", "--state-dir", NEVER)
     assert done.out.split()[:3] == ["RESULT", "CHECK", "FOUND"]
     wide = ebpflb("check", "--state-dir", NEVER, "-o", "wide").out.splitlines()
-    rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
+    rows = answers.results(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
     for row in rows:
         assert sum(f" {row['feature']}  " in line for line in wide) == 1
     names = ebpflb("check", "--state-dir", NEVER, "-o", "name").out.splitlines()
@@ -107,7 +108,7 @@ def test_json_and_yaml(ebpflb: Ebpflb) -> None:
 def firewall_rules(ebpflb: Ebpflb) -> list[dict[str, Any]]:
     done = ebpflb("check", "--state-dir", NEVER, "-o", "json")
     assert done.status == 0
-    return [each for each in json.loads(done.out) if each["feature"] == "firewall rules"]
+    return [each for each in answers.results(done.out) if each["feature"] == "firewall rules"]
 
 
 def test_services_that_are_unknown(ebpflb: Ebpflb) -> None:
@@ -247,7 +248,7 @@ def test_a_realtime_kernel(
         (tmp_path / "config.gz").write_bytes(gzip.compress(config.encode()))
     monkeypatch.setattr(check, "REALTIME", tmp_path / "realtime")
     monkeypatch.setattr(check, "CONFIGS", (str(tmp_path / "config.gz"),))
-    rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
+    rows = answers.results(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
     (row,) = [row for row in rows if row["feature"] == "one packet a CPU"]
     assert (row["ok"], row["required"]) == (ok, False)
     assert row["detail"].startswith(said)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb cleanup --kube-proxy`, and what `check` and `status` say of a kube-proxy."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,6 +21,7 @@ from ebpflb.serve import status
 from tests.cli.conftest import NEVER, Done, Ebpflb
 from tests.kernel.node import answering, nodes, rules
 from tests.kernel.node.nodes import TOOLS, everything, load, load_nft, make_sets, run
+from tests.kit import answers
 
 NAME = f"ebpflb-test-{os.getpid()}-cleanup"
 STARTED = "2026-11-27T12:00:00+00:00"
@@ -268,7 +268,7 @@ def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
     def finding() -> tuple[bool, bool, str]:
         done = ebpflb(*options)
         assert done.status == 0
-        (found,) = (it for it in json.loads(done.out) if it["feature"] == "kube-proxy")
+        (found,) = (it for it in answers.results(done.out) if it["feature"] == "kube-proxy")
         return found["ok"], found["required"], found["detail"]
 
     left = "has stopped and left table ip kube-proxy, table ip6 kube-proxy"

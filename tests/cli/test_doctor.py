@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb doctor`: a line for each thing that is wrong, and an exit status."""
 
-import json
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from ebpflb.kernel.node import clients
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import status
 from tests.cli.doctors import doctor, on_node
+from tests.kit import answers
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
 
 
@@ -38,7 +38,7 @@ def not_ok(cluster: Cluster) -> tuple[int, dict[str, dict[str, Any]]]:
     """The exit status, and by feature what is wrong or a warning."""
     done = doctor(cluster, "-o", "json")
     assert done.err == ""
-    return done.status, {it["feature"]: it for it in json.loads(done.out) if not it["ok"]}
+    return done.status, {it["feature"]: it for it in answers.results(done.out) if not it["ok"]}
 
 
 def test_healthy(cluster: Cluster) -> None:
@@ -89,7 +89,7 @@ def test_a_container_does_not_see_the_nodes_processes(cluster: Cluster) -> None:
     container = [*cluster.node.enter, "unshare", "--pid", "--fork", "--mount-proc", sys.executable]
     words = ["-m", "ebpflb", "doctor", *cluster.agent.where, "--no-canary", "-o", "json"]
     done = subprocess.run([*container, *words], capture_output=True, text=True, check=False)
-    (row,) = [it for it in json.loads(done.stdout) if it["feature"] == "processes"]
+    (row,) = [it for it in answers.results(done.stdout) if it["feature"] == "processes"]
     assert not row["ok"] and row["detail"].startswith("unknown: "), row
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb doctor`'s own connections: each path is tried, what is wrong is named, nothing stays."""
 
-import json
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.plan.canary import is_canary
 from ebpflb.serve import status
 from tests.cli.doctors import canaries, doctor, left, ok, on_node, published
-from tests.kit import forked
+from tests.kit import answers, forked
 from tests.kit.cluster import Cluster
 
 DROP = "table inet canary_test { chain f { type filter hook forward priority 0; policy drop; }; }"
@@ -166,7 +165,7 @@ def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
         out.seek(0)
         err.seek(0)
         assert err.read() == ""
-        said = {it["feature"]: it["detail"] for it in json.loads(out.read())}
+        said = {it["feature"]: it["detail"] for it in answers.results(out.read())}
     assert said["canary"].startswith("not tried: ")
     wait_until("all is gone", lambda: left(cluster) == [])
 

@@ -23,6 +23,7 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName, Frontend, Range, ServiceEntry
 from tests.cli.conftest import Ebpflb
 from tests.kernel.node import nodes
+from tests.kit import answers
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.plan.flow_builders import Made
 
@@ -78,9 +79,9 @@ def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
 
 def test_json_and_yaml(ebpflb: Ebpflb, pins: list[str]) -> None:
     """Both hold a list of flows."""
-    said = json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)
+    said = json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)["items"]
     assert [flow["protocol"] for flow in said] == ["TCP", "TCP", "UDP"]
-    again = yaml.safe_load(ebpflb("flows", "list", *pins, "-o", "yaml").out)
+    again = yaml.safe_load(ebpflb("flows", "list", *pins, "-o", "yaml").out)["items"]
     assert [flow["client"] for flow in again] == [flow["client"] for flow in said]
 
 
@@ -96,7 +97,7 @@ def test_json_and_yaml(ebpflb: Ebpflb, pins: list[str]) -> None:
 def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -> None:
     """Options filter the flows; finding none is not an error."""
     done = ebpflb("flows", "list", *words, *pins, "-o", "json")
-    assert (done.status, len(json.loads(done.out))) == (0, count)
+    assert (done.status, len(answers.items(done.out))) == (0, count)
     flushed = ebpflb("flows", "flush", *words, *pins)
     assert (flushed.status, flushed.out.split()[2]) == (0, str(count))
 
@@ -104,12 +105,12 @@ def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -
 def test_state(ebpflb: Ebpflb, pins: list[str]) -> None:
     """--state lists the flows in the given states; an unknown one is answered with all states."""
     states = [
-        flow["state"] for flow in json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)
+        flow["state"] for flow in answers.items(ebpflb("flows", "list", *pins, "-o", "json").out)
     ]
     first, other = sorted({*states})
     for words, count in (([first], states.count(first)), ([first, other], len(states))):
         given = [word for state in words for word in ("--state", state)]
-        found = json.loads(ebpflb("flows", "list", *given, *pins, "-o", "json").out)
+        found = answers.items(ebpflb("flows", "list", *given, *pins, "-o", "json").out)
         assert [flow["state"] for flow in found] == [it for it in states if it in words]
         assert len(found) == count
     assert "'half' is not one of 'opening'" in ebpflb("flows", "list", "--state", "half").err
@@ -145,7 +146,7 @@ def test_netfilters_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map])
     maps["services"].write([(frontend, entry)])
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-flowlist"):
         nodes.translate("127.0.0.7", 53)
-        found = json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)
+        found = answers.items(ebpflb("flows", "list", *pins, "-o", "json").out)
         assert Counter(flow["engine"] for flow in found) == {"flows": 3, "netfilter": 1}
         assert len({tuple(flow) for flow in found}) == 1, "the same columns"
         (line,) = [
@@ -199,7 +200,7 @@ def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
 
     def seen() -> dict[str, str]:
         words = ("--client", outside.v4, *state, "-o", "json")
-        found: list[dict[str, str]] = json.loads(ebpflb("flows", "list", *words).out)
+        found: list[dict[str, str]] = answers.items(ebpflb("flows", "list", *words).out)
         (flow,) = found
         return flow
 

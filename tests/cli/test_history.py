@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb history`: of a real agent, across its restart and its death."""
 
-import json
 import os
 import signal
 from datetime import datetime
@@ -12,12 +11,12 @@ import pytest
 from ebpflb.history.records import latest_changes
 from ebpflb.lab.agents import wait_until
 from tests.cli.conftest import Ebpflb
+from tests.kit import answers
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 
 
 def changes(ebpflb: Ebpflb, *words: object) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(ebpflb("history", "-o", "json", *words).out)["changes"]
-    return found
+    return answers.items(ebpflb("history", "-o", "json", *words).out)
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +43,15 @@ def latest(cluster: Cluster) -> int:
 def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[str]) -> None:
     """Each change of the service names the slice that caused it, and the endpoints."""
     words = ("--service", "default/web", "--since", moments[1], *where)
-    (last,) = changes(ebpflb, *words)
-    assert {"EndpointSlice"} <= {cause["kind"] for cause in last["causes"]}
-    (tcp,) = (it for it in last["services"] if it["service"] == "default/web:tcp/TCP")
-    assert tcp["endpoints_removed"] == ["10.244.1.11:8080", "10.244.1.12:8080"]
-    assert (tcp["endpoints_before"], tcp["endpoints_after"]) == (3, 1)
-    assert {it["service"].partition(":")[0] for it in last["services"]} == {"default/web"}
+    found = changes(ebpflb, *words)
+    (tcp,) = (it for it in found if it["service"] == "default/web:tcp/TCP" and it["change"])
+    slices = [it for it in tcp["cause"] if it["kind"] == "EndpointSlice"]
+    assert {it["namespace"] for it in slices} == {"default"}
+    assert tcp["change"]["endpoints_removed"] == ["10.244.1.11:8080", "10.244.1.12:8080"]
+    assert (tcp["change"]["endpoints_before"], tcp["change"]["endpoints_after"]) == (3, 1)
+    assert {it["service"].partition(":")[0] for it in found} == {"default/web"}
     of_all = changes(ebpflb, "-n", "default", "--since", moments[1], *where)
-    assert any(tcp in change["services"] for change in of_all)
+    assert tcp["change"] in [it["change"] for it in of_all]
     none = ebpflb("history", "-n", "none", *where)
     assert none.err.startswith("No resources found in none namespace.\n")
     none = ebpflb("history", "--service", "default/none", *where)
@@ -63,6 +63,7 @@ def test_table(ebpflb: Ebpflb, where: list[str], moments: list[str]) -> None:
     done = ebpflb("history", *where)
     assert done.out.split()[:5] == ["TIME", "AGE", "SERVICE", "CHANGE", "CAUSE"]
     assert done.err.startswith("history begins at ")
+    assert "before again" not in done.out, "each change has its cause, also at the first start"
     three = ebpflb("history", "--limit", 3, *where)
     times = [[line.split()[0] for line in out.splitlines()] for out in (three.out, done.out)]
     assert times[0][1:] == times[1][-3:]

@@ -17,7 +17,7 @@ from ebpflb.options import Paths
 from ebpflb.plan.service_page import ServiceList, ServiceRow
 from ebpflb.tools import ask, service_pages
 from tests.cli.conftest import Ebpflb
-from tests.kit import requests
+from tests.kit import answers, requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web
 
 MANY = 250
@@ -57,7 +57,7 @@ def published(cluster: Cluster) -> None:
 def page(ebpflb: Ebpflb, name: str, *words: object) -> Any:
     done = ebpflb("services", "get", name, "-o", "json", *words)
     assert done.err == ""
-    return json.loads(done.out)
+    return answers.read(done.out)
 
 
 def test_get(ebpflb: Ebpflb, where: list[str]) -> None:
@@ -77,7 +77,7 @@ def test_get(ebpflb: Ebpflb, where: list[str]) -> None:
 def test_counters_are_those_of_the_maps(ebpflb: Ebpflb, where: list[str], state: list[str]) -> None:
     """Connections of the page are those that `maps dump` shows."""
     rows = page(ebpflb, "default/web", *where)["ports"][0]["endpoints"]
-    slots = json.loads(ebpflb("maps", "dump", "slots", *state, "-o", "json").out)["maps"]["slots"]
+    slots = answers.items(ebpflb("maps", "dump", "slots", *state, "-o", "json").out)
     counted = {row["id"]: row["opened"] for row in slots}
     assert {row["id"]: row["opened"] for row in rows if row["id"]}.items() <= counted.items()
     assert sum(row["opened"] or 0 for row in rows) >= 1
@@ -103,9 +103,8 @@ def test_list(ebpflb: Ebpflb, where: list[str]) -> None:
     assert {"default/web", "shop/many", "shop/hostile"} <= set(done.out.split())
     shop = ebpflb("services", "list", "-n", "shop", "*o*", *where).out.split()
     assert "shop/hostile" in shop and "shop/many" not in shop
-    rows = json.loads(ebpflb("services", "list", "default/w*", *where, "-o", "json").out)
-    (row,) = rows["services"]
-    assert f"80:{NODEPORT}/TCP" in row["ports"]
+    (row,) = answers.items(ebpflb("services", "list", "default/w*", *where, "-o", "json").out)
+    assert {"port": 80, "node_port": NODEPORT, "protocol": "TCP"} in row["ports"]
     assert (row["used"], row["unused"]) == (2, 2), "pods, which have two ports each"
 
 
@@ -139,9 +138,9 @@ def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:
         ("app=web",),
     ):
         done = ebpflb(*words, "-l", selector)
-        assert [row["service"] for row in json.loads(done.out)["services"]] == found
+        assert [row["service"] for row in answers.items(done.out)] == found
         assert done.status == 0
-    others = json.loads(ebpflb(*words, "--selector", "app!=many").out)["services"]
+    others = answers.items(ebpflb(*words, "--selector", "app!=many").out)
     assert "default/web" in {row["service"] for row in others}
     assert "shop/many" not in {row["service"] for row in others}
     wrong = ebpflb(*words, "-l", "app=\x1b[2J")

@@ -26,6 +26,7 @@ from ebpflb.serve import status
 from ebpflb.version import VERSION
 from tests.cli.conftest import Ebpflb
 from tests.kernel.node import answering
+from tests.kit import answers
 from tests.kit.cluster import VIP, Cluster, endpoint, web
 
 PROGRAMMED = 5  # two ports, two families, and the marker
@@ -218,7 +219,7 @@ def test_old_programs_before_a_kube_proxy(
         rows = [
             f"{row['detail']} {row['remedy']}"
             for command in ("check", "doctor --no-canary")
-            for row in json.loads(ebpflb(*command.split(), *options, "-o", "json").out)
+            for row in answers.results(ebpflb(*command.split(), *options, "-o", "json").out)
             if row["feature"] in words
         ]
         said = json.loads(ebpflb("status", *options, "-o", "json").out)
@@ -281,18 +282,20 @@ def test_what_of_manifests_is_not_served(
     rival = manifests.service("rival", [VIP], port)
     cluster.publish(web(*map(endpoint, cluster.web)))
     cluster.publish(web(*map(endpoint, cluster.web)), [bare, open_one, rival])
-    wait_until("it is published", lambda: bool(published(cluster).contested))
+    wait_until("it is published", lambda: bool(published(cluster).claimed_twice))
     done = ebpflb("status", *where, "-o", "json")
     said = json.loads(done.out)
     twice = "default/web has it, not default/rival"
-    assert said["contested"] == {f"{VIP}:80/TCP": twice}
+    place = {"address": VIP, "port": 80, "protocol": "TCP"}
+    assert said["claimed_twice"] == [{"frontend": place, "reason": twice}]
     assert (done.status, [each["text"] for each in said["reasons"]]) == (
         3,
         [f"an address is claimed twice: {VIP}:80/TCP: {twice}"],
     )
     warnings = said["object_warnings"]
-    assert warnings["Service default/bare"].startswith("spec.clusterIP: missing")
-    assert warnings["Service default/open"].startswith("spec.ports[0].nodePort: missing")
+    reasons = {each["object"]["name"]: each["reason"] for each in warnings}
+    assert reasons["bare"].startswith("spec.clusterIP: missing")
+    assert reasons["open"].startswith("spec.ports[0].nodePort: missing")
     log = cluster.agent.log()
     assert f"frontend {VIP}:80/TCP is claimed more than once: {twice}" in log
     assert "Service default/bare: spec.clusterIP: missing" in log
@@ -315,7 +318,7 @@ def test_an_unknown_node_name_is_said_by_status_and_check(
         'DEGRADED (node unknown): no Node "node" in manifests in'
     )
     assert "/healthz answers 503" in " ".join(done.out.split())
-    rows = json.loads(ebpflb("check", *where, "-o", "json").out)
+    rows = answers.results(ebpflb("check", *where, "-o", "json").out)
     (row,) = [each for each in rows if each["feature"] == "this node's Node"]
     assert not row["ok"] and "503" in row["remedy"]
     log = cluster.agent.log()

@@ -75,7 +75,7 @@ def test_checks(tmp_path: Path, cluster: Cluster, where: list[str], words: str) 
     """They repeat until Ctrl-C, which is no error."""
     shown = tmp_path / "shown"
     with watching(cluster, shown, *words.split(), *where, "-o", "json"):
-        wait_until("it shows the results", lambda: shown.read_text().endswith("]\n"))
+        wait_until("it shows the results", lambda: shown.read_text().endswith("}\n"))
 
 
 def test_status(tmp_path: Path, cluster: Cluster, where: list[str]) -> None:

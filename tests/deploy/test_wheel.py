@@ -2,7 +2,6 @@
 """An installation from a wheel has all it needs: the image and a bare machine have no checkout."""
 
 import ast
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from ebpflb.kernel import attributes, declarations
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import compiler
 from tests.cli.test_commands import every_command
+from tests.kit import answers
 
 CHECKOUT = Path(__file__).parents[2]
 URL, TAG = "https://example.org/somebody/ebpflb", "v9.8.7"
@@ -221,6 +221,6 @@ def test_it_compiles(installed: Path, tmp_path: Path) -> None:
 def test_it_checks(installed: Path) -> None:
     """`ebpflb check` says that this node can run it."""
     command = installed / "bin/ebpflb", "check", "-o", "json"
-    findings = json.loads(run(*command, **elsewhere(installed)))
+    findings = answers.results(run(*command, **elsewhere(installed)))
     assert [it for it in findings if it["required"] and not it["ok"]] == []
     assert {"capabilities", "BCC"} <= {it["feature"] for it in findings}

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from ebpflb.cli.run import run
-from ebpflb.cli.status import LABELS
 from ebpflb.config.parameters import PARAMETERS
 from ebpflb.kernel.maps import layout
 from ebpflb.model import map_sizes
@@ -49,7 +48,7 @@ def test_status() -> None:
     rows = pages.rows(REFERENCE, "What do the lines of status mean?")
     listed = {name for row in rows for name in row[0].split(", ")}
     fields = set(AgentStatus.__struct_fields__) - {"options"}
-    assert {LABELS.get(field, field.replace("_", " ")) for field in fields} <= listed
+    assert {field.replace("_", " ") for field in fields} <= listed
 
 
 def test_runbook_has_each_verdict_and_reason_of_status() -> None:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb doctor` and `check` name a rule that drops requests to a Service, and no other rule."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.kit import requests
+from tests.kit import answers, requests
 from tests.kit.parameters import both_engines
 from tests.kit.two_nodes import Frontends, TwoNodes
 
@@ -29,7 +28,7 @@ def no_rules(two: TwoNodes) -> Iterator[None]:
 
 
 def named(two: TwoNodes, *words: str) -> list[str]:
-    found = json.loads(two.ebpflb(*words, "-o", "json").stdout)
+    found = answers.results(two.ebpflb(*words, "-o", "json").stdout)
     return [it["detail"] for it in found if it["feature"] == "firewall rule"]
 
 

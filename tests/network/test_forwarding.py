@@ -11,7 +11,7 @@ from socket import AF_INET, SOCK_STREAM
 
 import pytest
 
-from tests.kit import kube_proxy_node
+from tests.kit import answers, kube_proxy_node
 from tests.kit.cluster import NODEPORT
 from tests.kit.kube_proxy_node import PODS, KubeProxyNode, iptables_nft
 
@@ -62,7 +62,7 @@ def status(node: KubeProxyNode) -> dict[str, str]:
 
 def results(node: KubeProxyNode, *words: str) -> str:
     """What `check` or `doctor` warns of FORWARD."""
-    found = json.loads(node.ebpflb(*words, "-o", "json").stdout)
+    found = answers.results(node.ebpflb(*words, "-o", "json").stdout)
     of_forward = (it for it in found if it["feature"] == "forwarded packets" and not it["ok"])
     return "; ".join(it["detail"] for it in of_forward)
 

@@ -17,7 +17,7 @@ from ebpflb.kernel.netfilter.rules import TABLE
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
 from tests.kernel.node import nodes
-from tests.kit import forked, needs
+from tests.kit import answers, forked, needs
 from tests.kit.cluster import NODEPORT, ServingOutside, serving_outside
 from tests.kit.sockets import Socket
 
@@ -53,7 +53,7 @@ def test_flows_are_listed_with_names_and_flushed(node: ServingOutside) -> None:
     """A row has the client, the service, and the pod that conntrack sends it to; flush ends it."""
     client = node.connection()
     only = ("--client", node.outside.v4)
-    rows = json.loads(flows(node, "list", *only, "-o", "json"))
+    rows = answers.items(flows(node, "list", *only, "-o", "json"))
     (row,) = [each for each in rows if each["client"].endswith(f":{client.getsockname()[1]}")]
     assert (row["engine"], row["state"], row["protocol"]) == ("netfilter", "open", "TCP")
     assert (row["service"], row["frontend"]) == (
@@ -63,7 +63,7 @@ def test_flows_are_listed_with_names_and_flushed(node: ServingOutside) -> None:
     assert row["pod"] in {pod.name for pod in node.web}
     assert "netfilter" in node.ebpflb("status").stdout
     assert "flows flushed" in flows(node, "flush", *only)
-    assert json.loads(flows(node, "list", *only, "-o", "json")) == []
+    assert answers.items(flows(node, "list", *only, "-o", "json")) == []
 
 
 def test_a_flush_of_all_rules_harms_nothing(node: ServingOutside) -> None:

@@ -4,7 +4,6 @@
 Ours write a choice into the packet's priority. Cilium's have flags in some bits of its tc_index.
 """
 
-import json
 import os
 import socket
 import struct
@@ -30,7 +29,7 @@ from ebpflb.serve import status
 from ebpflb.serve.conditions import Cause
 from ebpflb.tools import ask
 from tests.kernel.node import nodes
-from tests.kit import requests
+from tests.kit import answers, requests
 from tests.kit.parameters import families, protocols
 from tests.kit.two_nodes import Frontends, TwoNodes
 
@@ -213,7 +212,7 @@ def test_an_uplink_that_loses_choices_is_noticed(two: TwoNodes, loss: str) -> No
     with running(code, two.near, "eth0", by_clsact, "ingress", BEHIND_OURS):
         wait_until("it is noticed", lambda: lost() == {"eth0": str(arrival)})
         assert f"DEGRADED ({Cause.CHOICES_LOST})" in two.ebpflb("status").stdout
-        results = json.loads(two.ebpflb("doctor", "-o", "json").stdout)
+        results = answers.results(two.ebpflb("doctor", "-o", "json").stdout)
         found = next(it for it in results if it["feature"] == "canary: uplinks")
         assert (found["required"], found["detail"]) == (True, f"eth0: {arrival}")
     wait_until("its end is noticed", lambda: not lost())

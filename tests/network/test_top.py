@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from ebpflb.lab.hosts import Host
 from ebpflb.tools import rates
 from ebpflb.tools.rates import Rate
 from ebpflb.workers import readable
-from tests.kit import forked, requests
+from tests.kit import answers, forked, requests
 from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
 from tests.kit.sockets import Sockets
 from tests.load import paused
@@ -52,13 +53,19 @@ def found(cluster: Cluster, *words: str) -> list[Rate]:
     """The rows of ``-o json``, in their order."""
     done = command(cluster, "-o", "json", *words)
     assert done.returncode == 0 and not done.stderr, done.stderr
-    return [msgspec.json.decode(line, type=Rate) for line in done.stdout.splitlines()]
+    return [rate(answers.read(line)) for line in done.stdout.splitlines()]
+
+
+def rate(row: dict[str, Any]) -> Rate:
+    """What JSON has of a rate."""
+    row["backend"] = row.pop("endpoint") or ""
+    return msgspec.convert(row | {"refused": row["refused"] or 0.0}, Rate)
 
 
 def test_yaml(cluster: Cluster) -> None:
     """A document for each row that JSON has a line for."""
     done = command(cluster, "-o", "yaml", "--interval", "0.1")
-    rows = [msgspec.convert(each, Rate) for each in yaml.safe_load_all(done.stdout)]
+    rows = [rate(answers.as_text(each)) for each in yaml.safe_load_all(done.stdout)]
     assert {row.service for row in rows} == {row.service for row in found(cluster)}
 
 

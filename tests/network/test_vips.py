@@ -14,7 +14,7 @@ import pytest
 
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
-from tests.kit import pings, requests, two_nodes
+from tests.kit import answers, pings, requests, two_nodes
 from tests.kit.lab_cluster import PORT
 from tests.kit.parameters import families
 from tests.kit.requests import Send
@@ -152,7 +152,7 @@ def test_it_is_shown(vips: Vips) -> None:
     two, address = vips.two, WEB.balancer[0]
     two.publish(two.service("web", 10, two.there))
     said = two.ebpflb("explain", f"{address}:{UNKNOWN}", "--from", NO_HOST).stdout
-    page = json.loads(two.ebpflb("services", "get", "default/web", "-o", "json").stdout)
+    page = answers.read(two.ebpflb("services", "get", "default/web", "-o", "json").stdout)
     kinds = {row["frontend"]: row["kind"] for port in page["ports"] for row in port["frontends"]}
     if vips.setting == "off":
         assert "Address" not in kinds.values()

@@ -60,7 +60,7 @@ def test_ok() -> None:
             "kube-proxy does not run: x",
         ),
         (
-            {"node_readiness_error": "403: forbidden"},
+            {"node_not_written": "403: forbidden"},
             Cause.NODE_NOT_WRITTEN,
             "does not say in the API whether Services work here: 403: forbidden",
         ),
@@ -69,7 +69,7 @@ def test_ok() -> None:
             Cause.REMOVED_SETTINGS,
             "a setting has no effect: --one: was removed",
         ),
-        ({"stale_udp_error": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
+        ({"udp_not_ended": "no space"}, Cause.STALE_UDP, "may keep removed endpoints"),
         (
             {"failing_parts": {"sweep": "KeyError: 1"}},
             Cause.FAILING_PARTS,
@@ -112,7 +112,7 @@ NO_FAULTS = {
         "monitor",
         "flowtable",
     ),  # the first is of those not programmed
-    *("object_warnings", "contested", "set_aside"),  # a tenant's, of its own objects
+    *("object_warnings", "claimed_twice", "set_aside"),  # a tenant's, of its own objects
 }
 
 
@@ -128,8 +128,8 @@ def test_every_fault_that_an_agent_publishes_counts() -> None:
 def test_what_is_claimed_twice() -> None:
     """It is a fault of the operator's manifests; elsewhere a tenant would degrade every node."""
     twice = {"10.96.0.1:80/TCP": "default/web has it, not default/rival"}
-    assert judge(facts(status(contested=twice)))[0] is Verdict.OK
-    verdict, (reason,) = judge(facts(status(contested=twice, standalone=True)))
+    assert judge(facts(status(claimed_twice=twice)))[0] is Verdict.OK
+    verdict, (reason,) = judge(facts(status(claimed_twice=twice, standalone=True)))
     assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.CLAIMED_TWICE)
     assert reason.text.endswith("10.96.0.1:80/TCP: default/web has it, not default/rival")
 

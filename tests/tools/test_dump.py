@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.cli.output import as_data
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import (
     NO_FRONTEND,
@@ -40,6 +41,7 @@ from ebpflb.plan.entries import (
 )
 from ebpflb.plan.flow_entries import Tuple
 from ebpflb.tools.dump import ROWS, dump_maps
+from tests.cli.test_json import faults
 from tests.kernel.node import nodes
 from tests.tools.conftest import count
 
@@ -147,7 +149,9 @@ def test_endpoints_that_were_not_reached(maps: dict[str, Map]) -> None:
     maps["backend_health"].write(
         [(ServiceBackend(WEB, A), failed), (ServiceBackend(WEB, LOST), opened)]
     )
-    assert column(maps, "service_clients", "service", "client") == [("shop/web:http/TCP", "0x2a")]
+    assert column(maps, "service_clients", "service", "client_hash") == [
+        ("shop/web:http/TCP", "0x2a")
+    ]
     assert column(maps, "backend_health", "endpoint", "clients_failed", "has_opened") == [
         ("10.1.0.1:8080", 2, False),
         (f"removed (#{LOST})", 0, True),
@@ -157,7 +161,7 @@ def test_endpoints_that_were_not_reached(maps: dict[str, Map]) -> None:
 def test_connections_without_an_answer(maps: dict[str, Map]) -> None:
     key = Tuple(ip_address("192.0.2.7"), ip_address("10.96.0.1"), 40001, 80, 6, 1)
     maps["attempts"].write([(key, Attempt(0x2A, time.monotonic_ns(), WEB, A, 1))])
-    shown = "source", "destination", "service", "endpoint", "client", "has_failed"
+    shown = "source", "destination", "service", "endpoint", "client_hash", "has_failed"
     assert column(maps, "attempts", *shown) == [
         ("192.0.2.7:40001", "10.96.0.1:80", "shop/web:http/TCP", "10.1.0.1:8080", "0x2a", True)
     ]
@@ -247,7 +251,7 @@ def test_members(maps: dict[str, Map]) -> None:
 def test_affinity(maps: dict[str, Map]) -> None:
     """Clients by namespace or address, idle times, and endpoints that are no more."""
     by_address, by_netns = rows(maps, "affinity")
-    assert (by_netns["client"], by_netns["endpoint"]) == ("netns 4711", "10.1.0.1:8080")
+    assert (by_netns["netns"], by_netns["endpoint"]) == (4711, "10.1.0.1:8080")
     assert by_netns["idle_seconds"] >= 3
     assert by_address["client"] == "198.51.100.1"
     assert (by_address["service"], by_address["endpoint"]) == ("#99", "removed (#99)")
@@ -291,3 +295,9 @@ def test_changed(maps: dict[str, Map], writes: int, changed: bool) -> None:
     maps["settings"].write([(0, settings._replace(writes=writes))])
     assert dump_maps(maps).changed_while_reading is changed
     maps["settings"].write([(0, settings)])
+
+
+def test_every_word_is_described(maps: dict[str, Map]) -> None:
+    """docs/output.md has the words of all rows, with their types."""
+    found = as_data([row for rows in dump_maps(maps).maps.values() for row in rows])
+    assert not [*faults(found, "maps")]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/output.md describes every word of `-o json`, and tables have the same words."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ebpflb.lab.hosts import Host
+from tests.cli.doctors import published
+from tests.kit import forked
+from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster
+
+PAGE = Path(__file__).parents[2] / "docs/output.md"
+COMMANDS = {
+    "status": "status",
+    "version": "version",
+    "check": "check",
+    "doctor --no-canary": "check",
+    "services list": "list",
+    "services get default/web": "get",
+    "flows list": "flows",
+    "history": "history",
+    "explain default/web": "explain",
+    "explain default/web --from outside": "explain",
+    "maps dump --all": "maps",
+    "top --once --interval 0.2": "top",
+}
+OF_ONE_OBJECT = {"status", "version", "get", "explain"}
+# What only some places have, and what only an agent in trouble says.
+SERVICE = {"namespace", "name", "port_name", "protocol"}
+PLACE = {"address", "port"}
+SCALARS: dict[str, Any] = {"string": str, "number": (int, float), "boolean": bool}
+
+
+class Word(NamedTuple):
+    types: frozenset[str]
+    commands: frozenset[str]
+
+
+def words() -> dict[str, Word]:
+    rows = re.findall(r"(?m)^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| [^|]*\|$", PAGE.read_text())
+    return {
+        name: Word(frozenset(types.split(" or ")), frozenset(commands.split()))
+        for name, types, commands in rows
+    }
+
+
+WORDS = words()
+
+
+def is_of(kind: str, value: Any) -> bool:
+    """Whether a value is of this type of the page."""
+    if kind.startswith("list of "):
+        return isinstance(value, list) and all(is_of(kind[8:], each) for each in value)
+    if kind in SCALARS:
+        of_number = kind != "number" or not isinstance(value, bool)
+        return isinstance(value, SCALARS[kind]) and of_number
+    if kind == "null":
+        return value is None
+    if not isinstance(value, dict):
+        return False
+    if kind == "service":
+        return value.keys() == SERVICE
+    if kind == "place":
+        has_port = isinstance(value.get("port"), int | None)
+        return PLACE <= value.keys() <= PLACE | {"protocol"} and has_port
+    return kind in ("object", "map")
+
+
+def faults(value: Any, command: str) -> Iterator[str]:
+    """What of a value the page does not describe."""
+    for each in value if isinstance(value, list) else ():
+        yield from faults(each, command)
+    if not isinstance(value, dict):
+        return
+    for name, each in value.items():
+        word = WORDS.get(name)
+        if word is None or command not in word.commands:
+            yield f"{command}: {name} is not described"
+        elif not any(is_of(kind, each) for kind in word.types):
+            yield f"{command}: {name}: {each} is none of {word.types}"
+        elif "map" in word.types and isinstance(each, dict):
+            yield from faults([it for it in each.values() if isinstance(it, dict)], command)
+        elif not any(is_of(kind, each) for kind in ("service", "place")):
+            yield from faults(each, command)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with published(tmp_path_factory.mktemp("cluster")) as made:
+        made.request(made.client, "tcp", VIP, PORT, 2)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def outside(cluster: Cluster) -> Host:
+    return cluster.lab.outside("outside", 7)
+
+
+def printed(cluster: Cluster, words: str, *more: str) -> str:
+    first = words.split()[0]
+    where = cluster.agent.where[: 2 if first in ("flows", "maps", "top") else 4]
+    where = [] if first == "version" else where
+    if first in ("check", "doctor"):
+        where = [*where, "--cgroup-root", str(cluster.node.cgroup)]
+    done = forked.run(*words.split(), *where, *more, netns=cluster.node.netns)
+    assert done.returncode in (0, 1, 3), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_word_is_described(cluster: Cluster, outside: Host, words: str) -> None:
+    """Each has the type that the page says; all lists have one shape; and the rows of the widest
+    table have words of the items.
+    """
+    for address in (cluster.node.v4, cluster.node.v6):
+        cluster.request(outside, "tcp", address, NODEPORT, 2)
+    command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
+    if command == "top":
+        found = [json.loads(line) for line in text.splitlines()]
+    elif command in OF_ONE_OBJECT:
+        found = [json.loads(text)]
+    else:
+        said = json.loads(text)
+        assert said.keys() == {"items", "notes"}
+        assert all(isinstance(note, str) for note in said["notes"])
+        found = said["items"]
+    assert found and not [*faults(found, command)]
+    if command not in OF_ONE_OBJECT:
+        heads = printed(cluster, words, "-o", "wide").splitlines()[0].lower().replace("-", "_")
+        assert {*heads.split()} <= {word for item in found for word in item}
+
+
+def inside(value: Any) -> set[str]:
+    """All words of a value, at any depth."""
+    if isinstance(value, list):
+        return {word for each in value for word in inside(each)}
+    if isinstance(value, dict):
+        return value.keys() | {word for each in value.values() for word in inside(each)}
+    return set()
+
+
+@pytest.mark.parametrize("words", [it for it in COMMANDS if COMMANDS[it] not in ("maps", "status")])
+def test_no_word_is_described_that_is_not_there(cluster: Cluster, words: str) -> None:
+    """The page has no word of the past."""
+    command, text = COMMANDS[words], printed(cluster, words, "-o", "json")
+    found = json.loads(f"[{','.join(text.splitlines())}]" if command == "top" else text)
+    rare = {"lists", "reason", "slice", "notes", "cause", "source", "destination"}
+    described = {name for name, word in WORDS.items() if command in word.commands}
+    assert described - rare <= inside(found)
