@@ -261,7 +261,7 @@ class _Builder:
             bind_address=options.bind_address,
             admission=options.admission,
         )
-        cluster.set_untracked(untracked([]))  # what cannot be read is said by the watch
+        cluster.set_untracked(untracked([]), ())  # what cannot be read is said by the watch
         return cluster
 
     def started_agent(self) -> Agent:

@@ -492,7 +492,8 @@ class Agent:
                 self.cluster.set_answering(listeners)
                 self.history.because(NODE_LOCAL)
             case Untracked():
-                self.cluster.set_untracked(message)
+                claimants = self.service_sync.planner.claims.claimants
+                self.cluster.set_untracked(message, claimants.items())
                 self.history.because(UNTRACKED)
 
     def _has_changes(self) -> bool:

@@ -8,7 +8,7 @@ may arrive before their Service and may outlive it.
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
@@ -248,15 +248,20 @@ class ClusterState:
         """Set which node-local listeners answer: sockets are connected to them."""
         self.changed_services |= self.node_local.set_answering(answering)
 
-    def set_untracked(self, untracked: Untracked) -> None:
-        """Set what rules in raw exempt; the Services with such a frontend are planned again."""
+    def set_untracked(
+        self,
+        untracked: Untracked,
+        frontends: Iterable[tuple[tuple[Address, int, int], Iterable[PortName]]],
+    ) -> None:
+        """Set what rules in raw exempt; the Services with such a frontend are planned again.
+
+        ``frontends``: who claims each; a Service may ask for more than is made.
+        """
         before, self.untracked = self.untracked, untracked
         changed = Untracked(before.destinations ^ untracked.destinations)
-        self.changed_services |= {
-            key
-            for key, ports in self.services.items()
-            if any(changed.has(*each, port.name.protocol) for port in ports for each in port.places)
-        }
+        for frontend, names in frontends:
+            if changed.has(*frontend):
+                self.changed_services.update(name.owner for name in names)
 
     def set_reached(self, places: frozenset[tuple[Address, int]]) -> None:
         """Set where the agent's requests reach the API: no Service takes these places."""
@@ -329,6 +334,7 @@ class ClusterState:
     def selecting(self, name: PortName, slices: list[StoredSlice]) -> Steps[Selection]:
         """Select the endpoints that this node uses for a port, in steps; ``slices``: its own."""
         merged = yield from endpoints.merging(slices, name, self.node_name, self.set_aside(name))
+        yield len(merged) // endpoints.FAST
         return select(merged, Topology(self.node_name, self.zone))
 
     def listed_endpoints(self, name: services.PortName) -> tuple[Endpoint, ...]:

@@ -31,6 +31,7 @@ from ebpflb.model.services import PortName, ServicePort
 # generator, so that no other Service waits for it.
 
 IN_A_STEP = 1000  # endpoints: some milliseconds
+FAST = 20  # times as many take a step where no object is made for each
 
 _Made = TypeVar("_Made")
 _Item = TypeVar("_Item")

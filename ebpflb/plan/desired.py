@@ -22,7 +22,7 @@ from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.annotations import DEFAULT_WEIGHT
 from ebpflb.model.api_servers import NO_API_PLACES, ApiPlaces
 from ebpflb.model.devices import AddressByFamily, Device, Devices, LocalDetector
-from ebpflb.model.endpoints import Selection, Steps, finished, in_parts
+from ebpflb.model.endpoints import FAST, Selection, Steps, finished, in_parts
 from ebpflb.model.route_sources import RouteSource
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.model.untracked import NO_UNTRACKED, Untracked
@@ -276,6 +276,7 @@ def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...
 
 def _backends(selection: Selection) -> Steps[tuple[DesiredBackend, ...]]:
     cluster, local = set(map(id, selection.cluster)), set(map(id, selection.local))
+    yield len(cluster) // FAST
     found = {id(e): e for e in (*selection.serving, *selection.cluster, *selection.local)}
     backends = list[DesiredBackend]()
     for part in in_parts(list(found.items())):
@@ -291,6 +292,7 @@ def _backends(selection: Selection) -> Steps[tuple[DesiredBackend, ...]]:
             for i, e in part
         ]
         yield len(part)
+    yield len(backends) // FAST
     return tuple(sorted(backends, key=lambda backend: _ORDER[backend.flags]))
 
 

@@ -46,7 +46,7 @@ class TableKind(NamedTuple):
         """Compute the table of each of LISTS, in steps."""
         parts = []
         for name in LISTS:
-            found = in_list(self.backends, name)
+            found = yield from in_list(self.backends, name)
             parts.append((yield from tables.making(self.scheduler, found, self.size)))
         return parts
 
@@ -190,13 +190,17 @@ def weights(backends: Iterable[DesiredBackend]) -> set[int]:
     return {each.weight for each in backends if each.flags & {*LISTS}}
 
 
-def in_list(backends: Sequence[DesiredBackend], name: str) -> list[tables.Weighted]:
-    """Return the backends in one of LISTS, for their table."""
-    return [
-        tables.Weighted(index, host_port(each.address, each.port), each.weight)
-        for index, each in enumerate(backends)
-        if name in each.flags
-    ]
+def in_list(backends: Sequence[DesiredBackend], name: str) -> Steps[list[tables.Weighted]]:
+    """Return the backends in one of LISTS, for their table, in steps."""
+    found = list[tables.Weighted]()
+    for part in in_parts(list(enumerate(backends))):
+        found += [
+            tables.Weighted(index, host_port(each.address, each.port), each.weight)
+            for index, each in part
+            if name in each.flags
+        ]
+        yield len(part) // 2
+    return found
 
 
 def _slot(backend: DesiredBackend) -> tuple[Address, int, Flags, int]:

@@ -30,7 +30,7 @@ from ebpflb.model.annotations import (
     ROUND_ROBIN,
     SOURCE_HASH,
 )
-from ebpflb.model.endpoints import Steps
+from ebpflb.model.endpoints import Steps, in_parts
 from ebpflb.plan.entries import Choice, Flags
 
 # The scheduler of a service port as flags of its frontends, and back (bpf/rules/scheduler.h).
@@ -142,7 +142,10 @@ def _maglev(backends: Sequence[Weighted], count: int) -> Steps[list[int]]:
     order = sorted(backends, key=lambda each: each.name)
     most = max(each.weight for each in order)
     weights = [max(each.weight, -(-most // PLACES)) for each in order]  # limits the rounds
-    walks = [_permutation(each.name, count) for each in order]
+    walks = list[tuple[int, int]]()
+    for part in in_parts(order):
+        yield STEP_COST
+        walks += [_permutation(each.name, count) for each in part]
     credits = [0] * len(order)
     table = [-1] * count
     left = step_at = count

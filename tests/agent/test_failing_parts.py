@@ -59,7 +59,7 @@ def test_services_are_served_though_what_is_observed_cannot_be_taken(
 ) -> None:
     """It is named until something of the kind is taken."""
     with monkeypatch.context() as patched:
-        patched.setattr(serving.agent.cluster, "set_untracked", lambda _: 1 // 0)
+        patched.setattr(serving.agent.cluster, "set_untracked", lambda *_: 1 // 0)
         serving.agent.inbox.put(NO_UNTRACKED)
         serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
         assert "10.1.0.9" in served(serving)
