@@ -201,8 +201,7 @@ class MapWriter:
         """
         former = self._written.pop(name, None)  # unknown if a write fails
         if former is None:
-            valid_contents.valid_items(self.maps[name])
-            former = dict(self.maps[name].items())
+            former = dict(valid_contents.valid_items(self.maps[name]))
         new, removed = _difference(former, wanted)
         if new or removed:
             with self._writing():

@@ -8,7 +8,7 @@ empty.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv6Address
 from typing import Any
 
@@ -44,14 +44,19 @@ class ValidContents:
         self._maps, self._capacity, self._repair = maps, capacity, repair
 
     def services(self) -> list[tuple[Frontend, ServiceEntry]]:
-        return self._items("services", self._is_service)
+        return list(self._items("services", self._is_service))
 
     def service_names(self) -> dict[int, PortName]:
         return dict(self._items("service_names", self._is_service_name))
 
     def backend_names(self) -> dict[int, BackendName]:
-        ids = self._capacity.backend_ids
-        return dict(self._items("backend_names", lambda id, _: 0 < id < ids))
+        """Return the names; backends share the texts of nodes and zones, of which there are few."""
+        ids, texts = self._capacity.backend_ids, dict[str, str]()
+        share = texts.setdefault
+        return {
+            id: BackendName(share(node, node), target, share(zone, zone))
+            for id, (node, target, zone) in self._items("backend_names", lambda id, _: 0 < id < ids)
+        }
 
     def source_ranges(self) -> list[SourceRange]:
         return [key for key, _ in self._items("source_ranges", self._is_source_range)]
@@ -89,7 +94,7 @@ class ValidContents:
     def _valid_slot(self, slot: int) -> int:
         return slot if slot < self._capacity.slots else NO_SLOT
 
-    def _items(self, name: str, is_valid: Callable[[Any, Any], bool]) -> list[tuple[Any, Any]]:
+    def _items(self, name: str, is_valid: Callable[[Any, Any], bool]) -> Iterator[tuple[Any, Any]]:
         return valid_items(self._maps[name], is_valid, repair=self._repair)
 
     def _is_service(self, frontend: Frontend, entry: ServiceEntry) -> bool:
@@ -118,19 +123,18 @@ def valid_items(
     is_valid: Callable[[Any, Any], bool] = lambda key, value: True,
     *,
     repair: bool = True,
-) -> list[tuple[Any, Any]]:
-    """Return a hash's valid entries; the others are left out, and deleted if ``repair``.
+) -> Iterator[tuple[Any, Any]]:
+    """Yield a hash's valid entries; the others are left out, and deleted if ``repair``.
 
     An entry whose key has other bytes than an agent writes is left out too: no packet would find
     it.
     """
-    valid: list[tuple[Any, Any]] = []
     invalid: list[bytes] = []
     for packed_key, packed in opened.packed_items():
         key, value = opened.key.unpack(packed_key), opened.value.unpack(packed)
         unchanged = opened.key.pack(key) == packed_key and opened.check.is_right(packed_key, packed)
         if unchanged and is_valid(key, value):
-            valid.append((key, value))
+            yield key, value
         else:
             invalid.append(packed_key)
     for packed_key in invalid if repair else ():
@@ -139,4 +143,3 @@ def valid_items(
         number, done = len(invalid), "removed" if repair else "left out"
         invalid_ones = f"{number} invalid entries {done} (first key {invalid[0].hex()})"
         log.warning("map %s: %s", opened.spec.name, invalid_ones)
-    return valid
