@@ -31,7 +31,7 @@ from ebpflb.kernel.maps import layout, records
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Changed, Kind, Replaced
+from ebpflb.model.events import Changed, Key, Kind, Replaced
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.planner import Plan
@@ -211,7 +211,12 @@ class Node:
         )
         self._change(Kind.SERVICE, json.dumps(another).encode())
         left, began = iter(texts), self._change_another()
-        while (text := next(left, None)) or self.cluster.changed_services or self.sync.backlog:
+        tenant = Key(NAMESPACE, NAME)
+        while (
+            (text := next(left, None))
+            or tenant in self.cluster.changed_services
+            or tenant in self.sync.backlog
+        ):
             if text:
                 self._change(*text)
             self.sync.write()
