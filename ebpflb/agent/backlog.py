@@ -111,6 +111,11 @@ class Backlog:
         return key in queue.waiting or (queue.current is not None and queue.current[0] == key)
 
     @property
+    def namespaces(self) -> Collection[str]:
+        """The namespaces that have waiting Services; some may have none any more."""
+        return self._queues.keys()
+
+    @property
     def due(self) -> float:
         """When ``take_slice`` returns something next, by the budget's clock."""
         if self._sparse or self._busy:

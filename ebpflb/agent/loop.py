@@ -616,7 +616,7 @@ class Agent:
             checks=self.service_sync.health_checks,
             listening=self.node_sync.health_check_addresses,
             no_local=self.service_sync.no_local,
-            complete=not self.service_sync.backlog,
+            waiting=self.service_sync.backlog.namespaces,
         )
 
     def _choose_engine_due(self) -> float:

@@ -7,7 +7,7 @@ the result of each sync; kube-proxy.md 10, 13.1, 14 and 16.4 define what follows
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+MOST_PENDING = 10_000  # Services, and slices, of one namespace that are counted
+
+
 class Reporter:
     """Called by the agent's thread only."""
 
@@ -55,8 +58,7 @@ class Reporter:
         self._node_unknown = ""
         metrics.queued()  # like kube-proxy at its start
         self._triggers = TriggerTimes(since=clock())
-        self._pending_services: set[Key] = set()  # changed, but not synced yet
-        self._pending_slices: set[Key] = set()
+        self._pending: dict[str, tuple[set[Key], set[Key]]] = {}  # of Services, of slices
 
     def event_applied(self, change: Applied, node: Node | None) -> None:
         """Note that an event has changed the cluster state; ``node`` is the current Node."""
@@ -67,11 +69,12 @@ class Reporter:
                     self.servers.record_annotation(warning)
         for each in change.slices.values():
             self._observe_trigger(each)
-        self._pending_services |= change.services
-        self._pending_slices |= change.slices.keys()
+        for at, keys in enumerate((change.services, change.slices)):
+            for key in keys:
+                self._note_pending(key, at)
         self._metrics.service_changes(change.service_events)
         self._metrics.endpoint_changes(len(change.slices))
-        self._metrics.pending(len(self._pending_services), len(self._pending_slices))
+        self._count_pending()
         self._health.set_node(node)
 
     def check_node(self, cluster: ClusterState, source: str) -> str | None:
@@ -102,19 +105,21 @@ class Reporter:
         checks: Mapping[Key, HealthCheck],
         listening: Mapping[Family, Collection[Address]],
         no_local: NoLocalEndpoints,
-        complete: bool,
+        waiting: Container[str],
     ) -> None:
-        """Note that changes are in the maps, all if ``complete`` (order: kube-proxy.md 16.7).
+        """Note that changes are in the maps (order: kube-proxy.md 16.7).
+
+        All are, except some of the namespaces in ``waiting``.
 
         ``checks`` are the answers of health-check node ports, and ``listening`` their addresses:
         all addresses in a family that is missing.
         """
         self._metrics.synced(seconds, full=full)
-        if complete:
-            self._pending_services, self._pending_slices = set(), set()
-            now = self._clock()
-            for family, times in self._triggers.take().items():
-                self._metrics.programmed(family, [now - time for time in times])
+        self._pending = {each: its for each, its in self._pending.items() if each in waiting}
+        self._count_pending()
+        now = self._clock()
+        for family, times in self._triggers.take(waiting).items():
+            self._metrics.programmed(family, [now - time for time in times])
         self._health.synced()
         self._metrics.no_local_endpoints(no_local.counts)
         self.servers.service_health.update(checks, listening)
@@ -136,6 +141,15 @@ class Reporter:
     def sync_failed(self, seconds: float, *, full: bool) -> None:
         """Note that the pending changes could not be written, and stay pending."""
         self._metrics.failed(seconds, full=full)
+
+    def _note_pending(self, key: Key, at: int) -> None:
+        keys = self._pending.setdefault(key.namespace, (set(), set()))[at]
+        if len(keys) < MOST_PENDING:
+            keys.add(key)
+
+    def _count_pending(self) -> None:
+        services, slices = (sum(len(its[at]) for its in self._pending.values()) for at in (0, 1))
+        self._metrics.pending(services, slices)
 
     def _observe_trigger(self, change: SliceChange) -> None:
         slice = change.after or change.before

@@ -63,35 +63,43 @@ def trigger_time(text: str | None) -> float | None:
         return None
 
 
+MOST_TIMES = 100  # of a Service: one that changes without end may wait for long
+
+
 class TriggerTimes:
-    """The trigger times of changes that no sync has covered yet.
+    """The trigger times of changes that no sync has covered yet, up to MOST_TIMES of each Service.
 
     ``since`` is when this process started, in seconds since the epoch.
     """
 
     def __init__(self, since: float) -> None:
         self.since = since
-        self._times: dict[tuple[Key, Family], list[float]] = {}
+        # namespace -> the times by Service and family
+        self._times: defaultdict[str, dict[tuple[Key, Family], list[float]]] = defaultdict(dict)
 
     def changed(self, service: Key, family: Family, annotation: str | None) -> None:
         """Note that a slice of the service was added or modified."""
         time = trigger_time(annotation)
         if time is not None and time > self.since:
-            self._times.setdefault((service, family), []).append(time)
+            times = self._times[service.namespace].setdefault((service, family), [])
+            times += [time] * (len(times) < MOST_TIMES)
 
     def removed(self, service: Key, family: Family) -> None:
         """Note that a slice of the service was deleted.
 
         The annotation of a deleted slice belongs to an earlier change.
         """
-        self._times.pop((service, family), None)
+        self._times[service.namespace].pop((service, family), None)
 
-    def take(self) -> dict[Family, list[float]]:
-        """Return and delete all stored times; call this when a sync has succeeded."""
+    def take(self, waiting: Container[str] = ()) -> dict[Family, list[float]]:
+        """Return and delete the stored times; call this when a sync has succeeded.
+
+        Those of the namespaces in ``waiting`` stay: changes of theirs are not written yet.
+        """
         found: dict[Family, list[float]] = defaultdict(list)
-        for (_, family), times in self._times.items():
-            found[family] += times
-        self._times = {}
+        for namespace in [each for each in self._times if each not in waiting]:
+            for (_, family), times in self._times.pop(namespace).items():
+                found[family] += times
         return dict(found)
 
 

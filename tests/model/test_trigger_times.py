@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.cluster_state import TriggerTimes, trigger_time
+from ebpflb.model.cluster_state import MOST_TIMES, TriggerTimes, trigger_time
 from ebpflb.model.events import Key
 
 SINCE = datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp()
@@ -90,3 +90,13 @@ def test_rfc3339_nano_is_read() -> None:
     assert trigger_time(FIRST) == pytest.approx(SINCE + 1.123456, abs=1e-6)
     assert trigger_time(SECOND) == SINCE + 2
     assert trigger_time("2026-11-21T10:00:01.5Z") == SINCE + 1.5
+
+
+def test_the_times_of_a_namespace_that_waits_stay(triggers: TriggerTimes) -> None:
+    """As many as are kept of a Service that changes without end; others' are not delayed."""
+    waiting = Key("flood", "x")
+    for _ in range(2 * MOST_TIMES):
+        triggers.changed(waiting, V4, FIRST)
+    triggers.changed(WEB, V4, SECOND)
+    assert seconds(triggers.take({"flood"})) == {V4: [2]}
+    assert seconds(triggers.take()) == {V4: [1] * MOST_TIMES}
