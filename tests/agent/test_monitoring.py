@@ -41,11 +41,11 @@ class Variant:
             raise self.error
         self.closed: list[str] = []
         self.programs = SimpleNamespace(close=lambda: self.closed.append("programs"))
-        self.descriptors = [0]
+        self.descriptors, self.asked = [0], list[int]()
         self.loaded.append(self)
 
     def ask(self, verdicts: int) -> None:
-        """It asks for nothing by itself."""
+        self.asked.append(verdicts)
 
     def close(self) -> None:
         self.closed.append("maps")
@@ -100,9 +100,9 @@ class Ask:
         self._path = path
         self.connected: list[socket.socket] = []
 
-    def __call__(self) -> str:
+    def __call__(self, *verdicts: str) -> str:
         self.connected.append(unix_socket.connect(self._path, 20))
-        question = MonitorQuestion(format_hash(), decision_mask(USUAL))
+        question = MonitorQuestion(format_hash(), decision_mask(verdicts or USUAL))
         self.connected[-1].sendall(msgspec.json.encode(question) + b"\n")
         with self.connected[-1].makefile("rb") as said:
             return msgspec.json.decode(said.readline(), type=MonitorAnswer).error
@@ -137,6 +137,15 @@ def test_the_usual_programs_are_back_when_the_last_monitor_ends(node: Node, ask:
     while ask.connected:
         ask.connected.pop().close()
     wait_until("they are back", lambda: node.exchanged == [variant.programs, None])
+
+
+def test_the_programs_tell_what_one_of_the_monitors_wants(node: Node, ask: Ask) -> None:
+    """Also after another one has ended."""
+    assert (ask("refused"), ask("passed")) == ("", "")
+    [variant] = Variant.loaded
+    assert variant.asked[-1] == decision_mask(["refused", "passed"])
+    ask.connected.pop().close()
+    wait_until("it is forgotten", lambda: variant.asked[-1] == decision_mask(["refused"]))
 
 
 def test_monitors_end_when_the_agent_loads_its_programs_again(node: Node, ask: Ask) -> None:
