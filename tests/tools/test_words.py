@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a decision in words, where a real run seldom has them."""
+
+from ipaddress import ip_address
+from typing import Any
+
+from ebpflb.kernel.maps.layout import VERDICTS
+from ebpflb.kernel.recording import Step
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
+from ebpflb.tools.explain.asking import POD_CLIENT, Client
+from ebpflb.tools.explain.words import Noted, Row, Words
+
+NOWHERE = ip_address("0.0.0.0")
+FACTS: Any = None  # not needed for these steps
+NUMBERS = {name: number for number, name in VERDICTS.items()}
+
+
+def noted(*steps: tuple[str, int]) -> Noted:
+    asked = Frontend(ip_address("10.96.0.10"), 80, Protocol.TCP)
+    client = Client(POD_CLIENT, "web", ip_address("10.244.0.9"), netns=77)
+    words = Words(FACTS, asked, client, is_packet=False)
+    return words.noted([Step(kind, value, NOWHERE) for kind, value in steps])
+
+
+def test_the_map_in_which_affinity_was_looked_up() -> None:
+    """A client without an endpoint is one of the map that the programs have asked."""
+    for value, name in ((0, "affinity"), (1, "new_affinity")):
+        row = Row("affinity", "ClientIP, 0 s: no endpoint is remembered", name, "netns 77 #0")
+        assert noted(("affinity_asked", value)).rows == [row]
+
+
+def test_a_decision_that_was_repeated_is_no_verdict() -> None:
+    """The last other one is."""
+    steps = [("verdict", NUMBERS[name]) for name in ("translated", "retried")]
+    assert noted(*steps).verdict == "translated"
+    assert noted(steps[1]).verdict is None
