@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The services that an event changes (kube-proxy.md 2, 16.3): only these cause work."""
 
+from ipaddress import IPv4Address
+
 import pytest
 
+from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.endpoints import Selection
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
 from ebpflb.model.objects import Object
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.untracked import Condition, Destination, Untracked
 from tests.model import builders
 
 WEB, OTHER = Key("shop", "web"), Key("shop", "other")
@@ -154,3 +159,22 @@ def test_deleted_node(cluster: ClusterState) -> None:
     cluster.apply(Replaced(Kind.NODE, {}))
     assert cluster.zone == "z1" and cluster.node is not None and cluster.primary
     assert cluster.take_changed_services() == set()
+
+
+def test_rules_in_raw_change_the_services_with_such_a_frontend(cluster: ClusterState) -> None:
+    """Only frontends that are claimed are compared: a Service may ask for many more. Rules that
+    stay change nothing.
+    """
+    port = Condition(of_address=False, ranges=((80, 80),), negated=False)
+    rules = Untracked(frozenset({Destination(frozenset({Protocol.TCP}), (port,))}))
+    web = PortName("shop", "web", "", Protocol.TCP, Family.IPV4)
+    other = web._replace(service="other")
+    address = IPv4Address("172.30.0.41")
+    claimed = [((address, 80, 6), [web]), ((address, 81, 6), [other]), ((address, 80, 17), [other])]
+    for _ in range(2):
+        cluster.set_untracked(rules, claimed)
+        assert cluster.take_changed_services() == {WEB}
+        cluster.set_untracked(rules, claimed)
+        assert cluster.take_changed_services() == set()
+        cluster.set_untracked(Untracked(), claimed)
+        assert cluster.take_changed_services() == {WEB}
