@@ -398,6 +398,8 @@ class ServiceSync:
             raise
         except Exception as error:
             self._fail([key], error)
+            if any(map(self.planner.is_ahead, self.port_names.get(key, ()))):
+                raise  # it has a block that no plan will use: the planner starts over
 
     def _steps_of_ports(self, key: Key) -> Iterator[Step]:
         """Yield the desired state of a service's ports; removed ports come first.

@@ -140,6 +140,21 @@ def test_a_service_whose_plan_fails_stops_no_other(
     serving.wait_for(lambda status: not status.failing_parts)
 
 
+def test_a_service_that_fails_in_the_middle_of_its_slots_keeps_none(
+    serving: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part of its new block that was written ahead is free again, and others go on."""
+    many = [f"10.1.{number // 250}.{number % 250 + 1}" for number in range(1100)]
+    serving.send(changed(Kind.SERVICE, service("web", "10.96.0.7")))
+    with monkeypatch.context() as patched:
+        patched.setattr(Planner, "_write_part", lambda *_: 1 // 0)
+        serving.agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("web", *many)))
+        serving.wait_for(lambda status: "Service default/web" in status.failing_parts)
+        serving.agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.9.9")))
+        wait_until("the other is applied", lambda: "10.1.9.9" in served(serving))
+        assert not serving.agent.service_sync.planner.space.ahead
+
+
 def test_the_first_sync_serves_all_but_the_service_that_fails(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
