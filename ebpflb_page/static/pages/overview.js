@@ -92,6 +92,7 @@ export const show = (body, { signal, tell }) => {
     el("section", { class: "verdict-box", "aria-label": "Verdict" }, el("div", {}, says, reasons), about),
     el("div", { class: "cards" }, cards.map((it) => it.node)), table.node, more,
     el("details", {}, el("summary", {}, "All facts, as `ebpflb status` prints them"), facts));
+  let latest = null;
   const showStatus = (status) => {
     setText(says, { OK: "This node is served.", DEGRADED: "This node is served, but something is wrong.", DOWN: "Sockets of this node are not served." }[status.verdict]);
     says.className = status.verdict;
@@ -99,7 +100,8 @@ export const show = (body, { signal, tell }) => {
     const runs = status.agent === "runs", age = (Date.parse(status.now) - Date.parse(status.started)) / 1000;
     const pairs = [["Agent", runs && status.started ? `running for ${span(age)}` : runs ? "running" : "not running"], ["Version", status.version], ["Engine", engine(status)], ["Services from", status.source ?? "unknown"]];
     about.replaceChildren(...pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
-    showFreshness(received, status, runs);
+    latest = [status, runs];
+    showFreshness(received, ...latest);
     facts.replaceChildren(...Object.entries(status).filter(([name, value]) => !HEADS.has(name) && !isEmpty(value)).flatMap(
       ([name, value]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", { id: `fact-${name}` }, shown(value))]));
   };
@@ -111,6 +113,7 @@ export const show = (body, { signal, tell }) => {
     showRate(dropped, found.rates.dropped, ages, "Dropped", true);
     const all = found.used + found.unused;
     kept = found.kept;
+    if (latest) showFreshness(received, ...latest);
     showKept(unused, "Endpoints not used", "unused", found.unused, String, [String(found.unused), ` of ${all}`], "not ready, or elsewhere under policy Local");
     const most = found.maps[0], share = most ? most.entries / most.limit : 0;
     if (most) showKept(fullest, "Fullest map", "fullest", share, percent, [percent(share), ` ${most.name}`], `${most.entries} of ${most.limit} entries`, share > FULL);
