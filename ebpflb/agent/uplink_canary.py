@@ -11,7 +11,6 @@ not report them.
 
 import logging
 import math
-import socket
 import struct
 import threading
 import time
@@ -22,8 +21,8 @@ from ebpflb.agent.canary_sync import CanaryRefused, CanarySync
 from ebpflb.agent.inspection import Call
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.files import DOCS
-from ebpflb.kernel import netlink
 from ebpflb.kernel.netfilter.arrivals import Arrival, arrivals
+from ebpflb.kernel.netlink import Subscription
 from ebpflb.model.devices import Addresses, Device
 from ebpflb.plan.canary import UplinkReport
 from ebpflb.workers import DescriptorWorker
@@ -32,7 +31,7 @@ log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.5  # after a change of filters, which is often several
 AGAIN_SECONDS = 10.0  # while something is wrong, or nothing can be probed
-_TRAFFIC_CONTROL = 1 << 3  # RTMGRP_TC
+_TRAFFIC_CONTROL = 4  # RTNLGRP_TC
 _CHANGES = {36, 37, 44, 45}  # RTM_NEWQDISC, _DELQDISC, _NEWTFILTER, _DELTFILTER
 _INDEX = struct.Struct("=4xI")  # of struct tcmsg
 
@@ -55,7 +54,7 @@ class UplinkCanary(DescriptorWorker):
         self._uplinks: Uplinks = {}
         self._due = math.inf
         self._one_probe = threading.Lock()
-        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._changes = Subscription(_TRAFFIC_CONTROL)
 
     def look_at(self, uplinks: Uplinks) -> None:
         """Probe these devices soon if they differ from the last ones."""
@@ -70,7 +69,7 @@ class UplinkCanary(DescriptorWorker):
         return UplinkReport(dict(found), lost)
 
     def start(self) -> None:
-        self._changes.bind((0, _TRAFFIC_CONTROL))
+        self._changes.begin()
         super().start()
 
     def stop(self) -> None:
@@ -87,16 +86,9 @@ class UplinkCanary(DescriptorWorker):
 
     def _concern_uplinks(self) -> bool:
         """Whether the messages are about filters of an uplink, or some were lost (ENOBUFS)."""
-        try:
-            data = self._changes.recv(1 << 16)
-        except OSError:
-            return True
-        about = {
-            _INDEX.unpack_from(data, begin)[0]
-            for kind, _, _, begin, _ in netlink.split(data)
-            if kind in _CHANGES
-        }
-        return any(device.index in about for device in self._uplinks)
+        taken = self._changes.take()
+        about = {_INDEX.unpack_from(it)[0] for kind, it in taken or () if kind in _CHANGES}
+        return taken is None or any(device.index in about for device in self._uplinks)
 
     def _turn(self) -> None:
         self._due = again = time.monotonic() + AGAIN_SECONDS

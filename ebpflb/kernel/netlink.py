@@ -13,7 +13,7 @@ NETFILTER = 12  # NETLINK_NETFILTER
 REQUEST, ACK, ECHO, DUMP = 0x1, 0x4, 0x8, 0x300  # NLM_F_*
 REPLACE, NEW = 0x500, 0x600  # NLM_F_CREATE with NLM_F_REPLACE, or with NLM_F_EXCL
 ERROR, DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
-_SOL_NETLINK, _STRICT = 270, 12  # NETLINK_GET_STRICT_CHK (4.20)
+_SOL_NETLINK, _ADD_MEMBERSHIP, _STRICT = 270, 1, 12  # the last: NETLINK_GET_STRICT_CHK (4.20)
 _INTERRUPTED = 0x10  # NLM_F_DUMP_INTR
 _ATTEMPTS = 10  # for a list during which nothing changes
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
@@ -40,13 +40,38 @@ def error_number(data: bytes, begin: int) -> int:
     return -int(_ERRNO.unpack_from(data, begin)[0])
 
 
-def tells_of(news: socket.socket, kinds: Collection[int]) -> bool:
-    """Wait; return whether a message of these types came, or messages were lost (ENOBUFS)."""
-    try:
-        data = news.recv(_BUFFER_SIZE)
-    except OSError:
-        return True
-    return any(message[0] in kinds for message in split(data))
+class Subscription:
+    """The kernel's messages about changes since ``begin``, in its creator's network namespace.
+
+    ``groups`` are the numbers of multicast groups (RTNLGRP_*, NFNLGRP_*).
+    """
+
+    def __init__(self, *groups: int, protocol: int = socket.NETLINK_ROUTE) -> None:
+        self._groups = groups
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+        self.fileno, self.close = self._socket.fileno, self._socket.close
+
+    def begin(self) -> None:
+        self._socket.bind((0, 0))
+        for group in self._groups:
+            self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+
+    def take(self) -> list[tuple[int, bytes]] | None:
+        """Return type and content of all messages so far; None if some were lost (ENOBUFS)."""
+        taken: list[tuple[int, bytes]] = []
+        try:
+            while data := self._socket.recv(_BUFFER_SIZE, socket.MSG_DONTWAIT):
+                taken += [(kind, data[begin:end]) for kind, _, _, begin, end in split(data)]
+        except BlockingIOError:
+            return taken
+        except OSError:
+            return None
+        return taken
+
+    def tells_of(self, kinds: Collection[int]) -> bool:
+        """Whether there are messages of these types, or some were lost."""
+        taken = self.take()
+        return taken is None or any(kind in kinds for kind, _ in taken)
 
 
 def request(kernel: socket.socket, kind: int, content: bytes, flags: int = 0) -> bytes:

@@ -6,7 +6,6 @@ rules after one that takes all established connections, rules for other states, 
 sees the first packet, and marks: `ip rule` shows those that routes depend on.
 """
 
-import socket
 import time
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator
 from typing import NamedTuple
@@ -127,13 +126,12 @@ QUIET_SECONDS = 5.0
 _AGAIN_SECONDS = 60.0  # for changes that cannot be seen
 _CHANGING, _UNREADABLE = "the rules are changing", "the firewall rules cannot be read"
 
-_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _TABLES_GROUP, _TABLES = 7, 10 << 8  # NFNLGRP_NFTABLES, NFNL_SUBSYS_NFTABLES
 # NFT_MSG_NEWTABLE, _DELTABLE, _NEWCHAIN, _DELCHAIN, _NEWRULE, _DELRULE
 _ABOUT_RULES = {_TABLES | kind for kind in (0, 2, 3, 5, 6, 8)}
 _TABLE_NAME = 1  # NFTA_*_TABLE
 _HEADER_SIZE = 4  # struct nfgenmsg
-_ROUTING_RULES = 0x80 | 1 << 18  # RTMGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
+_ROUTING_RULES = 8, 19  # RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE
 
 
 class EachPacketWatch(DescriptorWorker):
@@ -158,26 +156,25 @@ class EachPacketWatch(DescriptorWorker):
         self._changes = 0
         self._due = self._quiet_from = clock()
         self._sizes: list[bytes] = []
-        self._tables = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink.NETFILTER)
-        self._routing = netlink.route_socket()
+        tables = netlink.Subscription(_TABLES_GROUP, protocol=netlink.NETFILTER)
+        self._changed = tables, netlink.Subscription(*_ROUTING_RULES)
 
     def start(self) -> None:
         """Subscribe before the first reading, so that no change is missed."""
-        self._tables.bind((0, 0))
-        self._tables.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _TABLES_GROUP)
-        self._routing.bind((0, _ROUTING_RULES))
+        for each in self._changed:
+            each.begin()
         self._sizes = _legacy_sizes()
         super().start()
 
     def stop(self) -> None:
         super().stop()
-        self._tables.close()
-        self._routing.close()
+        for each in self._changed:
+            each.close()
 
     def run(self) -> None:
         self.look()
         while not self.stopped.is_set():
-            self.wait((self._tables, self._routing), _POLL_SECONDS)
+            self.wait(self._changed, _POLL_SECONDS)
             self.look()
 
     def look(self) -> None:
@@ -205,9 +202,10 @@ class EachPacketWatch(DescriptorWorker):
 
     def _has_changed(self) -> bool:
         former, self._sizes = self._sizes, _legacy_sizes()
-        changed = self._sizes != former or _has_news(self._tables) or _has_news(self._routing)
+        changed = self._sizes != former or any(map(_has_news, self._changed))
         if changed and not self.stopped.wait(_GATHER_SECONDS):
-            _has_news(self._tables), _has_news(self._routing)
+            for each in self._changed:
+                each.take()
         return changed
 
     def _tell(self, rules: Collection[str]) -> None:
@@ -238,22 +236,10 @@ def _legacy_sizes() -> list[bytes]:
         return []
 
 
-def _has_news(changes: socket.socket) -> bool:
+def _has_news(changes: netlink.Subscription) -> bool:
     """Take all messages; return whether one is about rules of others, or some were lost."""
-    found = False
-    try:
-        while messages := changes.recv(1 << 16, socket.MSG_DONTWAIT):
-            found = found or any(map(_is_about_rules, _split(messages)))
-    except BlockingIOError:
-        return found
-    except OSError:
-        return True
-    return found
-
-
-def _split(messages: bytes) -> Iterator[tuple[int, bytes]]:
-    for kind, _, _, begin, end in netlink.split(messages):
-        yield kind, messages[begin:end]
+    taken = changes.take()
+    return taken is None or any(map(_is_about_rules, taken))
 
 
 def _is_about_rules(message: tuple[int, bytes]) -> bool:

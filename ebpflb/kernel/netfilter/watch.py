@@ -9,7 +9,6 @@ With --audit=report nothing is put back.
 """
 
 import logging
-import socket
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -21,7 +20,7 @@ from ebpflb.kernel.netfilter.rules import LOAD_CT_STATE, one_rule_table
 from ebpflb.kernel.netfilter.transaction import (
     Refused,
 )
-from ebpflb.kernel.netlink import NETFILTER, tells_of
+from ebpflb.kernel.netlink import NETFILTER, Subscription
 from ebpflb.model.events import SourceStatus
 from ebpflb.plan.flow_entries import DESTINATION_NAT
 from ebpflb.workers import DescriptorWorker, Poller
@@ -98,7 +97,6 @@ _NAME = "netfilter table"
 _INTERVAL_SECONDS = 60.0
 TABLE_RETRY_SECONDS = 1.0  # after a failure, or while it is unknown whether the table is needed
 
-_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _TABLES_GROUP = 7  # NFNLGRP_NFTABLES
 _TABLES = 10 << 8  # NFNL_SUBSYS_NFTABLES
 # NFT_MSG_DELTABLE, _DELCHAIN, _DELRULE, _DELSET, _DELFLOWTABLE
@@ -146,13 +144,12 @@ class NatWatch(DescriptorWorker):
         self.differs: list[str] = []
         self._whole = True  # the next check compares everything, not only pending changes
         self._poll = Poller(_NAME, self._look, emit)
-        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETFILTER)
+        self._changes = Subscription(_TABLES_GROUP, protocol=NETFILTER)
         self._has_news = False  # the agent has changed its wishes for the flowtable
 
     def start(self) -> None:
         """Subscribe before the first check, so that no removal is missed."""
-        self._changes.bind((0, 0))
-        self._changes.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _TABLES_GROUP)
+        self._changes.begin()
         super().start()
 
     def stop(self) -> None:
@@ -180,7 +177,7 @@ class NatWatch(DescriptorWorker):
             if self._has_news:
                 self._has_news = False
                 return False
-            if self.wait([self._changes], left) and tells_of(self._changes, _REMOVALS):
+            if self.wait([self._changes], left) and self._changes.tells_of(_REMOVALS):
                 return True
         return True
 

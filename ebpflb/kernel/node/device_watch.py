@@ -43,8 +43,8 @@ _IFF_LOOPBACK = 8
 # IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
-_ADDRESSES = 0x1 | 0x10 | 0x100  # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR
-_ROUTES = 0x40 | 0x400  # RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
+_ADDRESSES = 1, 5, 9  # RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR
+_ROUTES = 7, 11  # RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
 RELIST_SECONDS = 1.0  # pause after a failed listing
 # How often br_netfilter's sysctls are read, which change without an event: while a bridge may be
 # served instead of its port, and with other bridges, where nothing is urgent.
@@ -95,11 +95,11 @@ class DeviceTable:
         self._bridges_call = False  # whether br_netfilter's sysctls let all bridges call netfilter
         self.poll_seconds = math.inf  # how long ``note_bridge_calls`` may wait; known by ``read``
 
-    def note(self, messages: bytes) -> None:
-        """Note the devices that these messages of the kernel are about."""
-        for kind, _, _, begin, _ in netlink.split(messages):
+    def note(self, messages: Iterable[tuple[int, bytes]]) -> None:
+        """Note the devices that these messages of the kernel are about: types and contents."""
+        for kind, content in messages:
             if kind in _ABOUT_DEVICES and self._changed is not None:
-                (index,) = _INDEX.unpack_from(messages, begin)
+                (index,) = _INDEX.unpack_from(content)
                 self._changed.add(index)
                 if kind == _REMOVED_LINK:
                     self._devices.pop(index, None)
@@ -257,16 +257,15 @@ class DeviceWatch(DescriptorWorker):
     ) -> None:
         """``route_sources``: routes are watched too."""
         super().__init__("devices")
-        self._groups = _ADDRESSES | _ROUTES * route_sources
         self.emit, self.route_sources = emit, route_sources
         self._table = DeviceTable(route_sources=route_sources)
         self._emitted: DevicesChanged | None = None
-        self.changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._changes = netlink.Subscription(*_ADDRESSES, *(_ROUTES if route_sources else ()))
         self._poll = Poller("devices", self._report, emit)
 
     def start(self) -> None:
         """Subscribe before the first listing, so that no change is missed. Raises NodeError."""
-        self.changes.bind((0, self._groups))
+        self._changes.begin()
         self._report()
         super().start()
 
@@ -275,7 +274,7 @@ class DeviceWatch(DescriptorWorker):
             self._table.note_loss()
             self._poll()
         while not self.stopped.is_set():
-            changes = self.wait([self.changes], self._table.poll_seconds)
+            changes = self.wait([self._changes], self._table.poll_seconds)
             if changes:
                 self._take_changes()
             if changes or self._table.note_bridge_calls():
@@ -290,12 +289,9 @@ class DeviceWatch(DescriptorWorker):
         self._emitted = found
 
     def _take_changes(self) -> None:
-        """Take all messages so far; after a loss (ENOBUFS) everything is read again."""
-        try:
-            while messages := self.changes.recv(1 << 16, socket.MSG_DONTWAIT):
-                self._table.note(messages)
-        except BlockingIOError:
+        """Take all messages so far; after a loss everything is read again."""
+        if (messages := self._changes.take()) is not None:
+            self._table.note(messages)
             return
-        except OSError:
-            self._table.note_loss()
-            self.stopped.wait(RELIST_SECONDS)
+        self._table.note_loss()
+        self.stopped.wait(RELIST_SECONDS)

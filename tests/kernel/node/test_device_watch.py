@@ -18,7 +18,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.errors import NodeError
-from ebpflb.kernel.netlink import dump, packed
+from ebpflb.kernel.netlink import dump
 from ebpflb.kernel.node import device_watch
 from ebpflb.kernel.node.device_watch import (
     DevicesChanged,
@@ -283,11 +283,11 @@ def test_a_device_is_removed_between_two_questions(ip: Ip, monkeypatch: pytest.M
         ip("link del d1")
         return dump(kind, content, strict=strict)
 
-    table.note(packed(NEW_LINK, 0, about))
+    table.note([(NEW_LINK, about)])
     with monkeypatch.context() as patched:
         patched.setattr("ebpflb.kernel.netlink.dump", removed_before)
         assert [each.name for each in table.read().devices] == ["lo", "d0", "d1"]
-    table.note(packed(REMOVED_LINK, 0, about))
+    table.note([(REMOVED_LINK, about)])
     assert [each.name for each in table.read().devices] == ["lo", "d0"]
 
 
