@@ -82,7 +82,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def words_of(cluster: Cluster, command: str) -> list[str]:
     words = command.format(name(7), name(8)).split()
-    where = cluster.agent.where if words[0] != "top" else cluster.agent.where[:2]
+    where = cluster.agent.where[: 2 if words[0] in ("top", "maps") else 4]
     return [*words, *where]
 
 
