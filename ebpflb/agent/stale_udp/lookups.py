@@ -13,7 +13,7 @@ from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.records import PeerFrontend
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.services import Protocol
-from ebpflb.plan.desired import ANY
+from ebpflb.plan.desired import ANY, IN_LISTS
 from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings, SourceRange
 
 Maps = Mapping[str, Map]
@@ -94,6 +94,15 @@ class ServedFrontends:
         service, backends = found
         return not any(
             each.service != service.id or (each.address, each.port) == (entry.address, entry.port)
+            for each in backends
+        )
+
+    def may_get(self, entry: PeerFrontend) -> bool:
+        """Whether a new connection to this frontend may get this endpoint."""
+        _, backends = self.find(entry.frontend) or (None, ())
+        return any(
+            (each.address, each.port) == (entry.address, entry.port)
+            and not IN_LISTS.isdisjoint(each.flags)
             for each in backends
         )
 

@@ -70,12 +70,15 @@ def peers_where(maps: Maps, is_wanted: Callable[[PeerFrontend], bool]) -> Socket
 
 
 def stale_sockets(maps: Maps, backends: Collection[int] = ()) -> Sockets:
-    """Return the stale peers of datagram sockets, and the stream sockets of these backends."""
+    """Return the stale peers of datagram sockets, and the stream sockets of these backends.
+
+    Not those whose endpoint still serves the frontend, by another id: a port may be renamed.
+    """
     frontends = ServedFrontends(maps)
 
     def is_wanted(entry: PeerFrontend) -> bool:
         if entry.frontend.protocol == Protocol.TCP:
-            return entry.backend in backends
+            return entry.backend in backends and not frontends.may_get(entry)
         return frontends.is_stale(entry)
 
     return peers_where(maps, is_wanted)

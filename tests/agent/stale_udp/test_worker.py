@@ -173,6 +173,21 @@ def test_a_connection_that_begins(world: World) -> None:
         assert has_peer(opens) and error_of(opens) == 0
 
 
+def test_a_connection_that_begins_by_a_port_that_is_renamed(world: World) -> None:
+    """Its endpoint serves the frontend still, by another id: it goes on waiting."""
+    drop = f"type filter hook input priority 0; tcp dport {SILENT} drop"
+    run("nft", "-f", "-", said=f"table inet t {{\nchain c {{\n{drop}\n}}\n}}\n")
+    at, waits = VIP._replace(protocol=Protocol.TCP), world.stream()
+    world.serve(Backend(HERE, SILENT, frozenset({"cluster"}), 11, SERVICE), frontend=at)
+    waits.connect_ex((str(HERE), SILENT))
+    entry = SocketEntry(PeerFrontend(at, OLD, HERE, SILENT), SERVICE)
+    write_elsewhere(world.maps, cookie_of(waits), entry)
+    world.count(OLD, 1, 0)
+    world.worker.check([BackendChange(NAME._replace(protocol=Protocol.TCP), frozenset({OLD}))])
+    settle(world)
+    assert error_of(waits) == 0
+
+
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["no endpoint", "no Service"])
 def test_no_backend_left(world: World, is_deleted: bool) -> None:
     """A socket is ended with the last backend, whose address a stranger may get."""
