@@ -32,8 +32,9 @@ FEATURES = [
     "programs before ebpflb's at devices", "firewall rules",
 ]  # fmt: skip
 AS_NOBODY = """
-import os
+import importlib, os, sys
 from ebpflb.cli import main
+importlib.import_module(f"ebpflb.cli.{sys.argv[1]}")
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
