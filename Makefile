@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# On Debian 12, as root (on 13 only `demo` was tried); each target installs what it needs:
+# On Debian 12 or 13, as root; each target installs what it needs (13: docs/support.md):
 #   make help            prints these lines
 #   make demo            shows it at work on this machine
 #   make test            check, and a part of all tests: what every change must pass
