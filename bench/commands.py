@@ -34,7 +34,6 @@ COMMANDS = (
     "top --once --interval 0.1",
     "status",
     "check",
-    "audit",
     "doctor --no-canary",
 )
 

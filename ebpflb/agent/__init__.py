@@ -10,6 +10,7 @@ node_sync         writes the facts about this node: devices, addresses, settings
 program_loader    loads the programs, and tries again after a failure
 service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with the plan, and corrects differences
+doctor_audit      compares the cluster's objects with the agent's, for doctor
 reporter          health and metrics, from the loop's actions
 api_servers       keeps the API servers' addresses in a file
 endpoint_health   sets endpoints aside that do not answer this node

@@ -11,7 +11,7 @@ reported.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ebpflb.agent.netfilter_sync import NetfilterSync
@@ -206,6 +206,7 @@ class ElementsCheck:
 
 BUDGET_SECONDS = 0.01  # of one turn of the loop
 PAUSE_SECONDS = 0.1  # until the check continues
+SHORT_PAUSE_SECONDS = 0.005  # while doctor waits
 IMPOSSIBLE_SECONDS = 1.0  # until asking again whether a check is possible
 FIRST_RETRY = 1.0  # seconds after a failure; doubled after each further one, up to the period
 SHARE = 20  # a check that took a second rests for this many
@@ -254,6 +255,7 @@ class RepeatedCheck:
         self._found: list[Drift] = []
         self._spent = 0.0
         self._ended = -math.inf
+        self._pause = PAUSE_SECONDS
         self._is_repeated = False
         self._retry = FIRST_RETRY
         self._part = f"audit of the {check.name}"
@@ -262,6 +264,16 @@ class RepeatedCheck:
         """Make the next comparison due now, except for the rest after the last one."""
         rested = self._ended + SHARE * self._spent
         self.due = min(self.due, max(self._clock(), rested))
+
+    def begin_now(self) -> int:
+        """Begin a comparison now, with short pauses; return its number."""
+        self._steps, self.due, self._pause = None, self._clock(), SHORT_PAUSE_SECONDS
+        return self.completed + 1
+
+    def is_missing(self, number: int) -> bool:
+        """Whether this comparison, or the one after a correction, will still be made."""
+        is_over = self.completed >= number and not self._is_repeated
+        return not (is_over or self.error) and self.check.possible
 
     def turn(self) -> None:
         if not self.check.possible:
@@ -282,7 +294,7 @@ class RepeatedCheck:
         if ended:
             self._complete()
         else:
-            self.due = self._clock() + PAUSE_SECONDS
+            self.due = self._clock() + self._pause
 
     def _compare(self, begun: float) -> tuple[list[Drift], bool]:
         """Return the differences found in one turn, and whether the last step was reached."""
@@ -314,7 +326,7 @@ class RepeatedCheck:
             log.info("audit: the %s are as planned again", self.check.name)
         self.drift, self.error, self._steps = self._found, None, None
         parts.succeeded(self._part)
-        self._retry = FIRST_RETRY
+        self._retry, self._pause = FIRST_RETRY, PAUSE_SECONDS
         self.completed, self._ended = self.completed + 1, self._clock()
         self._is_repeated = bool(self._found) and not self._report_only and not self._is_repeated
         rest = 0.0 if self._is_repeated else max(self.check.period, SHARE * self._spent)
@@ -355,6 +367,14 @@ class Audit:
         """Note that something may be gone that this check compares."""
         if check in self.passes:
             self.passes[check].wake()
+
+    def begin_now(self) -> dict[str, int]:
+        """Begin all comparisons now; return their numbers."""
+        return {name: each.begin_now() for name, each in self.passes.items()}
+
+    def unfinished(self, wanted: Mapping[str, int]) -> list[str]:
+        """Return the checks that have not made these numbers of comparisons yet, but can."""
+        return [name for name, each in self.passes.items() if each.is_missing(wanted[name])]
 
     def turn(self) -> None:
         for each in self.passes.values():

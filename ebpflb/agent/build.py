@@ -20,6 +20,7 @@ from ebpflb.agent.audit import (
     TableCheck,
 )
 from ebpflb.agent.canary_sync import local_pages
+from ebpflb.agent.doctor_audit import DoctorAudit
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.endpoint_watch import EndpointWatch
 from ebpflb.agent.engine_choice import EngineChoice
@@ -122,6 +123,7 @@ class _Builder:
         self._options, self._lock, self._inbox, self._stack = options, lock, inbox, stack
         self._metrics = Metrics()
         self._uplink_canary = UplinkCanary(inbox.put)
+        self._doctor_audit = DoctorAudit(options, inbox.put)
         stack.callback(self._metrics.close)
         several = options.keeps_api_servers
         self._api_servers = ApiServers(
@@ -210,7 +212,7 @@ class _Builder:
         )
         families = sysctls.supported_families()
         about = options, self._recorder(), pages, metrics.answered
-        local = local_pages(inbox.put, self._uplink_canary.report)
+        local = local_pages(inbox.put, self._uplink_canary.report, self._doctor_audit.poll)
         return HttpServers(*about, families=families, local=local, waiting=lambda: inbox.age)
 
     def _recorder(self) -> EventRecorder:
@@ -290,6 +292,8 @@ class _Builder:
         options, history, servers = self._options, self._history, self._servers
         reporter = Reporter(servers, self._metrics)
         drift_found = history.explaining(reporter.drift_found)
+        audit = Audit(self._checks(), drift_found, report_only=options.audit == REPORT)
+        self._doctor_audit.audit = audit
         return Agent(
             options=options,
             inbox=self._inbox,
@@ -309,7 +313,8 @@ class _Builder:
             on_removal=self._reset_worker(),
             reporter=reporter,
             loader=self._loader,
-            audit=Audit(self._checks(), drift_found, report_only=options.audit == REPORT),
+            audit=audit,
+            doctor_audit=self._doctor_audit,
             host=self._host,
             history=history,
             api_servers_file=self._api_servers_file(),

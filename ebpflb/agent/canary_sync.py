@@ -23,6 +23,7 @@ from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Addresses, Device
+from ebpflb.model.drift import AuditAnswer
 from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan.canary import (
@@ -256,9 +257,13 @@ class CanaryRequests:
         return call.result()
 
 
-def local_pages(put: Callable[[Any], None], uplinks: Callable[[], UplinkReport]) -> Handler:
+def local_pages(
+    put: Callable[[Any], None],
+    uplinks: Callable[[], UplinkReport],
+    audit: Callable[[], AuditAnswer],
+) -> Handler:
     """Return the handler of the local socket; ``put`` belongs to the inbox."""
-    return CanaryRequests(put, uplinks, Inspection(put).respond).respond
+    return CanaryRequests(put, uplinks, Inspection(put, audit).respond).respond
 
 
 def _begin(query: _Query) -> _Do:

@@ -18,6 +18,7 @@ import msgspec
 
 from ebpflb.model import services
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.drift import AuditAnswer
 from ebpflb.model.endpoints import Topology
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.services import likely_service
@@ -86,15 +87,24 @@ class _Listing(NamedTuple):
 
 
 class Inspection:
-    """The handler of the local socket; ``put`` belongs to the inbox."""
+    """The handler of the local socket; ``put`` belongs to the inbox.
 
-    def __init__(self, put: Callable[[Call[Any]], None]) -> None:
-        self._put = put
+    ``audit`` is the ``poll`` of DoctorAudit.
+    """
+
+    def __init__(self, put: Callable[[Call[Any]], None], audit: Callable[[], AuditAnswer]) -> None:
+        self._put, self._audit = put, audit
         self._listing: _Listing | None = None  # the last one, whose further parts are asked for
 
     def respond(self, request: Request) -> Response:
-        """Serve /v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=."""
-        pages = {"/v1/service": self._service, "/v1/services": self._services}
+        """Serve /v1/audit, /v1/service?namespace=&name=, and
+        /v1/services?match=&selector=&after=&limit=.
+        """
+        pages = {
+            "/v1/audit": lambda query: answer(self._audit()),
+            "/v1/service": self._service,
+            "/v1/services": self._services,
+        }
         page = pages.get(request.path)
         if page is None:
             return NOT_FOUND

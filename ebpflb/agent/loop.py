@@ -28,6 +28,7 @@ from ebpflb import stopping
 from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import TABLE_NAME, Audit
 from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
+from ebpflb.agent.doctor_audit import DoctorAudit
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.inspection import Call
 from ebpflb.agent.node_local import NodeLocalSync
@@ -300,6 +301,7 @@ class Agent:
     reporter: Reporter
     loader: ProgramLoader
     audit: Audit
+    doctor_audit: DoctorAudit
     host: HostChanges
     history: History
     api_servers_file: ApiServersFile

@@ -28,7 +28,6 @@ from ebpflb.options import Options
 from ebpflb.serve import status
 from ebpflb.serve.conditions import not_ready
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.recorded_options import record
 from ebpflb.serve.servers import HttpServers
 from ebpflb.serve.status import AgentStatus, rfc3339
 
@@ -176,7 +175,6 @@ class Publisher:
         begun = status.initial(node=options.node_name, source=options.source)
         self.status = begun.changed(
             removed_settings=options.removed_settings,
-            options=record(options),
             socket_translation=options.socket_translation,
             left_to_kube_proxy=options.left_to_kube_proxy,
         )
@@ -230,6 +228,7 @@ def make_status(agent: "Agent") -> AgentStatus:
         in_sync=agent.in_sync,
         drift=named(agent.audit.drift),
         audit_errors=agent.audit.errors,
+        objects_differ=agent.doctor_audit.differ,
     )
 
 

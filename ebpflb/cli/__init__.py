@@ -16,7 +16,6 @@ hints              what was probably meant by a wrong use
 
 The other commands:
 
-audit              compare this node with what it should be
 check              whether this node can run ebpflb
 cleanup            remove ebpflb, or what kube-proxy left behind
 demo               a small cluster on this machine
@@ -83,7 +82,7 @@ def _print_help(context: click.Context, words: tuple[str, ...]) -> None:
 
 # In the order of --help, which imports them all; other uses import one.
 COMMANDS = (
-    *("run", "status", "check", "doctor", "audit", "services", "explain", "monitor", "top"),
+    *("run", "status", "check", "doctor", "services", "explain", "monitor", "top"),
     *("flows", "maps", "history", "ui", "cleanup", "demo", "version", "help"),
 )
 # As kubectl takes the singular and a short name of what it lists.

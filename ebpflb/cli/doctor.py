@@ -15,14 +15,12 @@ from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.files import DOCS
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.state_dir import StateDir
-from ebpflb.options import REPORT, Paths
-from ebpflb.serve import agent_lock
-from ebpflb.serve import status as agent_status
+from ebpflb.model.drift import AuditReport
+from ebpflb.options import Paths
 from ebpflb.serve.conditions import judge
-from ebpflb.tools import pins
+from ebpflb.tools import ask, pins
 from ebpflb.tools.check import check_node
 from ebpflb.tools.check_result import CheckResult
-from ebpflb.tools.comparison import compare
 from ebpflb.tools.node_checks import reach_results, settings_results
 from ebpflb.tools.node_status import facts_of
 
@@ -51,12 +49,13 @@ def doctor(
 ) -> None:
     """Look for everything that can be wrong on this node, and say what to do.
 
-    Gathers `check`, `status` and `audit`, and adds sysctls, how full the maps are, processes
-    that no hook sees, and routes to the endpoints. Last it connects through each path (sockets,
-    packets, NodePorts) to an endpoint of its own: for some seconds there are two network
-    namespaces, and service ports that serve nobody else. With --no-canary it changes nothing.
-    Problems come first; on a terminal they are coloured, unless NO_COLOR is set. Exit status 0
-    if nothing is wrong; warnings do not count.
+    Gathers `check` and `status`, and adds sysctls, how full the maps are, processes that no hook
+    sees, and routes to the endpoints. The running agent lists the cluster's objects and compares
+    them with its own, and what it has written with the kernel. Last doctor connects through each
+    path (sockets, packets, NodePorts) to an endpoint of its own: for some seconds there are two
+    network namespaces, and service ports that serve nobody else. With --no-canary it changes
+    nothing. Problems come first; on a terminal they are coloured, unless NO_COLOR is set. Exit
+    status 0 if nothing is wrong; warnings do not count.
 
     \b
     $ ebpflb doctor
@@ -103,20 +102,18 @@ def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[Che
         yield from check_node(paths.state, cgroup)
         yield from _verdict(paths)
         if maps:
-            yield from _of_maps(paths, cgroup, maps, canary=canary)
+            yield from _of_maps(paths, maps, canary=canary)
         else:
             yield CheckResult("maps", False, True, "cannot be read", lacking)
 
 
-def _of_maps(
-    paths: Paths, cgroup: Path | None, maps: Mapping[str, Map], *, canary: bool
-) -> Iterator[CheckResult]:
+def _of_maps(paths: Paths, maps: Mapping[str, Map], *, canary: bool) -> Iterator[CheckResult]:
     """Of what the pinned maps say."""
     state = StateDir(paths.state)
     steps: dict[str, Callable[[], Iterable[CheckResult]]] = {
         "settings": lambda: settings_results(maps),
         "reach": lambda: reach_results(state, maps),
-        "audit": lambda: _audit(paths, cgroup),
+        "audit": lambda: _audit(paths),
     }
     if canary:
         from ebpflb.tools.canary_check import canary_results
@@ -140,21 +137,32 @@ def _verdict(paths: Paths) -> Iterator[CheckResult]:
         )
 
 
-def _audit(paths: Paths, cgroup: Path | None) -> Iterator[CheckResult]:
-    drift, not_listed = compare(paths, cgroup)
-    if not_listed:
-        yield CheckResult("audit", False, False, "not compared with the cluster", not_listed)
-    if not drift:
-        yield CheckResult("audit", True, True, "nothing differs", "")
-    for each in drift:
-        yield CheckResult(f"audit: {each.part}", False, True, str(each), _put_back(paths))
+def _audit(paths: Paths) -> Iterator[CheckResult]:
+    """What the agent finds: the cluster's objects against its copies, then its plan."""
+    try:
+        report = ask.audit(paths)
+    except ask.NoAnswer as reason:
+        text = "unknown: objects and maps are compared by a running agent"
+        yield CheckResult("audit", False, False, text, str(reason))
+        return
+    found = list(_findings(report))
+    yield from found or [CheckResult("audit", True, True, "nothing differs", "")]
 
 
-def _put_back(paths: Paths) -> str:
-    """Who puts back what differs."""
-    if not agent_lock.is_running(paths):
-        return "no agent is running; the next start of `ebpflb run` repairs it"
-    published = agent_status.read(paths)
-    if published and published.options.get("audit") == REPORT:
-        return "the agent only reports it (--audit=report); its next start repairs it"
-    return "the agent repairs it within seconds; if not, `ebpflb status` says why"
+def _findings(report: AuditReport) -> Iterator[CheckResult]:
+    put_back = "the agent repairs it within seconds; if not, `ebpflb status` says why"
+    if not report.repairs:
+        put_back = "the agent only reports it (--audit=report); its next start repairs it"
+    for each in report.drift:
+        yield CheckResult(f"audit: {each.part}", False, True, str(each), put_back)
+    for name, how in report.objects.items():
+        lists = "restart the agent, which then lists all objects, and report this as a bug"
+        yield CheckResult("audit: objects", False, True, f"{name}: {how}", lists)
+    if report.not_listed:
+        text = "unknown: not compared with the cluster"
+        yield CheckResult("audit: objects", False, False, text, report.not_listed)
+    for name, error in report.errors.items():
+        yield CheckResult("audit", False, True, f"the {name} cannot be compared", error)
+    for name in report.unfinished:
+        text = f"unknown: the {name} are still being compared"
+        yield CheckResult("audit", False, False, text, "`ebpflb status` names what differs")

@@ -9,6 +9,8 @@ import click
 # What kubectl's users type first.
 VERBS = {"get": "services list", "list": "services list", "describe": "services get"}
 SHOWS = {"services": "get", "flows": "list", "maps": "dump"}  # what a group has instead of them
+# Commands of earlier versions.
+REMOVED = {"audit": "`ebpflb doctor` answers what it answered; `status` does without an agent."}
 # Commands and options that remove something: a mistyped word never leads to one of them.
 REMOVING = {"cleanup", "flush", "--cleanup", "--kube-proxy", "--force", "--all", "--remove"}
 _CHOICES = re.compile(r"is not one of .*")
@@ -51,6 +53,8 @@ def _extra_argument(error: click.UsageError) -> str:
 
 def _command(error: click.exceptions.NoSuchCommand) -> str:
     name = error.command_name
+    if name in REMOVED:
+        return REMOVED[name]
     if not error.ctx or error.possibilities:
         return ""
     if name in VERBS:

@@ -66,9 +66,6 @@ class ValidContents:
         ids = self._capacity.backend_ids
         return [each if 0 < each.id < ids else _NO_BACKEND for each in found]
 
-    def backend_slot(self, id: int) -> int:
-        return self._valid_slot(self._maps["backend_slots"].get(id))
-
     def read_back(self) -> MapContents:
         """Return the content for the planner.
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from msgspec import Struct
+
 MAX_NAMED_IN_LINE, MAX_LISTED = 10, 100  # in one line, and in the status
 
 
@@ -33,6 +35,27 @@ class Drift(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} {self.found}"
+
+
+class AuditReport(Struct):
+    """The agent's answer to `ebpflb doctor`.
+
+    ``unfinished``: the checks that had no result in time; ``objects``: of the cluster, with how the
+    agent's copy differs; ``not_listed``: why they could not be listed, or "".
+    """
+
+    drift: list[Drift]
+    errors: dict[str, str]
+    unfinished: list[str]
+    objects: dict[str, str]
+    not_listed: str
+    repairs: bool  # the agent corrects what differs from its plan
+
+
+class AuditAnswer(Struct):
+    """``report`` is None while it is being made."""
+
+    report: AuditReport | None = None
 
 
 def in_force(drifts: Iterable[Drift]) -> bool:

@@ -5,7 +5,6 @@ The agent's thread writes status, health, metrics and the endpoint counts of hea
 ports; the one server thread reads them to respond to requests.
 
 status              the agent's status, in a file
-recorded_options    the agent's options, as its status gives them to commands
 agent_lock          one agent alone on a state directory
 conditions          all problems, one list for status, /readyz and metrics; OK, DEGRADED or DOWN
 servers             the HTTP servers: ports 10256 and 10249, health-check node ports, local socket

@@ -48,6 +48,7 @@ class Cause(StrEnum):
     INVALID_OBJECTS = "invalid objects"
     DRIFT = "drift"
     AUDIT_ERRORS = "audit errors"
+    OBJECTS_DIFFER = "objects differ"
     STALE_UDP = "UDP sockets not ended"
     NODE_NOT_WRITTEN = "node readiness not written"
     PORTS_NOT_OPEN = "ports not open"
@@ -88,6 +89,7 @@ _LASTING = {
     "is written before then",
     Cause.NODE_UNKNOWN: "{}: /healthz answers 503; see --hostname-override",
     Cause.SOURCE_ERRORS: "a source cannot be read | sources cannot be read",
+    Cause.OBJECTS_DIFFER: "an object differs from the cluster's | objects differ, as doctor found",
     Cause.NOT_PROGRAMMED: "a Service does not fit | Services do not fit",
     Cause.CLAIMED_TWICE: "an address is claimed twice | addresses are claimed twice",
     Cause.DEVICES_NOT_SERVED: "a device is not served | devices are not served",
@@ -112,6 +114,7 @@ def _found(it: AgentStatus) -> dict[Cause, str | Mapping[str, str] | bool | None
         Cause.LISTS: not it.lists_complete,
         Cause.NODE_UNKNOWN: it.node_unknown,
         Cause.SOURCE_ERRORS: it.source_errors,
+        Cause.OBJECTS_DIFFER: it.objects_differ,
         Cause.NOT_PROGRAMMED: it.not_programmed,
         Cause.CLAIMED_TWICE: it.standalone and it.claimed_twice,  # else a tenant could
         Cause.DEVICES_NOT_SERVED: it.devices_not_served,
@@ -212,6 +215,9 @@ class Facts(Struct, frozen=True):
     overruled: str = ""  # the problem if a kube-proxy runs behind programs that no agent updates
     conntrack: tuple[int, int] = (0, 0)  # entries, and their limit; 0 is no limit
     table: str = ""  # the problem if the programs need an nft table that is missing, in words
+    faults: Sequence[
+        str
+    ] = ()  # links, programs and pins that are missing; a running agent has them
 
 
 def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
@@ -228,6 +234,8 @@ def _reasons(facts: Facts) -> Iterator[VerdictReason]:
     yield from _conntrack(facts)
     if facts.table:
         yield _degraded(Cause.NO_TABLE, facts.table)
+    if facts.faults:
+        yield _degraded(Cause.DRIFT, f"{'; '.join(facts.faults)}: start the agent")
     if not facts.runs:
         yield from _no_agent(facts)
         return

@@ -85,7 +85,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     monitor: str | None = None  # the state of a running monitor
     in_sync: bool = False  # the last sync wrote everything
     drift: Mapping[str, str] = {}  # object -> how it differs from the plan
-    options: Mapping[str, str] = {}  # as recorded_options has them
+    objects_differ: Mapping[str, str] = {}  # object -> how the agent's copy differs, by doctor
     audit_errors: Mapping[str, str] = {}  # check -> why it cannot compare or correct
 
     def __post_init__(self) -> None:

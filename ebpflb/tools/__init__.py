@@ -3,9 +3,6 @@
 
 pins             a node's directories and pinned maps, and whether a command can see them
 node_status      what `ebpflb status` says of this node
-comparison       what differs on this node, for `ebpflb audit` and `ebpflb doctor`
-node_audit       compares hooks, pins and maps once, and the maps' service ports with the cluster
-fresh_list       compares a fresh list of the cluster's objects with the maps
 requirements     what this node must have to run ebpflb
 check            whether this node can run ebpflb, feature by feature
 node_checks      sysctls, maps, whose sockets the hooks see, and routes to endpoints

@@ -2,6 +2,7 @@
 """What the running agent answers, by HTTP over the socket in its run directory."""
 
 import errno
+import time
 from collections.abc import Iterable
 from contextlib import closing
 from typing import TypeVar
@@ -12,6 +13,7 @@ import msgspec
 from ebpflb import http_get, unix_socket
 from ebpflb.errors import NodeError, NotFound, in_words
 from ebpflb.model.addresses import Address
+from ebpflb.model.drift import AuditAnswer, AuditReport
 from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
 from ebpflb.plan.canary import CanaryLease, UplinkReport
@@ -19,6 +21,8 @@ from ebpflb.plan.service_page import ServiceList, ServicePage
 
 SECONDS = 10.0
 UPLINK_SECONDS = 30.0  # another probe may run, and frames that are lost are sent three times
+POLL_SECONDS = 0.2  # while the agent compares
+AUDIT_SECONDS = 90.0  # the objects are listed, twice if any differs
 PULSE_SECONDS = 2.0  # an agent whose process runs answers at once
 _GONE = {errno.ENOENT: "no agent runs", errno.ECONNREFUSED: "no agent runs"}
 _OTHER_VERSION = "the agent is of another version"
@@ -49,6 +53,19 @@ def pulse(paths: Paths) -> Pulse | None:
         raise
     except NoAnswer:
         return None
+
+
+def audit(paths: Paths) -> AuditReport:
+    """Return what the agent finds now. Raises NoAnswer with the reason, Hangs among them."""
+    until = time.monotonic() + AUDIT_SECONDS
+    while time.monotonic() < until:
+        try:
+            if report := _get(paths, "/v1/audit", AuditAnswer).report:
+                return report
+        except NotFound:
+            raise NoAnswer(_OTHER_VERSION) from None
+        time.sleep(POLL_SECONDS)
+    raise NoAnswer(f"the agent has not finished within {AUDIT_SECONDS:g} s")
 
 
 def service(paths: Paths, namespace: str, name: str) -> ServicePage:

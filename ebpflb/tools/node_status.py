@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of this node as `ebpflb status` shows it."""
 
+import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 
 from ebpflb.errors import NodeError
 from ebpflb.kernel.attach import cgroup_links, device_programs
+from ebpflb.kernel.attach.cgroup_links import HeldLinks
 from ebpflb.kernel.maps.bpf_map import Map
 from ebpflb.kernel.maps.bpffs import mount_of, state_directories, why_hidden
 from ebpflb.kernel.maps.frontend_keys import FrontendKeys
@@ -17,6 +19,7 @@ from ebpflb.kernel.maps.state_dir import StateDir
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.kernel.netfilter import conntrack, nft
 from ebpflb.kernel.netfilter.rules import TABLE
+from ebpflb.model.devices import Device
 from ebpflb.model.kube_proxy import RULES_RETURNED
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock
@@ -76,7 +79,30 @@ def facts_of(paths: Paths) -> Facts:
         conntrack=(conntrack.count(), conntrack.limit()),
         overruled="" if runs else kube_proxy.overruled(paths.state),
         table="" if runs else _table(paths.state),
+        faults=[] if runs else _faults(paths.state),
     )
+
+
+def _faults(path: Path) -> list[str]:
+    """Return what is missing of links, programs and pins; nothing where no socket hook is left.
+
+    The devices that should have programs are those of the map `devices`.
+    """
+    state, names = StateDir(path), dict(socket.if_nameindex())
+    if not cgroup_links.attached(state):
+        return []
+    found = cgroup_links.faults(state, None)
+    try:
+        with pins.pinned_maps(path) as maps:
+            wanted = [] if pins.why_elsewhere(maps) else sorted(maps["devices"].items())
+            for index, _ in wanted:
+                if index in names:
+                    device = Device(index, names[index], False, True, 0, (), ())
+                    attacher = device_programs.attacher(state)
+                    found += attacher.faults(device, {}, HeldLinks(), {})
+    except NodeError as error:
+        return [*map(str, found), str(error)]
+    return [*map(str, found)]
 
 
 def _table(state: Path) -> str:

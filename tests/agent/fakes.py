@@ -10,6 +10,7 @@ from typing import Any
 from ebpflb.agent import Agent
 from ebpflb.agent.api_servers import ApiServersFile
 from ebpflb.agent.audit import Audit, HooksCheck
+from ebpflb.agent.doctor_audit import DoctorAudit
 from ebpflb.agent.endpoint_health import EndpointHealthSync
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Inbox, Message, Stop
@@ -384,6 +385,9 @@ class Harness:
         service_sync = ServiceSync(datapath, cluster, node_sync, record_lack=self.record_lack)
         checks = [HooksCheck(node_sync, fakes.lock, self._end)]
         self.loader = ProgramLoader(datapath, self.options)
+        audit = Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT)
+        self.doctor_audit = DoctorAudit(self.options, lambda call: self.agent.inbox.put(call))
+        self.doctor_audit.audit = audit
         self.agent = Agent(
             options=self.options,
             inbox=Inbox(),
@@ -392,7 +396,8 @@ class Harness:
             service_sync=service_sync,
             reporter=reporter,
             loader=self.loader,
-            audit=Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT),
+            audit=audit,
+            doctor_audit=self.doctor_audit,
             host=FakeHost(self.options),  # type: ignore[arg-type]
             api_servers_file=ApiServersFile(Path("/nowhere/api-servers.json")),
             clock=self.clock,

@@ -16,9 +16,7 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.events import Kind
 from ebpflb.plan.canary import UplinkReport, is_canary
-from ebpflb.plan.space import UNLIMITED
 from ebpflb.serve.listener import Request, Response
-from ebpflb.tools import fresh_list
 from tests.agent.fakes import Harness, changed, listed, service, slices
 
 WISH = {
@@ -102,8 +100,6 @@ def test_it_is_no_drift(harness: Harness, asked: CanaryRequests) -> None:
     """No object of the cluster asks for it, and none asks it away."""
     begin(harness, "10.96.0.0/24")
     assert ask(asked, "begin", WISH)[0] == 200
-    contents = harness.datapath.read_contents()
-    assert not fresh_list.missing(harness.agent.cluster, contents, CAPACITY, UNLIMITED).plan
     harness.send(listed(Kind.SERVICE))
     assert len(written(harness)) == 2
 

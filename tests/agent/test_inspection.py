@@ -13,10 +13,15 @@ from ebpflb.agent import inspection
 from ebpflb.agent.inspection import Call, Inspection
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.drift import AuditAnswer
 from ebpflb.model.events import Key, Kind
 from ebpflb.plan.service_page import ServiceList, ServicePage
 from ebpflb.serve.listener import Request, Response
 from tests.agent.fakes import Harness, changed, listed, service, slices
+
+
+def no_audit() -> AuditAnswer:
+    raise AssertionError("nobody asked for an audit")
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def asked(harness: Harness) -> Inspection:
         listed(Kind.NODE),
     )
     harness.wait_for(lambda status: status.service_ports == len(names))
-    return Inspection(harness.agent.inbox.put)
+    return Inspection(harness.agent.inbox.put, no_audit)
 
 
 def get(asked: Inspection, path: str, query: Any = ()) -> Response:
@@ -74,7 +79,7 @@ def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = ClusterState("node-1")
     cluster.services.update(dict.fromkeys(keys, ()))
     planner: Any = None
-    asked = Inspection(lambda call: call.answer(cluster, planner, None))
+    asked = Inspection(lambda call: call.answer(cluster, planner, None), no_audit)
     found, after = list[str](), ""
     while part := names(asked, "*", after=after, limit=1):
         found, after = found + part, part[0]
@@ -129,7 +134,7 @@ def test_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that does not answer in time is 503, and the call is not made later."""
     monkeypatch.setattr(inspection, "ANSWER_SECONDS", 0.01)
     calls: list[Call[Any]] = []
-    response = get(Inspection(calls.append), "/v1/services")
+    response = get(Inspection(calls.append, no_audit), "/v1/services")
     assert response.status == 503
     nothing: Any = None
     for call in calls:
@@ -140,6 +145,6 @@ def test_before_the_lists(harness: Harness) -> None:
     """Until all lists have been received the answer says so."""
     harness.start()
     harness.send(changed(Kind.SERVICE, service("web", "10.96.0.1")))
-    response = get(Inspection(harness.agent.inbox.put), "/v1/services")
+    response = get(Inspection(harness.agent.inbox.put, no_audit), "/v1/services")
     found = msgspec.json.decode(response.body, type=ServiceList)
     assert found.notes == ["the agent has not received all lists yet"]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb doctor`: a line for each thing that is wrong, and an exit status."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,24 +138,32 @@ def test_an_own_program_without_its_pin(cluster: Cluster) -> None:
 
 
 def test_drift(cluster: Cluster) -> None:
-    """An entry that somebody has deleted is named, with what becomes of it: nothing without an
-    agent until one starts.
-    """
+    """An entry that somebody has deleted is named by the agent, which is asked to look now."""
     maps = StateDir(cluster.agent.paths.state).open_maps()
     key = next(key for key, _ in maps["cluster_ips"].items())
     try:
         maps["cluster_ips"].delete([key])
         code, found = not_ok(cluster)
-        cluster.agent.stop()
-        _, alone = not_ok(cluster)
     finally:
         maps["cluster_ips"].write([(key, 1)])
         for opened in maps.values():
             opened.close()
-        cluster.agent.start()
     assert code == 1
     assert str(key) in found["audit: map"]["detail"]
-    assert alone["audit: map"]["remedy"].startswith("no agent is running; the next start")
+
+
+def test_an_agent_that_hangs_is_unknown(cluster: Cluster) -> None:
+    """Nothing is said to be well that nobody has compared."""
+    published = status.read(cluster.agent.paths)
+    assert published
+    os.kill(published.pid, signal.SIGSTOP)
+    try:
+        code, found = not_ok(cluster)
+    finally:
+        os.kill(published.pid, signal.SIGCONT)
+    assert code == 1
+    assert found["audit"]["detail"].startswith("unknown: ")
+    assert found["status: agent does not answer"]["required"]
 
 
 def test_a_missing_pin_of_a_map_is_one_line(cluster: Cluster) -> None:
@@ -170,11 +180,16 @@ def test_a_missing_pin_of_a_map_is_one_line(cluster: Cluster) -> None:
 
 
 def test_no_agent(cluster: Cluster) -> None:
-    """What was programmed serves, and a line says that changes are not applied."""
+    """What was programmed serves, and lines say that changes are not applied, what is not compared,
+    and which links, programs and pins are missing.
+    """
     cluster.agent.stop()
+    pin = StateDir(cluster.agent.paths.state).links_directory / "sendmsg4"
     try:
         code, found = not_ok(cluster)
         text = doctor(cluster).out
+        pin.unlink()
+        lacking = not_ok(cluster)[1]["status: drift"]["remedy"]
         alone = doctor(cluster, "--no-canary", "--no-headers").out.splitlines()
         quiet = doctor(cluster, "--no-canary", "--no-headers", "--quiet").out.splitlines()
     finally:
@@ -184,4 +199,6 @@ def test_no_agent(cluster: Cluster) -> None:
     assert words == sorted(words, key=["WRONG", "warning", "ok"].index) and "ok" in words
     assert {line.split()[0] for line in quiet} == {*words} - {"ok"}
     assert found["status: no agent runs"]["detail"] == "DEGRADED"
+    assert found["audit"]["detail"].startswith("unknown: ") and "status: drift" not in found
+    assert lacking.startswith(f"hook sendmsg4 has no pin {pin}")
     assert re.search(r"(?m)^WRONG +status: no agent runs ", text) and "docs/runbook.md" in text

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever lies in the place of an agent's files, each command ends, and says it in one line."""
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,14 +13,11 @@ from ebpflb.kernel.maps import state_record
 from ebpflb.kernel.maps.bpffs import BPFFS
 from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.options import Paths
-from ebpflb.serve import status
-from ebpflb.tools import comparison
 from tests.cli.conftest import Ebpflb
 from tests.kit.hostile_files import HOSTILE, lay
 
 LONGEST = 60  # seconds of a command
 COMMANDS = {
-    "audit": ("audit",),
     "status": ("status",),
     "history": ("history",),
     "maps dump": ("maps", "dump", "--all"),
@@ -38,12 +34,6 @@ PLACES: tuple[Callable[[Paths], Path], ...] = (
     lambda paths: paths.monitor_socket,
     lambda paths: paths.history_file,
 )
-
-
-@pytest.fixture(autouse=True)
-def once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No agent writes: the audit need not wait until it looks again."""
-    monkeypatch.setattr(comparison, "AGAIN_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -97,26 +87,14 @@ def test_files(ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]) -> No
     assert not paths.state.exists()
 
 
-@pytest.mark.parametrize("command", ["status", "audit"])
 def test_a_status_that_is_none_is_named(
-    ebpflb: Ebpflb, paths: Paths, caplog: pytest.LogCaptureFixture, command: str
+    ebpflb: Ebpflb, paths: Paths, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the commands that need it."""
+    """By the command that needs it."""
     paths.status_file.write_text("{")
-    ebpflb(command, "--state-dir", paths.state, "--run-dir", paths.run)
+    ebpflb("status", "--state-dir", paths.state, "--run-dir", paths.run)
     (said,) = caplog.messages
     assert said.startswith(f"{paths.status_file}: ignored: ")
-
-
-@pytest.mark.parametrize("field", ["external_ips", "cgroup", "scheduler", "bind_address"])
-def test_options_that_are_none(ebpflb: Ebpflb, paths: Paths, field: str) -> None:
-    """The audit says whose they are."""
-    options = {"node_name": "n", "cgroup": "/sys/fs/cgroup"} | {field: "no\0thing"}
-    known = {"pid": 1, "node": "n", "source": "s", "started": status.rfc3339(0), "options": options}
-    paths.status_file.write_text(json.dumps(known))
-    done = ebpflb("audit", "--state-dir", paths.state, "--run-dir", paths.run)
-    (line,) = done.err.splitlines()
-    assert done.status == 1 and line.startswith(f"ebpflb: {paths.status_file}: ")
 
 
 RECORDS: dict[str, Callable[[Path], None]] = {

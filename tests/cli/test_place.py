@@ -20,7 +20,7 @@ from tests.cli.conftest import NEVER, Done, Ebpflb
 from tests.kernel.node import nodes
 from tests.kit.cluster import Cluster, endpoint, web
 
-WORDS = (("status",), ("doctor",), ("audit",), ("maps", "dump", "services"), ("cleanup",))
+WORDS = (("status",), ("doctor",), ("maps", "dump", "services"), ("cleanup",))
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +48,9 @@ def test_where_ip_netns_exec_hides_the_bpffs(cluster: Cluster, words: tuple[str,
     assert cluster.agent.paths.status_file.exists()
 
 
-@pytest.mark.parametrize("command", ["doctor", "audit"])
-def test_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster, command: str) -> None:
+def test_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
     """The agent's is named by a path, and nothing is compared with this one."""
-    done = ebpflb(command, *cluster.agent.where, "-o", "json")
+    done = ebpflb("doctor", *cluster.agent.where, "-o", "json")
     assert_elsewhere(done.err, cluster)
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
 
@@ -87,7 +86,7 @@ def assert_elsewhere(text: str, cluster: Cluster) -> None:
 
 
 def asked(ebpflb: Ebpflb, state: Path) -> Iterator[Done]:
-    for command in ("status", "doctor", "audit"):
+    for command in ("status", "doctor"):
         yield ebpflb(command, "--state-dir", state, "--run-dir", state.parents[1] / "never")
 
 

@@ -70,7 +70,7 @@ def _last_lacks(shown: Path, address: str) -> bool:
     return len(objects) > 2 and address not in objects[-2]
 
 
-@pytest.mark.parametrize("words", ["check", "audit", "doctor --no-canary"])
+@pytest.mark.parametrize("words", ["check", "doctor --no-canary"])
 def test_checks(tmp_path: Path, cluster: Cluster, where: list[str], words: str) -> None:
     """They repeat until Ctrl-C, which is no error."""
     shown = tmp_path / "shown"

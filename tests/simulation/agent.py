@@ -224,6 +224,7 @@ def _fail(status: PartStatus) -> None:
 def _others(history: History, cluster: ClusterState, clock: Callable[[], float]) -> dict[str, Any]:
     """The parts of an agent that are not simulated, beside that one."""
     return {
+        "doctor_audit": Mock(differ={}),
         "endpoint_health": endpoint_health(cluster, history.because, clock),
         "node_local": node_local(cluster, clock),
         "node_readiness": NodeReadiness(OFF, NODE, Health(1.0), None),

@@ -14,7 +14,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ebpflb.cli.audit import audit
 from ebpflb.cli.check import check
 from ebpflb.cli.cleanup import cleanup
 from ebpflb.cli.flows import flows
@@ -23,6 +22,7 @@ from ebpflb.cli.status import status
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.kernel import bpf
 from ebpflb.kernel.datapath import Datapath
+from ebpflb.kernel.map_writer import capacity_of
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.maps.bpf_map import Map, MappedArray
 from ebpflb.kernel.maps.bpffs import BPFFS
@@ -31,8 +31,8 @@ from ebpflb.kernel.maps.state_dir import StateDir, remove_tree
 from ebpflb.kernel.maps.sweep import FLOW_MAPS, SweptTable
 from ebpflb.kernel.programs import precompile
 from ebpflb.kernel.programs.loader import FrameProgram
+from ebpflb.kernel.valid_contents import ValidContents
 from ebpflb.plan.flow_entries import Timeouts
-from ebpflb.tools import node_audit as comparisons
 from ebpflb.tools.dump import ROWS, dump_maps
 from ebpflb.tools.flow_list import FlowFilter, list_flows
 from tests.kernel.node import nodes
@@ -43,7 +43,6 @@ COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {
     "status": (status, ()),
     "check": (check, ()),
     "flows list": (flows, ("list",)),
-    "audit": (audit, ()),
     "cleanup": (cleanup, ()),
 }
 
@@ -90,7 +89,7 @@ def damage(opened: Map, chance: random.Random) -> None:
 def test_every_reader_survives_any_content_of_the_maps(
     state: StateDir, cache: Path, seed: int
 ) -> None:
-    """maps dump, flows, audit, status, and the sweep, which goes on and clears."""
+    """maps dump, flows, status, and the sweep, which goes on and clears."""
     chance, maps = random.Random(seed), state.open_maps()
     for _ in range(60):
         for opened in maps.values():
@@ -98,7 +97,7 @@ def test_every_reader_survives_any_content_of_the_maps(
     for name in ROWS:
         dump_maps(maps, (name,))
     list_flows(maps, FlowFilter())
-    list(comparisons.inconsistent(maps, comparisons.contents(maps)))
+    list(ValidContents(maps, capacity_of(maps), repair=False).services())
     program = FrameProgram(precompile.FLOW_END, maps, cache)
     for name in FLOW_MAPS:
         table = SweptTable(maps, name, Timeouts(), program.run)
@@ -118,7 +117,6 @@ def test_a_reader_changes_nothing_and_names_what_is_damaged(
     key = bytes(maps["services"].spec.key_size)
     bpf.map_update(maps["services"].fd, key, b"\xff" * maps["services"].spec.value_size)
     dump_maps(maps, ("services",))
-    comparisons.contents(maps)
     assert len(list(maps["services"].packed_items())) == 1
     assert f"map services: 1 invalid entries left out (first key {key.hex()})" in (caplog.text)
     for opened in maps.values():

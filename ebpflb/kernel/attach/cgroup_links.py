@@ -173,29 +173,29 @@ def attached(state: StateDir) -> dict[str, int]:
 
 def faults(
     state: StateDir,
-    cgroup: Path,
+    cgroup: Path | None,
     ours: Mapping[str, int] | None = None,
     held: HeldLinks | None = None,
 ) -> list[Drift]:
     """Return the hooks that are not attached to this cgroup, have no pin, or run another program.
 
-    ``ours``: program name -> program id; None: any id. A link without a pin is looked up in
-    ``held``. Raises KernelError, and OSError if there is no such cgroup.
+    ``cgroup``: None for any. ``ours``: program name -> program id; None: any id. A link without a
+    pin is looked up in ``held``. Raises KernelError, and OSError if there is no such cgroup.
     """
-    number = cgroup.stat().st_ino
+    number = cgroup.stat().st_ino if cgroup else None
     pins = [state.links_directory / name for name in CGROUP_HOOKS]
     return [drift for pin in pins for drift in _faults(pin, number, ours, held)]
 
 
 def _faults(
-    pin: Path, cgroup: int, ours: Mapping[str, int] | None, held: HeldLinks | None
+    pin: Path, cgroup: int | None, ours: Mapping[str, int] | None, held: HeldLinks | None
 ) -> Iterator[Drift]:
     name, link = f"hook {pin.name}", _link_info(pin)
     if link is None:
         yield Drift(Part.PIN, name, f"has no pin {pin}")
         kept = held.get(pin) if held else None
         link = None if kept is None else bpf.info(kept, "link_info")
-    if not link or link.cgroup != cgroup:
+    if not link or not link.cgroup or cgroup not in (None, link.cgroup):
         yield Drift(Part.HOOK, name, "is not attached")
     elif ours is not None and link.program != ours.get(pin.name):
         yield Drift(Part.HOOK, name, f"runs program #{link.program}, which is not the agent's")
