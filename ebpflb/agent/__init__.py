@@ -8,6 +8,7 @@ monitoring        serves `ebpflb monitor`
 engine_choice     which engine translates new flows
 node_sync         writes the facts about this node: devices, addresses, settings
 program_loader    loads the programs, and tries again after a failure
+backlog           the order in which namespaces' Services are planned, and their budgets
 service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with the plan, and corrects differences
 doctor_audit      compares the cluster's objects with the agent's, for doctor

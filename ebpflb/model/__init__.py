@@ -23,7 +23,6 @@ nodes               a Node -> its zone, addresses, and eligibility     (kube-pro
 The node's devices and addresses:
 
 devices             which devices are served, and the addresses that traffic is masqueraded to
-neighbours          the hosts that the kernel reaches on its links, and the ports of its bridges
 packet_path         which engine translates packets, and why
 fast_forward        whether established flows bypass the network stack
 

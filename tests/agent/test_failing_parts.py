@@ -2,23 +2,20 @@
 """A mistake of the program in a part of the agent's loop: no other part stops, and it is named."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from ebpflb.agent import service_sync
-from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.lab.agents import wait_until
 from ebpflb.model import services
-from ebpflb.model.endpoints import Selection
 from ebpflb.model.events import Kind, SourceStatus, Together
-from ebpflb.model.services import PortName, ServicePort
 from ebpflb.model.untracked import NO_UNTRACKED
-from ebpflb.plan.planner import Plan, Planner
+from ebpflb.plan.planner import Plan
 from ebpflb.serve.conditions import Cause, conditions
 from ebpflb.serve.listener import Request
 from ebpflb.stopping import parts
 from tests.agent.fakes import FakeDatapath, Harness, changed, listed, service, slices
+from tests.agent.planning_mutations import in_steps, in_the_middle_of_slots, in_the_plan
 
 LOOP = (
     *("programs", "canary", "endpoint health", "node-local", "services"),
@@ -79,30 +76,6 @@ def wake(harness: Harness) -> bool:
     return False
 
 
-def _in_steps(patched: pytest.MonkeyPatch) -> None:
-    desired = ServiceSync._desiring  # noqa: SLF001
-
-    def failing(sync: ServiceSync, port: ServicePort, selection: Selection) -> Any:
-        yield 1
-        if port.name.service == "web":
-            raise ValueError("a mistake")
-        return (yield from desired(sync, port, selection))
-
-    patched.setattr(ServiceSync, "_desiring", failing)
-
-
-def _in_the_plan(patched: pytest.MonkeyPatch) -> None:
-    """After a part of it was made."""
-    count = Planner._count  # noqa: SLF001
-
-    def failing(planner: Planner, name: PortName, *entries: Any) -> None:
-        count(planner, name, *entries)
-        if name.service == "web" and entries[0].id:
-            raise ValueError("a mistake")
-
-    patched.setattr(Planner, "_count", failing)
-
-
 def _in_the_writes(patched: pytest.MonkeyPatch) -> None:
     apply = FakeDatapath.apply
 
@@ -114,7 +87,7 @@ def _in_the_writes(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(FakeDatapath, "apply", failing)
 
 
-@pytest.mark.parametrize("fail", [_in_steps, _in_the_plan, _in_the_writes])
+@pytest.mark.parametrize("fail", [in_steps, in_the_plan, _in_the_writes])
 def test_a_service_whose_plan_fails_stops_no_other(
     serving: Harness, fail: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +120,7 @@ def test_a_service_that_fails_in_the_middle_of_its_slots_keeps_none(
     many = [f"10.1.{number // 250}.{number % 250 + 1}" for number in range(1100)]
     serving.send(changed(Kind.SERVICE, service("web", "10.96.0.7")))
     with monkeypatch.context() as patched:
-        patched.setattr(Planner, "_write_part", lambda *_: 1 // 0)
+        in_the_middle_of_slots(patched)
         serving.agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("web", *many)))
         serving.wait_for(lambda status: "Service default/web" in status.failing_parts)
         serving.agent.inbox.put(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.9.9")))
@@ -169,7 +142,7 @@ def test_the_first_sync_serves_all_but_the_service_that_fails(
     harness.send(*lists)
     harness.stop()
     with monkeypatch.context() as patched:
-        _in_steps(patched)
+        in_steps(patched)
         harness.start()
         changes = listed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.66"), slices("b", "10.1.0.9"))
         harness.send(lists[0], changes, lists[2])

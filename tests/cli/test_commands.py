@@ -18,6 +18,7 @@ from ebpflb import cli as cli_package
 from ebpflb.cli import ALIASES, COMMANDS, cli
 from ebpflb.cli.hints import REMOVING
 from ebpflb.version import BUILD_DATE, COMMIT, VERSION
+from tests.cli.commands import every_command
 from tests.cli.conftest import NEVER, Ebpflb
 
 OTHERS = ("ebpflb.cli.demo", "ebpflb.cli.explain", "ebpflb.lab", "kubernetes.client.rest", "bcc")
@@ -86,20 +87,6 @@ def test_help_says_what_each_command_says() -> None:
         command = cli.get_command(click.Context(cli), name)
         assert command and command.help
         assert f" {name} {' '.join(command.help.split()).partition('. ')[0].rstrip('.')}." in shown
-
-
-def every_command(
-    command: click.Command = cli, parent: click.Context | None = None, name: str = "ebpflb"
-) -> Iterator[click.Context]:
-    context = click.Context(command, parent, info_name=name)
-    yield context
-    if isinstance(command, click.Group):
-        found = {
-            each: command.get_command(context, each) for each in command.list_commands(context)
-        }
-        for each, one in found.items():
-            if one:
-                yield from every_command(one, context, each)
 
 
 def test_each_help_has_three_examples(monkeypatch: pytest.MonkeyPatch) -> None:

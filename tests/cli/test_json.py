@@ -2,19 +2,17 @@
 """docs/output.md describes every word of `-o json`, and tables have the same words."""
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from ebpflb.lab.hosts import Host
+from tests.cli.described import WORDS, faults
 from tests.cli.doctors import published
 from tests.kit import forked
 from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster
 
-PAGE = Path(__file__).parents[2] / "docs/output.md"
 COMMANDS = {
     "status": "status",
     "version": "version",
@@ -30,63 +28,6 @@ COMMANDS = {
     "top --once --interval 0.2": "top",
 }
 OF_ONE_OBJECT = {"status", "version", "get", "explain"}
-# What only some places have, and what only an agent in trouble says.
-SERVICE = {"namespace", "name", "port_name", "protocol"}
-PLACE = {"address", "port"}
-SCALARS: dict[str, Any] = {"string": str, "number": (int, float), "boolean": bool}
-
-
-class Word(NamedTuple):
-    types: frozenset[str]
-    commands: frozenset[str]
-
-
-def words() -> dict[str, Word]:
-    rows = re.findall(r"(?m)^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| [^|]*\|$", PAGE.read_text())
-    return {
-        name: Word(frozenset(types.split(" or ")), frozenset(commands.split()))
-        for name, types, commands in rows
-    }
-
-
-WORDS = words()
-
-
-def is_of(kind: str, value: Any) -> bool:
-    """Whether a value is of this type of the page."""
-    if kind.startswith("list of "):
-        return isinstance(value, list) and all(is_of(kind[8:], each) for each in value)
-    if kind in SCALARS:
-        of_number = kind != "number" or not isinstance(value, bool)
-        return isinstance(value, SCALARS[kind]) and of_number
-    if kind == "null":
-        return value is None
-    if not isinstance(value, dict):
-        return False
-    if kind == "service":
-        return value.keys() == SERVICE
-    if kind == "place":
-        has_port = isinstance(value.get("port"), int | None)
-        return PLACE <= value.keys() <= PLACE | {"protocol"} and has_port
-    return kind in ("object", "map")
-
-
-def faults(value: Any, command: str) -> Iterator[str]:
-    """What of a value the page does not describe."""
-    for each in value if isinstance(value, list) else ():
-        yield from faults(each, command)
-    if not isinstance(value, dict):
-        return
-    for name, each in value.items():
-        word = WORDS.get(name)
-        if word is None or command not in word.commands:
-            yield f"{command}: {name} is not described"
-        elif not any(is_of(kind, each) for kind in word.types):
-            yield f"{command}: {name}: {each} is none of {word.types}"
-        elif "map" in word.types and isinstance(each, dict):
-            yield from faults([it for it in each.values() if isinstance(it, dict)], command)
-        elif not any(is_of(kind, each) for kind in ("service", "place")):
-            yield from faults(each, command)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from ebpflb.cli import cli
 from ebpflb.kernel import attributes, declarations
 from ebpflb.kernel.maps import layout
 from ebpflb.kernel.programs import compiler
-from tests.cli.test_commands import every_command
+from tests.cli.commands import every_command
 from tests.kit import answers
 
 CHECKOUT = Path(__file__).parents[2]

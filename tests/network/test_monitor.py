@@ -22,7 +22,7 @@ from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.serve import status
-from tests.cli import test_json
+from tests.cli.described import faults
 from tests.kit import monitors, requests, two_nodes
 from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, running, web
 from tests.kit.monitors import watching
@@ -65,7 +65,7 @@ def test_a_connection_of_a_socket_is_told(
         assert "client" in event["pod"]
         assert 0 < event["duration"] < 1e9
     said = [json.loads(line) for line in monitor.text().splitlines()]
-    assert not [*test_json.faults(said, "monitor")]
+    assert not [*faults(said, "monitor")]
 
 
 def test_what_is_refused_or_to_nobody(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.packet.frames import at, host_of, opening, port_of
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
-from tests.packet.test_vips import REJECT, publish
+from tests.packet.vips import REJECT, publish
 
 SO_COOKIE = 57
 VERDICT = "translated_at_socket"

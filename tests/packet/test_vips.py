@@ -12,21 +12,9 @@ from tests.packet.frames import ICMP, Packet, Raw, at, built, carrier, network, 
 from tests.packet.network import routed_from
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import KINDS
+from tests.packet.vips import DROP, PASS, REJECT, publish
 
 BALANCED = ("cluster", "balancer", "external")
-PASS, REJECT, DROP = "unknown_ports", "unknown_ports unknown_reject", "unknown_ports unknown_drop"
-
-
-def publish(
-    node: PacketNode, places: Places, kind: str, words: str = "", *, served: bool = True
-) -> str:
-    """Return an address of a service on TCP port 80, which stands for the address as a whole."""
-    address: str = places.cluster_ip if kind == "cluster" else getattr(places, kind)
-    flags = f"{KINDS[kind]} {words}"
-    both = {f"{at(address, 80)}/tcp": flags, f"{at(address, 0)}/icmp": flags}
-    node.publish(1, both, cluster=[at(places.there, 8080)] if served else [])
-    return address
 
 
 def ping(source: str, host: str, size: int = 56) -> Packet:

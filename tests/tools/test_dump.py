@@ -41,7 +41,7 @@ from ebpflb.plan.entries import (
 )
 from ebpflb.plan.flow_entries import Tuple
 from ebpflb.tools.dump import ROWS, dump_maps
-from tests.cli.test_json import faults
+from tests.cli.described import faults
 from tests.kernel.node import nodes
 from tests.tools.conftest import count
 
