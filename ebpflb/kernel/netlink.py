@@ -167,10 +167,6 @@ def text(kind: int, content: str) -> bytes:
     return attribute(kind, to_text(content))
 
 
-def number(kind: int, content: int) -> bytes:
-    return attribute(kind, to_number(content))
-
-
 def to_text(content: str) -> bytes:
     return content.encode() + b"\0"
 

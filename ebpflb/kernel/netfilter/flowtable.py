@@ -25,8 +25,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ebpflb.errors import NodeError, in_words
-from ebpflb.kernel.netfilter import nft
+from ebpflb.kernel.netfilter import nft, rules
 from ebpflb.kernel.netfilter.nft import Name
+from ebpflb.kernel.netfilter.rules import Rule, load_ct
 from ebpflb.kernel.netfilter.transaction import (
     DELETE_ELEMENTS,
     DELETE_FLOWTABLE,
@@ -43,7 +44,16 @@ from ebpflb.kernel.netfilter.transaction import (
     dump,
     own_elements,
 )
-from ebpflb.kernel.netlink import attribute, attributes, list_items, nested, number, text
+from ebpflb.kernel.netlink import (
+    attributes,
+    encode,
+    has_attributes,
+    list_items,
+    nested,
+    text,
+    to_number,
+    to_text,
+)
 from ebpflb.kernel.node.namespaces import call_in_new
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
@@ -59,22 +69,22 @@ _FORWARD, _INGRESS = 2, 0  # NF_INET_FORWARD, NF_NETDEV_INGRESS
 _AT_ONCE = 1000  # elements in one message, whose attribute has at most 64 KiB
 _DEVICES_AT_ONCE = 128  # of the kernel's maximum of 256 in a message (NFT_NETDEVICE_MAX)
 
-_REGISTER = 8  # NFT_REG32_00, the first of 16 that have 4 bytes each
 _CT_STATUS, _CT_PROTOCOL, _CT_PORT, _CT_PACKETS, _CT_V4, _CT_V6 = 2, 10, 12, 14, 20, 22  # NFT_CT_*
-_TO_NETWORK, _AT_LEAST = 1, 5  # NFT_BYTEORDER_HTON, NFT_CMP_GTE
 _PACKETS = struct.pack(">Q", 19)  # as kindnet and kube-proxy's prototype
-_ORIGINAL = attribute(3, b"\0")  # NFTA_CT_DIRECTION: IP_CT_DIR_ORIGINAL
-_ANSWERED = struct.pack("=I", SEEN_REPLY | DESTINATION_NAT)
-_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT
+_ANSWERED = SEEN_REPLY | DESTINATION_NAT
 
 
 class FrontendSet(NamedTuple):
-    """One family's set of frontends. ``data_type`` is for nft(8): address . protocol . service."""
+    """One family's set of frontends. ``data_type`` is for nft(8): address . protocol . service.
+
+    ``registers``: of protocol and port, behind the address, as the kernel dumps them.
+    """
 
     name: str
     address_key: int  # NFT_CT_*
     address_size: int
     data_type: int
+    registers: tuple[int, int]
 
     @property
     def key_size(self) -> int:
@@ -82,8 +92,8 @@ class FrontendSet(NamedTuple):
 
 
 FRONTEND_SETS = (
-    FrontendSet("frontends-v4", _CT_V4, 4, 7 << 12 | 12 << 6 | 13),
-    FrontendSet("frontends-v6", _CT_V6, 16, 8 << 12 | 12 << 6 | 13),
+    FrontendSet("frontends-v4", _CT_V4, 4, 7 << 12 | 12 << 6 | 13, (9, 10)),
+    FrontendSet("frontends-v6", _CT_V6, 16, 8 << 12 | 12 << 6 | 13, (2, 13)),
 )
 
 
@@ -107,10 +117,10 @@ def read(table: Name) -> Contents | None:
 
     Raises Refused.
     """
-    rules = dump(table, GET_RULE, text(1, table.table), text(2, CHAIN))
-    comments = [attributes(rule).get(7, b"") for rule in rules]
+    there = dump(table, GET_RULE, encode({1: to_text(table.table), 2: to_text(CHAIN)}))
+    wanted = [_rule(table, each).tree for each in FRONTEND_SETS]
     devices = _devices(table)
-    if comments != [_comment(frontend_set) for frontend_set in FRONTEND_SETS] or devices is None:
+    if devices is None or len(there) != len(wanted) or not all(map(has_attributes, there, wanted)):
         return None
     elements = (item for frontend_set in FRONTEND_SETS for item in _elements(table, frontend_set))
     return Contents(devices, frozenset(elements))
@@ -136,55 +146,36 @@ def make(table: Name) -> None:
     Raises Refused.
     """
     remove(table)
-    made = Transaction(table)
-    made.add(NEW_TABLE, text(1, table.table))
+    name, made = to_text(table.table), Transaction(table)
+    made.add(NEW_TABLE, encode({1: name}))
     made.add(NEW_FLOWTABLE, *_flowtable(table, ()))
-    for place, frontend_set in enumerate(FRONTEND_SETS, start=1):
-        key = number(4, frontend_set.data_type), number(5, frontend_set.key_size), number(10, place)
-        made.add(NEW_SET, text(1, table.table), text(2, frontend_set.name), number(3, 0), *key)
-    hook = nested(4, number(1, _FORWARD), number(2, _PRIORITY))
-    made.add(NEW_CHAIN, text(1, table.table), text(3, CHAIN), hook, text(7, "filter"))
-    for frontend_set in FRONTEND_SETS:
-        comment = attribute(7, _comment(frontend_set))
-        rule = nested(4, *(nested(1, item) for item in _rule(frontend_set)))
-        made.add(NEW_RULE, text(1, table.table), text(2, CHAIN), rule, comment)
+    for place, each in enumerate(FRONTEND_SETS, start=1):
+        frontends = rules.set_of(each.name, (each.data_type, each.key_size), table=table)
+        made.add(NEW_SET, encode({**frontends, 10: to_number(place)}))
+    made.add(NEW_CHAIN, encode(rules.base_chain(name, CHAIN, "filter", _FORWARD, _PRIORITY)))
+    for each in FRONTEND_SETS:
+        made.add(NEW_RULE, encode(_rule(table, each).tree))
     made.commit()
 
 
-def _rule(frontend_set: FrontendSet) -> Iterable[bytes]:
-    """Yield the rule: answered, translated connections of some length enter the flowtable."""
-    register = _REGISTER + frontend_set.address_size // 4
-    yield _expression("ct", number(1, _REGISTER), number(2, _CT_STATUS))
-    mask, zero = nested(4, attribute(1, _ANSWERED)), nested(5, attribute(1, bytes(4)))
-    yield _expression(
-        "bitwise", number(1, _REGISTER), number(2, _REGISTER), number(3, 4), mask, zero
+def _rule(table: Name, frontends: FrontendSet) -> Rule:
+    """Return the rule: answered, translated connections of some length enter the flowtable."""
+    expressions = (
+        *(load_ct(_CT_STATUS), rules.mask(_ANSWERED), rules.compare(struct.pack("=I", _ANSWERED))),
+        *(load_ct(_CT_PACKETS), rules.to_network_order(8), rules.compare(_PACKETS, rules.AT_LEAST)),
+        load_ct(frontends.address_key, original=True),
+        load_ct(_CT_PROTOCOL, frontends.registers[0], original=True),
+        load_ct(_CT_PORT, frontends.registers[1], original=True),
+        rules.look_up(frontends.name),
+        rules.expression("flow_offload", {1: to_text(FLOWTABLE)}),
     )
-    yield _expression("cmp", number(1, _REGISTER), number(2, 0), nested(3, attribute(1, _ANSWERED)))
-    yield _expression("ct", number(1, _REGISTER), number(2, _CT_PACKETS))
-    order = number(3, _TO_NETWORK), number(4, len(_PACKETS)), number(5, len(_PACKETS))
-    yield _expression("byteorder", number(1, _REGISTER), number(2, _REGISTER), *order)
-    least = number(2, _AT_LEAST), nested(3, attribute(1, _PACKETS))
-    yield _expression("cmp", number(1, _REGISTER), *least)
-    yield _expression("ct", number(1, _REGISTER), number(2, frontend_set.address_key), _ORIGINAL)
-    yield _expression("ct", number(1, register), number(2, _CT_PROTOCOL), _ORIGINAL)
-    yield _expression("ct", number(1, register + 1), number(2, _CT_PORT), _ORIGINAL)
-    yield _expression("lookup", text(1, frontend_set.name), number(2, _REGISTER))
-    yield _expression("flow_offload", text(1, FLOWTABLE))
-
-
-def _expression(name: str, *contents: bytes) -> bytes:
-    return text(1, name) + nested(2, *contents)
-
-
-def _comment(frontend_set: FrontendSet) -> bytes:
-    """Return the comment that identifies the rules; nft(8) shows it."""
-    said = f"ebpflb: connections to {frontend_set.name}, from packet 19 on".encode() + b"\0"
-    return bytes([_COMMENT, len(said)]) + said
+    comment = f"connections to {frontends.name}, from packet 19 on"
+    return Rule(CHAIN, comment, expressions, table)
 
 
 def _flowtable(table: Name, devices: Iterable[str]) -> tuple[bytes, ...]:
     names = nested(3, *(text(1, name) for name in devices))
-    hook = nested(3, number(1, _INGRESS), number(2, 0), names)
+    hook = nested(3, encode({1: to_number(_INGRESS), 2: to_number(0)}), names)
     return text(1, table.table), text(2, FLOWTABLE), hook
 
 
@@ -223,14 +214,11 @@ def change_frontends(table: Name, new: Iterable[bytes], gone: Iterable[bytes]) -
         for frontend_set in FRONTEND_SETS:
             own = [item for item in elements if len(item) == frontend_set.key_size]
             for at in range(0, len(own), _AT_ONCE):
-                change.add(kind, *_listed(table, frontend_set, own[at : at + _AT_ONCE]))
+                keys = [{1: {1: item}} for item in own[at : at + _AT_ONCE]]
+                names = {1: to_text(table.table), 2: to_text(frontend_set.name)}
+                change.add(kind, encode({**names, 3: keys}))
     if change:
         change.commit()
-
-
-def _listed(table: Name, frontend_set: FrontendSet, elements: Iterable[bytes]) -> tuple[bytes, ...]:
-    keys = (nested(1, nested(1, attribute(1, item))) for item in elements)
-    return text(1, table.table), text(2, frontend_set.name), nested(3, *keys)
 
 
 def remove(table: Name) -> None:

@@ -53,11 +53,12 @@ _HOST_ORDER = bytes([0, 4]) + struct.pack("=I", 1)  # NFTNL_UDATA_SET_KEYBYTEORD
 _PRIORITY, _MARK, _INPUT_DEVICE, _L3_PROTOCOL, _L4_PROTOCOL = 2, 3, 4, 15, 16  # NFT_META_*
 _LO = 1  # LOOPBACK_IFINDEX
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2  # NFT_PAYLOAD_*
-_EQUAL, _NOT_EQUAL, _LESS, _AT_LEAST = 0, 1, 2, 5  # NFT_CMP_*
+_EQUAL, _NOT_EQUAL, _LESS, AT_LEAST = 0, 1, 2, 5  # NFT_CMP_*
 _RANDOM = 1  # NFT_NG_RANDOM
 _TO_NETWORK_ORDER = 1  # NFT_BYTEORDER_HTON
 _VERDICT, _REGISTER, _SECOND_REGISTER = 0, 1, 2  # NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2
 _CT_STATE, _IS_INVALID = 0, 1  # NFT_CT_STATE, NF_CT_STATE_INVALID_BIT
+_ORIGINAL = b"\0"  # IP_CT_DIR_ORIGINAL
 _MAPS_ADDRESS, _MAPS_PORT, _FULLY_RANDOM = 0x1, 0x2, 0x10  # NF_NAT_RANGE_*
 _FLAGS_BYTE, _SYN = 13, 0x02  # of a TCP header
 _UNPRIVILEGED, _LAST_PORT = 1024, 65535
@@ -124,13 +125,14 @@ class Rule(NamedTuple):
     chain: str
     comment: str
     expressions: tuple[Tree, ...]
+    table: Name = TABLE
 
     @property
     def tree(self) -> Tree:
         """The attributes, as the kernel takes and dumps them."""
         comment = to_text(f"ebpflb: {self.comment}")
         userdata = bytes([_COMMENT, len(comment)]) + comment
-        names = {1: to_text(TABLE.table), 2: to_text(self.chain)}
+        names = {1: to_text(self.table.table), 2: to_text(self.chain)}
         return {**names, 4: self.expressions, 7: userdata}
 
 
@@ -145,15 +147,15 @@ def _sets(options: TableOptions) -> Iterator[tuple[str, Tree]]:
         endpoint = family.data_type << _CONCATENATED | _PORT, family.address_size + 4
         name = f"backends{family.version}"
         data = {6: to_number(endpoint[0]), 7: to_number(endpoint[1]), 13: _HOST_ORDER}
-        yield name, {**_set(name, (_CLASS_ID, 4), _MAP), **data}
+        yield name, {**set_of(name, (_CLASS_ID, 4), _MAP), **data}
         if options.drops_invalid:
             name = f"endpoints{family.version}"
-            yield name, _set(name, endpoint)
+            yield name, set_of(name, endpoint)
 
 
-def _set(name: str, key: tuple[int, int], flags: int = 0) -> Tree:
+def set_of(name: str, key: tuple[int, int], flags: int = 0, table: Name = TABLE) -> Tree:
     """Return the attributes of a set; ``key`` is the data type and the size in bytes."""
-    named = {1: to_text(TABLE.table), 2: to_text(name), 3: to_number(flags)}
+    named = {1: to_text(table.table), 2: to_text(name), 3: to_number(flags)}
     return {**named, 4: to_number(key[0]), 5: to_number(key[1])}
 
 
@@ -202,10 +204,10 @@ def rules(options: TableOptions) -> list[Rule]:
 def _choice_rules(options: TableOptions) -> Iterator[Rule]:
     mark, rest = options.masquerade_mark, 0xFFFFFFFF & ~options.masquerade_mark
     # No program runs at lo: there a process with CAP_NET_RAW has written the priority.
-    elsewhere = _load_meta(_INPUT_DEVICE), _compare(_word(_LO), _NOT_EQUAL)
+    elsewhere = _load_meta(_INPUT_DEVICE), compare(_word(_LO), _NOT_EQUAL)
     yield Rule("choose", "packets with a choice", (*has_choice(), *elsewhere, _goto("translate")))
-    marked = _load_meta(_MARK), _mask(rest, mark), _set_meta(_MARK)
-    masqueraded = _mask(Chosen.MASQUERADE), _compare(_word(Chosen.MASQUERADE))
+    marked = _load_meta(_MARK), mask(rest, mark), _set_meta(_MARK)
+    masqueraded = mask(Chosen.MASQUERADE), compare(_word(Chosen.MASQUERADE))
     yield Rule("translate", "mark for masquerade", (_load_meta(_PRIORITY), *masqueraded, *marked))
     for protocol, number in _protocols(options).items():
         for family in _FAMILIES:
@@ -222,24 +224,24 @@ def _protocols(options: TableOptions) -> dict[str, int]:
 
 
 def _translation(family: _Family, protocol: str, number: int) -> Rule:
-    backends = _look_up(f"backends{family.version}", _REGISTER)
-    look_up = _load_meta(_PRIORITY), _mask(Chosen.ID), backends
+    backends = look_up(f"backends{family.version}", _REGISTER)
+    found = _load_meta(_PRIORITY), mask(Chosen.ID), backends
     comment = f"translate {protocol} IPv{family.version}"
-    return Rule("translate", comment, (*_is_protocol(number), *look_up, _translate(family)))
+    return Rule("translate", comment, (*_is_protocol(number), *found, _translate(family)))
 
 
 def _masquerade_rules(options: TableOptions) -> Iterator[Rule]:
     mark, rest = options.masquerade_mark, 0xFFFFFFFF & ~options.masquerade_mark
-    marked = _load_meta(_MARK), _mask(mark), _compare(_word(mark))
-    clear = _load_meta(_MARK), _mask(rest), _set_meta(_MARK)
+    marked = _load_meta(_MARK), mask(mark), compare(_word(mark))
+    clear = _load_meta(_MARK), mask(rest), _set_meta(_MARK)
     source_port = _load_payload(_TRANSPORT_HEADER, 0, 2)
-    unprivileged = source_port, _compare(_port(_UNPRIVILEGED), _AT_LEAST)
+    unprivileged = source_port, compare(_port(_UNPRIVILEGED), AT_LEAST)
     for protocol, number in _protocols(options).items():
         packets = *marked, *_is_protocol(number), *unprivileged
         for ports, draw in _drawn(options.masquerade_ports):
             comment = "masquerade unprivileged {} ports to {}-{}".format(protocol, *ports)
             yield Rule(MASQUERADE_CHAIN, comment, (*packets, *draw, *clear, *_masquerade(ports)))
-    other = _expression("masq", {1: to_number(_FULLY_RANDOM)})
+    other = expression("masq", {1: to_number(_FULLY_RANDOM)})
     yield Rule(MASQUERADE_CHAIN, "masquerade other packets", (*marked, *clear, other))
 
 
@@ -255,10 +257,8 @@ def _drawn(ranges: Sequence[Ports]) -> Iterator[tuple[Ports, tuple[Tree, ...]]]:
 def _draw(size: int, limit: int) -> tuple[Tree, ...]:
     """Compare a random number below ``limit`` with ``size``; the kernel compares bytes."""
     number = {1: to_number(_REGISTER), 2: to_number(limit), 3: to_number(_RANDOM)}
-    registers = {1: to_number(_REGISTER), 2: to_number(_REGISTER)}
-    order = {**registers, 3: to_number(_TO_NETWORK_ORDER), 4: to_number(4), 5: to_number(4)}
-    below = _compare(struct.pack(">I", size), _LESS)
-    return _expression("numgen", number), _expression("byteorder", order), below
+    below = compare(struct.pack(">I", size), _LESS)
+    return expression("numgen", number), to_network_order(4), below
 
 
 def _masquerade(ports: Ports) -> tuple[Tree, ...]:
@@ -269,7 +269,7 @@ def _masquerade(ports: Ports) -> tuple[Tree, ...]:
     }
     registers = zip((_REGISTER, _SECOND_REGISTER), ports, strict=True)
     loads = (_load_value(register, _port(port)) for register, port in registers)
-    return (*loads, _expression("masq", content))
+    return (*loads, expression("masq", content))
 
 
 def _invalid_rules(options: TableOptions) -> Iterator[Rule]:
@@ -279,10 +279,10 @@ def _invalid_rules(options: TableOptions) -> Iterator[Rule]:
         "invalid",
         "invalid TCP segments, except SYN and SYN/ACK",
         (
-            *(LOAD_CT_STATE, _mask(_IS_INVALID), _compare(_word(0), _NOT_EQUAL)),
+            *(LOAD_CT_STATE, mask(_IS_INVALID), compare(_word(0), _NOT_EQUAL)),
             *_is_protocol(_TCP),
             _load_payload(_TRANSPORT_HEADER, _FLAGS_BYTE, 1),
-            *(_mask_byte(_SYN), _compare(b"\0")),
+            *(_mask_byte(_SYN), compare(b"\0")),
             _goto("untranslated"),
         ),
     )
@@ -291,10 +291,10 @@ def _invalid_rules(options: TableOptions) -> Iterator[Rule]:
             "untranslated",
             f"a client would get an endpoint's segment untranslated, IPv{family.version}",
             (
-                *(_load_meta(_L3_PROTOCOL), _compare(bytes([family.number]))),
+                *(_load_meta(_L3_PROTOCOL), compare(bytes([family.number]))),
                 _load_payload(_NETWORK_HEADER, family.source_offset, family.address_size),
                 _load_payload(_TRANSPORT_HEADER, 0, 2, family.port_register),
-                _look_up(f"endpoints{family.version}"),
+                look_up(f"endpoints{family.version}"),
                 *(count(), drop()),
             ),
         )
@@ -305,20 +305,20 @@ def datagrams(to: Address, source_port: int, port: int) -> tuple[Tree, ...]:
     family = _FAMILIES[to.version == 6]
     at = family.source_offset + family.address_size
     return (
-        *(_load_meta(_L3_PROTOCOL), _compare(bytes([family.number]))),
+        *(_load_meta(_L3_PROTOCOL), compare(bytes([family.number]))),
         *_is_protocol(_PROTOCOLS["UDP"]),
-        *(_load_payload(_NETWORK_HEADER, at, family.address_size), _compare(to.packed)),
-        *(_load_payload(_TRANSPORT_HEADER, 0, 4), _compare(_port(source_port) + _port(port))),
+        *(_load_payload(_NETWORK_HEADER, at, family.address_size), compare(to.packed)),
+        *(_load_payload(_TRANSPORT_HEADER, 0, 4), compare(_port(source_port) + _port(port))),
     )
 
 
 def has_choice() -> tuple[Tree, ...]:
     """Match packets for which the program at ingress has chosen a backend."""
-    return _load_meta(_PRIORITY), _mask(Chosen.MASK), _compare(_word(Chosen.PREFIX))
+    return _load_meta(_PRIORITY), mask(Chosen.MASK), compare(_word(Chosen.PREFIX))
 
 
 def count() -> Tree:
-    return _expression("counter", {})
+    return expression("counter", {})
 
 
 def drop() -> Tree:
@@ -331,11 +331,11 @@ def set_priority(value: int) -> tuple[Tree, ...]:
 
 
 def _is_protocol(number: int) -> tuple[Tree, ...]:
-    return _load_meta(_L4_PROTOCOL), _compare(bytes([number]))
+    return _load_meta(_L4_PROTOCOL), compare(bytes([number]))
 
 
 def _translate(family: _Family) -> Tree:
-    return _expression(
+    return expression(
         "nat",
         {
             1: to_number(1),  # NFT_NAT_DNAT
@@ -347,7 +347,7 @@ def _translate(family: _Family) -> Tree:
     )
 
 
-def _expression(name: str, content: Tree) -> Tree:
+def expression(name: str, content: Tree) -> Tree:
     return {1: to_text(name), 2: content}
 
 
@@ -359,29 +359,42 @@ def _port(value: int) -> bytes:
     return struct.pack(">H", value)
 
 
-LOAD_CT_STATE = _expression("ct", {1: to_number(_REGISTER), 2: to_number(_CT_STATE)})
+def load_ct(key: int, register: int = _REGISTER, *, original: bool = False) -> Tree:
+    """Load a part of a conntrack entry (NFT_CT_*), of its original direction if it has two."""
+    direction = {3: _ORIGINAL} if original else {}
+    return expression("ct", {1: to_number(register), 2: to_number(key), **direction})
+
+
+LOAD_CT_STATE = load_ct(_CT_STATE)
+
+
+def to_network_order(size: int) -> Tree:
+    """Convert a number, so that its bytes can be compared."""
+    registers = {1: to_number(_REGISTER), 2: to_number(_REGISTER)}
+    order = {3: to_number(_TO_NETWORK_ORDER), 4: to_number(size), 5: to_number(size)}
+    return expression("byteorder", {**registers, **order})
 
 
 def _load_meta(key: int) -> Tree:
-    return _expression("meta", {1: to_number(_REGISTER), 2: to_number(key)})
+    return expression("meta", {1: to_number(_REGISTER), 2: to_number(key)})
 
 
 def _set_meta(key: int) -> Tree:
-    return _expression("meta", {2: to_number(key), 3: to_number(_REGISTER)})
+    return expression("meta", {2: to_number(key), 3: to_number(_REGISTER)})
 
 
 def _load_payload(base: int, offset: int, size: int, register: int = _REGISTER) -> Tree:
-    return _expression(
+    return expression(
         "payload",
         {1: to_number(register), 2: to_number(base), 3: to_number(offset), 4: to_number(size)},
     )
 
 
 def _load_value(register: int, value: bytes) -> Tree:
-    return _expression("immediate", {1: to_number(register), 2: {1: value}})
+    return expression("immediate", {1: to_number(register), 2: {1: value}})
 
 
-def _mask(mask: int, xor: int = 0) -> Tree:
+def mask(mask: int, xor: int = 0) -> Tree:
     return _bitwise(_word(mask), _word(xor))
 
 
@@ -391,16 +404,16 @@ def _mask_byte(mask: int) -> Tree:
 
 def _bitwise(mask: bytes, xor: bytes) -> Tree:
     registers: Mapping[int, bytes] = {1: to_number(_REGISTER), 2: to_number(_REGISTER)}
-    return _expression("bitwise", {**registers, 3: to_number(len(mask)), 4: {1: mask}, 5: {1: xor}})
+    return expression("bitwise", {**registers, 3: to_number(len(mask)), 4: {1: mask}, 5: {1: xor}})
 
 
-def _compare(value: bytes, operation: int = _EQUAL) -> Tree:
-    return _expression("cmp", {1: to_number(_REGISTER), 2: to_number(operation), 3: {1: value}})
+def compare(value: bytes, operation: int = _EQUAL) -> Tree:
+    return expression("cmp", {1: to_number(_REGISTER), 2: to_number(operation), 3: {1: value}})
 
 
-def _look_up(name: str, target: int | None = None) -> Tree:
+def look_up(name: str, target: int | None = None) -> Tree:
     result = {} if target is None else {3: to_number(target)}
-    return _expression("lookup", {1: to_text(name), 2: to_number(_REGISTER), **result})
+    return expression("lookup", {1: to_text(name), 2: to_number(_REGISTER), **result})
 
 
 def _goto(chain: str) -> Tree:
@@ -408,4 +421,4 @@ def _goto(chain: str) -> Tree:
 
 
 def _verdict(content: Tree) -> Tree:
-    return _expression("immediate", {1: to_number(_VERDICT), 2: {2: content}})
+    return expression("immediate", {1: to_number(_VERDICT), 2: {2: content}})
