@@ -100,7 +100,9 @@ def show_page(page: ServicePage, output: Output, limit: int) -> None:
     shown = [*used[:limit], *unused[:limit]]
     if shown:
         click.echo()
-        print_table([_endpoint(*it, wide=output.is_wide) for it in shown], output, text_last=True)
+        local = output.is_wide or any(row.local_share is not None for _, row in shown)
+        cells = [_endpoint(*it, local=local, wide=output.is_wide) for it in shown]
+        print_table(cells, output, text_last=True)
     problems = [f"{port.port}: {port.problem}" for port in page.ports if port.problem]
     for note in (*_more(len(rows) - len(shown)), *problems, *page.notes):
         click.echo(escaped(note), err=True)
@@ -138,7 +140,8 @@ def _unused(row: LeftOutRow) -> EndpointRow:
     return EndpointRow(row.endpoint, row.node, row.pod, UNUSED, reason=reason)
 
 
-def _endpoint(port: str, row: EndpointRow, *, wide: bool) -> Row:
+def _endpoint(port: str, row: EndpointRow, *, local: bool, wide: bool) -> Row:
+    """``local``: with the shares under policy Local."""
     reason = row.reason
     if row.state != USED:
         reason = reason or "no new connections; the reason is unknown"
@@ -149,10 +152,10 @@ def _endpoint(port: str, row: EndpointRow, *, wide: bool) -> Row:
         "pod": row.pod,
         "node": row.node,
         "share": _percent(row.share),
-        "local_share": _percent(row.local_share),
-        "open": row.open,
-        "opened": row.opened,
     }
+    if local:
+        cells["local_share"] = _percent(row.local_share)
+    cells |= {"open": row.open, "opened": row.opened}
     if wide:
         cells |= {"id": row.id or "", "not_local": row.not_local}
     return {**cells, "reason": reason}

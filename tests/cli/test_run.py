@@ -137,7 +137,6 @@ def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> No
         ("--masquerade-all", "maybe", "Expected boolean, got string"),
         ("--iptables-sync-period", "30", "is not a duration such as 30s or 1h30m"),
         ("--feature-gates", "A=perhaps", "Expected boolean, got string"),
-        ("--vmodule", "x=y", "is not PATTERN=NUMBER,..."),
         ("--oom-score-adj", "\udcff", "is not UTF-8"),
         ("--healthz-port", "none", "Expected integer, got string"),
         ("-v", "much", "Expected integer, got string"),
